@@ -22,7 +22,7 @@ func begin(t testing.TB) *Handles {
 
 // read asks for the number of a request by the only thread that there is.
 func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
-	k, _, err := h.assignBatch(Read{FH: fh, ID: id, Span: r, Version: version})
+	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, Span: r, Version: version})
 	return k, err == nil
 }
 
@@ -63,13 +63,13 @@ func points(f func()) []string {
 // requests again: each number goes to one read, none is left out, and a read that was sent twice has the same one.
 func TestEveryCut(t *testing.T) {
 	const size = 1000
-	whole := Span{0, size, size}
+	file := Span{0, size, size}
 	const first = 100
 	all := points(func() {
 		h := begin(t)
 		h.shared.Sequences[1].Seek(first)
 		fh, _ := h.Open(1, 0, false, 1)
-		h.read(fh, 2, whole, 0)
+		h.read(fh, 2, file, 0)
 	})
 	if len(all) < 10 {
 		t.Fatalf("only %d points: %s", len(all), all)
@@ -107,7 +107,7 @@ func TestEveryCut(t *testing.T) {
 				for range 4 {
 					for _, fh := range handles {
 						ask(func(id uint64) {
-							k, ok := h.read(fh, id, whole, 0)
+							k, ok := h.read(fh, id, file, 0)
 							if !ok {
 								t.Fatal("no number")
 							}

@@ -70,10 +70,10 @@ type mount struct {
 		id, fh, number, version atomic.Uint64
 	}
 
-	sequencesUsed  atomic.Uint64 // Sequences ever used, without number 0
-	slotsUsed      atomic.Uint64 // slots ever used
-	assigned       atomic.Uint64 // assignments ever noted
-	everUnfinished atomic.Uint64
+	sequencesUsed atomic.Uint64 // Sequences ever used, without number 0
+	slotsUsed     atomic.Uint64 // slots ever used
+	assigned      atomic.Uint64 // assignments ever noted
+	_             atomic.Uint64 // older builds' position in unfinished
 
 	Supervisor, Standby atomic.Int64 // the ids of these processes, up to a second ago; the supervisor's
 	program             [64]byte     // the version of the worker, zeros behind it
@@ -155,24 +155,24 @@ const maxName = 344
 // MaxHandles is how many handles of next, next.npy and next.safetensors can be open, of all sequences together.
 const MaxHandles = 1 << 16
 
-// A slot is one open handle; no other open handle has it.
+// A slot is one open handle, and no other handle has it at the same time. See handleState.
 type slot struct {
-	sequence   atomic.Uint64 // its number; 0: the slot is free
-	opener     atomic.Uint64 // id of the request that opened it
-	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed; from bit versionShift on, the version of its batch's tokens
-	number     atomic.Uint64 // of the batch that it holds
-	holder     atomic.Uint64 // id of the request that the number was assigned to
-	size       atomic.Uint64 // of the file
-	reads      atomic.Uint64 // requests that read the batch
+	sequence   atomic.Uint64 // number of the sequence; 0: the slot is free
+	opener     atomic.Uint64 // id of the request that opened the handle
+	opens      atomic.Uint64 // handles that have had the slot; part of their numbers
+	flags      atomic.Uint64 // hasBatch, tentative, hasUnfinished, sought; from bit versionShift on, the version of the batch's tokens
+	number     atomic.Uint64 // number of the batch
+	assignedTo atomic.Uint64 // id of the request that the number was assigned to
+	size       atomic.Uint64 // size of the file, in bytes
+	reads      atomic.Uint64 // requests that have read the batch
 	counted    atomic.Uint64 // id of the last of them
-	thread     atomic.Uint64 // that is in the middle of a read(2) of the batch, where cut is not 0
-	cut        atomic.Uint64 // the offset of that read(2)'s next request
-	lastFrom   atomic.Uint64 // the bytes of the request that delivered the last of the batch
-	lastTo     atomic.Uint64
-	lastThread atomic.Uint64 // that sent it
-	current    atomic.Uint64 // which of lists is the one to read: 0 or 1
-	lists      [2]rangeList  // the ranges of the batch that were delivered
+	thread     atomic.Uint64 // thread in the middle of a read(2) of the batch, if cut is not 0
+	cut        atomic.Uint64 // offset of the next request of that read(2)
+	lastFrom   atomic.Uint64 // offset of the request after which the batch was whole
+	lastTo     atomic.Uint64 // end of that request
+	lastThread atomic.Uint64 // thread that sent it
+	current    atomic.Uint64 // index of the valid list: 0 or 1
+	lists      [2]rangeList  // delivered ranges of the batch
 }
 
 // The ranges of a rangeList ascend and do not touch.
@@ -189,27 +189,29 @@ const (
 	maxRanges = 128
 )
 
-// An unfinished read(2) is one that the kernel cut, and whose handle has another thread's batch now.
+// An unfinished read(2) is one that the kernel cut and whose handle holds another thread's batch now.
 type unfinished struct {
-	fh              atomic.Uint64 // the handle; 0: this is free
-	thread          atomic.Uint64
-	cut             atomic.Uint64 // the offset of its next request
-	number, version atomic.Uint64 // of its batch
+	fh      atomic.Uint64 // number of the handle; 0 or a closed handle: the element is free
+	thread  atomic.Uint64 // thread that continues
+	cut     atomic.Uint64 // offset of its next request
+	number  atomic.Uint64 // number of its batch
+	version atomic.Uint64 // version of the batch's tokens
 }
 
 const maxUnfinished = 1 << 8
 
-// Of slot.flags.
+// The bits of slot.flags.
 const (
-	holds         = 1 << iota // number is a batch's
-	tentative                 // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
+	hasBatch      = 1 << iota // the handle holds a batch
+	tentative                 // opened with O_NONBLOCK: see Handles.Release
 	hasUnfinished             // some of its reads may be unfinished
-	passed                    // a seek has moved the cursor since number was assigned: it is not given back
+	sought                    // a seek has moved the cursor since number was assigned, so it is not returned
 
 	versionShift = 8
 )
 
-// An assignment is the number of a request. Threads that share a handle have several requests under way, and the slot knows only the last.
+// An assignment is the batch of a request. Threads that share a handle have several requests in
+// flight, and the slot knows only the last.
 type assignment struct {
 	id, number, version atomic.Uint64
 }

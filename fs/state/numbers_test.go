@@ -26,8 +26,12 @@ const (
 type steps struct {
 	h       *Handles
 	handles map[int]uint64
-	reads   map[uint64]Read // by their ids
+	reads   map[uint64]ReadRequest // by their ids
 	ids     uint64
+}
+
+func newSteps(t *testing.T) *steps {
+	return &steps{h: begin(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
 }
 
 func (s *steps) run(t *testing.T, i int, st step) {
@@ -44,7 +48,7 @@ func (s *steps) run(t *testing.T, i int, st step) {
 	if st.to == 0 {
 		st.to = size / part
 	}
-	r := Read{
+	r := ReadRequest{
 		ID: s.ids, FH: fh, Thread: st.thread, Version: st.version, Cut: st.cut, PastEnd: st.pastEnd,
 		Span: Span{st.from * part, (st.to - st.from) * part, size},
 	}
@@ -62,7 +66,7 @@ func (s *steps) run(t *testing.T, i int, st step) {
 		s.h.Release(fh)
 		delete(s.handles, st.fh)
 	case "give back":
-		s.h.giveBack(s.reads[st.id], uint64(st.want), true)
+		s.h.undoRead(inFlightRead{s.reads[st.id], uint64(st.want), true})
 	case "", "fail":
 		s.reads[st.id] = r
 		k, added, err := s.h.assignBatch(r)
@@ -74,7 +78,7 @@ func (s *steps) run(t *testing.T, i int, st step) {
 			t.Errorf("step %d, %+v: number %d (%v)", i, st, got, err)
 		}
 		if st.do == "fail" {
-			s.h.giveBack(r, k, added)
+			s.h.undoRead(inFlightRead{r, k, added})
 		}
 	default:
 		t.Fatalf("step %d: %q", i, st.do)
@@ -173,7 +177,7 @@ func TestNumbers(t *testing.T) {
 		}, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := steps{h: begin(t), handles: map[int]uint64{}, reads: map[uint64]Read{}}
+			s := newSteps(t)
 			for again := range test.times {
 				for i, st := range test.steps {
 					if st.want >= 0 {
@@ -184,4 +188,21 @@ func TestNumbers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// If there is no room to set a read(2) aside, the thread that would interrupt it gets an error, and
+// never bytes of another thread's batch. All others get the rest of their own batches.
+func TestTooManyUnfinishedReads(t *testing.T) {
+	s := newSteps(t)
+	const last = maxUnfinished + 1
+	for i := range last {
+		s.run(t, i, step{to: 6, cut: true, thread: uint64(i), want: i})
+	}
+	if _, _, err := s.h.assignBatch(ReadRequest{ID: 1 << 20, FH: s.handles[0], Thread: last, Span: Span{0, 1200, 1200}}); err != ErrShared {
+		t.Error(err)
+	}
+	for i := range last {
+		s.run(t, i, step{from: 6, thread: uint64(i), want: i})
+	}
+	s.run(t, last, step{thread: last, want: last})
 }

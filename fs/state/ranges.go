@@ -1,35 +1,37 @@
 package state
 
 import (
+	"cmp"
 	"slices"
 
 	"batchfs/internal/failpoint"
 )
 
+// ranges returns the delivered ranges of the batch that a handle holds, in the shared memory.
 func (h *Handles) ranges(fh uint64) []byteRange {
 	s := h.slot(fh)
 	l := s.current.Load()
-	list := &s.lists[l]
-	if n := list.n.Load(); n <= fewRanges {
-		return list.few[:n]
-	}
-	return h.shared.manyRanges[fh%MaxHandles][l][:list.n.Load()]
+	return h.list(fh, l, s.lists[l].n.Load())
 }
 
-// setRanges replaces the ranges of handle fh. A worker that is killed in it leaves them as they were. The error is ErrRanges.
+// list returns the memory for n ranges in one of the lists of a handle.
+func (h *Handles) list(fh, l, n uint64) []byteRange {
+	if n > fewRanges {
+		return h.shared.manyRanges[fh%MaxHandles][l][:n]
+	}
+	return h.slot(fh).lists[l].few[:n]
+}
+
+// setRanges replaces the ranges of a handle. If the worker is killed meanwhile, they stay as they
+// were. The error is ErrRanges.
 func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 	if len(ranges) > maxRanges {
 		return ErrRanges
 	}
-	s := h.slot(fh)
+	s, n := h.slot(fh), uint64(len(ranges))
 	l := 1 - s.current.Load()
-	list := &s.lists[l]
-	if len(ranges) > fewRanges {
-		copy(h.shared.manyRanges[fh%MaxHandles][l][:], ranges)
-	} else {
-		copy(list.few[:], ranges)
-	}
-	list.n.Store(uint64(len(ranges)))
+	copy(h.list(fh, l, n), ranges)
+	s.lists[l].n.Store(n)
 	failpoint.Hit("listed")
 	s.current.Store(l)
 	failpoint.Hit("delivered")
@@ -38,48 +40,42 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 
 func (s *slot) forgetRanges() { s.lists[s.current.Load()].n.Store(0) }
 
-func (h *Handles) isWhole(fh uint64) bool {
-	ranges := h.ranges(fh)
-	return len(ranges) == 1 && ranges[0] == byteRange{0, int64(h.slot(fh).size.Load())}
-}
-
-// deliver says whether some bytes of r were not delivered before.
-func (h *Handles) deliver(r Read) (added bool, err error) {
+// addRange adds what r reads to the ranges of its handle, and reports whether some of it was not
+// delivered before. The error is ErrRanges.
+func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
+	old, merged := h.ranges(r.FH), make([]byteRange, 0, fewRanges+1)
 	p := byteRange{r.Off, r.end()}
-	h.scratch = h.scratch[:0]
-	later := len(h.scratch)
-	for _, old := range h.ranges(r.FH) {
-		switch {
-		case old.to < p.from:
-			h.scratch = append(h.scratch, old)
-			later = len(h.scratch)
-		case p.to < old.from:
-			h.scratch = append(h.scratch, old)
-		case old.from <= p.from && p.to <= old.to:
-			return false, nil
-		default:
-			p = byteRange{min(p.from, old.from), max(p.to, old.to)}
+	for _, q := range old {
+		if p.from <= q.to && q.from <= p.to {
+			p = byteRange{min(p.from, q.from), max(p.to, q.to)}
+		} else {
+			merged = append(merged, q)
 		}
 	}
-	h.scratch = slices.Insert(h.scratch, later, p)
+	merged = append(merged, p)
+	slices.SortFunc(merged, func(a, b byteRange) int { return cmp.Compare(a.from, b.from) })
+	if slices.Equal(merged, old) {
+		return false, nil
+	}
 	if s := h.slot(r.FH); p == (byteRange{0, r.Size}) {
 		s.lastFrom.Store(uint64(r.Off))
 		s.lastTo.Store(uint64(r.end()))
 		s.lastThread.Store(r.Thread)
 	}
-	return true, h.setRanges(r.FH, h.scratch)
+	return true, h.setRanges(r.FH, merged)
 }
 
-func (h *Handles) takeBack(r Read) {
-	h.scratch = h.scratch[:0]
+// removeRange removes what r reads from the ranges of its handle.
+func (h *Handles) removeRange(r ReadRequest) {
+	left := make([]byteRange, 0, fewRanges+1)
 	for _, old := range h.ranges(r.FH) {
-		if left := (byteRange{old.from, min(old.to, r.Off)}); left.from < left.to {
-			h.scratch = append(h.scratch, left)
+		if before := (byteRange{old.from, min(old.to, r.Off)}); before.from < before.to {
+			left = append(left, before)
 		}
-		if right := (byteRange{max(old.from, r.end()), old.to}); right.from < right.to {
-			h.scratch = append(h.scratch, right)
+		if after := (byteRange{max(old.from, r.end()), old.to}); after.from < after.to {
+			left = append(left, after)
 		}
 	}
 	// One range too many is read again.
-	h.setRanges(r.FH, h.scratch[:min(len(h.scratch), maxRanges)])
+	h.setRanges(r.FH, left[:min(len(left), maxRanges)])
 }

@@ -27,7 +27,7 @@ func (h *Handles) applySeek(sequence uint64) {
 	}
 	for i := range h.shared.slotsUsed.Load() {
 		if s := &h.shared.slots[i]; s.sequence.Load() == sequence {
-			s.flags.Or(passed) // or giving back what it holds could undo the seek
+			s.flags.Or(sought) // or returning its batch could undo the seek
 		}
 	}
 	failpoint.Hit("seek")

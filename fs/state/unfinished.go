@@ -1,44 +1,71 @@
 package state
 
-import "batchfs/internal/failpoint"
+import (
+	"cmp"
+	"fmt"
 
-// noteUnfinished: the thread will read batch k from byte cut on, and another thread takes the handle.
-func (h *Handles) noteUnfinished(thread uint64, cut int64, fh, k uint64, version Version) {
-	u := h.findUnfinished(fh, thread)
-	for tries := 0; u == nil; tries++ {
-		next := &h.shared.unfinished[h.shared.everUnfinished.Add(1)%maxUnfinished]
-		if next.fh.Load() == 0 || tries == maxUnfinished { // as many threads ended in the middle, or are in it
-			u = next
-		}
+	"batchfs/internal/failpoint"
+)
+
+// ErrShared is the error of a thread that begins a batch while another one is in the middle of a
+// read(2), if there is no room to record where that one continues.
+var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB, of handles of next that they share with others: "+
+	"each thread should open next itself, or read batch/<k>", maxUnfinished)
+
+// setAside records the rest of a read(2): the batch that it belongs to, which the handle does not
+// hold any more, and where it begins. The error is ErrShared.
+func (h *Handles) setAside(rest ReadRequest, number uint64) error {
+	h.slot(rest.FH).flags.Or(hasUnfinished)
+	u := cmp.Or(h.findUnfinished(rest)) // the thread's own element, or else a free one
+	if u == nil {
+		return ErrShared
 	}
-	h.slot(fh).flags.Or(hasUnfinished)
-	u.fh.Store(0)
-	u.thread.Store(thread)
-	u.cut.Store(uint64(cut))
-	u.number.Store(k)
-	u.version.Store(uint64(version))
-	u.fh.Store(fh)
+	u.thread.Store(rest.Thread)
+	u.cut.Store(uint64(rest.Off))
+	u.number.Store(number)
+	u.version.Store(uint64(rest.Version))
+	u.fh.Store(rest.FH)
 	failpoint.Hit("unfinished")
-}
-
-// findUnfinished returns the read(2) that a thread is in the middle of, or nil.
-func (h *Handles) findUnfinished(fh, thread uint64) *unfinished {
-	for i := range h.shared.unfinished {
-		if u := &h.shared.unfinished[i]; u.fh.Load() == fh && u.thread.Load() == thread {
-			return u
-		}
-	}
 	return nil
 }
 
-// advance notes request r of the thread, which has the batch of a, or the handle's if a is nil.
-func (u *unfinished) advance(r Read, a *assignment) {
-	if r.Cut && a != nil && a.number.Load() == u.number.Load() {
-		if r.Off == 0 { // sent again, of other tokens perhaps
-			u.version.Store(uint64(r.Version))
-		}
-		u.cut.Store(uint64(r.end()))
-		return
+// findUnfinished returns the unfinished read(2) of the thread that sends r, and a free element.
+// Each is nil if there is none.
+func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinished) {
+	if h.slot(r.FH).flags.Load()&hasUnfinished == 0 {
+		return nil, nil
 	}
-	u.fh.Store(0)
+	for i := range h.shared.unfinished {
+		u := &h.shared.unfinished[i]
+		switch fh := u.fh.Load(); {
+		case fh == r.FH && u.thread.Load() == r.Thread:
+			own = u
+		case h.state(fh) == closed:
+			free = u
+		}
+	}
+	return own, free
+}
+
+// readOther returns the assignment of a request that reads another batch than its handle holds, or
+// nil. Such a request is the rest of an unfinished read(2), or it was sent again, and a is what it
+// was assigned before, or nil. Any other request ends the thread's unfinished read(2).
+func (h *Handles) readOther(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
+	u, _ := h.findUnfinished(r)
+	switch {
+	case a != nil && a.number.Load() != s.number.Load():
+		other = a
+	case u != nil && r.Off > 0 && r.Off == int64(u.cut.Load()):
+		other = h.recordAssignment(r.ID, u.number.Load(), Version(u.version.Load()))
+	}
+	switch {
+	case other != nil && r.Off > 0 && other.version.Load() != uint64(r.Version):
+		err = ErrOutdated
+	case other != nil && r.Cut:
+		r.Off = r.end()
+		err = h.setAside(r, other.number.Load())
+	case u != nil:
+		u.fh.Store(0)
+	}
+	return other, err
 }
