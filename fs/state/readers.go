@@ -54,17 +54,24 @@ type Reading struct {
 	again  bool // the reader has read before
 }
 
-// BeginReading notes that request id of a thread begins. A request that is sent again began when it was sent first.
+// BeginReading is BeginRead for a request that has not waited yet.
 func (s *Shared) BeginReading(sequence int, fh uint64, thread uint32, id uint64) Reading {
-	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: clock.Now()}
+	return s.BeginRead(sequence, fh, thread, id, clock.Now())
+}
+
+// BeginRead records that request id of a thread began, in clock.Now time. A request that is sent
+// again began when it was sent first.
+func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, began int64) Reading {
+	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: began}
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
 	switch since := r.reader.since.Swap(-r.began); {
 	case since > 0:
 		r.again = true
-		r.reader.Gap.Add(r.began - since)
-		r.entry.Gap.Add(r.began - since)
+		gap := max(began-since, 0) // a thread that shares the handle may have been answered meanwhile
+		r.reader.Gap.Add(gap)
+		r.entry.Gap.Add(gap)
 	case since < 0 && id&Resent != 0:
 		r.began, r.again = -since, true
 		r.reader.since.Store(since)

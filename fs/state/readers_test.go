@@ -3,18 +3,14 @@ package state
 import (
 	"testing"
 	"time"
+
+	"batchfs/internal/clock"
 )
 
 // A reader keeps its counters when it opens next again, whoever else does meanwhile, and a new reader begins with none.
 func TestReadersKeepTheirCounters(t *testing.T) {
-	_, shared, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer shared.Close()
-	shared.Add(shared.NewNumber(), "train", 0, 0)
-	h := NewHandles(shared)
-	id := uint64(0)
+	h := begin(t)
+	shared, id := h.shared, uint64(0)
 	read := func(thread uint32) *Reader {
 		id += 2
 		fh, ok := h.Open(1, thread, false, id)
@@ -40,18 +36,12 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 	}
 }
 
-// A request that is sent again has waited since it was first sent; and what was not answered waits.
+// A request waits from the time when it began until it is answered, also if it is sent again.
 func TestWaitsOutliveWorkers(t *testing.T) {
-	_, shared, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer shared.Close()
-	shared.Add(shared.NewNumber(), "train", 0, 0)
+	shared := begin(t).shared
 	fh, _ := NewHandles(shared).Open(1, 7, false, 2)
-	shared.BeginReading(1, fh, 7, 4)
+	shared.BeginRead(1, fh, 7, 4, clock.Now()-int64(time.Minute))
 	r := &shared.Readers()[fh%MaxHandles]
-	r.since.Add(int64(time.Minute)) // it began a minute ago
 	if waits, d := r.Since(); !waits || d < time.Minute {
 		t.Errorf("waits %v, for %v", waits, d)
 	}
