@@ -33,7 +33,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 	whole := state.Span{Off: 0, Len: size, Size: size}
 	for _, first := range []string{"assigned", "late"} {
 		tr := plant(t, counting("train", size))
-		read := state.Read{FH: tr.reader(t, "train/next", 0).fh, ID: id, Span: whole}
+		read := state.ReadRequest{FH: tr.reader(t, "train/next", 0).fh, ID: id, Span: whole}
 		if first == "assigned" {
 			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
 				t.Fatal(k, err)

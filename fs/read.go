@@ -55,9 +55,9 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 // read locates the bytes of a READ, and fetches them. If the tokens of a batch of next* have changed
 // in between and are followed, it begins again with the new tokens.
 func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
-	var timer state.Reading
+	var timer state.ReadTimer
 	if i.kind().isNext() {
-		timer = t.shared.BeginReading(i.sequence(), in.Fh, in.Pid, in.Unique)
+		timer = t.shared.BeginRead(i.sequence(), in.Fh, in.Pid, in.Unique, waited)
 	}
 	for try := 1; ; try++ {
 		p, err := t.locate(i, in, cancel)
@@ -118,7 +118,7 @@ func (t *tree) assign(p *span, in *fuse.ReadIn, cancel <-chan struct{}) (err err
 		}
 	}
 	size := t.size(p.inode, p.sequence)
-	p.batch, err = t.handles.AssignBatch(state.Read{
+	p.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: p.off, Len: p.len, Size: size},
 		// Pid is 0 for readers in some other PID namespaces, and LockOwner is the same for all threads
 		// of a process.
@@ -132,7 +132,7 @@ func (t *tree) assign(p *span, in *fuse.ReadIn, cancel <-chan struct{}) (err err
 
 // fetch returns the bytes of a span. Unless they were prefetched, it computes them into buf. The
 // reply may alias buf.
-func (t *tree) fetch(p span, timer state.Reading, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+func (t *tree) fetch(p span, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	buf = buf[:p.len]
 	if len(buf) == 0 {
 		timer.Discard()

@@ -13,7 +13,7 @@ import (
 type reply struct {
 	parts      [2][]byte
 	split      int
-	timer      state.Reading
+	timer      state.ReadTimer
 	prefetcher *prefetcher
 	stream     *stream // stream to prefetch when the reply is sent; may be nil
 	buffer     *buffer // prefetched batch that parts[1] aliases, read-locked; may be nil
@@ -91,6 +91,6 @@ func (t *tree) account(r *reply) {
 func (t *tree) Discard(result fuse.ReadResult) {
 	if r, ok := result.(*reply); ok {
 		r.timer.Discard()
-		r.timer, r.stream = state.Reading{}, nil // without a stream, Done prefetches nothing
+		r.timer, r.stream = state.ReadTimer{}, nil // without a stream, Done prefetches nothing
 	}
 }

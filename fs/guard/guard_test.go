@@ -22,7 +22,8 @@ import (
 // reads as many rows as its handle is, and every other request checks the files.
 type disk struct {
 	fuse.RawFileSystem
-	begins func() // is called by handlers
+	begins func()       // is called by handlers
+	waited atomic.Int64 // READs that waited to be admitted
 
 	mu    sync.Mutex
 	gate  chan struct{} // nil if the disk does not hang
@@ -89,7 +90,10 @@ func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.S
 	return d.handle()
 }
 
-func (d *disk) ServeRead(_ <-chan struct{}, _ time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (d *disk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if waited > 0 {
+		d.waited.Add(1)
+	}
 	return fuse.ReadResultData(buf), d.handle()
 }
 
@@ -172,6 +176,24 @@ func (g *guarding) isIdle(t *testing.T) {
 	}
 	if waiting, replies := g.o.Shared.Gauges.Waiting.Load(), g.o.Shared.ReplyBytes.Load(); waiting != 0 || replies != 0 {
 		t.Errorf("%d requests wait, %d bytes of replies are taken", waiting, replies)
+	}
+}
+
+// A READ that waited to be admitted knows for how long.
+func TestWaitedForAdmission(t *testing.T) {
+	g := newGuarding(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	slots := shortSlots(1)
+	for range slots + 1 {
+		all.Go(func() { g.read(1, 1, 100) })
+	}
+	wait.Until(t, "a waiting request", func() bool { return g.disk.users() == slots && g.o.Shared.Gauges.Waiting.Load() == 1 })
+	release()
+	wait.End(t, "the handlers", all.Wait)
+	if n := g.disk.waited.Load(); n != 1 {
+		t.Errorf("%d READs know that they waited, want 1", n)
 	}
 }
 

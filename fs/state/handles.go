@@ -26,9 +26,6 @@ type ReadRequest struct {
 	Span
 }
 
-// Read is the name that package fs uses.
-type Read = ReadRequest
-
 // Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Its lock is
 // taken last, after every lock of fs.
 type Handles struct {

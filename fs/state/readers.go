@@ -46,23 +46,19 @@ func (r *Reader) Since() (waits bool, d time.Duration) {
 // Readers are the readers of all slots that were ever used. Where there is none, its Sequence is 0.
 func (s *Shared) Readers() []Reader { return s.readers[:s.slotsUsed.Load()] }
 
-// A Reading is a request for bytes of next. The zero value is of another file.
-type Reading struct {
+// A ReadTimer is a request for bytes of next. The zero value is of another file.
+type ReadTimer struct {
 	reader *Reader
 	entry  *Entry
 	began  int64
 	again  bool // the reader has read before
 }
 
-// BeginReading is BeginRead for a request that has not waited yet.
-func (s *Shared) BeginReading(sequence int, fh uint64, thread uint32, id uint64) Reading {
-	return s.BeginRead(sequence, fh, thread, id, clock.Now())
-}
-
-// BeginRead records that request id of a thread began, in clock.Now time. A request that is sent
-// again began when it was sent first.
-func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, began int64) Reading {
-	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: began}
+// BeginRead records that request id of a thread begins, which has already waited for some time. A
+// request that is sent again began when it was sent first.
+func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, waited time.Duration) ReadTimer {
+	began := clock.Now() - int64(waited)
+	r := ReadTimer{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: began}
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
@@ -80,7 +76,7 @@ func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, be
 }
 
 // End notes that the request was answered.
-func (r Reading) End() {
+func (r ReadTimer) End() {
 	if r.reader == nil {
 		return
 	}
@@ -95,7 +91,7 @@ func (r Reading) End() {
 
 // Discard notes that the request was answered with an error before its reply was ready. It does not
 // count the time that the reader waited.
-func (r Reading) Discard() {
+func (r ReadTimer) Discard() {
 	if r.reader != nil {
 		r.reader.since.CompareAndSwap(-r.began, clock.Now()) // unless the reader's next request has begun
 	}

@@ -3,8 +3,6 @@ package state
 import (
 	"testing"
 	"time"
-
-	"batchfs/internal/clock"
 )
 
 // A reader keeps its counters when it opens next again, whoever else does meanwhile, and a new reader begins with none.
@@ -17,7 +15,7 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 		if !ok {
 			t.Fatal("no handle")
 		}
-		shared.BeginReading(1, fh, thread, id).End()
+		shared.BeginRead(1, fh, thread, id, 0).End()
 		h.Release(fh)
 		return &shared.readers[fh%MaxHandles]
 	}
@@ -40,12 +38,12 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 func TestWaitsOutliveWorkers(t *testing.T) {
 	shared := begin(t).shared
 	fh, _ := NewHandles(shared).Open(1, 7, false, 2)
-	shared.BeginRead(1, fh, 7, 4, clock.Now()-int64(time.Minute))
+	shared.BeginRead(1, fh, 7, 4, time.Minute)
 	r := &shared.Readers()[fh%MaxHandles]
 	if waits, d := r.Since(); !waits || d < time.Minute {
 		t.Errorf("waits %v, for %v", waits, d)
 	}
-	shared.BeginReading(1, fh, 7, 4|Resent).End()
+	shared.BeginRead(1, fh, 7, 4|Resent, 0).End()
 	if d := time.Duration(r.Waited.Load()); d < time.Minute {
 		t.Errorf("waited %v, want a minute", d)
 	}

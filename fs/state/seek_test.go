@@ -17,7 +17,7 @@ func TestSeekAmongReaders(t *testing.T) {
 		id := uint64(reader*stride+n+1) * 4
 		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
-		k, _ := h.AssignBatch(Read{ID: id + 2, FH: fh, Span: Span{0, 10, 10}}, nil)
+		k, _ := h.AssignBatch(ReadRequest{ID: id + 2, FH: fh, Span: Span{0, 10, 10}}, nil)
 		h.Answered(id + 2)
 		got[reader] = append(got[reader], k)
 		return k
