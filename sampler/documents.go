@@ -18,11 +18,12 @@ type Segment struct {
 	Document int64 // its number in the source; -1: unknown
 }
 
-// segmentRows are rows made of documents, in the order of their first tokens. Documents are laid into rows in groups, so that a row needs
-// one group only, and only the number of rows of each group is kept.
-type segmentRows struct {
+// documentRows are rows made of documents, in the order of their first tokens. Documents are laid
+// into rows in groups, so that a row needs one group only, and only the number of rows of each
+// group is kept.
+type documentRows struct {
 	documents Documents
-	window
+	windowSpec
 	sums    prefixSums // of each group's rows
 	packers sync.Pool  // of *groupPacker, each for one group at a time
 	tables  *Tables
@@ -32,9 +33,10 @@ type segmentRows struct {
 // Larger groups waste less of a row, and take more memory and time to make.
 const groupDocuments = 4096
 
-// segments says into what a document of n tokens is cut: segments of T+1 tokens, T apart, and a shorter rest. A rest of one token is
-// left out, unless it is the whole document: it is the last token of the segment before.
-func (w window) segments(n int64) (full int64, rest int32) {
+// cut returns into what a document of n tokens is cut: full segments of T+1 tokens, T apart, and a
+// shorter rest. A rest of one token is left out, unless it is the whole document: it is the last
+// token of the segment before.
+func (w windowSpec) cut(n int64) (full int64, rest int32) {
 	if n <= w.step {
 		return 0, int32(n)
 	}
@@ -66,9 +68,9 @@ type groupSegment struct {
 	document int32 // in the group
 }
 
-// newSegmentRows counts the rows of a source, unless sums are what it counted before.
-func newSegmentRows(documents Documents, w window, sums prefixSums, tables *Tables) (*segmentRows, error) {
-	r := &segmentRows{documents: documents, window: w, sums: sums, tables: tables}
+// newDocumentRows counts the rows of a source, unless sums are what it counted before.
+func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
+	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables}
 	r.packers.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
@@ -114,7 +116,7 @@ type groupPacker struct {
 }
 
 // load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
-func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
+func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
@@ -124,7 +126,7 @@ func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	}
 	p.rests = p.rests[:0]
 	for i, end := range p.bounds[1:] {
-		full, rest := r.window.segments(end - p.bounds[i])
+		full, rest := r.cut(end - p.bounds[i])
 		if rows += full; rest > 0 {
 			p.rests = append(p.rests, rest)
 		}
@@ -137,7 +139,7 @@ func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 }
 
 // lay lays the documents that were loaded into the rows of p.group.
-func (r *segmentRows) lay(p *groupPacker) {
+func (r *documentRows) lay(p *groupPacker) {
 	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
 	clear(p.next)
 	p.entries, p.segments = p.entries[:0], p.segments[:0]
@@ -150,7 +152,7 @@ func (r *segmentRows) lay(p *groupPacker) {
 	}
 	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
-		full, short := r.window.segments(end - start)
+		full, short := r.cut(end - start)
 		if full > 0 {
 			p.segments[begin(1)] = groupSegment{start, int32(r.len), int32(i)}
 			rows += full
@@ -174,27 +176,31 @@ func (r *segmentRows) lay(p *groupPacker) {
 	begin(0)
 }
 
-// at calls visit for each segment of a row, in the order in which they stand there, until it returns false.
-func (r *segmentRows) at(row int64, visit func(Segment) bool) error {
+func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	number, in := r.sums.find(row)
 	g, err := r.group(int64(number))
 	if err != nil {
-		return err
+		return list, err
 	}
 	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > in }) - 1
 	slot, shift := 0, (in-g.entries[i].row)*r.step
 	for _, p := range g.segments[g.entries[i].first:g.entries[i+1].first] {
-		if !visit(Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)}) {
-			break
-		}
+		list = append(list, Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)})
 		slot += int(p.len)
 	}
-	return nil
+	return list, nil
 }
 
-// holding are the rows that hold the token at a position, and where in them: one, two where the token ends a segment and begins
-// the next, or none of a document that is cut off.
-func (r *segmentRows) holding(pos int64) (list []place, err error) {
+func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
+	for _, p := range row {
+		list = append(list, p.At+p.Len)
+	}
+	return list, nil
+}
+
+// holding returns one row, two if the token ends a segment and begins the next, or none if its
+// document is cut off before it.
+func (r *documentRows) holding(pos int64) (list []rowRange, err error) {
 	document, err := r.documents.Of(pos)
 	if err != nil {
 		return nil, err
@@ -203,24 +209,23 @@ func (r *segmentRows) holding(pos int64) (list []place, err error) {
 	if number > 0 {
 		first = r.sums[number-1]
 	}
-	for row := first; row < r.sums[number] && err == nil; row++ {
-		err = r.at(row, func(p Segment) bool {
+	var segments []Segment
+	for row := first; row < r.sums[number]; row++ {
+		if segments, err = r.segments(segments[:0], row); err != nil {
+			return nil, err
+		}
+		for _, p := range segments {
 			if in := pos - p.Start; in >= 0 && in < int64(p.Len) {
-				list = append(list, place{row, p.At + int(in)})
+				list = append(list, rowRange{row, row + 1, row + int64(p.At) + in})
 			}
-			return true
-		})
+		}
 	}
-	return list, err
+	return list, nil
 }
 
-// A place is where a token stands: a row of its source, and the index in it.
-type place struct {
-	row   int64
-	index int
-}
+func (r *documentRows) groups() []int64 { return r.sums }
 
-func (r *segmentRows) group(g int64) (*group, error) {
+func (r *documentRows) group(g int64) (*group, error) {
 	if found := r.made[g].Load(); found != nil {
 		return found, nil
 	}

@@ -205,7 +205,7 @@ func TestBlocksPermute(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &windows{window: window{len: 1, step: 1}, disjoint: test.rows, segments: &segmentRows{sums: make(prefixSums, test.groups)}}
+		w := &starts{disjoint: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
 		o := newBlocks([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
 		var last []uint64
 		for epoch := range uint64(few(3, 20)) {
@@ -273,10 +273,10 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 	}
 	for _, T := range []int64{1024, 2048, 8192} {
 		b.Run(fmt.Sprint(T), func(b *testing.B) {
-			var rows *segmentRows
+			var rows *documentRows
 			for b.Loop() {
 				var err error
-				rows, err = newSegmentRows(ends, window{T + 1, T, Packed}, nil, NewTables(1<<20))
+				rows, err = newDocumentRows(ends, windowSpec{T + 1, T, Packed}, nil, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")

@@ -35,7 +35,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	if err != nil {
 		return nil, err
 	}
-	w, o := from.windows, from.order
+	o := from.order
 	r, own, all := uint64(from.share.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	rowOf := func(index uint64) uint64 { // the global number
 		row := q.mixture.rowOf(source, index)
@@ -50,14 +50,17 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, nil // after the last batch
 	}
 	rows := min(r-1, last-epoch*r) + 1
-	places, err := from.share.holding(pos)
+	ranges, err := from.starts.holding(pos)
 	if err != nil {
 		return nil, err
 	}
 	if p, ok := o.(*epochs); ok {
-		for _, at := range places {
-			if i := p.inverse(epoch, uint64(at.row)); i < rows {
-				hits = append(hits, Hit{rowOf(epoch*r + i), at.index})
+		for _, each := range ranges {
+			first := int64(sort.Search(int(p.n), func(i int) bool { return p.at(int64(i)) >= each.from }))
+			for i := first; i < p.n && p.at(i) < each.to; i++ {
+				if row := p.inverse(epoch, uint64(i)); row < rows {
+					hits = append(hits, Hit{rowOf(epoch*r + row), int(each.at - p.at(i))})
+				}
 			}
 		}
 		slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
@@ -73,12 +76,9 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 			continue
 		}
 		start := o.start(epoch*r + i)
-		if index := pos - start; w.segments == nil && index >= 0 && index < w.len {
-			hits = append(hits, Hit{row, int(index)})
-		}
-		for _, at := range places {
-			if w.segments != nil && at.row == start {
-				hits = append(hits, Hit{row, at.index})
+		for _, each := range ranges {
+			if start >= each.from && start < each.to {
+				hits = append(hits, Hit{row, int(each.at - start)})
 			}
 		}
 	}

@@ -36,17 +36,17 @@ func (sequential) inverse(_, window uint64) uint64 { return window }
 // random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer Generation in an Interval", 2019)
 // makes its words uniform over the starts; should it reject all four, the block at (s, 1, 0, 0) follows, and so on.
 type random struct {
-	windows *windows
-	key     [2]uint64 // the seed, and FNV-1a-64 of the split's name
+	starts *starts
+	key    [2]uint64 // the seed, and FNV-1a-64 of the split's name
 }
 
-func (o random) start(row uint64) int64 {
-	n := uint64(o.windows.all)
+func (o *random) start(row uint64) int64 {
+	n := uint64(o.starts.all)
 	threshold := -n % n // 2^64 mod n
 	for again := uint64(0); ; again++ {
 		for _, w := range philox4x64([4]uint64{row, again}, o.key) {
 			if start, low := bits.Mul64(w, n); low >= threshold {
-				return o.windows.at(int64(start))
+				return o.starts.at(int64(start))
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 }
 
 // room are windows with n starts, of T = 1.
-func room(t testing.TB, n int64) *windows {
+func room(t testing.TB, n int64) *starts {
 	t.Helper()
 	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
 	must(t, err)
@@ -72,7 +72,7 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 	}
 }
 
-func ordered(t testing.TB, s Settings, w *windows) order {
+func ordered(t testing.TB, s Settings, w *starts) order {
 	t.Helper()
 	o, err := newOrder(s, 0, w.whole())
 	must(t, err)

@@ -14,13 +14,14 @@ import (
 type request struct {
 	sequence *Sequence
 	dst      []byte
-	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans, and segments of rows
-	source   int    // whose array is being read
-	column   int    // number of that array
-	shown    []span // of the batch that is being planned, the rows that dst shows of each part
-	edge     []byte // numbers at an end of dst, which shows the first or the last of them in part
-	ends     []int  // of planned rows: the indexes in the row behind the last tokens of documents
+	plans    []plan    // one for each array of each source, source after source
+	planned  int       // segments of the rows of all plans
+	source   int       // whose array is being read
+	column   int       // number of that array
+	shown    []span    // of the batch that is being planned, the rows that dst shows of each part
+	edge     []byte    // numbers at an end of dst, which shows the first or the last of them in part
+	ends     []int     // of planned rows: the indexes in the row behind the last tokens of documents
+	segments []Segment // of the row that is being planned
 
 	visit func(i int, raw []byte) error // copyRow, made once because to make it is to allocate
 }
@@ -106,18 +107,22 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	if k >= MaxBatches {
 		return true
 	}
+	req := requests.Get().(*request) // for the memory of its segments
+	defer requests.Put(req)
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
-		from, all := &q.sources[source], true
-		err := from.windows.segmentsAt(start, func(p Segment) bool {
+		from := &q.sources[source]
+		var err error
+		if req.segments, err = from.starts.segments(req.segments[:0], start); err != nil {
+			return false
+		}
+		for _, p := range req.segments {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				all = all && visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers})
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+					return false
+				}
 			}
-			return all
-		})
-		if err != nil || !all {
-			return false
 		}
 	}
 	return true
@@ -169,47 +174,37 @@ func (req *request) planBatch(k uint64, base int) error {
 			if err := req.planRow(k, row{base: base, j: j}); err != nil {
 				return err
 			}
-			req.planned++
 		}
 		req.shown = append(req.shown, shown)
 	}
 	return nil
 }
 
-func (req *request) planRow(k uint64, r row) error {
+func (req *request) planRow(k uint64, r row) (err error) {
 	q := req.sequence
 	source, start := q.Start(k, r.j)
-	from := &q.sources[source]
-	r.ends, r.source = span{len(req.ends), len(req.ends)}, source
-	used := q.BlockSize + 1
-	if rows := from.windows.segments; rows != nil {
-		err := rows.at(start, func(p Segment) bool {
-			r := r
-			if p.At > 0 {
-				req.ends = append(req.ends, p.At)
-				// Each segment is masked with the end before it. What fills the row up is masked with the end of the last segment.
-				r.ends = span{len(req.ends) - 1, len(req.ends)}
-			}
-			req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
-			used = p.At + p.Len
-			return true
-		})
-		if err != nil {
+	rows := q.sources[source].starts
+	if req.segments, err = rows.segments(req.segments[:0], start); err != nil {
+		return err
+	}
+	r.source, r.ends = source, span{len(req.ends), len(req.ends)}
+	if q.parts.ends && q.Ends == EndsByIndex {
+		if req.ends, err = rows.ends(req.ends, req.segments); err != nil {
 			return err
 		}
-		req.ends = append(req.ends, used)
 		r.ends.to = len(req.ends)
-		req.planned += r.ends.to - r.ends.from - 1
-	} else {
-		if q.parts.ends && q.Ends == EndsByIndex {
-			if err := req.endsAfter(from.documents, start); err != nil {
-				return err
-			}
-			r.ends.to = len(req.ends)
-		}
-		req.planWindows(r, start, span{0, used})
 	}
-	if q.parts.computed {
+	used, ends := 0, r.ends
+	for i, p := range req.segments {
+		if i > 0 && !ends.empty() {
+			// It holds one document, so only the end before it masks a target.
+			r.ends = span{ends.from + i - 1, ends.from + i}
+		}
+		req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
+		used = p.At + p.Len
+	}
+	req.planned += len(req.segments)
+	if r.ends = ends; q.parts.computed {
 		req.putRow(r, used)
 	}
 	return nil
@@ -262,30 +257,6 @@ func (req *request) putRow(r row, used int) {
 			req.putDocuments(v, req.ends[r.ends.from:r.ends.to])
 		}
 	}
-}
-
-// endsAfter notes the ends of the documents of a row.
-func (req *request) endsAfter(documents Documents, start int64) error {
-	t := int64(req.sequence.BlockSize)
-	i, err := documents.Of(start)
-	if err != nil {
-		return err
-	}
-	var some [16]int64
-	for count := documents.Count(); i < count; {
-		n := min(count-i, int64(len(some)))
-		if err := documents.Ends(i, some[:n]); err != nil {
-			return err
-		}
-		for _, end := range some[:n] {
-			if end > start+t {
-				return nil
-			}
-			req.ends = append(req.ends, int(end-start))
-		}
-		i += n
-	}
-	return nil
 }
 
 // copyRow puts the numbers of window i of the current array where dst shows them.

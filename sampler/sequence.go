@@ -134,10 +134,12 @@ func (s *Settings) suits(sources []source) error {
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
 		return fmt.Errorf("rows are filled up with eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.EOT, s.DType)
+	case s.ofSegments() && s.Ends != EndsByIndex:
+		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)
 	case (s.Documents || s.ofSegments()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
-	if s.Ends != EndsByIndex && !s.ofSegments() {
+	if s.Ends != EndsByIndex {
 		return nil
 	}
 	for _, source := range sources {
@@ -164,7 +166,7 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 }
 
 // WindowsOf is how many disjoint windows source i has, in the shares of all hosts together.
-func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].windows.disjoint }
+func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjoint }
 
 // Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
 func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], len(q.mixture.pattern) }
@@ -175,7 +177,7 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
-	return s.share.at(0), s.share.at(s.share.n-1) + s.windows.len
+	return s.share.at(0), s.share.at(s.share.n-1) + s.starts.len
 }
 
 // BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows, or those of the host with the smallest
@@ -224,11 +226,8 @@ func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
-	err = from.windows.segmentsAt(start, func(p Segment) bool {
-		list = append(list, p)
-		return true
-	})
-	if from.windows.segments == nil && q.Ends == EndsByIndex {
+	list, err = from.starts.segments(nil, start)
+	if err == nil && list[0].Document < 0 && q.Ends == EndsByIndex {
 		list[0].Document, err = from.documents.Of(start)
 	}
 	return source, list, err
@@ -237,11 +236,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 // Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. Do not change them.
 func (q *Sequence) Groups() (all [][]int64) {
 	for _, s := range q.sources {
-		var sums []int64
-		if s.windows.segments != nil {
-			sums = s.windows.segments.sums
-		}
-		all = append(all, sums)
+		all = append(all, s.starts.groups())
 	}
 	return all
 }

@@ -1,36 +1,32 @@
 package sampler
 
-import (
-	"math/bits"
-	"sort"
-)
+import "math/bits"
 
 // A share is the windows of a source that an epoch has, once each: all windows, or the windows of a host, which lie within a stretch of
 // the source. Where the stretch begins in the middle of a run, windows begin anew there; from the next run on they are the source's.
 type share struct {
-	windows *windows
-	n       int64 // windows
-	from    int64 // position of the first
-	head    int64 // windows in the run that the stretch begins in the middle of
-	first   int64 // of the source's windows, the number of that behind the head
-	block   int64 // windows of the blocks that are shuffled, or 0
+	starts *starts
+	n      int64 // windows
+	from   int64 // position of the first
+	head   int64 // windows in the run that the stretch begins in the middle of
+	first  int64 // of the source's windows, the number of that behind the head
+	block  int64 // windows of the blocks that are shuffled, or 0
 }
 
-func (w *windows) whole() share {
-	s := share{windows: w, n: w.disjoint}
-	if w.segments != nil {
-		groups := int64(len(w.segments.sums))
-		s.block = (w.disjoint + groups - 1) / groups
+func (s *starts) whole() share {
+	all := share{starts: s, n: s.disjoint}
+	if groups := int64(len(s.groups())); groups > 0 {
+		all.block = (s.disjoint + groups - 1) / groups
 	}
-	return s
+	return all
 }
 
 // newShare is the share of one of several hosts, with blocks of so many bytes. The source, an array, is cut between hosts: see Array.Cut.
-func newShare(w *windows, a Array, bytes int64, host, hosts int) share {
+func newShare(w *starts, a Array, bytes int64, host, hosts int) share {
 	_, from := cutAt(a, bytes, host, hosts)
 	to, _ := cutAt(a, bytes, host+1, hosts)
 	column := columnOf(a)
-	s := share{windows: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
+	s := share{starts: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
 	run, first := w.runAt(from)
 	if s.first = first; from > run.Start {
 		s.head = w.fit(min(to, run.Start+run.Len) - from)
@@ -51,19 +47,7 @@ func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
 // at is the position of window i.
 func (s *share) at(i int64) int64 {
 	if i < s.head {
-		return s.from + i*s.windows.step
+		return s.from + i*s.starts.step
 	}
-	return s.windows.disjointAt(s.first + i - s.head)
-}
-
-// holding are the windows, or rows of documents, that have the element at a position, and its index in each.
-func (s *share) holding(pos int64) (list []place, err error) {
-	if s.windows.segments != nil {
-		return s.windows.segments.holding(pos)
-	}
-	i := int64(sort.Search(int(s.n), func(i int) bool { return pos < s.at(int64(i))+s.windows.len }))
-	for ; i < s.n && s.at(i) <= pos; i++ {
-		list = append(list, place{i, int(pos - s.at(i))})
-	}
-	return list, nil
+	return s.starts.disjointAt(s.first + i - s.head)
 }

@@ -59,8 +59,8 @@ type source struct {
 	arrays    []Array // the main one, and those beside it
 	documents Documents
 	vocab     vocabulary
-	kinds     *windowKinds // of all sequences of these tokens
-	windows   *windows     // of the kind that the settings say
+	cache     *windowCache // of all sequences of these tokens
+	starts    *starts      // as the settings say
 	share     share        // the windows of an epoch
 	order     order
 }
@@ -85,12 +85,12 @@ func newSource(from Source, s Settings) (source, error) {
 	if from.Tables == nil {
 		from.Tables = NewTables(defaultTables)
 	}
-	kinds := &windowKinds{of: from, counted: s.window(), made: map[window]weak.Pointer[windows]{}}
-	return source{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), kinds: kinds}, nil
+	cache := &windowCache{of: from, counted: s.window(), made: map[windowSpec]weak.Pointer[starts]{}}
+	return source{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.kinds.get(settings.window()); err != nil {
+	if s.starts, err = s.cache.get(settings.window()); err != nil {
 		return s, err
 	}
 	_, host := settings.together()
@@ -101,13 +101,13 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	return s, err
 }
 
-// shareOf needs settings for which s has windows.
+// shareOf needs settings for which s has starts.
 func (s *source) shareOf(settings Settings, host int) (share, error) {
 	if settings.ShuffleBlock == 0 {
-		return s.windows.whole(), nil
+		return s.starts.whole(), nil
 	}
 	hosts := settings.World / settings.LocalWorld
-	of := newShare(s.windows, s.arrays[0], settings.ShuffleBlock, host, hosts)
+	of := newShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
 	if of.n == 0 {
 		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
 			"or world to fewer ranks", s.arrays[0].Runs()[0].Name, settings.ShuffleBlock, host, hosts)
@@ -118,7 +118,7 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 // newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
 // "split/source", and each host with a share adds "/host3". No split has a name with a slash.
 func newOrder(s Settings, source int, of share) (order, error) {
-	name, w := s.Split, of.windows
+	name, w := s.Split, of.starts
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Split, source)
 	}
@@ -138,7 +138,7 @@ func newOrder(s Settings, source int, of share) (order, error) {
 		}
 		return &epochs{of, &shuffle{newPermutations(key, uint64(of.n))}}, nil
 	case Torch, Torch26:
-		if w.segments != nil {
+		if s.ofSegments() {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
 		}
 		if len(s.Weights) > 1 {
@@ -146,5 +146,5 @@ func newOrder(s Settings, source int, of share) (order, error) {
 		}
 		return newTorch(s, w)
 	}
-	return random{w, key}, nil
+	return &random{w, key}, nil
 }

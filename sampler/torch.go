@@ -11,7 +11,7 @@ import (
 // k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 differs where 2^28 <= N-T < 2^32. Blocks are never written once they
 // are made.
 type torch struct {
-	windows       *windows
+	starts        *starts
 	batch, global uint64 // rows of a batch: of this rank, and of all
 	width         uint64 // words of a draw
 	first         *block
@@ -28,11 +28,11 @@ type numberedBlock struct {
 	*block
 }
 
-func newTorch(s Settings, w *windows) (*torch, error) {
+func newTorch(s Settings, w *starts) (*torch, error) {
 	if len(w.runs) > 1 {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.runs))
 	}
-	o := &torch{windows: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
+	o := &torch{starts: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
 	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
 		o.width = 2
 	}
@@ -88,7 +88,7 @@ func (o *torch) start(row uint64) int64 {
 	if o.width == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
 	}
-	return o.windows.at(int64(word % uint64(o.windows.all)))
+	return o.starts.at(int64(word % uint64(o.starts.all)))
 }
 
 // block returns a block, from recent or newly made. A jump keeps other readers of the sequence waiting for some milliseconds.

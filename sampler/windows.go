@@ -11,87 +11,105 @@ import (
 	"batchfs/cache/array"
 )
 
-// A window is what a row takes of a source. Nothing else of the settings decides which windows there are.
-type window struct {
-	len, step int64 // elements, and how many of them the next disjoint row does not take: T+1 and T for x and y
+// A windowSpec is what the settings say about the windows of a source: nothing else decides where
+// rows begin and what they hold.
+type windowSpec struct {
+	len, step int64 // elements of a window, and from one disjoint window to the next: T+1 and T for x and y
 	rows      Rows  // if rows are made of segments, which have len elements at most, else ""
 }
 
-func (s *Settings) window() window {
-	w := window{len: int64(s.BlockSize) + 1, step: int64(s.BlockSize)}
+func (s *Settings) window() windowSpec {
+	w := windowSpec{len: int64(s.BlockSize) + 1, step: int64(s.BlockSize)}
 	if s.Layout == Elements {
-		w = window{len: 1, step: 1}
+		w = windowSpec{len: 1, step: 1}
 	} else if s.ofSegments() {
 		w.rows = s.Rows
 	}
 	return w
 }
 
-// fit is how many disjoint windows there are in n elements.
-func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
+// fit returns how many disjoint windows there are in n elements.
+func (w windowSpec) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
 
-type windows struct {
-	window
+// A rowContent says what the rows of a source hold. A row is named by its start.
+type rowContent interface {
+	// segments appends the segments of the row at start to list, in the order in which they stand
+	// in the row.
+	segments(list []Segment, start int64) ([]Segment, error)
+
+	// ends appends to list the index behind the last token of each document in a row, which has
+	// these segments.
+	ends(list []int, row []Segment) ([]int, error)
+
+	// holding returns the rows that hold the element at pos.
+	holding(pos int64) ([]rowRange, error)
+
+	// groups returns how many rows there are up to the end of each group of documents, or nil if
+	// rows are not made of documents. The caller must not change it.
+	groups() []int64
+}
+
+// A rowRange is the rows with starts in [from, to), each of which holds one element. Its index in
+// the row at start is at-start.
+type rowRange struct{ from, to, at int64 }
+
+// starts are the places at which rows of one source may begin. A start is the position of a
+// window's first element. If rows are made of documents, it is the number of a row instead, as if
+// rows were windows of one element.
+type starts struct {
+	windowSpec
+	rowContent
 	runs          []array.Run
-	all, disjoint int64                       // how many starts there are, and disjoint ones, a step apart
-	upTo          *atomic.Pointer[prefixSums] // the disjoint starts up to each run, if tables have them
+	all, disjoint int64                       // numbers of starts, and of starts a step apart
+	upTo          *atomic.Pointer[prefixSums] // disjoint starts up to each run, if tables have them
 	tables        *Tables
-	segments      *segmentRows // where a position is the number of one of these rows, or nil
 }
 
-func newWindows(runs []array.Run, of window, tables *Tables) (*windows, error) {
-	w := &windows{window: of, runs: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
+func newStarts(runs []array.Run, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
+	s := &starts{windowSpec: spec, rowContent: content, runs: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
 	for _, r := range runs {
-		if r.Len < w.len {
-			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
+		if r.Len < s.len {
+			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, s.len)
 		}
-		w.all += r.Len - w.len + 1
-		w.disjoint += w.fit(r.Len)
+		s.all += r.Len - s.len + 1
+		s.disjoint += s.fit(r.Len)
 	}
-	return w, nil
+	return s, nil
 }
 
-// at is the position of start i of all. Each run before has len-1 positions at which no window begins.
-func (w *windows) at(i int64) int64 {
-	run := sort.Search(len(w.runs), func(n int) bool { return i < w.runs[n].Start+w.runs[n].Len-int64(n+1)*(w.len-1) })
-	return i + int64(run)*(w.len-1)
+// at returns start i of all. Each run before it has len-1 positions at which no window begins.
+func (s *starts) at(i int64) int64 {
+	run := sort.Search(len(s.runs), func(n int) bool { return i < s.runs[n].Start+s.runs[n].Len-int64(n+1)*(s.len-1) })
+	return i + int64(run)*(s.len-1)
 }
 
-// disjointAt is the position of the i-th disjoint window.
-func (w *windows) disjointAt(i int64) int64 {
-	run, rest := w.disjointUpTo().find(i)
-	return w.runs[run].Start + rest*w.step
+// disjointAt returns start i of those a step apart.
+func (s *starts) disjointAt(i int64) int64 {
+	run, rest := s.disjointUpTo().find(i)
+	return s.runs[run].Start + rest*s.step
 }
 
-// runAt is the run that holds a position, or the last one for the position behind all, and how many disjoint windows are before it.
-func (w *windows) runAt(pos int64) (run array.Run, before int64) {
-	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
+// runAt returns the run that holds a position, or the last one for the position behind all, and how
+// many disjoint windows are before it.
+func (s *starts) runAt(pos int64) (run array.Run, before int64) {
+	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].Start > pos }) - 1
 	if i > 0 {
-		before = w.disjointUpTo()[i-1]
+		before = s.disjointUpTo()[i-1]
 	}
-	return w.runs[i], before
+	return s.runs[i], before
 }
 
-// segmentsAt calls visit for each segment of the row at a position until it returns false.
-func (w *windows) segmentsAt(pos int64, visit func(Segment) bool) error {
-	if w.segments != nil {
-		return w.segments.at(pos, visit)
-	}
-	visit(Segment{Start: pos, Len: int(w.len), Document: -1})
-	return nil
-}
-
-// disjointUpTo makes the sums at their first use, and again when they were dropped.
-func (w *windows) disjointUpTo() prefixSums {
-	if sums := w.upTo.Load(); sums != nil {
+// disjointUpTo computes the sums at their first use, and again after they were dropped.
+func (s *starts) disjointUpTo() prefixSums {
+	if sums := s.upTo.Load(); sums != nil {
 		return *sums
 	}
-	sums, sum := make(prefixSums, len(w.runs)), int64(0)
-	for i, r := range w.runs {
-		sum += w.fit(r.Len)
+	sums, sum := make(prefixSums, len(s.runs)), int64(0)
+	for i, r := range s.runs {
+		sum += s.fit(r.Len)
 		sums[i] = sum
 	}
-	keep(w.tables, w.upTo, &sums, 8*int64(len(sums)))
+	keep(s.tables, s.upTo, &sums, 8*int64(len(sums)))
 	return sums
 }
 
@@ -106,48 +124,83 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 	return which, i
 }
 
-// windowKinds are the windows of one source by kind, which all its sequences share. The collector frees windows that no sequence uses any
-// more. windowKinds are safe for concurrent use.
-type windowKinds struct {
-	of      Source
-	counted window // the rows that Source.Groups counts
-
-	mu   sync.Mutex                       // held while windows are made, so that they are made once
-	made map[window]weak.Pointer[windows] // guarded by mu
+// windowRows are rows that hold one window each.
+type windowRows struct {
+	windowSpec
+	documents Documents // nil: unknown
 }
 
-func (k *windowKinds) get(kind window) (*windows, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if w := k.made[kind].Value(); w != nil {
-		return w, nil
+func (w *windowRows) segments(list []Segment, start int64) ([]Segment, error) {
+	return append(list, Segment{Start: start, Len: int(w.len), Document: -1}), nil
+}
+
+func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
+	start := row[0].Start
+	i, err := w.documents.Of(start)
+	if err != nil {
+		return list, err
 	}
-	w, err := k.make(kind)
+	var some [16]int64
+	for count := w.documents.Count(); i < count; {
+		n := min(count-i, int64(len(some)))
+		if err := w.documents.Ends(i, some[:n]); err != nil {
+			return list, err
+		}
+		for _, end := range some[:n] {
+			if end >= start+w.len {
+				return list, nil
+			}
+			list = append(list, int(end-start))
+		}
+		i += n
+	}
+	return list, nil
+}
+
+func (w *windowRows) holding(pos int64) ([]rowRange, error) {
+	return []rowRange{{pos - w.len + 1, pos + 1, pos}}, nil
+}
+
+func (w *windowRows) groups() []int64 { return nil }
+
+// A windowCache holds the starts of one source by their spec, which all its sequences share. The
+// collector frees starts that no sequence uses any more. A windowCache is safe for concurrent use.
+type windowCache struct {
+	of      Source
+	counted windowSpec // of the rows that Source.Groups counts
+
+	mu   sync.Mutex                          // held while starts are made, so that they are made once
+	made map[windowSpec]weak.Pointer[starts] // guarded by mu
+}
+
+func (c *windowCache) get(spec windowSpec) (*starts, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.made[spec].Value(); s != nil {
+		return s, nil
+	}
+	s, err := c.make(spec)
 	if err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(k.made, func(_ window, made weak.Pointer[windows]) bool { return made.Value() == nil })
-	k.made[kind] = weak.Make(w)
-	return w, nil
+	maps.DeleteFunc(c.made, func(_ windowSpec, made weak.Pointer[starts]) bool { return made.Value() == nil })
+	c.made[spec] = weak.Make(s)
+	return s, nil
 }
 
-func (k *windowKinds) make(kind window) (*windows, error) {
-	runs := k.of.Main.Runs()
-	if kind.rows == "" {
-		return newWindows(runs, kind, k.of.Tables)
+func (c *windowCache) make(spec windowSpec) (*starts, error) {
+	runs := c.of.Main.Runs()
+	if spec.rows == "" {
+		return newStarts(runs, spec, &windowRows{spec, c.of.Documents}, c.of.Tables)
 	}
 	var sums prefixSums
-	if kind == k.counted {
-		sums = k.of.Groups
+	if spec == c.counted {
+		sums = c.of.Groups
 	}
-	segments, err := newSegmentRows(k.of.Documents, kind, sums, k.of.Tables)
+	rows, err := newDocumentRows(c.of.Documents, spec, sums, c.of.Tables)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]array.Run{{Name: runs[0].Name, Len: segments.sums[len(segments.sums)-1]}}, window{len: 1, step: 1}, k.of.Tables)
-	if err != nil {
-		return nil, err
-	}
-	w.segments = segments
-	return w, nil
+	numbers := []array.Run{{Name: runs[0].Name, Len: rows.sums[len(rows.sums)-1]}}
+	return newStarts(numbers, windowSpec{len: 1, step: 1}, rows, c.of.Tables)
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // ofBlock is the window of rows with x and y of a block size.
-func ofBlock(size int) window { return (&Settings{BlockSize: size}).window() }
+func ofBlock(size int) windowSpec { return (&Settings{BlockSize: size}).window() }
 
-// windowsIn are the windows of a block size in runs, with tables of their own.
-func windowsIn(runs []array.Run, size int) (*windows, error) {
-	return newWindows(runs, ofBlock(size), NewTables(defaultTables))
+// windowsIn are the starts of the windows of a block size in runs, with tables of their own.
+func windowsIn(runs []array.Run, size int) (*starts, error) {
+	return newStarts(runs, ofBlock(size), new(windowRows), NewTables(defaultTables))
 }
 
 // manyFiles are tokens in 10,000 files.
@@ -51,23 +51,23 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 			of[s.BlockSize] = q
 		}
 		for n := range q.sources {
-			if q.sources[n].windows != of[s.BlockSize].sources[n].windows {
+			if q.sources[n].starts != of[s.BlockSize].sources[n].starts {
 				t.Fatalf("sequence %d has windows of its own for source %d and block size %d", i, n, s.BlockSize)
 			}
 		}
 	}
-	if first.sources[0].windows == first.sources[1].windows {
+	if first.sources[0].starts == first.sources[1].starts {
 		t.Error("two sources have the same windows")
 	}
 	clear(all)
 	clear(of)
-	kinds := first.sources[0].kinds
+	cache := first.sources[0].cache
 	wait.Until(t, "the windows of 1 block size are left", func() bool {
 		runtime.GC()
-		kinds.mu.Lock()
-		defer kinds.mu.Unlock()
+		cache.mu.Lock()
+		defer cache.mu.Unlock()
 		left := 0
-		for _, made := range kinds.made {
+		for _, made := range cache.made {
 			if made.Value() != nil {
 				left++
 			}
@@ -76,7 +76,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	})
 	same, err := first.With(base)
 	must(t, err)
-	if same.sources[0].windows != first.sources[0].windows {
+	if same.sources[0].starts != first.sources[0].starts {
 		t.Error("windows that are in use were forgotten")
 	}
 }
