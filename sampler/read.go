@@ -129,7 +129,6 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 }
 
 func (req *request) fetch() error {
-	// An array that dst shows nothing of is read too, for no windows: no batch is served while any file is known to have changed.
 	plans := req.plans
 	for i := range req.sequence.sources {
 		for c, array := range req.sequence.sources[i].arrays {

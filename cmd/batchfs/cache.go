@@ -27,28 +27,28 @@ It may be deleted at any time, also while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(
-		cacheDirCommand("status", "Show what the block cache has of which object, and what readers need", func(cmd *cobra.Command, c *config.Config) error {
-			kept, shares, err := blocks.Usage(c.Remote().Blocks)
+		cacheDirCommand("status", "Show what the block cache has of which object, and what readers need", func(cmd *cobra.Command, o *dataset.Opener) error {
+			kept, shares, err := blocks.Usage(o.Remote.Blocks)
 			if err != nil {
 				return err
 			}
 			total := int64(0)
-			for _, o := range kept {
-				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", o.Name, o.Blocks, o.Bytes, o.Size)
-				total += o.Bytes
+			for _, object := range kept {
+				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", object.Name, object.Blocks, object.Bytes, object.Size)
+				total += object.Bytes
 			}
 			for _, s := range shares {
 				printf(cmd.OutOrStdout(), "%s\n", shareInWords(s))
 			}
-			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", c.Store.CacheDir, total, c.Store.CacheBytes)
+			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", o.Config.Store.CacheDir, total, o.Config.Store.CacheBytes)
 			return nil
 		}),
-		cacheDirCommand("prune", "Remove from the block cache what no mount reads", func(cmd *cobra.Command, c *config.Config) error {
-			removed, err := blocks.Prune(c.Remote().Blocks)
+		cacheDirCommand("prune", "Remove from the block cache what no mount reads", func(cmd *cobra.Command, o *dataset.Opener) error {
+			removed, err := blocks.Prune(o.Remote.Blocks)
 			if err != nil {
 				return err
 			}
-			printf(cmd.OutOrStdout(), "%s: %d bytes removed\n", c.Store.CacheDir, removed)
+			printf(cmd.OutOrStdout(), "%s: %d bytes removed\n", o.Config.Store.CacheDir, removed)
 			return nil
 		}),
 		fillCommand(),
@@ -56,7 +56,7 @@ It may be deleted at any time, also while batches are served.`,
 	return cmd
 }
 
-func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config) error) *cobra.Command {
+func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opener) error) *cobra.Command {
 	var flags config.Flags
 	cmd := &cobra.Command{
 		Use:     name,
@@ -71,7 +71,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config
 			if c.Store.CacheDir == "" {
 				return errors.New("the configuration has no block cache: set store.cache_dir")
 			}
-			return run(cmd, c)
+			return run(cmd, dataset.NewOpener(c))
 		}),
 	}
 	flags.Register(cmd)
@@ -88,8 +88,8 @@ func shareInWords(s blocks.KnownShare) string {
 
 func fillCommand() *cobra.Command {
 	var settings []string
-	cmd := cacheDirCommand("fill", "Fetch into the block cache what a rank or a host reads", func(cmd *cobra.Command, c *config.Config) error {
-		return fillCache(cmd, c, settings)
+	cmd := cacheDirCommand("fill", "Fetch into the block cache what a rank or a host reads", func(cmd *cobra.Command, o *dataset.Opener) error {
+		return fillCache(cmd, o, settings)
 	})
 	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
 	cmd.Long = `Fetch what an epoch needs of all splits, or of SPLITs, in the order in which it will be read, until there is no more room. With shuffle_block,
@@ -105,10 +105,10 @@ Else it is all of a split.`
 	return cmd
 }
 
-func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
+func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	paths := cmd.Flags().Args()
 	if len(paths) == 0 {
-		for _, s := range c.Splits {
+		for _, s := range o.Config.Splits {
 			paths = append(paths, s.Split)
 		}
 	}
@@ -116,7 +116,7 @@ func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
 	var shares []*cache.Share
 	var of, done int64
 	for _, path := range paths {
-		d, err := dataset.OpenPath(c, path)
+		d, err := o.OpenPath(path)
 		if err != nil {
 			return err
 		}
@@ -148,10 +148,11 @@ func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
 			break
 		}
 	}
-	c.Remote().Flush()
-	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", c.Store.CacheDir, of, c.Remote().Store.Counts.Bytes.Load())
+	o.Remote.Flush()
+	to := o.Config.Store
+	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", to.CacheDir, of, o.Remote.Store.Counts.Bytes.Load())
 	if errors.Is(err, blocks.ErrFull) {
-		return fmt.Errorf("%s is full: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", c.Store.CacheDir, of, c.Store.CacheBytes)
+		return fmt.Errorf("%s is full: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", to.CacheDir, of, to.CacheBytes)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/survey"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -55,16 +56,15 @@ SPLIT is one of the configuration, or the path of one in a mount, which then has
 }
 
 func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o survey.CheckOptions, asJSON bool) error {
-	var splits []*config.Split
-	var memory config.Memory
+	var openers []*dataset.Opener
 	for _, path := range paths {
-		s, m, err := configuredSplit(src, path)
+		opener, err := configuredSplit(src, path)
 		if err != nil {
 			return err
 		}
-		splits, memory = append(splits, s), m
+		openers = append(openers, opener)
 	}
-	report, err := survey.Check(cmd.Context(), splits, memory, o, cmd.ErrOrStderr())
+	report, err := survey.Check(cmd.Context(), openers, o, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

@@ -130,11 +130,12 @@ func (d *doctor) lookAtAll() {
 		d.mountedSplits()
 		d.look("access", func() (string, error) { return access(m) })
 	}
+	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
-		d.lookBehind(behind(s), "splits."+s.Split, func() (string, error) { return d.tokens(s) })
+		d.lookBehind(behind(s), "splits."+s.Split, func() (string, error) { return tokensOf(s, o) })
 	}
 	if d.config.Store.CacheDir != "" {
-		d.look("block cache", d.blockCache)
+		d.look("block cache", func() (string, error) { return blockCache(o.Remote.Blocks) })
 	}
 	d.look("memory", d.memory)
 }
@@ -366,8 +367,8 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	return fmt.Errorf("%s. Other splits are not affected", strings.Join(stuck, "; "))
 }
 
-func (d *doctor) tokens(s *config.Split) (string, error) {
-	opened, err := dataset.OpenSplit(s, d.config.Memory)
+func tokensOf(s *config.Split, o *dataset.Opener) (string, error) {
+	opened, err := o.OpenSplit(s)
 	if errors.Is(err, os.ErrNotExist) && !s.IsRemote() {
 		return "", fmt.Errorf("%w; batchfs prepare makes token files of text", err)
 	}
@@ -386,8 +387,8 @@ func withPermission(err error) error {
 	return err
 }
 
-func (d *doctor) blockCache() (string, error) {
-	_, shares, err := blocks.Usage(d.config.Remote().Blocks)
+func blockCache(o blocks.Options) (string, error) {
+	_, shares, err := blocks.Usage(o)
 	if err != nil {
 		return "", err
 	}

@@ -13,6 +13,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/survey"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -28,7 +29,7 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 }
 
 func (f *fileFlags) options() (cache.Options, error) {
-	remote := config.Default().Remote()
+	remote := dataset.NewOpener(config.Default()).Remote
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
 	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: blob.Pread}
 	if f.dtype == "" {

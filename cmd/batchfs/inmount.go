@@ -25,14 +25,15 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataset.OpenPath(c, path)
+	return dataset.NewOpener(c).OpenPath(path)
 }
 
-// configuredSplit returns the split that a path names, as for openSplit, but opens no file, and leaves out the settings of the path.
-func configuredSplit(flags *config.Flags, path string) (*config.Split, config.Memory, error) {
+// configuredSplit returns an opener for nothing but the split that a path names, as for openSplit.
+// It leaves out the settings of the path.
+func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	if err != nil {
-		return nil, config.Memory{}, err
+		return nil, err
 	}
 	var c *config.Config
 	if snapshot != nil {
@@ -42,11 +43,15 @@ func configuredSplit(flags *config.Flags, path string) (*config.Split, config.Me
 		c, err = flags.Load()
 	}
 	if err != nil {
-		return nil, config.Memory{}, err
+		return nil, err
 	}
 	name, _, _ := strings.Cut(path, "/")
 	s, err := c.Named(name)
-	return s, c.Memory, err
+	if err != nil {
+		return nil, err
+	}
+	c.Splits = []*config.Split{s}
+	return dataset.NewOpener(c), nil
 }
 
 // splitInMount returns the snapshot of the mount that a path leads into, and the path there, or nil for a path of the configuration.

@@ -101,7 +101,7 @@ func lookAt(file *os.File, split string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	d, err := snapshot.Readable(s, c.Memory)
+	d, err := snapshot.Readable(s, dataset.NewOpener(c))
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%w; put the file back, or unmount, and mount again with the files that are there", err)
 	}

@@ -147,7 +147,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	splits, err := openReadable(c, p)
+	splits, err := openReadable(dataset.NewOpener(c), p)
 	if err != nil {
 		return nil, err
 	}
@@ -179,8 +179,8 @@ func (f *mountFlags) logPath(mountpoint string) (string, error) {
 	return filepath.Abs(f.logFile)
 }
 
-func openReadable(c *config.Config, p *dataset.Progress) ([]*dataset.Dataset, error) {
-	splits, err := dataset.Open(c, p)
+func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, error) {
+	splits, err := o.Open(p)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func openReadable(c *config.Config, p *dataset.Progress) ([]*dataset.Dataset, er
 			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
 		}
 	}
-	c.Remote().Flush() // so that the worker finds what was fetched here
+	o.Remote.Flush() // so that the worker finds what was fetched here
 	return splits, nil
 }
 

@@ -68,11 +68,12 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	}
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
-	c.Remote().Log = log
-	c.Remote().Store.Counts = &w.Shared.Store
+	o := dataset.NewOpener(c)
+	o.Remote.Log = log
+	o.Remote.Store.Counts = &w.Shared.Store
 	blob.Remaps = &w.Shared.Remaps
-	c.Remote().Blocks.Counts, c.Remote().Blocks.Writes = &w.Shared.Blocks, &w.Shared.Writes
-	served, err := snapshot.Sequences(c, log, w.Publish)
+	o.Remote.Blocks.Counts, o.Remote.Blocks.Writes = &w.Shared.Blocks, &w.Shared.Writes
+	served, err := snapshot.Sequences(o, log, w.Publish)
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
-	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: c.Tables.Bytes, blockBytes: c.Remote().MemoryBytes}
+	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		Memory: fs.Memory{Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
@@ -89,7 +90,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		},
 		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
-		Serving: func() { noteCache(c.Remote().Blocks, &w.Shared.Gauges) },
+		Serving: func() { noteCache(o.Remote.Blocks, &w.Shared.Gauges) },
 		Log:     log,
 	})
 }

@@ -15,9 +15,6 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cache/blocks"
-	"batchfs/cache/counts"
-	"batchfs/cache/store"
 	"batchfs/sampler"
 )
 
@@ -29,8 +26,6 @@ type Config struct {
 	Store      Store
 	Log        Log
 	Splits     []*Split // in the order in which they are first named
-	Tables     *sampler.Tables
-	remote     *blob.Remote
 }
 
 // Memory is the table [memory]: how tokens are fetched.
@@ -76,9 +71,6 @@ type Store struct {
 	BlockBytes           int64
 }
 
-// Remote is where objects are read from: one for all splits.
-func (c *Config) Remote() *blob.Remote { return c.remote }
-
 // Mount is the table [mount]. No field is a text: it could add options to the kernel's list, which commas separate.
 type Mount struct {
 	AllowOther bool
@@ -116,9 +108,8 @@ type Split struct {
 	Steps             uint64 // 0: one epoch
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
-	Remote            *blob.Remote
-	Tables            *sampler.Tables // of all splits of the configuration
 
+	fetched int64             // bytes fetched at a time: store.block_bytes
 	dir     string            // what Tokens and Sources are relative to
 	besides string            // and Beside
 	named   origin            // where the split was first named
@@ -154,7 +145,6 @@ func Default() *Config {
 	mountTable.setInitial(&c.Mount)
 	storeTable.setInitial(&c.Store)
 	logTable.setInitial(&c.Log)
-	c.setRemote()
 	return c
 }
 
@@ -182,24 +172,12 @@ func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
 		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
 	}
-	c.setRemote()
 	for _, s := range c.Splits {
 		for _, relative := range []*string{&s.dir, &s.besides} {
 			if !filepath.IsAbs(*relative) {
 				*relative = filepath.Join(dir, *relative)
 			}
 		}
-	}
-}
-
-func (c *Config) setRemote() {
-	s := c.Store
-	c.remote = &blob.Remote{
-		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store)},
-		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
-	}
-	for _, s := range c.Splits {
-		s.Remote = c.remote
 	}
 }
 
@@ -229,16 +207,17 @@ func (s *Split) sources() []Source {
 	return []Source{{Tokens: s.Tokens, VocabSize: s.VocabSize, Beside: s.Beside}}
 }
 
-// Files returns the files of each source, without arrays that WithFound added; Tokens are one source. A glob is sorted, and must
-// match a file; a file that is named without one need not exist. The error names the key.
-func (s *Split) Files() (all []SourceFiles, err error) {
+// Files returns the files of each source, without arrays that WithFound added; Tokens are one
+// source. The matches of a glob are sorted, and there must be one; from lists those in a store. A
+// file that is named without a glob need not exist. The error names the key.
+func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 	key, besideKey, besides := "tokens", "arrays", s.besides
 	if len(s.Sources) > 0 {
 		key, besideKey, besides = "sources", "sources", s.dir
 	}
 	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
-			if files, err = blob.Resolve(dir, patterns, s.Remote); err != nil {
+			if files, err = blob.Resolve(dir, patterns, from); err != nil {
 				err = fmt.Errorf("%s: %w", s.Origin(key), err)
 			}
 		}
@@ -335,7 +314,6 @@ func (s *Split) check() error {
 }
 
 func (s *Split) checkShares() error {
-	fetched := s.Remote.Blocks.BlockBytes
 	switch {
 	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
 		return fmt.Errorf("%s: is for shuffle_block, with which each host has a share of the tokens (got %d without it in splits.%s); set both, or neither",
@@ -352,9 +330,9 @@ func (s *Split) checkShares() error {
 	case s.World/s.LocalWorld > sampler.MaxHosts:
 		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d in splits.%s)",
 			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.Name())
-	case s.IsRemote() && s.ShuffleBlock%fetched != 0:
+	case s.IsRemote() && s.ShuffleBlock%s.fetched != 0:
 		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d in splits.%s), or two hosts fetch one block",
-			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.Name())
+			s.Origin("shuffle_block"), s.fetched, s.ShuffleBlock, s.Name())
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func decodeText(text string, sets ...string) (*Config, error) {
 // settings is a split without what only messages need.
 func settings(s *Split) Split {
 	plain := *s
-	plain.named, plain.origins, plain.Tables = origin{}, nil, nil
+	plain.named, plain.origins, plain.fetched = origin{}, nil, 0
 	return plain
 }
 
@@ -326,7 +326,7 @@ func TestTokenFiles(t *testing.T) {
 		testfiles.Write(t, map[string]string{file: text})
 		c, err := load(file, sets)
 		testfiles.NoError(t, err)
-		got, err := c.Splits[0].Files()
+		got, err := c.Splits[0].Files(nil)
 		for i, path := range test.want {
 			if !filepath.IsAbs(path) {
 				test.want[i] = filepath.Join(here, path)

@@ -47,10 +47,8 @@ func (r RawConfig) decode() (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.setRemote()
-	c.Tables = sampler.NewTables(c.Shares().Tables)
 	for _, s := range c.Splits {
-		s.Tables = c.Tables
+		s.fetched = c.Store.BlockBytes
 		s.settle()
 		if err := s.check(); err != nil {
 			return nil, err

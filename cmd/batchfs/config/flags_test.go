@@ -51,7 +51,7 @@ func TestData(t *testing.T) {
 		}
 		got := map[string]string{"train": "", "val": ""}
 		for _, s := range c.Splits {
-			all, err := s.Files()
+			all, err := s.Files(nil)
 			testfiles.NoError(t, err)
 			for i, path := range all[0].Main {
 				all[0].Main[i] = filepath.Base(path)

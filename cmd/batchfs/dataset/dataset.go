@@ -18,6 +18,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/internal/clock"
 	"batchfs/sampler"
 )
 
@@ -32,6 +33,7 @@ type Dataset struct {
 	sources     [][]*cache.Array // arrays of each source: the main one, usually tokens, and then the others
 	arrays      []*cache.Array   // all arrays of all sources
 	mains       []*cache.Array   // main array of each source
+	tables      *sampler.Tables  // shared by all splits
 	hint        hint
 	fingerprint string        // hash that identifies the files of all sources
 	formats     func() string // returns formatsOf(sources), computed at the first call
@@ -40,18 +42,24 @@ type Dataset struct {
 	unleased    string        // file whose writers Open could not determine, or empty
 }
 
-// A Progress counts the files that [Open] opens. It is safe for concurrent use.
+// A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
 type Progress struct {
 	Opened atomic.Int64
 	Total  atomic.Int64 // files of all splits whose files are known by now
+	last   atomic.Int64 // time when a file was opened last, in clock.Now time
 }
 
-// Open opens all splits: see [OpenSplit]. Unless p is nil, they are opened for a mount: Open refuses
+func (p *Progress) opened() {
+	p.Opened.Add(1)
+	p.last.Store(clock.Now())
+}
+
+// Open opens all splits: see [Opener.OpenSplit]. Unless p is nil, they are opened for a mount: Open refuses
 // a file that a process has open for writing, see [blob.Unwritten].
-func Open(c *config.Config, p *Progress) ([]*Dataset, error) {
+func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
 	var all []*Dataset
-	for _, s := range c.Splits {
-		d, err := open(s, c.Memory, nil, p)
+	for _, s := range o.Config.Splits {
+		d, err := o.open(s, nil, p)
 		if err != nil {
 			return nil, err
 		}
@@ -62,15 +70,17 @@ func Open(c *config.Config, p *Progress) ([]*Dataset, error) {
 
 // OpenPath opens one split of the configuration by its path in a mount: "train", or "train/rank=3,world=8" for the split under
 // settings.
-func OpenPath(c *config.Config, path string) (*Dataset, error) { return openPath(c, path, OpenSplit) }
+func (o *Opener) OpenPath(path string) (*Dataset, error) {
+	return openPath(o.Config, path, o.OpenSplit)
+}
 
-func openPath(c *config.Config, path string, open func(*config.Split, config.Memory) (*Dataset, error)) (*Dataset, error) {
+func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset, error)) (*Dataset, error) {
 	name, settings, _ := strings.Cut(path, "/")
 	split, err := c.Named(name)
 	if err != nil {
 		return nil, err
 	}
-	d, err := open(split, c.Memory)
+	d, err := open(split)
 	for part := range strings.FieldsFuncSeq(settings, func(r rune) bool { return r == '/' }) {
 		if err == nil {
 			d, err = d.With(part)
@@ -80,12 +90,12 @@ func openPath(c *config.Config, path string, open func(*config.Split, config.Mem
 }
 
 // OpenSplit opens and checks the token files of one split. The error names the split, and the file or the key that is wrong.
-func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil, nil) }
+func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. previous are its sources before their files changed, or nil. p is nil unless
-// the split is opened for a mount.
-func open(s *config.Split, m config.Memory, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, parts, h, err := partsOf(s, m)
+// open opens a split. previous are its sources before their files changed, or nil. If it is nil and p
+// is not, the split is opened for a mount.
+func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
+	s, parts, h, err := o.partsOf(s)
 	if err != nil {
 		return nil, err
 	}
@@ -102,15 +112,15 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array, p *Progre
 		if part.Source == len(sources) {
 			sources = append(sources, nil)
 		}
-		arrays, o := sources[part.Source], part.Options
-		o.Fingerprint = fingerprint
+		arrays, opts := sources[part.Source], part.Options
+		opts.Fingerprint = fingerprint
 		if previous != nil && len(arrays) < len(previous[part.Source]) {
-			o.Previous = previous[part.Source][len(arrays)]
+			opts.Previous = previous[part.Source][len(arrays)]
 		}
 		if p != nil {
-			o.Unwritten, o.Opened = true, func() { p.Opened.Add(1) }
+			opts.Unwritten, opts.Opened = previous == nil, p.opened
 		}
-		a, err := cache.Open(part.Files, o)
+		a, err := cache.Open(part.Files, opts)
 		if part.Name != "" && h.Arrays != nil {
 			if err == nil {
 				err = alongside(arrays[0], a)
@@ -124,13 +134,13 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array, p *Progre
 		}
 		sources[part.Source] = append(arrays, a)
 	}
-	return newDataset(s, sources, h, fingerprint.String(), nil)
+	return o.newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
 // newDataset binds token files to the settings of a split. groups are the Groups of an earlier
 // Sequence of the same split, or nil.
-func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
-	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups}
+func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
 	for _, arrays := range sources {
 		d.mains = append(d.mains, arrays[0])
@@ -180,7 +190,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 
 func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, err error) {
 	main := d.mains[i]
-	from.Main, from.Tables = main, d.Split.Tables
+	from.Main, from.Tables = main, d.tables
 	if d.groups != nil {
 		from.Groups = d.groups[i]
 	}

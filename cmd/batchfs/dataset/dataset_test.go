@@ -26,7 +26,7 @@ func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
 	must(t, err)
-	return Open(c, nil)
+	return NewOpener(c).Open(nil)
 }
 
 func mustOpen(t testing.TB, text string) []*Dataset {
@@ -45,7 +45,7 @@ func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	t.Helper()
 	c, err := flags.Load()
 	must(t, err)
-	all, err := Open(c, nil)
+	all, err := NewOpener(c).Open(nil)
 	must(t, err)
 	return all
 }
@@ -195,7 +195,7 @@ func follow(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
 	w := newWatcher(d)
-	w.memory, w.log = config.Memory{Access: "pread", PageCache: "keep"}, slog.New(slog.DiscardHandler)
+	w.opener, w.log = NewOpener(&config.Config{Memory: config.Memory{Access: "pread", PageCache: "keep"}}), slog.New(slog.DiscardHandler)
 	w.publish = func(*Dataset) error { return nil }
 	return newServed(d, w)
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -99,7 +98,7 @@ func TestSnapshotKeepsCounts(t *testing.T) {
 	c, err := s.Config()
 	must(t, err)
 	s.Splits[0].Groups[0][0]--
-	d, err := s.open(c.Splits[0], config.Memory{})
+	d, err := s.open(c.Splits[0], NewOpener(c))
 	must(t, err)
 	if got, counted := d.Sequence.RowsPerEpoch(), want[0].Sequence.RowsPerEpoch(); got != counted-1 {
 		t.Errorf("%d rows, want %d: they were counted again", got, counted-1)

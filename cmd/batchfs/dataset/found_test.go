@@ -78,7 +78,7 @@ func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	must(t, os.Rename("sft/a.bin", "sft/train.bin"))
 	c, err := (&config.Flags{Config: "config/c.toml", Data: "sft"}).Load()
 	must(t, err)
-	all, err := Open(c, nil)
+	all, err := NewOpener(c).Open(nil)
 	must(t, err)
 	b := all[0].Sequence.Batch()
 	got := batch(t, all[0].Sequence.Read, b.Bytes(), 0)

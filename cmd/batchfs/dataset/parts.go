@@ -20,14 +20,14 @@ type Part struct {
 }
 
 // Parts are the arrays of all sources of a split, the main one of each source first.
-func Parts(s *config.Split, m config.Memory) ([]Part, error) {
-	_, parts, _, err := partsOf(s, m)
+func (o *Opener) Parts(s *config.Split) ([]Part, error) {
+	_, parts, _, err := o.partsOf(s)
 	return parts, err
 }
 
 // partsOf returns a split that knows what lies beside its files, its parts, and what vocab.json says.
-func partsOf(s *config.Split, m config.Memory) (*config.Split, []Part, hint, error) {
-	files, err := s.Files()
+func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
+	files, err := s.Files(o.Remote)
 	if err != nil {
 		return nil, nil, hint{}, err
 	}
@@ -50,16 +50,18 @@ func partsOf(s *config.Split, m config.Memory) (*config.Split, []Part, hint, err
 			}
 		}
 		for n, paths := range arrays {
-			o := options(s, m, i, n, h)
-			parts = append(parts, Part{Source: i, Name: o.Beside, Files: paths, Options: o})
+			p := Part{Source: i, Files: paths, Options: options(s, o, i, n, h)}
+			p.Name = p.Options.Beside
+			parts = append(parts, p)
 		}
 	}
 	return s, parts, h, nil
 }
 
 // options returns how to open array n of source i; 0 is the main one.
-func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
-	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
+	m := by.Config.Memory
+	o := cache.Options{Remote: by.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
 		if o.GuessedDType {

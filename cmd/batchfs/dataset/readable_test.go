@@ -29,7 +29,7 @@ on_change = "follow"
 	must(t, err)
 	readable := func(split string) string {
 		i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
-		d, err := s.Readable(c.Splits[i], c.Memory)
+		d, err := s.Readable(c.Splits[i], NewOpener(c))
 		switch {
 		case errors.Is(err, syscall.ESTALE):
 			return "stale"

@@ -142,9 +142,9 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them. Token files are opened when a batch is read.
+// Sequences returns the splits of o, which has the configuration of the snapshot, as a mount shows them. Token files are opened when a batch is read.
 // Before other tokens are read, publish gets a snapshot for later workers, which it closes; s changes too.
-func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
+func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
 		mu.Lock()
@@ -158,13 +158,13 @@ func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*o
 		return publish(file)
 	}
 	var all []*Served
-	for _, split := range c.Splits {
-		d, err := s.open(split, c.Memory)
+	for _, split := range o.Config.Splits {
+		d, err := s.open(split, o)
 		if err != nil {
 			return nil, err
 		}
 		w := newWatcher(d)
-		w.mountpoint, w.memory, w.log, w.publish = s.Mountpoint, c.Memory, log, changed
+		w.mountpoint, w.opener, w.log, w.publish = s.Mountpoint, o, log, changed
 		all = append(all, newServed(d, w))
 	}
 	return all, nil
@@ -176,10 +176,11 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openPath(c, path, s.open)
+	o := NewOpener(c)
+	return openPath(c, path, func(split *config.Split) (*Dataset, error) { return s.open(split, o) })
 }
 
-func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) {
+func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Split })
 	if i < 0 {
 		return nil, fmt.Errorf("the mount has no split %s", split.Split)
@@ -191,14 +192,14 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	sources := make([][]*cache.Array, len(data.Sources))
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
-			array, err := cache.Reopen(manifest, options(split, m, i, n, data.Hint))
+			array, err := cache.Reopen(manifest, options(split, o, i, n, data.Hint))
 			if err != nil {
 				return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 			}
 			sources[i] = append(sources[i], array)
 		}
 	}
-	d, err := newDataset(&withState, sources, data.Hint, data.Fingerprint, data.Groups)
+	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.Groups)
 	if err != nil {
 		return nil, err
 	}

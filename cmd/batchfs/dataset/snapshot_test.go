@@ -50,7 +50,7 @@ func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	t.Helper()
 	c, err := s.Config()
 	must(t, err)
-	all, err := s.Sequences(c, slog.New(slog.DiscardHandler), publish)
+	all, err := s.Sequences(NewOpener(c), slog.New(slog.DiscardHandler), publish)
 	must(t, err)
 	return all
 }

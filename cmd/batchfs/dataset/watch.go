@@ -16,7 +16,6 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cmd/batchfs/config"
 	"batchfs/internal/clock"
 )
 
@@ -28,13 +27,14 @@ import (
 // A watcher is safe for concurrent use. It starts its goroutine at the first request.
 type watcher struct {
 	mountpoint string
-	memory     config.Memory
+	opener     *Opener
 	log        *slog.Logger
 	publish    func(*Dataset) error // tells later workers about a new dataset, before requests get it
 
 	view     atomic.Pointer[view]
 	used     atomic.Int64  // time of the last request, in clock.Now time
 	answered atomic.Int64  // last time a file responded to the running pass, in clock.Now time; 0 if no pass is running
+	opened   Progress      // of opening the split again
 	awake    atomic.Bool   // requests need not wait for a pass
 	urgent   chan struct{} // requests a pass now; capacity 1
 
@@ -203,7 +203,7 @@ func (w *watcher) report(file blob.Blob, err error) {
 // attempt if that fails.
 func (w *watcher) reload(v *view, changes map[blob.ChangedError]bool, pause time.Duration) {
 	old := v.dataset
-	fresh, err := open(old.Split, w.memory, old.sources, nil)
+	fresh, err := w.opener.open(old.Split, old.sources, &w.opened)
 	if err == nil {
 		err = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
 	}
@@ -260,12 +260,14 @@ func (w *watcher) handle(v *view, wrong blob.Blob, err error, cancel <-chan stru
 	return nil
 }
 
-// stalled returns how long the running pass has had no response from a file, or 0.
+// stalled returns how long the running pass, or the reload that it led to, has had no response from
+// a file, or 0.
 func (w *watcher) stalled() time.Duration {
-	if answered := w.answered.Load(); answered != 0 {
-		return time.Duration(clock.Now() - answered)
+	answered := w.answered.Load()
+	if answered == 0 {
+		return 0
 	}
-	return 0
+	return time.Duration(clock.Now() - max(answered, w.opened.last.Load()))
 }
 
 // sameArrays returns an error unless the arrays of two batches have the same names, dtypes and

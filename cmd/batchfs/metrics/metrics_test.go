@@ -50,7 +50,7 @@ func TestText(t *testing.T) {
 	shared.Sequences[3].Cursor.Store(5)
 	fh := uint64(0)
 	for range 4 {
-		shared.BeginReading(1, fh, 1, 2).End()
+		shared.BeginRead(1, fh, 1, 2, 0).End()
 	}
 	shared.Store.Buckets[16].Store(2)
 	text := Text(shared)

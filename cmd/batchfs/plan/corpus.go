@@ -144,8 +144,8 @@ func onlyWindows(s *config.Split) error {
 }
 
 func (c *corpus) find(from *config.Config, path string) error {
-	sent := from.Remote().Store.Counts.Requests.Load()
-	d, err := dataset.OpenPath(from, path)
+	opener := dataset.NewOpener(from)
+	d, err := opener.OpenPath(path)
 	if err == nil {
 		err = onlyWindows(d.Split)
 	}
@@ -158,7 +158,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	c.sequence, c.opened = d.Sequence, int(from.Remote().Store.Counts.Requests.Load()-sent)
+	c.sequence, c.opened = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split
 		if len(d.Split.Sources) > 0 {

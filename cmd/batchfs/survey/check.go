@@ -11,7 +11,6 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/blob"
-	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -86,20 +85,22 @@ type part struct {
 func (p *part) main() bool { return p.Name == "" }
 
 type check struct {
-	report Report
-	parts  []*part
-	files  []*checked
-	window int64    // of fingerprints, in numbers
-	size   int64    // of a segment, in bytes
-	state  *os.File // see openState; nil: nothing is kept
-	stderr io.Writer
+	report  Report
+	parts   []*part
+	files   []*checked
+	numbers int64    // of all main arrays opened so far
+	window  int64    // of fingerprints, in numbers
+	size    int64    // of a segment, in bytes
+	state   *os.File // see openState; nil: nothing is kept
+	stderr  io.Writer
 }
 
-// Check reads all files of splits. What is wrong with files is in the report; the error says that the splits cannot be checked, or
-// that ctx ended the check, which the next one then continues. stderr shows progress.
-func Check(ctx context.Context, splits []*config.Split, m config.Memory, o CheckOptions, stderr io.Writer) (*Report, error) {
+// Check reads all files of the splits that openers have. What is wrong with files is in the report;
+// the error says that the splits cannot be checked, or that ctx ended the check, which the next one
+// then continues. stderr shows progress.
+func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
 	c := &check{size: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
-	if err := c.open(splits, m); err != nil {
+	if err := c.open(openers); err != nil {
 		return nil, err
 	}
 	if err := c.checkDocuments(ctx); err != nil {
@@ -110,12 +111,14 @@ func Check(ctx context.Context, splits []*config.Split, m config.Memory, o Check
 		return nil, err
 	}
 	c.judge()
-	for _, s := range splits {
-		if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Split && refused[p.Kind] }) {
-			continue
-		}
-		if _, err := dataset.OpenSplit(s, m); err != nil {
-			c.found(Problem{Kind: Unmounted, Split: s.Split}, "%v", err)
+	for _, opener := range openers {
+		for _, s := range opener.Config.Splits {
+			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Split && refused[p.Kind] }) {
+				continue
+			}
+			if _, err := opener.OpenSplit(s); err != nil {
+				c.found(Problem{Kind: Unmounted, Split: s.Split}, "%v", err)
+			}
 		}
 	}
 	c.report.OK = len(c.report.Problems) == 0
@@ -132,40 +135,44 @@ func (f *checked) problem(kind string) Problem {
 }
 
 // open opens each file as an array by itself, so that a bad one does not hide the others.
-func (c *check) open(splits []*config.Split, m config.Memory) error {
-	var base int64
-	for _, s := range splits {
-		c.report.Splits = append(c.report.Splits, s.Split)
-		parts, err := dataset.Parts(s, m)
-		if err != nil {
-			return err
-		}
-		for _, described := range parts {
-			p := &part{Part: described, split: s.Split}
-			c.parts = append(c.parts, p)
-			o := p.Options
-			o.Access, o.VocabSize = blob.Pread, 0 // all tokens are compared later, and counted
-			for _, path := range p.Files {
-				f := &checked{part: p, path: path}
-				p.files, c.files = append(p.files, f), append(c.files, f)
-				a, err := cache.Open([]string{path}, o)
-				if err != nil {
-					f.failed = true
-					c.found(f.problem(Unreadable), "%v", err)
-					continue
-				}
-				f.array, f.numbers, f.base = a, numbersOf(a), base
-				c.report.Bytes += a.Bytes()
-				if p.main() {
-					c.report.Tokens += a.Len()
-					c.report.Compared = c.report.Compared || p.Options.VocabSize > 0 && isTokens(a)
-					base += f.numbers
-				}
+func (c *check) open(openers []*dataset.Opener) error {
+	for _, opener := range openers {
+		for _, s := range opener.Config.Splits {
+			c.report.Splits = append(c.report.Splits, s.Split)
+			parts, err := opener.Parts(s)
+			if err != nil {
+				return err
+			}
+			for _, described := range parts {
+				c.openPart(&part{Part: described, split: s.Split})
 			}
 		}
 	}
 	c.report.Files = len(c.files)
 	return nil
+}
+
+func (c *check) openPart(p *part) {
+	c.parts = append(c.parts, p)
+	o := p.Options
+	o.Access, o.VocabSize = blob.Pread, 0 // all tokens are compared later, and counted
+	for _, path := range p.Files {
+		f := &checked{part: p, path: path}
+		p.files, c.files = append(p.files, f), append(c.files, f)
+		a, err := cache.Open([]string{path}, o)
+		if err != nil {
+			f.failed = true
+			c.found(f.problem(Unreadable), "%v", err)
+			continue
+		}
+		f.array, f.numbers, f.base = a, numbersOf(a), c.numbers
+		c.report.Bytes += a.Bytes()
+		if p.main() {
+			c.report.Tokens += a.Len()
+			c.report.Compared = c.report.Compared || p.Options.VocabSize > 0 && isTokens(a)
+			c.numbers += f.numbers
+		}
+	}
 }
 
 func (c *check) judge() {

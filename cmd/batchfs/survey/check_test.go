@@ -16,6 +16,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -45,13 +46,13 @@ func save(t *testing.T, name string, tokens []uint16) {
 	testfiles.Write(t, map[string]string{name: string(raw)})
 }
 
-// load decodes a configuration.
-func load(t *testing.T, text string) *config.Config {
+// load returns an opener for a configuration.
+func load(t *testing.T, text string) []*dataset.Opener {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
 	testfiles.NoError(t, err)
-	return c
+	return []*dataset.Opener{dataset.NewOpener(c)}
 }
 
 const small = "[batch]\nblock_size = 16\nbatch_size = 2\ntoken_dtype = 'uint16'\nvocab_size = 100\n"
@@ -59,7 +60,7 @@ const small = "[batch]\nblock_size = 16\nbatch_size = 2\ntoken_dtype = 'uint16'\
 func checkAll(t *testing.T, text string) *Report {
 	t.Helper()
 	c := load(t, text)
-	report, err := Check(t.Context(), c.Splits, c.Memory, CheckOptions{}, io.Discard)
+	report, err := Check(t.Context(), c, CheckOptions{}, io.Discard)
 	testfiles.NoError(t, err)
 	if report.OK != (len(report.Problems) == 0) {
 		t.Errorf("ok is %v with %d problems", report.OK, len(report.Problems))
@@ -188,7 +189,7 @@ func TestCheckContinues(t *testing.T) {
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
 		k := &check{size: 8192, stderr: io.Discard}
-		testfiles.NoError(t, k.open(c.Splits, c.Memory))
+		testfiles.NoError(t, k.open(c))
 		k.chooseWindow(0)
 		return k
 	}

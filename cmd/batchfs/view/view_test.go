@@ -21,7 +21,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	t.Helper()
 	c, err := flags.Load()
 	testfiles.NoError(t, err)
-	all, err := dataset.Open(c, nil)
+	all, err := dataset.NewOpener(c).Open(nil)
 	testfiles.NoError(t, err)
 	v, err := New("")
 	testfiles.NoError(t, err)

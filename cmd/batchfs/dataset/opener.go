@@ -1,0 +1,35 @@
+package dataset
+
+import (
+	"batchfs/cache/blob"
+	"batchfs/cache/blocks"
+	"batchfs/cache/counts"
+	"batchfs/cache/store"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/sampler"
+)
+
+// An Opener opens the splits of a configuration. All that it opens shares its connections to stores,
+// its memory for blocks of objects, and its tables. It is safe for concurrent use.
+type Opener struct {
+	Config *config.Config
+	Remote *blob.Remote // may be changed until the first object is opened
+	Tables *sampler.Tables
+}
+
+// NewOpener returns an opener for a configuration, which must not change any more. It opens nothing.
+func NewOpener(c *config.Config) *Opener {
+	s, shares := c.Store, c.Shares()
+	return &Opener{
+		Config: c,
+		Remote: &blob.Remote{
+			Store: store.Options{
+				Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store),
+			},
+			Blocks: blocks.Options{
+				Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: shares.Blocks, Ahead: c.Mount.Timeout / 5,
+			},
+		},
+		Tables: sampler.NewTables(shares.Tables),
+	}
+}
