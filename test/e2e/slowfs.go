@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	gofs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // A SlowFS is a file system that passes every request through to another directory, and delays or
@@ -22,7 +24,8 @@ import (
 // SlowFS is safe for concurrent use.
 //
 // Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for
-// each element of the path below Dir, followed by a getattr.
+// each element of the path below Dir, followed by a getattr. A file name stands for the lookups of
+// that name, which also count as "lookup".
 type SlowFS struct {
 	Dir string // mountpoint
 
@@ -95,6 +98,7 @@ type slowedRequest struct {
 
 // serveSlowFS serves source at dir until its standard input ends, and then unmounts.
 func serveSlowFS(source, dir string) {
+	runtime.GOMAXPROCS(256) // because each delay occupies one
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
 	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]slowedRequest{}}
@@ -135,13 +139,15 @@ func (s *slowServer) do(command string) int {
 }
 
 // slow counts a request, waits for its delay, and returns EINTR if it should be interrupted, or OK.
+// It does not call time.Sleep, which may take a millisecond longer.
 func (s *slowServer) slow(name string) fuse.Status {
 	s.mu.Lock()
 	r := s.kinds[name]
 	r.count++
 	s.kinds[name] = r
 	s.mu.Unlock()
-	time.Sleep(r.delay)
+	for left := unix.NsecToTimespec(int64(r.delay)); r.delay > 0 && unix.Nanosleep(&left, &left) == unix.EINTR; {
+	}
 	if r.m > 0 && r.count%r.m < r.n {
 		return fuse.EINTR
 	}
@@ -153,8 +159,10 @@ func (s *slowServer) slow(name string) fuse.Status {
 func (s *slowServer) Init(*fuse.Server) {}
 
 func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	if status := s.slow("lookup"); !status.Ok() {
-		return status
+	for _, kind := range []string{"lookup", name} {
+		if status := s.slow(kind); !status.Ok() {
+			return status
+		}
 	}
 	return s.RawFileSystem.Lookup(cancel, header, name, out)
 }
