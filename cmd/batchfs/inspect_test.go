@@ -148,3 +148,15 @@ func TestInspectErrors(t *testing.T) {
 		}
 	}
 }
+
+// Inspect shows the beginning of each row, and all of it to those who say --chars.
+func TestInspectShowsTheBeginning(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("e\x00", 4000), "vocab.json": `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16"}`})
+	for chars, want := range map[string]string{"": "    " + strings.Repeat("e", 200) + "…\n", "--chars=3": "    eee…\n", "--chars=300": "    " + strings.Repeat("e", 300) + "\n"} {
+		args := strings.Fields("train 0 --set splits.train.tokens=a.bin --set batch.block_size=300 " + chars)
+		if out := inspect(t, args...); strings.Count(out, want) != 12 {
+			t.Errorf("%s: %s", chars, out)
+		}
+	}
+}

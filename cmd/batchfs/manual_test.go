@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 var manual = flag.String("manual", "", "write the manual pages and the completions of shells below this directory, as below /usr")
@@ -22,21 +24,21 @@ func TestManual(t *testing.T) {
 	}
 	path := func(name string) string {
 		path := filepath.Join(usr, name)
-		noError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testfiles.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		return path
 	}
 	root := rootCommand()
-	noError(t, root.GenBashCompletionFileV2(path("share/bash-completion/completions/batchfs"), true))
-	noError(t, root.GenZshCompletionFile(path("share/zsh/site-functions/_batchfs")))
-	noError(t, root.GenFishCompletionFile(path("share/fish/vendor_completions.d/batchfs.fish"), true))
+	testfiles.NoError(t, root.GenBashCompletionFileV2(path("share/bash-completion/completions/batchfs"), true))
+	testfiles.NoError(t, root.GenZshCompletionFile(path("share/zsh/site-functions/_batchfs")))
+	testfiles.NoError(t, root.GenFishCompletionFile(path("share/fish/vendor_completions.d/batchfs.fish"), true))
 
 	marked := escapeMarkdown(root)
 	root.DisableAutoGenTag = true
 	pages := filepath.Dir(path("share/man/man1/any"))
-	noError(t, doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "batchfs", Manual: "batchfs"}, pages))
+	testfiles.NoError(t, doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "batchfs", Manual: "batchfs"}, pages))
 	for command, words := range marked {
 		page, err := os.ReadFile(filepath.Join(pages, strings.ReplaceAll(command, " ", "-")+".1"))
-		noError(t, err)
+		testfiles.NoError(t, err)
 		shown := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(page))
 		for _, word := range words {
 			if !strings.Contains(shown, word) {
@@ -69,11 +71,4 @@ func escapeMarkdown(cmd *cobra.Command) map[string][]string {
 		}
 	}
 	return marked
-}
-
-func noError(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -2,7 +2,6 @@ package programs
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -39,30 +38,4 @@ func TestRowsOfNumPyFiles(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(config))
 	m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
 	e2e.Says(t, "36 arrays", e2e.Python, "-c", npyRows, dir, m.Dir)
-}
-
-// What datatrove and Megatron-LM wrote mounts by its name alone, and a worker that was not there when it was opened knows its documents.
-func TestDocumentsOfADataDirectory(t *testing.T) {
-	dir := t.TempDir()
-	for from, to := range map[string]string{
-		"a.ds": "train_00000.ds", "a.ds.index": "train_00000.ds.index", "a.ds.metadata": "train_00000.ds.metadata",
-		"a_text_document.bin": "val_text_document.bin", "a_text_document.idx": "val_text_document.idx",
-	} {
-		raw := e2e.Content(t, filepath.Join("../cache/testdata", from))
-		e2e.Write(t, filepath.Join(dir, to), raw)
-	}
-	m := e2e.Mount(t, "--data", dir, "--set", "batch.documents=true", "--set", "batch.order=sequential", "--set", "batch.batch_size=1",
-		"--set", "batch.block_size=20")
-	e2e.Kill(t, m, m.AwaitWorker(t))
-	// Documents of 7 tokens: rows of 20 begin at 0, 20, 40 and 60.
-	const show = `import sys, numpy as np
-for row in np.load(sys.argv[1])[:4, 0]: print(*row)`
-	want := ""
-	for _, row := range []string{"0 7 14", "0 1 8 15", "0 2 9 16", "0 3 10 17"} {
-		want += row + strings.Repeat(" 20", 21-len(strings.Fields(row))) + "\n"
-	}
-	for _, split := range []string{"train", "val"} {
-		e2e.Equal(t, split, e2e.Run(t, e2e.Python, "-c", show, m.Path(split+"/batches.cu_seqlens.npy")), want)
-	}
-	e2e.Run(t, "cmp", m.Path("train/batches.bin"), m.Path("val/batches.bin"))
 }
