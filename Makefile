@@ -61,7 +61,7 @@ pictures:
 	examples/pictures top examples/top.svg
 
 # What is held to times and memory outside test/soak.
-LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop
+LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop|TestManyShards|TestManyShardsAreAsFastAsFew|TestReadersShareAReload|TestOneOfSeveralFilesChanges
 
 soak:
 	@.ci/setup test

@@ -456,6 +456,20 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 				e2e.Equal(t, fmt.Sprintf("put back, batch %d", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), before[k])
 			}
 			e2e.Equal(t, "put back, next goes on with", h.Do("read 0 0 512"), before[1])
+
+			unread := filepath.Join(dir, "train64.bin")
+			e2e.NoError(t, os.Link(unread, unread+".old"))
+			opens := func() bool {
+				f, err := os.Open(m.Path("train/batch/0"))
+				f.Close()
+				return err == nil
+			}
+			e2e.ReplaceFile(t, unread, e2e.VersionOf(3, 20_000))
+			began := time.Now()
+			e2e.Await(t, "an error because a file has changed that nobody reads", func() bool { return !opens() })
+			e2e.InTime(t, "to notice that", time.Since(began), 2*time.Second)
+			e2e.NoError(t, os.Rename(unread+".old", unread))
+			e2e.Await(t, "batches after it was put back", opens)
 		})
 	}
 }

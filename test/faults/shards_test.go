@@ -6,29 +6,58 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"batchfs/internal/wait"
 	"batchfs/test/e2e"
 )
 
-// Shards are files of one row each. A batch is read from shardRows of them, in order.
+// Shards are files of one row each. A batch is read from shardRows of them, in order. A mount is
+// one of two ranks, so with a multiple of 2*shardRows shards no batch is read from the last one.
 const shardRows = 8
 
-var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", fmt.Sprint("batch.batch_size=", shardRows)}
+var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", "batch.world=2",
+	"--set", fmt.Sprint("batch.batch_size=", shardRows)}
 
-// slowShards makes n shards in a file system that can be slow, and returns the settings to mount them with.
-func slowShards(t *testing.T, n int) (slow *e2e.SlowFS, dir string, settings []string) {
-	t.Helper()
-	dir = t.TempDir()
-	for i := range n {
-		e2e.Write(t, filepath.Join(dir, fmt.Sprintf("%06d.bin", i)), e2e.VersionOf(i%6, 65))
-	}
-	slow = e2e.NewSlowFS(t, dir)
-	return slow, dir, slices.Concat(shardSettings, []string{"--set", "splits.train.tokens=" + slow.Dir + "/*.bin"})
+// shards are n shards in a file system that can be slow, and the settings to mount them with.
+type shards struct {
+	slow     *e2e.SlowFS
+	n        int
+	last     string // name of the last shard
+	settings []string
 }
 
-// openNext opens next of a mount of shards, and returns a function that reads a batch and returns how long that took.
+func slowShards(t *testing.T, n int) *shards {
+	t.Helper()
+	dir, s := t.TempDir(), &shards{n: n}
+	for i := range n {
+		s.last = fmt.Sprintf("%06d.bin", i)
+		e2e.Write(t, filepath.Join(dir, s.last), e2e.VersionOf(i%6, 65))
+	}
+	s.slow = e2e.NewSlowFS(t, dir)
+	s.settings = slices.Concat(shardSettings, []string{"--set", "splits.train.tokens=" + s.slow.Dir + "/*.bin"})
+	return s
+}
+
+// requested returns how many lookups of shards have been made for requests so far. The last shard is
+// looked up only when all of them are, so its lookups tell how often that was. It waits for a moment
+// at which that is not being done.
+func (s *shards) requested(t *testing.T) (lookups int) {
+	t.Helper()
+	e2e.Await(t, "a pause between passes", func() bool {
+		before := s.slow.Count(t, "lookup")
+		time.Sleep(300 * time.Millisecond)
+		passes, all := s.slow.Count(t, s.last), s.slow.Count(t, "lookup")
+		lookups = all - passes*s.n
+		return all == before
+	})
+	return lookups
+}
+
+// openNext opens next of a mount of shards, and returns a function that reads a batch and returns how
+// long that took.
 func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	t.Helper()
 	file := e2e.Must(os.Open(filepath.Join(mountpoint, "train/next")))(t)
@@ -50,21 +79,103 @@ func TestManyShards(t *testing.T) {
 	if e2e.InSoak() {
 		n, reads, request, delay = 100_000, 2000, "getattr", 300*time.Microsecond
 	}
-	slow, _, settings := slowShards(t, n)
-	slow.Delay(t, request, delay)
+	s := slowShards(t, n)
+	s.slow.Delay(t, request, delay)
 	mountpoint, began := t.TempDir(), time.Now()
 	inTerminal := []string{e2e.Python, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"}
 	mount := []string{e2e.Batchfs, "mount", "-d", "--log", filepath.Join(t.TempDir(), "log"), mountpoint}
-	out := e2e.Run(t, slices.Concat(inTerminal, mount, settings)...)
+	out := e2e.Run(t, slices.Concat(inTerminal, mount, s.settings)...)
 	t.Cleanup(func() { e2e.Run(t, e2e.Batchfs, "unmount", mountpoint) })
 	t.Logf("to open %d files took %v", n, time.Since(began))
 	if !regexp.MustCompile(fmt.Sprintf(`opened [1-9]\d* of %d files`, n)).MatchString(out) {
 		t.Errorf("mount said %q", out)
 	}
-	slow.Delay(t, "open", 0)
+	s.slow.Delay(t, "open", 0)
 	read, slowest := openNext(t, mountpoint), time.Duration(0)
 	for range reads {
 		slowest = max(slowest, read())
 	}
 	t.Logf("the slowest of %d reads took %v", reads, slowest)
+}
+
+// Batches come as fast from many shards as from few, although it takes long to check many. Requests
+// look up the same number of files, and none waits until all have been checked.
+func TestManyShardsAreAsFastAsFew(t *testing.T) {
+	e2e.Long(t)
+	const batches, rounds, hang = 50, 5, 5 * time.Second
+	var all [2]*shards
+	var reads [2]func() time.Duration
+	var requested [2]int
+	var slowest [2]time.Duration
+	for i, n := range []int{96, 10_000} {
+		s := slowShards(t, n)
+		all[i] = s
+		s.slow.Delay(t, "getattr", 300*time.Microsecond)
+		m := e2e.Mount(t, s.settings...)
+		s.slow.Delay(t, s.last, hang)
+		began := time.Now()
+		reads[i] = openNext(t, m.Dir)
+		reads[i]()
+		first := time.Since(began)
+		e2e.InTime(t, fmt.Sprintf("the first batch of %d shards", n), first, time.Second)
+		if first >= hang {
+			t.Errorf("the first batch of %d shards took %v: it waited until all were checked", n, first)
+		}
+		s.slow.Delay(t, s.last, 0)
+	}
+	for i, s := range all {
+		requested[i] = s.requested(t)
+	}
+	var ratios []float64
+	for range rounds {
+		var took [2]time.Duration
+		for range batches { // in turns, so that whatever else this machine does slows both
+			for i, read := range reads {
+				one := read()
+				if took[i], slowest[i] = took[i]+one, max(slowest[i], one); one > 2*time.Second {
+					t.Fatalf("a batch of %d shards took %v", all[i].n, one) // to check them one by one takes 3 s
+				}
+			}
+		}
+		ratios = append(ratios, took[0].Seconds()/took[1].Seconds())
+	}
+	slices.Sort(ratios)
+	for i, s := range all {
+		requested[i] = (s.requested(t) - requested[i]) / (batches * rounds)
+		e2e.InTime(t, fmt.Sprintf("the slowest batch of %d shards", s.n), slowest[i], time.Second)
+	}
+	t.Logf("rates of many shards, compared with few: %.2f; lookups of a batch: %d", ratios, requested)
+	if ratios[rounds/2] < 0.8 || requested[0] != requested[1] {
+		t.Errorf("the rate is %.2f of that of few shards; lookups of a batch: %d", ratios[rounds/2], requested)
+	}
+}
+
+// While the check of one shard gives no answer, doctor, list and metrics say so, and the other shards are
+// read as ever.
+func TestHangingCheck(t *testing.T) {
+	t.Parallel()
+	const hang = 10 * time.Second
+	s := slowShards(t, 96)
+	m := e2e.Mount(t, s.settings...)
+	s.slow.Delay(t, s.last, hang)
+	read, done := openNext(t, m.Dir), make(chan time.Duration)
+	go func() {
+		for slowest := time.Duration(0); ; slowest = max(slowest, read()) {
+			select {
+			case done <- slowest:
+				return
+			default:
+			}
+		}
+	}()
+	e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
+	e2e.Await(t, "list and metrics to say so", func() bool {
+		return strings.Contains(e2e.Run(t, e2e.PlainBatchfs, "list"), m.Dir+"  stuck") &&
+			!strings.Contains(e2e.Run(t, "cat", m.Path("metrics")), "\nbatchfs_longest_wait_seconds 0\n")
+	})
+	s.slow.Delay(t, s.last, 0)
+	e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
+	if slowest := wait.For(t, "the end of the reader", done); slowest > hang/2 {
+		t.Errorf("a batch of other shards took %v", slowest)
+	}
 }
