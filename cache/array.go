@@ -11,6 +11,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -29,8 +30,8 @@ type Array struct {
 	documents *Documents // nil if Options did not ask, or no file says where they end
 	unleased  string     // see Unleased
 
-	followed []*blob.Object // of these the store is asked in turn, one a second
-	asked    atomic.Int64   // how often it was
+	followed []storeBlob  // of these the store is asked in turn, one a second
+	asked    atomic.Int64 // how often it was
 
 }
 
@@ -183,7 +184,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	}
 	*list = todo
 	if len(a.shards) > 1 {
-		blob.SortRanges(todo) // each file is opened once then
+		localfile.SortRanges(todo) // each file is opened once then
 	}
 	for len(todo) > 0 {
 		s := a.shardAt(todo[0].From / a.width)
@@ -230,11 +231,30 @@ func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
 	}
 }
 
-// Want says that windows will be read soon, after the windows of earlier calls, so that what lies in a store is fetched meanwhile. It does not
-// wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
-func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
-	for s, r := range a.parts(a.span(w)) {
-		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {
+// A storeBlob is a blob that is read from a store, through cache blocks.
+type storeBlob interface {
+	Range(from, to int64) blocks.ObjectRange
+	Look() // revalidates the blob, for Check
+}
+
+// objectRanges returns what objects of a store hold of the bytes [from, to) of the array, and the
+// shards of these objects.
+func (a *Array) objectRanges(from, to int64) iter.Seq2[*shard, blocks.ObjectRange] {
+	return func(yield func(*shard, blocks.ObjectRange) bool) {
+		for s, r := range a.parts(from, to) {
+			if b, ok := s.blob.(storeBlob); ok && !yield(s, b.Range(r.From, r.To)) {
+				return
+			}
+		}
+	}
+}
+
+// Prefetch has a window fetched that lies in a store, after the windows of earlier calls, and does not
+// wait. It returns false if there is no room yet for all of it: the caller must then repeat the call
+// later.
+func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
+	for _, r := range a.objectRanges(a.span(w)) {
+		if !r.Prefetch(d) {
 			return false
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // A Fingerprint covers the name, the size and a sample of the content of each file that [Open] adds, in the order of the calls. It is not
@@ -34,7 +35,7 @@ func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Ha
 func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (blob.Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
-	s, err := blob.NewSample(content, size, f.blocks, func(off int64, block []byte) {
+	s, err := localfile.NewSample(content, size, f.blocks, func(off int64, block []byte) {
 		f.sum.Write(block)
 		look(off, block)
 	})

@@ -66,8 +66,8 @@ type File struct {
 	unleased string // file, or its index, whose writers are not known; empty in a manifest
 }
 
-// atOnce is how many files are opened at the same time: a store takes long to answer.
-const atOnce = 32
+// maxParallelOpens is how many files are opened at the same time, because a store takes long to answer.
+const maxParallelOpens = 32
 
 // Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
 // file: that it cannot be read, is no regular file, is empty, ends in the middle of an element, is being overwritten, or is no file
@@ -76,7 +76,7 @@ func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
 	var unleased string
-	for some := range slices.Chunk(paths, atOnce) {
+	for some := range slices.Chunk(paths, maxParallelOpens) {
 		files, errs, parts := make([]File, len(some)), make([]error, len(some)), make([]bytes.Buffer, len(some))
 		var all sync.WaitGroup
 		for i, path := range some {
@@ -165,7 +165,7 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 	if !o.Unwritten {
 		return nil
 	}
-	known, err := blob.Unwritten(path, content)
+	known, err := blob.Unwritten(content)
 	if !known {
 		f.unleased = path
 	}
@@ -234,8 +234,8 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	}
 	if o.Follow {
 		for file := range a.Blobs() {
-			if remote, ok := file.(*blob.Object); ok {
-				a.followed = append(a.followed, remote)
+			if b, ok := file.(storeBlob); ok {
+				a.followed = append(a.followed, b)
 			}
 		}
 	}

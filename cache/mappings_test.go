@@ -11,6 +11,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/counts"
+	"batchfs/cache/localfile"
 )
 
 // Under Remap, a read maps each file once, and unmaps it. Reads meanwhile, of that file and of others, map nothing and do not wait,
@@ -31,7 +32,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 	}
 	read := func(ws []array.Window, mapped, busy int64, visit func()) {
 		t.Helper()
-		blob.Remaps = new(counts.Remaps)
+		localfile.Remaps = new(counts.Remaps)
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
 			if w := ws[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, 2)) {
 				return fmt.Errorf("window %+v holds %x", w, raw)
@@ -39,7 +40,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 			visit()
 			return nil
 		}))
-		if m, b := blob.Remaps.Mapped.Load(), blob.Remaps.Busy.Load(); m != mapped || b != busy {
+		if m, b := localfile.Remaps.Mapped.Load(), localfile.Remaps.Busy.Load(); m != mapped || b != busy {
 			t.Errorf("%d windows: %d reads of a file mapped it, and %d found another mapping; want %d and %d", len(ws), m, b, mapped, busy)
 		}
 	}

@@ -1,28 +1,28 @@
+// Package blob reads named strings of bytes: local files, and objects in a store.
 package blob
 
 import (
-	"cmp"
-	"fmt"
 	"io"
-	"slices"
-	"syscall"
-	"time"
+	"os"
+
+	"batchfs/cache/localfile"
 )
 
-// Access is a way to fetch the bytes of a window. Accesses differ in cost and in what stays resident, not in the bytes.
-type Access string
+// These types describe local files and objects alike.
+type (
+	Access       = localfile.Access
+	Range        = localfile.Range
+	Identity     = localfile.Identity
+	Sample       = localfile.Sample
+	ChangedError = localfile.ChangedError
+)
 
+// These are the ways to read a file. An object is read in the same way under any of them.
 const (
-	// Remap opens, maps, copies and unmaps in every read, one read at a time. Others use Pread meanwhile.
-	Remap Access = "remap"
-	// Advise keeps a mapping and gives back the pages that a read touched.
-	Advise Access = "advise"
-	// Pread opens, reads each window with pread and closes.
-	Pread Access = "pread"
-	// Map keeps a mapping and gives nothing back: the process grows to the size of the file.
-	Map Access = "map"
-	// Of blocks, which are small and many: to map one, or to open it, for each row would cost more than the row. It keeps a descriptor.
-	stayOpen Access = "pread, open"
+	Remap  = localfile.Remap
+	Advise = localfile.Advise
+	Pread  = localfile.Pread
+	Map    = localfile.Map
 )
 
 // A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and
@@ -54,63 +54,11 @@ type Content interface {
 	io.Closer
 }
 
-// A Range is the bytes [From, To) of a blob. Index is the caller's.
-type Range struct {
-	From, To int64
-	Index    int
-}
-
-// SortRanges puts ranges in the order in which they begin.
-func SortRanges(ranges []Range) {
-	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-}
-
-// An Identity tells a file from another one at the same path, and from the same file before a write. Compare with ==.
-type Identity struct {
-	Dev, Ino  uint64
-	Size      int64 // bytes
-	Sec, Nsec int64 // time of the last change to the content, since 1970
-
-	ETag string // of an object in a store, which has only that and a size
-}
-
-// overwrittenBy reports whether now is the same file, changed in another way than by appending.
-func (was Identity) overwrittenBy(now Identity) bool {
-	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
-}
-
-// renumbered reports whether now may be the same file under another number.
-func (was Identity) renumbered(now Identity) bool {
-	was.Dev, was.Ino = now.Dev, now.Ino
-	return now == was
-}
-
-// A ChangedError says that the token file at Path is not the one that was opened, and How it differs. errors.Is(err,
-// syscall.ESTALE) holds for it.
-type ChangedError struct {
-	Path string
-	How  string
-	Now  Identity // identity of the file that is there now; zero for an object
-}
-
-func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one (on_change = \"follow\" does that without a new mount)", e.Path, e.How)
-}
-
-func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
-
-func compare(path string, was, now Identity) error {
-	if now == was {
-		return nil
+// Unwritten returns an error if a process has an open blob open for writing. known is false if that
+// cannot be determined: see [localfile.CheckNoWriters].
+func Unwritten(content Content) (known bool, err error) {
+	if f, ok := content.(*os.File); ok {
+		return localfile.CheckNoWriters(f)
 	}
-	e := &ChangedError{Path: path, Now: now}
-	switch {
-	case now.Size != was.Size:
-		e.How = fmt.Sprintf("%d bytes, was %d", now.Size, was.Size)
-	case now.Ino != was.Ino || now.Dev != was.Dev:
-		e.How = "another file stands in its place"
-	default:
-		e.How = fmt.Sprintf("written to at %s", time.Unix(now.Sec, now.Nsec).UTC().Format(time.RFC3339Nano))
-	}
-	return e
+	return true, nil // an object is never written to, only replaced
 }

@@ -14,12 +14,13 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its connections
-// and its memory for blocks. It touches nothing before the first object is opened, and is safe for concurrent use.
+// A Remote is where objects are read from, and how their blocks are cached. All blobs of one Remote
+// share its connections and its memory for blocks. A Remote touches nothing before the first object is
+// opened, and is safe for concurrent use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
-	Log    *slog.Logger // of a directory of blocks that fails; nil: slog.Default
+	Log    *slog.Logger // log for a block directory that fails; nil: slog.Default
 
 	mu      sync.Mutex               // guards the fields below
 	clients map[string]*store.Client // by scheme

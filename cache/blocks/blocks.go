@@ -1,10 +1,11 @@
-// Package blocks keeps blocks of objects near those who read them: a few in memory, and many as files of a directory that all
+// Package blocks caches blocks of objects: a few in memory, and many as files of a directory that all
 // processes of a user share.
 //
-// A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
-// readers want it. A fetched block is served from memory and written to the directory meanwhile. A full directory
-// evicts no block that its readers need: they read every block once an epoch, so replacing one would only mean to fetch more.
-// Blocks that no reader needs make room: see Share.
+// A block is read from the directory if it is there, and fetched from the store otherwise: once,
+// however many readers need it. A fetched block is served from memory and written to the directory
+// meanwhile. A full directory evicts no block that its readers need: they read every block once an
+// epoch, so replacing one would only cause more fetches. Blocks that no reader needs make room: see
+// WorkingSet.
 package blocks
 
 import (
@@ -15,16 +16,16 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"batchfs/cache/counts"
+	"batchfs/cache/localfile"
 	"batchfs/cache/store"
 )
 
-// Options say where blocks are kept.
+// Options configure a Cache.
 type Options struct {
 	Dir        string // directory that all processes of a user share on this host; empty: none
 	Shared     bool   // whether a group, whose members are trusted, may use Dir
@@ -36,124 +37,122 @@ type Options struct {
 	// does not hold memory for long during an outage; 0: none.
 	Ahead time.Duration
 
-	Counts *counts.Blocks // counters of reads; nil: each cache has its own
-	Writes *counts.Writes // counters of fetched blocks; nil: each cache has its own
+	Counts Counts // zero: each cache has its own
 }
 
-// Slots is how many blocks are in memory at most.
-func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
+// Counts are the counters of a cache. Shared memory holds them in two places.
+type Counts struct {
+	*counts.Blocks
+	*counts.Writes
+}
+
+// MaxBuffers returns the maximum number of blocks in memory.
+func (o Options) MaxBuffers() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
 
-// A Cache keeps blocks of objects. It is safe for concurrent use.
+// A Cache caches blocks of objects. It is safe for concurrent use.
 type Cache struct {
 	o    Options
-	disk *disk
-
-	counts *counts.Blocks
-	writes *counts.Writes
+	disk *disk // nil if there is no directory
 
 	mu      sync.Mutex
-	changed sync.Cond      // a slot may be free, or a write has ended; its lock is mu
-	entries map[key]*entry // blocks wanted, loading or in memory; guarded by mu, like all below
-	recent  list.List      // entries (*entry) in memory, the least recently wanted first
-	free    [][]byte       // unused slots
-	taken   int            // slots in use
-	queue   []*entry       // blocks to prefetch that have no slot yet
-	pending []*entry       // blocks to be written, oldest first
-	writing bool           // a goroutine is writing them
-	began   time.Time      // when the current write began
+	changed sync.Cond           // a buffer may be free, or a write has ended; its lock is mu
+	cached  map[key]*cacheBlock // blocks queued, loading or in memory; guarded by mu, like all below
+	recent  list.List           // blocks (*cacheBlock) in memory, the least recently read first
+	free    [][]byte            // unused buffers
+	taken   int                 // buffers in use
+	queue   []*cacheBlock       // blocks to prefetch that have no buffer yet
+	pending []*cacheBlock       // blocks to be written, oldest first
+	writing bool                // a goroutine is writing them
+	began   time.Time           // when the current write began
 }
 
-// These errors are the reasons why a fetched block was not written. Any other error means that the
-// directory failed.
+// A fetched block is written to the directory, or is not for one of these reasons. Any other error
+// means that the directory failed.
 var (
 	errPresent = errors.New("another process has written the block already")
 	ErrFull    = errors.New("store.cache_dir has no more room")
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// note counts the outcome of writing a block, and returns it, or nil if the directory has the
-// block.
-func (c *Cache) note(outcome error) error {
+// count counts the outcome of writing a block, and returns it, or nil if the directory has the block.
+func (c *Cache) count(outcome error) error {
 	switch {
 	case outcome == nil:
 	case errors.Is(outcome, errPresent):
-		c.writes.Present.Add(1)
+		c.o.Counts.Present.Add(1)
 		return nil
 	case errors.Is(outcome, ErrFull):
-		c.counts.Full.Add(1)
+		c.o.Counts.Full.Add(1)
 	case errors.Is(outcome, ErrSlow):
-		c.writes.Slow.Add(1)
+		c.o.Counts.Slow.Add(1)
 	default:
-		c.writes.Failed.Add(1)
+		c.o.Counts.Failed.Add(1)
 	}
 	return outcome
 }
 
 // A key names a block.
 type key struct {
-	object *Object
+	object *CachedObject
 	index  int64
 }
 
-// An entry is a block that is wanted ahead, loading or in memory.
-type entry struct {
-	key     key
-	done    chan struct{} // closed when loading ends; the fields down to loaded are set before that
-	err     error         // error of the fetch
-	bytes   []byte        // content, in a slot; nil if a file has it, or loading failed
-	ahead   bool          // loading began before a reader waited for the block
-	loaded  time.Time
-	queued  bool          // waits to be prefetched; guarded by Cache.mu, like all fields below
-	refs    int           // readers, plus one while it is being written
-	read    bool          // a reader has asked for it
-	needs   []need        // streams that need it, and when
-	pending bool          // waits to be written, or is being written
-	outcome error         // reason why the directory lacks it; nil while pending or if written
-	at      *list.Element // position in Cache.recent; nil unless in memory
+// A cacheBlock is a block that is queued, loading or in memory.
+type cacheBlock struct {
+	key        key
+	done       chan struct{} // closed when loading ends; the fields down to loaded are set before that
+	err        error         // error of the fetch
+	bytes      []byte        // content, in a buffer; nil if a file has it, or loading failed
+	prefetched bool          // loading began before a reader waited for the block
+	loaded     time.Time
+	queued     bool            // waits to be prefetched; guarded by Cache.mu, like all fields below
+	refs       int             // readers, plus one while it is being written
+	read       bool            // a reader has asked for it
+	needs      []need          // streams that need it, and when
+	pending    bool            // waits to be written, or is being written
+	outcome    error           // reason why the directory lacks it; nil while pending or if written
+	file       *localfile.File // file that this process wrote; nil if none
+	at         *list.Element   // position in Cache.recent; nil unless in memory
 }
 
 // New returns a cache. It does not touch the directory.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(counts.Blocks)), writes: cmp.Or(o.Writes, new(counts.Writes))}
+	o.Counts = cmp.Or(o.Counts, Counts{new(counts.Blocks), new(counts.Writes)})
+	c := &Cache{o: o, cached: map[key]*cacheBlock{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
-		c.disk.none = Share{disk: c.disk, Blocks: 1000}
+		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, sets: map[string]*WorkingSet{}}
+		c.disk.none = WorkingSet{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
 
-// An Object is an object whose blocks are kept.
-type Object struct {
+// A CachedObject is an object whose blocks are cached. It is safe for concurrent use.
+type CachedObject struct {
 	store.Object
-	cache    *Cache
-	identity identity
-	fetch    Fetch
-	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
+	cache         *Cache
+	identity      identity
+	fetch         Fetch
+	dropPageCache bool
+
+	// files are the files of blocks that this process wrote or verified, by index. A block gets its
+	// file here when it leaves memory. A read that finds a file needs no lock.
+	files []atomic.Pointer[localfile.File]
 }
 
-// Object returns an object of the store at an endpoint, for its blocks to be read.
-func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
-	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
-	if c.disk != nil {
-		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
-	}
-	return of
+// Object returns an object of the store at an endpoint, whose blocks fetch fetches. If dropPageCache
+// is true, each read of a block file drops the pages that it read from the page cache.
+func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
+	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
+		identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
+	object.files = make([]atomic.Pointer[localfile.File], (o.Size+c.o.BlockBytes-1)/c.o.BlockBytes)
+	return object
 }
 
-// Blocks is the number of blocks.
-func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o.cache.o.BlockBytes }
-
-// BlockBytes is the size of each block but the last.
-func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
-
-// Counts are the counts of the object's cache.
-func (o *Object) Counts() *counts.Blocks { return o.cache.counts }
-
-// Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
+// Holding returns the blocks of size bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {
 	return func(yield func(int64) bool) {
 		for i := from / size; i*size < to && yield(i); i++ {
@@ -161,151 +160,252 @@ func Holding(from, to, size int64) iter.Seq[int64] {
 	}
 }
 
-// bounds are the bytes of a block.
-func (k key) bounds() (from, to int64) {
-	from = k.index * k.object.cache.o.BlockBytes
-	return from, min(from+k.object.cache.o.BlockBytes, k.object.Size)
+// An ObjectRange is the bytes [From, To) of an object.
+type ObjectRange struct {
+	Object   *CachedObject
+	From, To int64
 }
 
-// IsOnDisk reports whether this process knows that the directory has a block.
-func (o *Object) IsOnDisk(index int64) bool {
-	return o.onDisk != nil && o.onDisk[index].Load() != nil
+// Blocks returns the indexes of the blocks that hold the range.
+func (r ObjectRange) Blocks() iter.Seq[int64] {
+	return Holding(r.From, r.To, r.Object.cache.o.BlockBytes)
 }
 
-// Forget says that the file of a block is not what it was, or is gone.
-func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
+// Block returns the range of a block.
+func (o *CachedObject) Block(index int64) ObjectRange {
+	from := index * o.cache.o.BlockBytes
+	return ObjectRange{o, from, min(from+o.cache.o.BlockBytes, o.Size)}
+}
 
-// file returns a block that the directory is known to have.
-func (o *Object) file(index int64) (b Block, ok bool) {
-	if !o.IsOnDisk(index) {
-		return b, false
+func (k key) bytes() int64 {
+	block := k.object.Block(k.index)
+	return block.To - block.From
+}
+
+// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during
+// the call only. An error of visit ends the read and is returned. If the file of a block turns out to
+// be damaged, the ranges in that block are visited again. Read may change ranges.
+func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw []byte) error) (err error) {
+	localfile.SortRanges(ranges) // so that each block is fetched once
+	for _, r := range ranges {   // all at once, as far as there is room
+		if !(ObjectRange{o, r.From, r.To}).Prefetch(Demand{}) {
+			break
+		}
 	}
-	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
-	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
-	return b, b.Stat != nil
+	for len(ranges) > 0 && err == nil {
+		index, n := ranges[0].From/o.cache.o.BlockBytes, 0
+		for block := o.Block(index); n < len(ranges) && ranges[n].From >= block.From && ranges[n].To <= block.To; {
+			n++
+		}
+		if n > 0 {
+			err = o.readBlock(index, ranges[:n], visit)
+		} else {
+			n, err = 1, o.readAcross(ranges[0], visit)
+		}
+		ranges = ranges[n:]
+	}
+	return err
 }
 
-// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them as long as its Stat is the same.
-type Block struct {
-	Bytes []byte
-	File  string
-	Stat  *Stat
-	entry *entry
+// readAcross reads a range that lies in several blocks.
+func (o *CachedObject) readAcross(r localfile.Range, visit func(int, []byte) error) error {
+	var parts []localfile.Range
+	for index := range (ObjectRange{o, r.From, r.To}).Blocks() {
+		block := o.Block(index)
+		from := max(r.From, block.From)
+		parts = append(parts, localfile.Range{From: from, To: min(r.To, block.To), Index: int(from - r.From)})
+	}
+	whole := make([]byte, r.To-r.From)
+	err := o.Read(parts, func(at int, raw []byte) error {
+		copy(whole[at:], raw)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return visit(r.Index, whole)
 }
 
-// Release says that the block is needed no more.
-func (b Block) Release() {
-	if b.entry != nil {
-		b.entry.key.object.cache.release(b.entry)
+// maxTries limits how often one read may find another file in place of a block's.
+const maxTries = 5
+
+// readBlock reads ranges that lie in one block: from its file if that is known, and from memory
+// otherwise. If the file is not what it was, readBlock fetches the block and visits all ranges again.
+func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit func(int, []byte) error) error {
+	first := o.Block(index).From
+	for i := range ranges {
+		ranges[i].From -= first
+		ranges[i].To -= first
+	}
+	for try := 1; ; try++ {
+		if f := o.files[index].Load(); f != nil {
+			var refused error
+			err := f.Read(ranges, func(i int, raw []byte) error {
+				refused = visit(i, raw)
+				return refused
+			})
+			if err == nil || errors.Is(err, refused) {
+				o.cache.o.Counts.Hits.Add(1)
+				return err
+			}
+			o.files[index].CompareAndSwap(f, nil)
+			if try == maxTries {
+				return err
+			}
+		}
+		b, err := o.get(index)
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			defer o.cache.release(b)
+			for _, r := range ranges {
+				if err := visit(r.Index, b.bytes[r.From:r.To]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
 	}
 }
 
-// Get returns a block. The caller releases it, waits for no other one meanwhile, and counts a hit if it reads a file.
-func (o *Object) Get(index int64) (Block, error) {
+// Release closes the files of blocks that stay open between reads. While one is open, the space of a
+// deleted file is not freed.
+func (o *CachedObject) Release() {
+	for i := range o.files {
+		if f := o.files[i].Load(); f != nil {
+			f.Release()
+		}
+	}
+}
+
+// get returns a block in memory, which it loads unless it is there, or nil if the block's file is
+// known. The caller must release the block, and must not wait for another one meanwhile.
+func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
-	e := c.entries[k]
-	if e == nil || e.queued {
-		if b, ok := o.file(index); ok {
+	b := c.cached[k]
+	if b == nil || b.queued {
+		if o.files[index].Load() != nil {
 			c.mu.Unlock()
-			return b, nil
+			return nil, nil
 		}
-		if e == nil {
-			e = c.add(k, nil)
+		if b == nil {
+			b = c.add(k, nil)
 		} else {
-			c.unqueue(e)
+			c.unqueue(b)
 		}
-		go c.load(e)
-	} else if e.at != nil {
-		c.recent.MoveToBack(e.at)
+		go c.load(b)
+	} else if b.at != nil {
+		c.recent.MoveToBack(b.at)
 	}
-	e.refs++
-	e.read = true
+	b.refs++
+	b.read = true
 	c.mu.Unlock()
 	began, waited := time.Now(), false
 	select {
-	case <-e.done:
+	case <-b.done:
 	default:
 		waited = true
-		<-e.done
+		<-b.done
 	}
 	switch {
-	case e.bytes == nil:
-		c.release(e)
-		if e.err != nil && !e.ahead {
-			return Block{}, e.err
+	case b.bytes == nil:
+		c.release(b)
+		if b.err != nil && !b.prefetched {
+			return nil, b.err
 		}
-		return o.Get(index) // of a file, or with all of the time that it may take
+		return o.get(index) // its file is known now, or it is fetched without the timeout of a prefetch
 	case waited:
-		c.counts.Waits.Add(1)
-		c.counts.Waited.Add(int64(time.Since(began)))
+		c.o.Counts.Waits.Add(1)
+		c.o.Counts.Waited.Add(int64(time.Since(began)))
 	default:
-		c.counts.Hits.Add(1)
+		c.o.Counts.Hits.Add(1)
 	}
-	return Block{Bytes: e.bytes, entry: e}, nil
+	return b, nil
 }
 
-// Keep fetches a block unless the directory has it, and waits until it is written there. It returns
-// the store's error, ErrFull, ErrSlow, or the failure of the directory. Without a directory, Keep
-// only fetches the block.
-func (o *Object) Keep(index int64) error {
+// Persist fetches a block unless the directory has it, and waits until it is written there. It
+// returns the store's error, ErrFull, ErrSlow, or the failure of the directory.
+func (o *CachedObject) Persist(index int64) error {
 	began, c := time.Now(), o.cache
-	b, err := o.Get(index)
-	if err != nil || b.entry == nil || c.disk == nil {
+	b, err := o.get(index)
+	if b == nil {
 		return err
 	}
-	defer b.Release()
-	e := b.entry
+	defer c.release(b)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e.outcome != nil && (errors.Is(e.outcome, ErrSlow) || e.loaded.Before(began)) {
-		// Try again: a caller waits for the write now, and the block may belong to a share that
-		// makes room.
-		c.pend(e)
+	if b.outcome != nil && (errors.Is(b.outcome, ErrSlow) || b.loaded.Before(began)) {
+		// Try again: a caller waits for the write now, and the block may belong to a working set
+		// that makes room.
+		c.enqueueWrite(b)
 	}
-	for e.pending && !c.stuck(patience) {
+	for b.pending && !c.stuck(persistTimeout) {
 		c.wait()
 	}
-	if e.pending {
+	if b.pending {
 		return fmt.Errorf("%s: %w", c.o.Dir, ErrSlow)
 	}
-	return e.outcome
+	return b.outcome
 }
 
-// add makes an entry. The caller holds mu, and loads it.
-func (c *Cache) add(k key, needs []need) *entry {
-	e := &entry{key: k, done: make(chan struct{}), needs: needs}
-	c.entries[k] = e
-	return e
+// add adds a block to c.cached. The caller holds mu, and loads or queues the block.
+func (c *Cache) add(k key, needs []need) *cacheBlock {
+	b := &cacheBlock{key: k, done: make(chan struct{}), needs: needs}
+	c.cached[k] = b
+	return b
 }
 
-// load takes a block from the directory if it is there, and fetches it from the store otherwise.
-func (c *Cache) load(e *entry) {
-	k, slot := e.key, e.bytes
-	e.bytes = nil
-	found := c.find(k)
-	if !found && slot == nil {
+// load looks for a block in the directory, and fetches it from the store if it is not there. A block
+// that is prefetched comes with a buffer in bytes.
+func (c *Cache) load(b *cacheBlock) {
+	buffer := b.bytes
+	b.bytes = nil
+	found := c.find(b.key)
+	if !found && buffer == nil {
 		var waited bool
-		if slot, waited = c.waitForSlot(); waited {
-			found = c.find(k) // another process may have written it meanwhile
+		if buffer, waited = c.waitForBuffer(); waited {
+			found = c.find(b.key) // another process may have written it meanwhile
 		}
 	}
-	if found {
-		c.loadedFrom(e, slot, nil)
-		return
+	if !found {
+		b.err = c.fetch(b, buffer[:b.key.bytes()])
 	}
-	from, to := k.bounds()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found || b.err != nil {
+		delete(c.cached, b.key)
+		if buffer != nil {
+			c.taken--
+			c.free = append(c.free, buffer)
+		}
+	} else {
+		b.bytes, b.loaded = buffer[:b.key.bytes()], time.Now()
+		b.at = c.recent.PushBack(b)
+		switch {
+		case c.disk == nil:
+		case c.stuck(writeTimeout):
+			b.outcome = c.count(ErrSlow)
+		default:
+			c.enqueueWrite(b)
+		}
+	}
+	close(b.done)
+	c.changed.Broadcast()
+	c.pump()
+}
+
+// fetch fills dst with a block.
+func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
 	ctx := context.Background()
-	if e.ahead && c.o.Ahead > 0 {
+	if b.prefetched && c.o.Ahead > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.o.Ahead)
 		defer cancel()
 	}
-	if e.err = k.object.fetch(ctx, k.object.Object, from, slot[:to-from]); e.err != nil {
-		c.loadedFrom(e, slot, nil)
-		return
-	}
-	c.loadedFrom(e, nil, slot[:to-from])
+	o := b.key.object
+	return o.fetch(ctx, o.Object, o.Block(b.key.index).From, dst)
 }
 
 // find reports whether the directory has an intact copy of a block, and records its file if so.
@@ -313,36 +413,7 @@ func (c *Cache) find(k key) bool {
 	if c.disk == nil {
 		return false
 	}
-	found := c.disk.verify(k)
-	if found != nil {
-		k.object.onDisk[k.index].Store(found)
-	}
-	return found != nil
-}
-
-// loadedFrom ends the loading of e. spare is a slot to free, or nil. bytes is the fetched content,
-// or nil if a file has the block or loading failed.
-func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if spare != nil {
-		c.taken--
-		c.free = append(c.free, spare)
-	}
-	if bytes == nil {
-		delete(c.entries, e.key)
-	} else {
-		e.bytes, e.loaded = bytes, time.Now()
-		e.at = c.recent.PushBack(e)
-		switch {
-		case c.disk == nil:
-		case c.stuck(slowest):
-			e.outcome = c.note(ErrSlow)
-		default:
-			c.pend(e)
-		}
-	}
-	close(e.done)
-	c.changed.Broadcast()
-	c.pump()
+	f := c.disk.verify(k)
+	k.object.files[k.index].Store(f)
+	return f != nil
 }

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"batchfs/cache/localfile"
 	"batchfs/cache/store"
 	"batchfs/internal/wait"
 )
@@ -57,44 +58,38 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 }
 
 // open returns an object of a cache, as one process has it.
-func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *Object {
+func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *CachedObject {
 	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
-	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch)
+	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch, false)
 }
 
 // check reads a block, and compares all of it.
-func (s *source) check(t *testing.T, o *Object, i int64) {
+func (s *source) check(t *testing.T, o *CachedObject, i int64) {
 	t.Helper()
 	if err := s.compare(o, i); err != nil {
 		t.Error(err)
 	}
 }
 
-func (s *source) compare(o *Object, i int64) error {
-	b, err := o.Get(i)
-	if err != nil {
-		return err
-	}
-	defer b.Release()
-	from, to := key{o, i}.bounds()
-	got := b.Bytes
-	if b.File != "" {
-		if got, err = os.ReadFile(b.File); err != nil { // as package cache does
-			o.Forget(i)
-			return s.compare(o, i)
+func (s *source) compare(o *CachedObject, i int64) error {
+	block := o.Block(i)
+	return o.Read([]localfile.Range{{From: block.From, To: block.To}}, func(_ int, raw []byte) error {
+		if !bytes.Equal(raw, s.content[block.From:block.To]) {
+			return fmt.Errorf("block %d has other bytes", i)
 		}
-		got = got[:to-from]
-	}
-	if !bytes.Equal(got, s.content[from:to]) {
-		return fmt.Errorf("block %d has other bytes", i)
-	}
-	return nil
+		return nil
+	})
 }
 
-func readAll(t *testing.T, s *source, o *Object) {
+// count returns the number of blocks.
+func (o *CachedObject) count() int64 { return int64(len(o.files)) }
+
+func (o *CachedObject) prefetch(i int64, d Demand) bool { return o.Block(i).Prefetch(d) }
+
+func readAll(t *testing.T, s *source, o *CachedObject) {
 	t.Helper()
-	for i := range o.Blocks() {
+	for i := range o.count() {
 		s.check(t, o, i)
 	}
 }
@@ -111,8 +106,8 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			for i := range first.Blocks() {
-				first.Want((i+1)%first.Blocks(), Demand{})
+			for i := range first.count() {
+				first.prefetch((i+1)%first.count(), Demand{})
 				if err := s.compare(first, i); err != nil {
 					t.Error(err)
 				}
@@ -123,13 +118,13 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	first.cache.Flush()
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
-		for i := range again.Blocks() {
-			again.Want(i, Demand{})
+		for i := range again.count() {
+			again.prefetch(i, Demand{})
 		}
 		readAll(t, s, again)
 	}
-	if n := s.fetched.Load(); n != first.Blocks() {
-		t.Errorf("%d blocks were fetched, want %d", n, first.Blocks())
+	if n := s.fetched.Load(); n != first.count() {
+		t.Errorf("%d blocks were fetched, want %d", n, first.count())
 	}
 	if n := first.cache.MemoryBytes(); n != 0 {
 		t.Errorf("%d bytes of memory are kept after Flush", n)
@@ -137,9 +132,9 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 }
 
 // outcomes returns how many fetched blocks the cache did not write, by reason.
-func (o *Object) outcomes() (full, present, failed, slow int64) {
-	c := o.cache
-	return c.counts.Full.Load(), c.writes.Present.Load(), c.writes.Failed.Load(), c.writes.Slow.Load()
+func (o *CachedObject) outcomes() (full, present, failed, slow int64) {
+	c := o.cache.o.Counts
+	return c.Full.Load(), c.Present.Load(), c.Failed.Load(), c.Slow.Load()
 }
 
 // If several processes fetch the same blocks at the same time, the directory keeps every block, and
@@ -150,7 +145,7 @@ func TestSameBlocksAtOnce(t *testing.T) {
 	o.Memory = blocks * blockBytes
 	s.gate = make(chan struct{})
 	var all sync.WaitGroup
-	var objects []*Object
+	var objects []*CachedObject
 	var under atomic.Int64
 	for range processes {
 		object := s.open(t, o, io.Discard, "a")
@@ -159,9 +154,9 @@ func TestSameBlocksAtOnce(t *testing.T) {
 			under.Add(1)
 			return fetch(ctx, o, off, dst)
 		}
-		for i := range object.Blocks() {
+		for i := range object.count() {
 			all.Go(func() {
-				if err := object.Keep(i); err != nil {
+				if err := object.Persist(i); err != nil {
 					t.Error(err)
 				}
 			})
@@ -200,7 +195,7 @@ func TestWithoutDirectory(t *testing.T) {
 			all.Go(func() {
 				r := rand.New(rand.NewPCG(n, 1))
 				for range 200 {
-					if err := s.compare(o, r.Int64N(o.Blocks())); err != nil {
+					if err := s.compare(o, r.Int64N(o.count())); err != nil {
 						t.Error(err)
 					}
 				}
@@ -224,11 +219,11 @@ func TestStoreFails(t *testing.T) {
 	o.cache.Flush()
 	s.fail.Store(true)
 	for range 10 {
-		if _, err := o.Get(1); !errors.Is(err, errStore) {
+		if err := s.compare(o, 1); !errors.Is(err, errStore) {
 			t.Errorf("error %v, want that of the store", err)
 		}
 	}
-	o.Want(2, Demand{})
+	o.prefetch(2, Demand{})
 	s.check(t, o, 0) // which is kept
 	s.fail.Store(false)
 	readAll(t, s, o)
@@ -240,8 +235,8 @@ func TestAhead(t *testing.T) {
 	s.gate = make(chan struct{})
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
 	wanted := 0
-	for i := range o.Blocks() {
-		if o.Want(i, Demand{}) {
+	for i := range o.count() {
+		if o.prefetch(i, Demand{}) {
 			wanted++
 		}
 	}
@@ -273,13 +268,13 @@ func TestStreams(t *testing.T) {
 			for k := range uint64(batches) {
 				for i := range readers {
 					readers[i].Pass(k)
-					for next[i] < batches && o.Want(block(i, next[i]), Demand{&readers[i], next[i]}) {
+					for next[i] < batches && o.prefetch(block(i, next[i]), Demand{&readers[i], next[i]}) {
 						next[i]++
 					}
 					s.check(t, o, block(i, k))
 				}
 			}
-			if most := o.Blocks() + int64(streams-1)*again; s.fetched.Load() > most {
+			if most := o.count() + int64(streams-1)*again; s.fetched.Load() > most {
 				t.Errorf("%d streams in %d slots: %d blocks were fetched, want %d at most", streams, slots, s.fetched.Load(), most)
 			}
 		}
@@ -306,13 +301,13 @@ func TestReadThrough(t *testing.T) {
 				for k, list := range needs {
 					stream.Pass(uint64(k))
 					for ; next < batches; next++ {
-						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.Want(i, Demand{stream, uint64(next)}) }) {
+						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.prefetch(i, Demand{stream, uint64(next)}) }) {
 							break
 						}
 					}
 					slices.Sort(list)
 					for _, i := range list {
-						o.Want(i, Demand{})
+						o.prefetch(i, Demand{})
 					}
 					for _, i := range list {
 						if err := s.compare(o, i); err != nil {

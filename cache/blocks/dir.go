@@ -17,7 +17,7 @@ func (c *Cache) Check() error {
 	if d == nil || !d.usable() {
 		return nil
 	}
-	err := d.timely(slow, func() error {
+	err := d.withTimeout(diskTimeout, func() error {
 		root, err := d.open()
 		if err == nil {
 			root.Close()
@@ -87,7 +87,7 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 		return nil, err
 	}
 	if !named.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: no regular file", errWrong)
+		return nil, fmt.Errorf("%w: no regular file", errDamaged)
 	}
 	return root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }

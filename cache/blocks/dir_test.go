@@ -68,7 +68,7 @@ func TestWhoseDirectory(t *testing.T) {
 			if got := fmt.Sprint(err); test.says == "" && err != nil || !strings.Contains(got, test.says) {
 				t.Errorf("the error is %q, want one that says %q", got, test.says)
 			}
-			shareOf(object, 0, 3)
+			touched(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
 			entries, _ := os.ReadDir(o.Dir) // the object, used and shares
@@ -93,7 +93,7 @@ func TestOther(t *testing.T) {
 	o := Options{Dir: dir, Shared: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 	object := s.open(t, o, os.Stdout, "a")
 	must(t, object.cache.Check())
-	for i := range object.Blocks() {
+	for i := range object.count() {
 		s.check(t, object, i)
 		object.cache.Flush()
 	}
@@ -153,7 +153,7 @@ func TestBadEntries(t *testing.T) {
 	s.fetched.Store(0)
 	var log bytes.Buffer
 	again := s.open(t, o, &log, "a")
-	shareOf(again, 0, 10)
+	touched(again, 0, 10)
 	readAll(t, s, again)
 	again.cache.Flush()
 	if n := s.fetched.Load(); n != 5 || strings.Contains(log.String(), "fails") {
@@ -206,7 +206,7 @@ func TestHeldLock(t *testing.T) {
 	t.Parallel()
 	s, o := newSource(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
-	shareOf(first, 0, 10)
+	touched(first, 0, 10)
 	for i := range int64(5) {
 		s.check(t, first, i)
 		first.cache.Flush()
@@ -223,24 +223,24 @@ func TestHeldLock(t *testing.T) {
 	s.fetched.Store(0)
 	var log syncBuffer
 	object := s.open(t, o, &log, "a")
-	NewShare("reader", []Part{{object, 0, 10 * blockBytes}}).Read()
+	NewWorkingSet("reader", []ObjectRange{{object, 0, 10 * blockBytes}}).Touch()
 	for range 3 {
 		readAll(t, s, object)
 		object.cache.Flush()
 	}
-	kept, shares, err := Usage(o)
-	if n := s.fetched.Load(); n > 3*5 || log.String() != "" || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
-		t.Errorf("%d blocks were fetched, want 15 at most; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
+	objects, sets, err := Usage(o)
+	if n := s.fetched.Load(); n > 3*5 || log.String() != "" || err != nil || len(objects) != 1 || objects[0].Blocks != 5 || sets[0].Live {
+		t.Errorf("%d blocks were fetched, want 15 at most; the directory has %+v, %+v (%v); the log:\n%s", n, objects, sets, err, &log)
 	}
 	if full, _, failed, slow := object.outcomes(); full+failed > 0 || slow == 0 {
 		t.Errorf("for %d blocks there was no room, %d failed, and %d were slow; want slow ones alone", full, failed, slow)
 	}
 	hold.Close()
 	must(t, holder.Wait())
-	wait.Until(t, "the share is noted as read", func() bool {
-		_, shares, err = Usage(o)
+	wait.Until(t, "the working set is saved as read", func() bool {
+		_, sets, err = Usage(o)
 		must(t, err)
-		return len(shares) > 0 && shares[0].Live
+		return len(sets) > 0 && sets[0].Live
 	})
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)

@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/eintr"
+	"batchfs/cache/localfile"
 )
 
 // A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See
@@ -30,8 +30,8 @@ import (
 //
 //	<object>/<index>   a block: its bytes, and a trailer
 //	<object>/object    the identity of the object, as JSON
-//	shares/<name>      the blocks of a share, as JSON; its time is when the share was last read;
-//	                   processes that read it hold a lock on it while they live
+//	shares/<name>      the blocks of a working set, as JSON; its time is when the working set was
+//	                   last read; processes that read it hold a lock on it while they live
 //	used               the size of all blocks in bytes, as text
 //	new-block          the block that is being written, or that a process was writing when it was
 //	                   killed: see locked
@@ -50,16 +50,16 @@ type disk struct {
 	cause  atomic.Pointer[error] // error of the last failure
 	failed atomic.Bool           // whether the log says that the directory fails
 
-	mu     sync.Mutex
-	shares map[string]*Share // shares that this process reads, by file; guarded by mu
-	none   Share             // share of all other blocks: they only get room that no share needs
+	mu   sync.Mutex
+	sets map[string]*WorkingSet // working sets that this process reads, by file; guarded by mu
+	none WorkingSet             // working set of all other blocks: they only get room that no working set needs
 }
 
 const (
-	// A directory that fails, or is full, is left alone for so long.
+	// pauseTime is how long a directory that fails, or is full, is left alone.
 	pauseTime = 30 * time.Second
-	// A disk that does not read four mebibytes in that time fails.
-	slow = 3 * time.Second
+	// diskTimeout is how long a disk may take to read four mebibytes.
+	diskTimeout = 3 * time.Second
 )
 
 // An identity is all that a block's bytes depend on, besides its index.
@@ -110,20 +110,6 @@ func (k key) trailer(sum uint32) []byte {
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
-// A Stat tells the file of a block from another one, and from the same file before a write.
-type Stat struct {
-	Dev, Ino        uint64
-	Size, Sec, Nsec int64 // bytes, and the time of the last change
-}
-
-func statOf(f *os.File) (s Stat, err error) {
-	var st unix.Stat_t
-	if err := eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
-		return s, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
-	}
-	return Stat{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, nil
-}
-
 // usable reports whether the directory may be used now. After it hung, it is left alone for a
 // while.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
@@ -137,9 +123,9 @@ func (d *disk) refusal() error {
 	return nil
 }
 
-// fails suspends writes to the directory for pauseTime, and reads too if the directory hangs. It
+// suspend suspends writes to the directory for pauseTime, and reads too if the directory hangs. It
 // logs only the first failure.
-func (d *disk) fails(err error) {
+func (d *disk) suspend(err error) {
 	failure := fmt.Errorf("store.cache_dir: %s fails: %w", d.dir, err)
 	d.cause.Store(&failure)
 	pause, without := &d.full, "with what it has"
@@ -152,15 +138,15 @@ func (d *disk) fails(err error) {
 	}
 }
 
-// works logs that the directory works again if the log says that it fails.
-func (d *disk) works() {
+// resume logs that the directory works again if the log says that it fails.
+func (d *disk) resume() {
 	if d.failed.CompareAndSwap(true, false) {
 		d.log.Info("the block cache works again", "dir", d.dir)
 	}
 }
 
-// timely is do, or an error if the disk hangs. do may still run then.
-func (d *disk) timely(limit time.Duration, do func() error) error {
+// withTimeout returns the error of do, or an error if the disk hangs. In that case, do may still run.
+func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	select {
@@ -171,26 +157,34 @@ func (d *disk) timely(limit time.Duration, do func() error) error {
 	}
 }
 
-// verify looks for a block in the directory, and reads it whole. It returns nil if there is none. One that is wrong, or that cannot be read, is
-// removed.
-func (d *disk) verify(k key) *Stat {
+// file returns the file of a block, which had an identity when it was written or verified.
+func (d *disk) file(k key, id localfile.Identity) (*localfile.File, error) {
+	return localfile.New(filepath.Join(d.dir, k.path()), id, localfile.Sample{}, localfile.StayOpen, k.object.dropPageCache)
+}
+
+// verify looks for a block in the directory, and reads it whole. It returns nil if there is none. If
+// the block is damaged or cannot be read, verify removes it.
+func (d *disk) verify(k key) *localfile.File {
 	if !d.usable() {
 		return nil
 	}
-	var right *Stat
+	var found *localfile.File
 	var damage error
-	err := d.timely(slow*time.Duration(max(k.object.BlockBytes()>>22, 1)), func() error {
+	err := d.withTimeout(diskTimeout*time.Duration(max(k.object.cache.o.BlockBytes>>22, 1)), func() error {
 		root, err := d.open()
 		if err != nil {
 			return err
 		}
 		defer root.Close()
-		right, err = k.isIn(root)
+		id, err := k.verifyIn(root)
 		if errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+		if damage = err; errors.Is(err, errDamaged) || errors.Is(err, unix.EIO) {
 			root.RemoveAll(k.path())
+		}
+		if err == nil {
+			found, damage = d.file(k, id)
 		}
 		return nil
 	})
@@ -198,67 +192,66 @@ func (d *disk) verify(k key) *Stat {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		d.fails(err)
+		d.suspend(err)
 		return nil
 	case damage != nil:
 		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
 	}
-	return right
+	return found
 }
 
-// errWrong is what is wrong with a file that is no block, or another one.
-var errWrong = errors.New("damaged")
+// errDamaged means that a file is not the block that its name says.
+var errDamaged = errors.New("damaged")
 
-// isIn returns what the file of a block is that has the right bytes.
-func (k key) isIn(root *os.Root) (*Stat, error) {
+// verifyIn returns the identity of a block's file if its bytes are right.
+func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
 	f, err := openRegular(root, k.path())
 	if err != nil {
-		return nil, err
+		return id, err
 	}
 	defer f.Close()
-	before, err := statOf(f)
-	from, to := k.bounds()
-	if err != nil || before.Size != to-from+trailerBytes {
-		return nil, cmp.Or(err, errWrong)
+	before, err := localfile.Identify(f)
+	if err != nil || before.Size != k.bytes()+trailerBytes {
+		return id, cmp.Or(err, errDamaged)
 	}
 	sum, last := crc32.New(castagnoli), make([]byte, trailerBytes)
-	if _, err := io.CopyN(sum, f, to-from); err != nil {
-		return nil, err
+	if _, err := io.CopyN(sum, f, k.bytes()); err != nil {
+		return id, err
 	}
 	if _, err := io.ReadFull(f, last); err != nil {
-		return nil, err
+		return id, err
 	}
-	after, err := statOf(f)
-	if err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || after != before {
-		return nil, cmp.Or(err, errWrong)
+	id, err = localfile.Identify(f)
+	if err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || id != before {
+		return id, cmp.Or(err, errDamaged)
 	}
-	return &after, nil
+	return id, nil
 }
 
-// write writes a block, and returns the Stat of its file. The error is errPresent, ErrFull, or the
-// failure of the directory.
-func (d *disk) write(k key, block []byte) (written *Stat, err error) {
+// write writes a block, and returns its file. The error is errPresent, ErrFull, or the failure of the
+// directory.
+func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
 	if err := d.refusal(); err != nil {
 		return nil, err
 	}
-	share := d.shareOf(k)
+	set := d.workingSetOf(k)
 	try := func() error {
 		return d.locked(func(root *os.Root) (err error) {
-			written, err = d.writeIn(root, share, k, block)
+			written, err = d.writeIn(root, set, k, block)
 			return err
 		})
 	}
 	err = try()
 	if errors.Is(err, ErrFull) {
-		if err = d.makeRoom(share, int64(len(block)+trailerBytes)); err == nil {
+		if err = d.makeRoom(set, int64(len(block)+trailerBytes)); err == nil {
 			err = try()
 		}
 	}
 	switch {
 	case err == nil, errors.Is(err, errPresent):
-		d.works()
+		d.resume()
 	case !errors.Is(err, ErrFull):
-		d.fails(err)
+		d.suspend(err)
 		err = *d.cause.Load()
 	}
 	return written, err
@@ -266,8 +259,8 @@ func (d *disk) write(k key, block []byte) (written *Stat, err error) {
 
 // writeIn is write for a caller that holds the lock. It also returns ErrFull if it is unknown how
 // much the directory has.
-func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat, error) {
-	if err := share.noteIn(root); err != nil {
+func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*localfile.File, error) {
+	if err := set.saveIn(root); err != nil {
 		return nil, err
 	}
 	if _, err := root.Lstat(k.path()); err == nil {
@@ -287,12 +280,13 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	}
 	defer root.Remove(unfinishedFile) // does nothing once it is renamed
 	defer f.Close()
-	for _, part := range [][]byte{block, k.trailer(crc32.Checksum(block, castagnoli))} {
-		if _, err := f.Write(part); err != nil {
-			return nil, err
-		}
+	if _, err := f.Write(block); err != nil {
+		return nil, err
 	}
-	written, err := statOf(f)
+	if _, err := f.Write(k.trailer(crc32.Checksum(block, castagnoli))); err != nil {
+		return nil, err
+	}
+	id, err := localfile.Identify(f)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +295,10 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	if err := d.setUsed(root, used); err != nil {
 		return nil, err
 	}
-	return &written, root.Rename(unfinishedFile, k.path())
+	if err := root.Rename(unfinishedFile, k.path()); err != nil {
+		return nil, err
+	}
+	return d.file(k, id)
 }
 
 // describe makes the directory of an object, if there is none.

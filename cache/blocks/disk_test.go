@@ -17,9 +17,9 @@ import (
 
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
-	kept, _, err := Usage(o)
+	objects, _, err := Usage(o)
 	must(t, err)
-	for _, o := range kept {
+	for _, o := range objects {
 		n += o.Bytes
 	}
 	return n
@@ -31,7 +31,7 @@ func TestFull(t *testing.T) {
 	o := options(t, 10)
 	a := s.open(t, o, io.Discard, "a")
 	for range 3 {
-		shareOf(a, 0, 20)
+		touched(a, 0, 20)
 		readAll(t, s, a)
 		a.cache.Flush()
 	}
@@ -41,21 +41,21 @@ func TestFull(t *testing.T) {
 	if full, _, failed, slow := a.outcomes(); full != 3*10 || failed+slow > 0 {
 		t.Errorf("for %d blocks there was no room, %d failed, and %d were slow; want 30, 0 and 0", full, failed, slow)
 	}
-	if err := a.Keep(19); !errors.Is(err, ErrFull) {
+	if err := a.Persist(19); !errors.Is(err, ErrFull) {
 		t.Errorf("a block that has no room: %v, want ErrFull", err)
 	}
 	b := s.open(t, o, io.Discard, "b")
-	readAll(t, s, b) // not as a share
+	readAll(t, s, b) // without a working set
 	b.cache.Flush()
-	kept, shares, err := Usage(o)
-	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 {
-		t.Errorf("the directory has %+v (%v), want 10 blocks of a", kept, err)
+	objects, sets, err := Usage(o)
+	if err != nil || len(objects) != 1 || objects[0].Name != "http://store/bucket/a" || objects[0].Blocks != 10 {
+		t.Errorf("the directory has %+v (%v), want 10 blocks of a", objects, err)
 	}
-	if len(shares) != 1 || !shares[0].Live || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
-		t.Errorf("the directory has %+v, want one share of 20 blocks, which has room for 10", shares)
+	if len(sets) != 1 || !sets[0].Live || sets[0].Needed != 2*o.Limit || sets[0].Kept != o.Limit || sets[0].Enough != 2*o.Limit {
+		t.Errorf("the directory has %+v, want one working set of 20 blocks, which has room for 10", sets)
 	}
 	for range 2 {
-		shareOf(b, 0, 20)
+		touched(b, 0, 20)
 		readAll(t, s, b)
 		b.cache.Flush()
 	}
@@ -109,7 +109,7 @@ func TestDamage(t *testing.T) {
 		again.cache.Flush()
 		want := int64(1)
 		if i >= 6 {
-			want = again.Blocks()
+			want = again.count()
 		}
 		if n := s.fetched.Load() - before; n != want {
 			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
@@ -239,7 +239,7 @@ func TestDirectoryFails(t *testing.T) {
 			if n := s.fetched.Load(); test.fetchAgain == 0 && n > 2*(blocks-10) {
 				t.Errorf("%d blocks were fetched in two rounds, of which the directory has all but %d", n, blocks-10)
 			}
-			if err := after.Keep(20); err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), o.Dir) {
+			if err := after.Persist(20); err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), o.Dir) {
 				t.Errorf("a block that cannot be written: %v, want %q of %s", err, test.says, o.Dir)
 			}
 			if full, _, failed, slow := after.outcomes(); full+slow > 0 || failed == 0 {
@@ -251,7 +251,7 @@ func TestDirectoryFails(t *testing.T) {
 			test.mend(t, dir)
 			after.cache.disk.paused.Store(0) // half a minute later
 			after.cache.disk.full.Store(0)
-			for i := range after.Blocks() {
+			for i := range after.count() {
 				s.check(t, after, i)
 				after.cache.Flush()
 			}

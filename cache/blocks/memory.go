@@ -6,76 +6,81 @@ import (
 )
 
 const (
-	// patience is how long a prefetched block that has not been read is worth more than others, and
-	// how long Keep lets one write take.
-	patience = 30 * time.Second
-	// slowest is how long a block may wait to be written before its memory may be used for others.
-	// While one write takes longer than that, no block that was just fetched is queued to be
-	// written.
-	slowest = 5 * time.Second
+	// unreadTimeout is how long a prefetched block that has not been read ranks above others, and
+	// how long a stream that does not advance counts as reading.
+	unreadTimeout = 30 * time.Second
+	// persistTimeout is how long Persist lets one write take.
+	persistTimeout = 30 * time.Second
+	// writeTimeout is how long a block may wait to be written before its memory may be used for
+	// others. While one write takes longer than that, no block that was just fetched is queued to
+	// be written.
+	writeTimeout = 5 * time.Second
 )
 
-// What a block in memory is worth.
+// An evictionRank orders the blocks in memory: those of the lowest rank are evicted first, and those
+// from rankPending on are not evicted.
+type evictionRank int
+
 const (
-	isRead    = iota // no reader is known to need it
-	isPassed         // a stream needed it until just now: a thread may be behind
-	isWanted         // a stream will need it
-	isLate           // to be written: the directory should have it by now
-	isPending        // to be written to the directory
-	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
+	rankRead    evictionRank = iota // no reader is known to need it
+	rankPassed                      // a stream needed it until just now: a thread may be behind
+	rankWanted                      // a stream will need it
+	rankOverdue                     // to be written: the directory should have it by now
+	rankPending                     // to be written to the directory
+	rankUnread                      // fetched, or being fetched, for a reader that has not read it yet
 )
 
-// worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
-func (e *entry) worth() (worth int, batches uint64) {
-	d, wanted := next(e.needs)
+// evictionRank returns the rank of a block and, if streams need it, after how many batches they do.
+// The caller holds Cache.mu.
+func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
+	d, wanted := next(b.needs)
 	switch {
-	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
-		return isAhead, d
-	case e.pending && time.Since(e.loaded) < slowest:
-		return isPending, 0
-	case e.pending:
-		return isLate, 0
+	case !b.read && (wanted || len(b.needs) == 0 && (b.at == nil || time.Since(b.loaded) < unreadTimeout)):
+		return rankUnread, d
+	case b.pending && time.Since(b.loaded) < writeTimeout:
+		return rankPending, 0
+	case b.pending:
+		return rankOverdue, 0
 	case wanted:
-		return isWanted, d
-	case slices.ContainsFunc(e.needs, need.isPassed):
-		return isPassed, 0
+		return rankWanted, d
+	case slices.ContainsFunc(b.needs, need.isPassed):
+		return rankPassed, 0
 	}
-	return isRead, 0
+	return rankRead, 0
 }
 
-// slot returns memory for a block, or nil if there is none yet. It evicts a block without readers,
-// unless the block should still be written or was prefetched and not yet read. If now is false,
-// because no reader waits, it evicts only a block that no reader is known to need. The caller holds
-// mu.
-func (c *Cache) slot(now bool) []byte {
+// takeBuffer returns memory for a block, or nil if there is none yet. It may evict a block without
+// readers. If now is false, because no reader waits, it evicts only a block that no reader is known
+// to need. The caller holds mu.
+func (c *Cache) takeBuffer(now bool) []byte {
 	if n := len(c.free); n > 0 {
-		slot := c.free[n-1]
+		buffer := c.free[n-1]
 		c.free = c.free[:n-1]
 		c.taken++
-		return slot
+		return buffer
 	}
-	if c.taken < c.o.Slots() {
+	if c.taken < c.o.MaxBuffers() {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
-	// The victim is the block that is worth the least; among equals, the least recently wanted one,
-	// or the one that streams will need after the most batches.
-	var victim *entry
-	var worth int
+	// Among blocks of the same rank, the victim is the least recently read one, or the one that
+	// streams will need after the most batches.
+	var victim *cacheBlock
+	var rank evictionRank
 	var distance uint64 // batches until a stream needs victim
 	for at := c.recent.Front(); at != nil; at = at.Next() {
-		if e := at.Value.(*entry); e.refs == 0 {
-			if w, d := e.worth(); victim == nil || w < worth || w == worth && w == isWanted && d >= distance {
-				victim, worth, distance = e, w, d
+		if b := at.Value.(*cacheBlock); b.refs == 0 {
+			if r, d := b.evictionRank(); victim == nil || r < rank || r == rank && r == rankWanted && d >= distance {
+				victim, rank, distance = b, r, d
 			}
 		}
 	}
-	if victim == nil || worth >= isPending || !now && worth > isRead {
+	if victim == nil || rank >= rankPending || !now && rank > rankRead {
 		return nil
 	}
 	if victim.pending {
-		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
-		c.note(ErrSlow)
+		c.pending = slices.DeleteFunc(c.pending, func(b *cacheBlock) bool { return b == victim })
+		c.count(ErrSlow)
 	}
 	c.remove(victim)
 	if needs := later(victim.needs); len(needs) > 0 {
@@ -84,49 +89,51 @@ func (c *Cache) slot(now bool) []byte {
 	return victim.bytes[:c.o.BlockBytes]
 }
 
-// waitForSlot returns memory for a block that a reader waits for, and reports whether it had to
+// waitForBuffer returns memory for a block that a reader waits for, and reports whether it had to
 // wait.
-func (c *Cache) waitForSlot() (slot []byte, waited bool) {
+func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for slot = c.slot(true); slot == nil; slot = c.slot(true) {
+	for buffer = c.takeBuffer(true); buffer == nil; buffer = c.takeBuffer(true) {
 		c.wait()
 		waited = true
 	}
-	return slot, waited
+	return buffer, waited
 }
 
-// remove removes an entry from memory. The caller holds mu, and owns the slot afterwards.
-func (c *Cache) remove(e *entry) {
-	c.recent.Remove(e.at)
-	delete(c.entries, e.key)
+// remove removes a block from memory, after which its file is read. The caller holds mu, and owns the
+// buffer afterwards.
+func (c *Cache) remove(b *cacheBlock) {
+	c.recent.Remove(b.at)
+	delete(c.cached, b.key)
+	b.key.object.files[b.key.index].Store(b.file)
 }
 
-func (c *Cache) release(e *entry) {
+func (c *Cache) release(b *cacheBlock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.releaseLocked(e)
+	c.releaseLocked(b)
 }
 
 // releaseLocked is release for a caller that holds mu.
-func (c *Cache) releaseLocked(e *entry) {
-	if e.refs--; e.refs == 0 {
+func (c *Cache) releaseLocked(b *cacheBlock) {
+	if b.refs--; b.refs == 0 {
 		c.changed.Broadcast()
 		c.pump()
 	}
 }
 
-// wait waits until changed is signaled, but not longer than slowest, so that its caller can check
+// wait waits until changed is signaled, but not longer than writeTimeout, so that its caller can check
 // again whether the disk is stuck. The caller holds mu.
 func (c *Cache) wait() {
-	defer time.AfterFunc(slowest, c.changed.Broadcast).Stop()
+	defer time.AfterFunc(writeTimeout, c.changed.Broadcast).Stop()
 	c.changed.Wait()
 }
 
-// pend queues a block in memory to be written to the directory. The caller holds mu.
-func (c *Cache) pend(e *entry) {
-	e.pending, e.outcome = true, nil
-	c.pending = append(c.pending, e)
+// enqueueWrite queues a block in memory to be written to the directory. The caller holds mu.
+func (c *Cache) enqueueWrite(b *cacheBlock) {
+	b.pending, b.outcome = true, nil
+	c.pending = append(c.pending, b)
 	if !c.writing {
 		c.writing, c.began = true, time.Now()
 		go c.write()
@@ -138,19 +145,16 @@ func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.pending) > 0 {
-		e := c.pending[0]
+		b := c.pending[0]
 		c.pending = c.pending[1:]
-		e.refs++
+		b.refs++
 		c.began = time.Now()
 		c.mu.Unlock()
-		written, err := c.disk.write(e.key, e.bytes)
-		if err == nil {
-			e.key.object.onDisk[e.key.index].Store(written)
-		}
+		file, err := c.disk.write(b.key, b.bytes)
 		c.mu.Lock()
-		e.pending, e.outcome = false, c.note(err) // before the release, which lets the block be evicted
+		b.pending, b.file, b.outcome = false, file, c.count(err) // before the release, which lets the block be evicted
 		c.changed.Broadcast()
-		c.releaseLocked(e)
+		c.releaseLocked(b)
 	}
 	c.writing = false
 	c.changed.Broadcast()
@@ -165,18 +169,18 @@ func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.writing && !c.stuck(slowest) {
+	for c.writing && !c.stuck(writeTimeout) {
 		c.wait()
 	}
-	for _, e := range c.pending {
-		e.pending, e.outcome = false, c.note(ErrSlow)
+	for _, b := range c.pending {
+		b.pending, b.outcome = false, c.count(ErrSlow)
 	}
 	c.pending = nil
 	for at := c.recent.Front(); at != nil; {
-		e := at.Value.(*entry)
+		b := at.Value.(*cacheBlock)
 		at = at.Next()
-		if e.refs == 0 {
-			c.remove(e)
+		if b.refs == 0 {
+			c.remove(b)
 			c.taken--
 		}
 	}

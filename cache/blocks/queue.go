@@ -2,98 +2,106 @@ package blocks
 
 import "slices"
 
-const maxLoading = 32 // blocks fetched ahead at a time
+const maxLoading = 32 // blocks prefetched at a time
 
-// AtOnce is how many blocks are fetched ahead at a time at most.
-func (o Options) AtOnce() int { return min(o.aheadSlots(), maxLoading) }
+// AtOnce returns the maximum number of blocks that are prefetched at a time.
+func (o Options) AtOnce() int { return min(o.maxUnread(), maxLoading) }
 
-// aheadSlots is how many blocks in memory may wait for their readers. The others are for readers that wait.
-func (o Options) aheadSlots() int { return o.Slots() - max(o.Slots()/4, 1) }
+// maxUnread returns how many buffers prefetched blocks may hold until they are read. The others are
+// for readers that wait.
+func (o Options) maxUnread() int { return o.MaxBuffers() - max(o.MaxBuffers()/4, 1) }
 
-// Want says when a block will be wanted, after the blocks of earlier calls. It does not wait. It returns false if there is no room for the
-// block yet.
-func (o *Object) Want(index int64, t Demand) bool {
-	c, k := o.cache, key{o, index}
+// Prefetch has blocks fetched that are not known to be in the directory, after the blocks of earlier
+// calls, and does not wait. It returns false if there is no room yet for all of them: the caller must
+// then repeat the call later.
+func (r ObjectRange) Prefetch(d Demand) (room bool) {
+	for i := range r.Blocks() {
+		if r.Object.files[i].Load() == nil && !r.Object.cache.prefetch(key{r.Object, i}, d) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Cache) prefetch(k key, d Demand) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.entries[k]; e != nil {
-		e.needs = add(e.needs, t)
+	if b := c.cached[k]; b != nil {
+		b.needs = add(b.needs, d)
 		return true
 	}
-	if o.IsOnDisk(index) {
-		return true
-	}
-	queued := 0 // of the same stream
-	for _, e := range c.queue {
-		if len(e.needs) > 0 && e.needs[0].by == t.By || len(e.needs) == 0 && t.By == nil {
+	queued := 0 // blocks that the same stream needs
+	for _, b := range c.queue {
+		if len(b.needs) > 0 && b.needs[0].by == d.By || len(b.needs) == 0 && d.By == nil {
 			queued++
 		}
 	}
-	if queued >= c.o.Slots() {
+	if queued >= c.o.MaxBuffers() {
 		return false
 	}
-	c.enqueue(k, add(nil, t))
+	c.enqueue(k, add(nil, d))
 	c.pump()
 	return true
 }
 
-// enqueue has a block loaded ahead. The caller holds mu.
+// enqueue queues a block to be prefetched. The caller holds mu.
 func (c *Cache) enqueue(k key, needs []need) {
-	e := c.add(k, needs)
-	e.queued = true
-	c.queue = append(c.queue, e)
+	b := c.add(k, needs)
+	b.queued = true
+	c.queue = append(c.queue, b)
 }
 
-func (c *Cache) unqueue(e *entry) {
-	e.queued = false
-	c.queue = slices.DeleteFunc(c.queue, func(of *entry) bool { return of == e })
+func (c *Cache) unqueue(b *cacheBlock) {
+	b.queued = false
+	c.queue = slices.DeleteFunc(c.queue, func(other *cacheBlock) bool { return other == b })
 }
 
-// pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
+// pump begins to load queued blocks while there are buffers. The caller holds mu.
 func (c *Cache) pump() {
 	for c.mayLoad() {
-		e := c.nearest()
-		if e == nil {
+		b := c.nearest()
+		if b == nil {
 			return
 		}
-		if e.key.object.IsOnDisk(e.key.index) {
-			delete(c.entries, e.key)
+		if b.key.object.files[b.key.index].Load() != nil {
+			delete(c.cached, b.key)
 		} else {
-			if e.bytes = c.slot(false); e.bytes == nil {
+			if b.bytes = c.takeBuffer(false); b.bytes == nil {
 				return
 			}
-			e.ahead = true
-			go c.load(e)
+			b.prefetched = true
+			go c.load(b)
 		}
-		c.unqueue(e)
+		c.unqueue(b)
 	}
 }
 
-// mayLoad reports whether one more block may be fetched ahead. The caller holds mu.
+// mayLoad reports whether one more block may be prefetched. The caller holds mu.
 func (c *Cache) mayLoad() bool {
 	loading, unread := 0, 0
-	for _, e := range c.entries {
-		if e.ahead && e.at == nil {
+	for _, b := range c.cached {
+		if b.prefetched && b.at == nil {
 			loading++
 		}
-		if w, _ := e.worth(); w == isAhead && !e.queued {
+		if rank, _ := b.evictionRank(); rank == rankUnread && !b.queued {
 			unread++
 		}
 	}
-	return loading < maxLoading && unread < c.o.aheadSlots()
+	return loading < maxLoading && unread < c.o.maxUnread()
 }
 
-// nearest is the block of the queue that is needed first, or nil. It drops those that are needed no more. The caller holds mu.
-func (c *Cache) nearest() (nearest *entry) {
+// nearest returns the queued block that is needed first, or nil if there is none. It drops blocks
+// that are no longer needed. The caller holds mu.
+func (c *Cache) nearest() (nearest *cacheBlock) {
 	least := uint64(0)
-	c.queue = slices.DeleteFunc(c.queue, func(e *entry) bool {
-		d, ok := next(e.needs)
-		if !ok && len(e.needs) > 0 {
-			delete(c.entries, e.key)
+	c.queue = slices.DeleteFunc(c.queue, func(b *cacheBlock) bool {
+		d, ok := next(b.needs)
+		if !ok && len(b.needs) > 0 {
+			delete(c.cached, b.key)
 			return true
 		}
-		if nearest == nil || d < least { // soon, where no stream needs it
-			nearest, least = e, d
+		if nearest == nil || d < least { // d is 0 if no stream needs it
+			nearest, least = b, d
 		}
 		return false
 	})

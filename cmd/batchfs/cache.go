@@ -28,17 +28,17 @@ It may be deleted at any time, also while batches are served.`,
 	}
 	cmd.AddCommand(
 		cacheDirCommand("status", "Show what the block cache has of which object, and what readers need", func(cmd *cobra.Command, o *dataset.Opener) error {
-			kept, shares, err := blocks.Usage(o.Remote.Blocks)
+			objects, sets, err := blocks.Usage(o.Remote.Blocks)
 			if err != nil {
 				return err
 			}
 			total := int64(0)
-			for _, object := range kept {
+			for _, object := range objects {
 				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", object.Name, object.Blocks, object.Bytes, object.Size)
 				total += object.Bytes
 			}
-			for _, s := range shares {
-				printf(cmd.OutOrStdout(), "%s\n", shareInWords(s))
+			for _, s := range sets {
+				printf(cmd.OutOrStdout(), "%s\n", workingSetInWords(s))
 			}
 			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", o.Config.Store.CacheDir, total, o.Config.Store.CacheBytes)
 			return nil
@@ -78,7 +78,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 	return cmd
 }
 
-func shareInWords(s blocks.KnownShare) string {
+func workingSetInWords(s blocks.SavedWorkingSet) string {
 	reader := s.Name
 	if !s.Live {
 		reader += ", which no mount reads"
@@ -113,25 +113,25 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 		}
 	}
 	var splits []*dataset.Dataset
-	var shares []*cache.Share
+	var sets []*cache.WorkingSet
 	var of, done int64
 	for _, path := range paths {
 		d, err := o.OpenPath(path)
 		if err != nil {
 			return err
 		}
-		set := settings
+		rank := settings
 		if d.Split.ShuffleBlock == 0 { // which has hosts
-			set = slices.DeleteFunc(slices.Clone(set), func(s string) bool { return strings.HasPrefix(s, "local_world") })
+			rank = slices.DeleteFunc(slices.Clone(rank), func(s string) bool { return strings.HasPrefix(s, "local_world") })
 		}
-		if len(set) > 0 {
-			if d, err = d.With(strings.Join(set, ",")); err != nil {
+		if len(rank) > 0 {
+			if d, err = d.With(strings.Join(rank, ",")); err != nil {
 				return err
 			}
 		}
-		if share := d.Share(d.Split.Name()); share != nil {
-			splits, shares = append(splits, d), append(shares, share)
-			of += share.Needed
+		if set := d.WorkingSet(d.Split.Name()); set != nil {
+			splits, sets = append(splits, d), append(sets, set)
+			of += set.Needed
 		}
 	}
 	if of == 0 {
@@ -141,7 +141,7 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	defer progress.Finish()
 	var err error
 	for i, d := range splits {
-		if err = d.Fill(cmd.Context(), shares[i], func(n int64) {
+		if err = d.Fill(cmd.Context(), sets[i], func(n int64) {
 			done += n
 			progress.Set(done, of)
 		}); err != nil {
@@ -161,13 +161,13 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 func noteCache(o blocks.Options, to *state.Gauges) {
 	for o.Dir != "" {
 		began := time.Now()
-		kept, shares, err := blocks.Usage(o)
+		objects, sets, err := blocks.Usage(o)
 		if err == nil {
 			var used, needed, there int64
-			for _, object := range kept {
+			for _, object := range objects {
 				used += object.Bytes
 			}
-			for _, s := range shares {
+			for _, s := range sets {
 				if s.Live {
 					needed, there = needed+s.Needed, there+s.Kept
 				}

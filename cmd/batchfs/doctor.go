@@ -388,15 +388,15 @@ func withPermission(err error) error {
 }
 
 func blockCache(o blocks.Options) (string, error) {
-	_, shares, err := blocks.Usage(o)
+	_, sets, err := blocks.Usage(o)
 	if err != nil {
 		return "", err
 	}
 	var all []string
 	enough := int64(0)
-	for _, s := range shares {
+	for _, s := range sets {
 		if s.Live {
-			all = append(all, shareInWords(s))
+			all = append(all, workingSetInWords(s))
 			enough = max(enough, s.Enough)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"batchfs/cache/blob"
+	"batchfs/cache/blocks"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
@@ -71,8 +72,8 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	o := dataset.NewOpener(c)
 	o.Remote.Log = log
 	o.Remote.Store.Counts = &w.Shared.Store
-	blob.Remaps = &w.Shared.Remaps
-	o.Remote.Blocks.Counts, o.Remote.Blocks.Writes = &w.Shared.Blocks, &w.Shared.Writes
+	localfile.Remaps = &w.Shared.Remaps
+	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &w.Shared.Blocks, Writes: &w.Shared.Writes}
 	served, err := snapshot.Sequences(o, log, w.Publish)
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func (l *lookahead) from(k uint64) {
 	}
 	for ; l.next < k+l.most; l.next++ {
 		demand := blocks.Demand{By: &l.by, Batch: l.next}
-		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, demand) })
+		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
 		if !room {
 			return
 		}

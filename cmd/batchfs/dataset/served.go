@@ -18,7 +18,7 @@ type Served struct {
 	watch   *watcher
 	origins func() *Origins
 	infoLen func() int64
-	share   func() *cache.Share
+	set     func() *cache.WorkingSet
 	ahead   *lookahead // nil where nothing lies in a store
 }
 
@@ -30,7 +30,7 @@ func newServed(d *Dataset, w *watcher) *Served {
 		infoLen: sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
 	}
 	if d.isRemote() {
-		s.share = sync.OnceValue(func() *cache.Share { return d.Share(filepath.Join(w.mountpoint, d.Split.Name())) })
+		s.set = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Name())) })
 		s.ahead = newLookahead(d)
 	}
 	return s
@@ -44,7 +44,9 @@ func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 // batches need that follow.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	if s.ahead != nil {
-		s.share().Read()
+		if set := s.set(); set != nil {
+			set.Touch()
+		}
 		s.ahead.reads(k + uint64((off+int64(len(dst)))/s.ahead.bytes))
 	}
 	return s.Sequence.Read(dst, k, off)

@@ -38,7 +38,7 @@ func readBytes(from *cache.Array, dst []byte, off int64) error {
 	size := int64(from.DType().Size())
 	first := off / size
 	last := (off + int64(len(dst)) + size - 1) / size
-	from.Want(array.Window{Start: last, Len: int(min(tokensAhead, from.Bytes()-last*size) / size)}, blocks.Demand{})
+	from.Prefetch(array.Window{Start: last, Len: int(min(tokensAhead, from.Bytes()-last*size) / size)}, blocks.Demand{})
 	return from.Read([]array.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
 		copy(dst, raw[off-first*size:])
 		return nil

@@ -79,7 +79,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	seen := map[block]bool{}
 	// A block stays in memory while it is among those that are known to be needed next: as many as memory holds, and as many again of each
 	// rank. Of more than twice as many, memory would not hold those that are needed again.
-	known := (1 + min(c.ranks, 2)) * c.blocks.Slots()
+	known := (1 + min(c.ranks, 2)) * c.blocks.MaxBuffers()
 	var perBatch, perStep, kept int
 	for i := range steps {
 		step := map[block]bool{}

@@ -34,38 +34,38 @@ func (d *disk) setUsed(root *os.Root, n int64) error {
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))
 }
 
-// measure returns what the directory has, its shares, and how many bytes all blocks are. It removes what is no block, and what processes left
-// that died.
-func (d *disk) measure() (kept []Kept, shares []KnownShare, used int64, err error) {
+// measure returns what the directory has of objects, its working sets, and the size of all blocks. It
+// removes files that are no blocks, and what processes left that died.
+func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used int64, err error) {
 	err = d.locked(func(root *os.Root) (err error) {
-		if kept, err = usage(root, true); err != nil {
+		if objects, err = usage(root, true); err != nil {
 			return err
 		}
-		for _, o := range kept {
+		for _, o := range objects {
 			if used += o.Bytes; o.Blocks == 0 {
 				root.RemoveAll(o.dir)
 			}
 		}
-		shares = d.sharesIn(root, true)
+		sets = d.savedIn(root, true)
 		return d.setUsed(root, used)
 	})
-	return kept, shares, used, err
+	return objects, sets, used, err
 }
 
 // makeRoom removes blocks until there is room for need more bytes. It removes blocks only from
-// shares not in use, the least recently read first, and returns ErrFull if they are not enough.
-func (d *disk) makeRoom(s *Share, need int64) error {
+// working sets not in use, the least recently read first, and returns ErrFull if they are not enough.
+func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 	if s.refused.Load() > 0 {
 		s.refused.Add(-1)
 		return ErrFull
 	}
-	kept, shares, used, err := d.measure()
+	objects, sets, used, err := d.measure()
 	over := used + need - d.limit
 	if err != nil || over <= 0 {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.horizon.Load()
-	victims, inUse := victimsIn(kept, shares, func(of KnownShare) bool { return of.file == s.file || of.Read.UnixNano() >= horizon })
+	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool { return other.file == s.file || other.Read.UnixNano() >= horizon })
 	// Evicting more than needed saves measuring the directory for every block.
 	removed, err := d.evict(victims, over+d.limit/64)
 	if err != nil {
@@ -76,12 +76,12 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 		return nil
 	}
 	if s != &d.none {
-		if s.failed.Add(1) == seldom {
+		if s.failed.Add(1) == maxFailedEvictions {
 			enough := int64(0)
-			for _, of := range inUse {
-				enough += (of.To - of.From) * need
+			for _, span := range inUse {
+				enough += (span.To - span.From) * need
 			}
-			s.lacks(enough)
+			s.warnTooSmall(enough)
 		}
 		s.horizon.Store(now)
 	}
@@ -93,26 +93,26 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 type victim struct {
 	path  string
 	bytes int64
-	read  time.Time // when a share that needs it was last read
+	read  time.Time // last read of a working set that needs it
 }
 
-// victimsIn are the blocks that no share in use needs, and spared those that one does. shares are as sharesIn returns them: blocks of the last
-// are the first victims.
-func victimsIn(kept []Kept, shares []KnownShare, inUse func(KnownShare) bool) (victims []victim, spared []span) {
-	for _, s := range shares {
+// victimsIn returns the blocks that no working set in use needs, and the spans that one does. sets are
+// as savedIn returns them: blocks of the last one are the first victims.
+func victimsIn(objects []ObjectUsage, sets []SavedWorkingSet, inUse func(SavedWorkingSet) bool) (victims []victim, spared []span) {
+	for _, s := range sets {
 		if inUse(s) {
 			spared = append(spared, s.Spans...)
 		}
 	}
 	spared = union(spared)
-	for _, o := range kept {
+	for _, o := range objects {
 		for index, bytes := range o.blocks {
 			if holds(spared, o.dir, index) {
 				continue
 			}
 			v := victim{path: filepath.Join(o.dir, strconv.FormatInt(index, 10)), bytes: bytes}
-			if i := slices.IndexFunc(shares, func(s KnownShare) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
-				v.read = shares[i].Read
+			if i := slices.IndexFunc(sets, func(s SavedWorkingSet) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
+				v.read = sets[i].Read
 			}
 			victims = append(victims, v)
 		}
@@ -121,15 +121,17 @@ func victimsIn(kept []Kept, shares []KnownShare, inUse func(KnownShare) bool) (v
 	return victims, spared
 }
 
-// The lock is held for so long at most, and then free for as long, so that others need not wait for all that is removed.
-const portion = 50 * time.Millisecond
+// maxLockTime is how long evict holds the lock at most. It then leaves it free for as long, so that
+// others need not wait for all blocks to be removed.
+const maxLockTime = 50 * time.Millisecond
 
-// evict removes blocks, one after the other, until so many bytes are removed. It returns how many. A process may have a block open: that it is cut
-// off frees its space, and any read of it fails.
+// evict removes blocks, one after the other, until at least atLeast bytes are removed. It returns the
+// bytes removed. A process may have a block open: truncating it frees its space, and makes any read of
+// it fail.
 func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
 	for len(victims) > 0 && removed < atLeast && err == nil {
 		err = d.locked(func(root *os.Root) error {
-			end, before := time.Now().Add(portion), removed
+			end, before := time.Now().Add(maxLockTime), removed
 			for some := true; some; some = len(victims) > 0 && removed < atLeast && time.Now().Before(end) {
 				v := victims[0]
 				victims = victims[1:]
@@ -144,24 +146,24 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 			return d.setUsed(root, max(used-(removed-before), 0))
 		})
 		if len(victims) > 0 && removed < atLeast {
-			time.Sleep(portion)
+			time.Sleep(maxLockTime)
 		}
 	}
 	return removed, err
 }
 
-// Kept is what a directory has of an object.
-type Kept struct {
-	Name   string // s3://bucket/key of an endpoint; or what there is instead of its description
-	Size   int64  // of the object
-	Bytes  int64  // of the blocks
+// An ObjectUsage is what a directory has of an object.
+type ObjectUsage struct {
+	Name   string // endpoint, bucket and key; "?" if the description is missing
+	Size   int64  // bytes of the object
+	Bytes  int64  // bytes of its blocks
 	Blocks int64
 	dir    string
-	blocks map[int64]int64 // bytes of each
+	blocks map[int64]int64 // bytes of each block
 }
 
-// Usage is what the directory has of objects, and of shares, what was read last first.
-func Usage(o Options) (kept []Kept, shares []KnownShare, err error) {
+// Usage returns what the directory has of objects, and the working sets, the last read first.
+func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
 	d := &disk{dir: o.Dir, shared: o.Shared}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,13 +174,13 @@ func Usage(o Options) (kept []Kept, shares []KnownShare, err error) {
 	}
 	defer root.Close()
 	removeUnfinished(root)
-	if kept, err = usage(root, false); err != nil {
+	if objects, err = usage(root, false); err != nil {
 		return nil, nil, err
 	}
-	shares = d.sharesIn(root, false)
-	for i := range shares {
-		s := &shares[i]
-		for _, o := range kept {
+	sets = d.savedIn(root, false)
+	for i := range sets {
+		s := &sets[i]
+		for _, o := range objects {
 			for index, bytes := range o.blocks {
 				if holds(s.Spans, o.dir, index) {
 					s.Kept += bytes
@@ -189,39 +191,40 @@ func Usage(o Options) (kept []Kept, shares []KnownShare, err error) {
 			s.Enough = 0
 		}
 	}
-	return kept, shares, nil
+	return objects, sets, nil
 }
 
-// Prune removes blocks that no reader needs, and returns how many bytes that were.
+// Prune removes the blocks that no reader needs, and returns their size in bytes.
 func Prune(o Options) (removed int64, err error) {
 	d := &disk{dir: o.Dir, shared: o.Shared}
 	if _, err := os.Stat(o.Dir); errors.Is(err, fs.ErrNotExist) { // measure would make it
 		return 0, nil
 	}
-	kept, shares, _, err := d.measure()
+	objects, sets, _, err := d.measure()
 	if err != nil {
 		return 0, err
 	}
-	victims, _ := victimsIn(kept, shares, func(s KnownShare) bool { return s.Live })
+	victims, _ := victimsIn(objects, sets, func(s SavedWorkingSet) bool { return s.Live })
 	return d.evict(victims, math.MaxInt64)
 }
 
-// usage is what a directory has, by name. Where it may mend the directory, which needs the lock, it removes what is no block.
-func usage(root *os.Root, mend bool) (kept []Kept, err error) {
+// usage returns what a directory has of objects, by name. If mend is true, which needs the lock, it
+// removes files that are no blocks.
+func usage(root *os.Root, mend bool) (objects []ObjectUsage, err error) {
 	err = eachFile(root, ".", func(file fs.FileInfo) {
 		if raw, err := hex.DecodeString(file.Name()); err == nil && len(raw) == 16 && file.IsDir() {
-			kept = append(kept, usageOf(root, file.Name(), mend))
+			objects = append(objects, usageOf(root, file.Name(), mend))
 		} else if mend && strings.HasPrefix(file.Name(), "new-") {
 			root.RemoveAll(file.Name())
 		}
 	})
-	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.dir, b.dir)) })
-	return kept, err
+	slices.SortFunc(objects, func(a, b ObjectUsage) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.dir, b.dir)) })
+	return objects, err
 }
 
-// usageOf is what the directory has of an object.
-func usageOf(root *os.Root, dir string, mend bool) Kept {
-	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
+// usageOf returns what the directory has of an object.
+func usageOf(root *os.Root, dir string, mend bool) ObjectUsage {
+	o := ObjectUsage{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
 	if text, _ := root.ReadFile(filepath.Join(dir, objectFile)); json.Unmarshal(text, &of) == nil {
 		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size

@@ -1,4 +1,4 @@
-package blob
+package localfile
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 		raw[i] = byte(i)
 	}
 	must(t, os.WriteFile(path, raw, 0o600))
-	id, content, err := Open(path, nil, nil)
+	id, content, err := Open(path, nil)
 	must(t, err)
 	must(t, content.Close())
 	return path, id
@@ -38,9 +38,9 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 // if the file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
-	f, err := newFile(path, id, Sample{}, Map, false)
+	f, err := New(path, id, Sample{}, Map, false)
 	must(t, err)
-	m, err := f.keep()
+	m, err := f.ensureOpen()
 	must(t, err)
 	fd, err := f.open()
 	must(t, err)
@@ -71,7 +71,7 @@ func TestFaultIsReadAgain(t *testing.T) {
 // visited as they are asked for, because a reply is written faster in its own order.
 func TestOrderOfVisits(t *testing.T) {
 	path, id := tokens(t, 4<<20)
-	f, err := newFile(path, id, Sample{}, Pread, false)
+	f, err := New(path, id, Sample{}, Pread, false)
 	must(t, err)
 	for apart, want := range map[int64][]int{4096: {1, 2, 0, 3}, 1 << 20: {0, 1, 2, 3}} {
 		var ranges []Range
@@ -109,8 +109,8 @@ func TestSettled(t *testing.T) {
 // There may be more files than a process may have mappings, 65,530 by default.
 func TestKeptMappingsAreBounded(t *testing.T) {
 	path, id := tokens(t, 10)
-	all := make([]*file, 70_000)
-	read := func(f *file) {
+	all := make([]*File, 70_000)
+	read := func(f *File) {
 		must(t, f.Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {
 			if string(raw) != "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09" {
 				t.Errorf("bytes are %x", raw)
@@ -120,11 +120,11 @@ func TestKeptMappingsAreBounded(t *testing.T) {
 	}
 	for i := range all {
 		var err error
-		all[i], err = newFile(path, id, Sample{}, Advise, false)
+		all[i], err = New(path, id, Sample{}, Advise, false)
 		must(t, err)
 		read(all[i])
 	}
-	if n := keptMappings.Load(); n > maxKept || n < maxKept/2 {
-		t.Errorf("%d mappings are kept, of up to %d", n, maxKept)
+	if n := mappings.Load(); n > maxMappings || n < maxMappings/2 {
+		t.Errorf("%d mappings are kept, of up to %d", n, maxMappings)
 	}
 }

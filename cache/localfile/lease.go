@@ -1,4 +1,4 @@
-package blob
+package localfile
 
 import (
 	"fmt"
@@ -74,18 +74,14 @@ func (s *settlement) settled(id Identity) bool {
 	return clock.Now()-s.since >= int64(settleTime)
 }
 
-// Unwritten returns an error if a process has an open blob open for writing: through a mapping that
-// was made before, tokens change and the time of the file does not. known is false if no lease can
-// be had on the file.
-func Unwritten(path string, content Content) (known bool, err error) {
-	f, ok := content.(*os.File)
-	if !ok {
-		return true, nil // an object is never written to, only replaced
-	}
+// CheckNoWriters returns an error if a process has an open file open for writing: through a mapping
+// that was made before, tokens change and the time of the file does not. known is false if no lease
+// can be had on the file.
+func CheckNoWriters(f *os.File) (known bool, err error) {
 	switch leaseFile(f) {
 	case written:
 		return false, fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
-			"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", path)
+			"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", f.Name())
 	case unwritten:
 		unleaseFile(f)
 		return true, nil

@@ -9,38 +9,40 @@ import (
 	"testing"
 )
 
-// shareOf is the share of a reader of blocks [from, to) of an object. It has been noted that it is read.
-func shareOf(o *Object, from, to int64) *Share {
-	s := NewShare("reader", []Part{{o, from * blockBytes, to * blockBytes}})
-	s.noted.Store(math.MaxInt64) // not at any time
-	s.Read()
-	s.note()
+// touched returns the working set of a reader of blocks [from, to) of an object, after saving that it
+// is read.
+func touched(o *CachedObject, from, to int64) *WorkingSet {
+	s := NewWorkingSet("reader", []ObjectRange{{o, from * blockBytes, to * blockBytes}})
+	s.saved.Store(math.MaxInt64) // not at any time
+	s.Touch()
+	s.save()
 	return s
 }
 
 // ends is as if the process had ended that has the object.
-func (o *Object) ends() {
-	for _, s := range o.cache.disk.shares {
+func (o *CachedObject) ends() {
+	for _, s := range o.cache.disk.sets {
 		s.held.Close()
 	}
 }
 
-// epoch reads each block of a share some times, in any order, and returns how many were fetched.
-func (s *source) epoch(t *testing.T, r *rand.Rand, o *Object, from, to int64, times int) int64 {
+// epoch reads each block of a working set some times, in any order, and returns how many were fetched.
+func (s *source) epoch(t *testing.T, r *rand.Rand, o *CachedObject, from, to int64, times int) int64 {
 	t.Helper()
-	before, share := s.fetched.Load(), shareOf(o, from, to)
+	before, set := s.fetched.Load(), touched(o, from, to)
 	for _, i := range r.Perm(times * int(to-from)) {
-		share.Read()
+		set.Touch()
 		s.check(t, o, from+int64(i)%(to-from))
 	}
 	o.cache.Flush()
-	share.note()
+	set.save()
 	return s.fetched.Load() - before
 }
 
-// Whatever shares a host has, one after the other, an epoch fetches at most 1.1 times the share where there is room for it: in one process or in
-// several, where earlier ones live or have ended, and however shares overlap.
-func TestSharesInTurn(t *testing.T) {
+// Whatever working sets a host has, one after the other, an epoch fetches at most 1.1 times the working
+// set if there is room for it: in one process or in several, whether earlier ones live or have ended, and
+// however working sets overlap.
+func TestWorkingSetsInTurn(t *testing.T) {
 	const blocks = 200
 	for seed := range uint64(2) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -58,7 +60,7 @@ func TestSharesInTurn(t *testing.T) {
 			host := r.Int64N(hosts)
 			from, to := blocks*host/hosts, blocks*(host+1)/hosts
 			if n, most := s.epoch(t, r, object, from, to, 3), (to-from)*11/10; n > most {
-				t.Errorf("seed %d, step %d: host %d of %d fetched %d blocks for its share of %d, want %d at most", seed, step, host, hosts, n, to-from, most)
+				t.Errorf("seed %d, step %d: host %d of %d fetched %d blocks for its working set of %d, want %d at most", seed, step, host, hosts, n, to-from, most)
 			}
 			if n := used(t, o); n > o.Limit {
 				t.Fatalf("the directory has %d bytes, may have %d", n, o.Limit)
@@ -67,19 +69,19 @@ func TestSharesInTurn(t *testing.T) {
 	}
 }
 
-// Shares that are read in turn keep what they have, also where there is no room for all, and the log says once what helps. What one has in common
-// with another counts once.
-func TestSharesAtOnce(t *testing.T) {
+// Working sets that are read in turn keep what they have, even if there is no room for all, and the log
+// names the remedy once. Blocks that two have in common count once.
+func TestWorkingSetsAtOnce(t *testing.T) {
 	s := newSource(150 * blockBytes)
 	o := options(t, 100)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
-	shares := []*Share{shareOf(object, 0, 100), shareOf(object, 50, 150)}
+	sets := []*WorkingSet{touched(object, 0, 100), touched(object, 50, 150)}
 	for epoch := range 5 {
 		before := s.fetched.Load()
 		for i := range int64(100) {
-			for n, share := range shares {
-				share.Read()
+			for n, set := range sets {
+				set.Touch()
 				s.check(t, object, 50*int64(n)+i)
 			}
 			object.cache.Flush()

@@ -44,7 +44,7 @@ func (n need) isPassed() bool {
 	return n.last < at && at <= n.last+behind && n.by.moves()
 }
 
-func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(patience) }
+func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(unreadTimeout) }
 
 // next is after how many batches a block is needed next by any of its streams; ok is false if it is by none.
 func next(needs []need) (batches uint64, ok bool) {

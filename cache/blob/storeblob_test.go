@@ -29,7 +29,12 @@ func openBlocks(dir string) (open int, bytes int64) {
 // The files of blocks stay open. Those that are removed from the directory take no space even then, and are fetched again.
 func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	const count, size = 8, 64 << 10
-	path, _ := tokens(t, count*size)
+	raw := make([]byte, count*size)
+	for i := range raw {
+		raw[i] = byte(i)
+	}
+	path := filepath.Join(t.TempDir(), "train.bin")
+	must(t, os.WriteFile(path, raw, 0o600))
 	dir, name := t.TempDir(), "s3://bucket/"+filepath.Base(path)
 	remote := &Remote{
 		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
@@ -41,7 +46,7 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	must(t, err)
 	read := func() {
 		for i := range int64(count) {
-			must(t, o.Read([]Range{{i * size, (i + 1) * size, 0}}, func(_ int, raw []byte) error {
+			must(t, o.Read([]Range{{From: i * size, To: (i + 1) * size}}, func(_ int, raw []byte) error {
 				if len(raw) != size || raw[1] != 1 || raw[size-1] != 255 {
 					t.Errorf("block %d has other bytes", i)
 				}
@@ -61,6 +66,13 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 		t.Errorf("%d files of removed blocks take %d bytes", n, bytes)
 	}
 	read()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // serveFiles serves the files of a directory as objects of s3://bucket.

@@ -1,4 +1,4 @@
-package blob
+package localfile
 
 import (
 	"errors"
@@ -20,8 +20,9 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A file is a Blob on the local machine: a regular file of any filesystem.
-type file struct {
+// A File is a regular file of any filesystem. If its bytes change after it was opened, Read and Check
+// return a ChangedError. A File is safe for concurrent use.
+type File struct {
 	name          string                   // the path and a zero byte, for system calls, because adding it in each read would allocate
 	id            atomic.Pointer[Identity] // written by adopt
 	size          int64                    // in every id
@@ -29,17 +30,20 @@ type file struct {
 	access        Access
 	dropPageCache bool
 
-	mu   sync.Mutex // guards kept, and is held while the first read makes it
-	kept *kept      // of the accesses that keep something
+	mu     sync.Mutex  // guards opened, and is held while the first read opens the file
+	opened *openedFile // nil unless the access keeps a mapping or a descriptor
 
 	settles settlement
 }
 
-func newFile(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*file, error) {
+// New returns the file that had an identity and a sample when it was opened earlier. It does not
+// touch the file. If dropPageCache is true, each read drops the pages that it read from the page
+// cache.
+func New(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*File, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
 	}
-	f := &file{name: path + "\x00", size: id.Size, sample: sample, access: access, dropPageCache: dropPageCache}
+	f := &File{name: path + "\x00", size: id.Size, sample: sample, access: access, dropPageCache: dropPageCache}
 	f.id.Store(&id)
 	return f, nil
 }
@@ -47,11 +51,11 @@ func newFile(path string, id Identity, sample Sample, access Access, dropPageCac
 // openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// openFile opens a regular file. It refuses one that, unlike previous, is being overwritten in place: its modification time may be set when
-// a write begins, so a read before the end could mix old and new bytes.
-func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
-	f, err := os.OpenFile(path, openFlags, 0)
-	if err != nil {
+// Open opens a regular file. previous is the file that had this path before, or nil: if that one is
+// being overwritten in place, Open returns an OverwrittenError. The modification time may be set when
+// a write begins, so a read before its end could mix old and new bytes.
+func Open(path string, previous *File) (id Identity, f *os.File, err error) {
+	if f, err = os.OpenFile(path, openFlags, 0); err != nil {
 		return id, nil, err
 	}
 	defer func() {
@@ -72,18 +76,18 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, err = identify(int(f.Fd()))
+	id, err = Identify(f)
 	if held == unwritten {
 		unleaseFile(f)
 	}
 	if err != nil {
-		return id, nil, &os.PathError{Op: "stat", Path: path, Err: err}
+		return id, nil, err
 	}
 	if previous != nil && held != unwritten && previous.Identity().overwrittenBy(id) {
 		if held == written {
 			return id, nil, OverwrittenError(path + " is being overwritten: a process has it open for writing")
 		}
-		if was, ok := previous.(*file); ok && !was.settles.settled(id) {
+		if !previous.settles.settled(id) {
 			return id, nil, OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
 				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 		}
@@ -91,26 +95,34 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify returns the identity of an open file.
+// Identify returns the identity of an open file.
+func Identify(f *os.File) (Identity, error) {
+	id, err := identify(int(f.Fd()))
+	if err != nil {
+		err = &os.PathError{Op: "stat", Path: f.Name(), Err: err}
+	}
+	return id, err
+}
+
 func identify(fd int) (Identity, error) {
 	var st unix.Stat_t
 	err := eintr.Retry(func() error { return unix.Fstat(fd, &st) })
 	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, err
 }
 
-func (f *file) Path() string { return f.name[:len(f.name)-1] }
+func (f *File) Path() string { return f.name[:len(f.name)-1] }
 
-func (f *file) Identity() Identity { return *f.id.Load() }
+func (f *File) Identity() Identity { return *f.id.Load() }
 
-func (f *file) Sample() Sample { return f.sample }
+func (f *File) Sample() Sample { return f.sample }
 
-func (f *file) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
+func (f *File) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
 
-func (f *file) failed(op string, err error) error {
+func (f *File) failed(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
 
-func (f *file) Check() error {
+func (f *File) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD
 	const mask = unix.STATX_INO | unix.STATX_SIZE | unix.STATX_MTIME
@@ -129,7 +141,7 @@ func (f *file) Check() error {
 }
 
 // checkCopy returns no error if what is at the path now is an equal copy.
-func (f *file) checkCopy(was, now Identity) error {
+func (f *File) checkCopy(was, now Identity) error {
 	if !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}
@@ -141,7 +153,7 @@ func (f *file) checkCopy(was, now Identity) error {
 }
 
 // open opens what is at the path now.
-func (f *file) open() (fd int, err error) {
+func (f *File) open() (fd int, err error) {
 	cwd := unix.AT_FDCWD
 	err = eintr.Retry(func() error {
 		n, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(f.cpath()), openFlags, 0, 0, 0)
@@ -164,7 +176,7 @@ func orNil(errno unix.Errno) error {
 
 // openUnchanged opens the file, checks that it is still the one that was opened first, and returns
 // its current identity.
-func (f *file) openUnchanged() (fd int, now Identity, err error) {
+func (f *File) openUnchanged() (fd int, now Identity, err error) {
 	if fd, err = f.open(); err != nil {
 		return fd, now, err
 	}
@@ -176,7 +188,7 @@ func (f *file) openUnchanged() (fd int, now Identity, err error) {
 
 // unchanged compares the open file with its earlier identity and returns the current one. If the
 // identity still matches after a read, the file did not change during it.
-func (f *file) unchanged(fd int, was Identity) (Identity, error) {
+func (f *File) unchanged(fd int, was Identity) (Identity, error) {
 	now, err := identify(fd)
 	switch {
 	case err != nil:
@@ -189,7 +201,7 @@ func (f *file) unchanged(fd int, was Identity) (Identity, error) {
 
 // adopt makes now the identity of f if the open file has the same size, time and sample, and else returns a ChangedError: sshfs numbers
 // files anew, a device has another number after a new mount, and a copy may replace a file.
-func (f *file) adopt(fd int, was, now Identity) error {
+func (f *File) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
 	}
@@ -208,14 +220,14 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	return nil
 }
 
-func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
+func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
 	switch f.access {
 	case Advise, Map:
 		return f.readMapped(ranges, visit)
-	case stayOpen:
-		if k, err := f.keep(); err == nil {
-			defer runtime.KeepAlive(k)
-			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
+	case StayOpen:
+		if o, err := f.ensureOpen(); err == nil {
+			defer runtime.KeepAlive(o)
+			return f.visitUnchanged(o.fd, f.Identity(), ranges, visit)
 		}
 	}
 	return f.readOpened(ranges, visit)
@@ -223,7 +235,7 @@ func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
+func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	was := f.Identity()
 	fd, err := f.open()
 	if err != nil {
@@ -235,7 +247,7 @@ func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	return f.visitUnchanged(fd, was, ranges, visit)
 }
 
-func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
 	if f.access == Remap {
 		visitAll = f.visitRemapped
@@ -250,7 +262,7 @@ func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(i
 const maxJoined = 16 << 10 // bytes that visitCopies reads at once
 
 // visitCopies visits ranges that it reads one after the other, or several at once where no whole page lies between them.
-func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	if lieClose(ranges) {
 		SortRanges(ranges)
 	}
@@ -350,12 +362,12 @@ const (
 	// Up to so many bytes, it is cheaper to copy the pages of a range than to map those around them too, unless the ranges lie so
 	// close together that these are of use.
 	maxCopied = 8 << 10
-	// A process has up to vm.max_map_count mappings, 65,530 by default. So many are kept, of all files.
-	maxKept = 1 << 15
+	// maxMappings is half of the mappings that a process may have: vm.max_map_count, 65,530 by default.
+	maxMappings = 1 << 15
 )
 
 // visitRemapped maps the file, unless another read does, or the ranges are too short.
-func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
 	var size int64
 	for _, r := range ranges {
 		size += r.To - r.From
@@ -383,7 +395,7 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 
 // visitWhole maps the whole file once and visits ranges of that mapping. The mapping is private, so
 // a write fault (MADV_POPULATE_WRITE) copies one page and maps no others around it.
-func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would record the mapping in a table guarded by a lock.
 	var first unsafe.Pointer
 	err := eintr.Retry(func() (err error) {
@@ -419,7 +431,7 @@ func adviseNew(mapping []byte) {
 // visit with the range. If a page cannot be mapped, it reads the range with pread from fd instead,
 // or from the path if fd is -1: a page fault does not say why it failed, and a file system may
 // merely have interrupted it. The caller must check afterwards that the file has not changed.
-func (f *file) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
+func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {
 		return err
@@ -438,7 +450,7 @@ var errFault = errors.New("a page of the file cannot be mapped")
 // visitPages is visitMapped without pread. Touching a page that cannot be mapped, because the file
 // was truncated or the disk failed, raises SIGBUS, and visitPages returns errFault. A fault
 // anywhere else remains a panic.
-func (f *file) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
+func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		r := recover()
@@ -461,11 +473,11 @@ func (f *file) visitPages(mapping []byte, r Range, populate int, visit func(int,
 
 // readMapped reads from a mapping that is kept between reads, or with readOpened if the process
 // already keeps too many.
-func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
+func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
 	}
-	m, err := f.keep()
+	m, err := f.ensureOpen()
 	if errors.Is(err, unix.ENOMEM) {
 		return f.readOpened(ranges, visit)
 	}
@@ -499,7 +511,7 @@ func willNeed(fd int, ranges []Range) {
 	}
 }
 
-func (f *file) dropPages(fd int, r Range) {
+func (f *File) dropPages(fd int, r Range) {
 	if f.dropPageCache {
 		from, to := r.pages()
 		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)

@@ -5,24 +5,27 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"batchfs/cache/localfile"
 )
 
-// Open opens a blob and returns its identity and content, which the caller closes. previous is the blob that had this name before, or nil:
-// an OverwrittenError says that a file is being overwritten.
+// Open opens a blob and returns its identity and content, which the caller closes. previous is the
+// blob that had this name before, or nil: see [localfile.Open].
 func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 	if IsRemote(path) {
 		return from.openObject(path)
 	}
-	return openFile(path, previous)
+	file, _ := previous.(*localfile.File)
+	return localfile.Open(path, file)
 }
 
-// New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it. dropPageCache gives the page
-// cache of a file back after every read. Objects have one access, whatever access says.
+// New returns the blob that had an identity and a sample when it was opened earlier. It neither
+// touches a file nor sends a request. For access and dropPageCache, see [localfile.New].
 func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return from.newObject(string(path), id, sample, dropPageCache)
+		return from.newStoreBlob(string(path), id, sample, dropPageCache)
 	}
-	return newFile(string(path), id, sample, access, dropPageCache)
+	return localfile.New(string(path), id, sample, access, dropPageCache)
 }
 
 // Resolve returns the absolute paths of the files that patterns name, in the order of the patterns, those of a glob in alphabetical order.

@@ -1,4 +1,4 @@
-package blob
+package localfile
 
 import (
 	"crypto/sha256"

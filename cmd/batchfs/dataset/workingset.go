@@ -9,22 +9,21 @@ import (
 	"batchfs/sampler"
 )
 
-// stretches are what an epoch needs of all arrays.
-func (d *Dataset) stretches() (list []cache.Stretch) {
+// WorkingSet returns the blocks that an epoch needs of all arrays, by all ranks that go through it
+// together, or nil if no blocks are cached. name is the reader's.
+func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
+	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {
 		from, to := d.Sequence.Needed(i)
 		for _, array := range arrays {
-			list = append(list, cache.Stretch{Array: array, From: from, To: to})
+			ranges = append(ranges, cache.ArrayRange{Array: array, From: from, To: to})
 		}
 	}
-	return list
+	return cache.NewWorkingSet(name, ranges)
 }
 
-// Share is what an epoch reads of objects, by all ranks that go through it together, or nil where nothing is kept. name says who reads it.
-func (d *Dataset) Share(name string) *cache.Share { return cache.NewShare(name, d.stretches()) }
-
-// Fill fetches the share of d in the order in which it will be read: see [cache.Fetch].
-func (d *Dataset) Fill(ctx context.Context, share *cache.Share, progress func(n int64)) error {
+// Fill fetches a working set of d in the order in which it will be read: see [cache.WorkingSet.Fetch].
+func (d *Dataset) Fill(ctx context.Context, set *cache.WorkingSet, progress func(n int64)) error {
 	ranks, settings := []*sampler.Sequence{d.Sequence}, d.Sequence.Settings
 	if settings.ShuffleBlock > 0 {
 		ranks = nil
@@ -37,7 +36,7 @@ func (d *Dataset) Fill(ctx context.Context, share *cache.Share, progress func(n 
 			ranks = append(ranks, q)
 		}
 	}
-	err := cache.Fetch(ctx, share, d.stretches(), func(visit func(*cache.Array, array.Window) bool) {
+	err := set.Fetch(ctx, func(visit func(*cache.Array, array.Window) bool) {
 		for k := range uint64(d.Sequence.BatchesPerEpoch()) {
 			for _, q := range ranks {
 				if !q.Windows(d.Split.Start+k, func(source, column int, w array.Window) bool { return visit(d.sources[source][column], w) }) {

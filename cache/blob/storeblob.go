@@ -1,0 +1,88 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"batchfs/cache/blocks"
+	"batchfs/cache/store"
+	"batchfs/internal/clock"
+)
+
+// A StoreBlob is a Blob in a store.
+type StoreBlob struct {
+	name   string
+	id     Identity
+	sample Sample
+	client *store.Client
+	cached *blocks.CachedObject
+
+	changed atomic.Pointer[ChangedError] // how the store's object differs; nil unless it is known to
+	looked  atomic.Int64                 // last revalidation by Check, in clock.Now time
+}
+
+// newStoreBlob returns the object that had an identity when it was opened. It sends nothing.
+func (r *Remote) newStoreBlob(name string, id Identity, sample Sample, dropPageCache bool) (*StoreBlob, error) {
+	o, _ := store.Parse(name)
+	o.ETag, o.Size = id.ETag, id.Size
+	client, cache, err := r.open(o.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	return &StoreBlob{name: name, id: id, sample: sample, client: client, cached: cache.Object(client.Endpoint, o, client.ReadRange, dropPageCache)}, nil
+}
+
+func (b *StoreBlob) Path() string { return b.name }
+
+func (b *StoreBlob) Identity() Identity { return b.id }
+
+func (b *StoreBlob) Sample() Sample { return b.sample }
+
+// Check sends nothing unless the store is known to have another object: every read from the store
+// compares the ETag.
+func (b *StoreBlob) Check() error {
+	changed := b.changed.Load()
+	if changed == nil {
+		return nil
+	}
+	now, last := clock.Now(), b.looked.Load()
+	if now-last > int64(time.Second) && b.looked.CompareAndSwap(last, now) {
+		go b.Look()
+	}
+	return changed
+}
+
+// Look asks the store whether it still has the object, and records the answer for Check.
+func (b *StoreBlob) Look() {
+	found, err := b.client.Stat(context.Background(), b.cached.Object)
+	switch {
+	case err != nil:
+	case found == b.cached.Object:
+		b.changed.Store(nil)
+	default:
+		b.changed.CompareAndSwap(nil, &ChangedError{Path: b.name, How: "the store has another object there"})
+	}
+}
+
+func (b *StoreBlob) Release() { b.cached.Release() }
+
+// Range returns the bytes [from, to) of the object.
+func (b *StoreBlob) Range(from, to int64) blocks.ObjectRange {
+	return blocks.ObjectRange{Object: b.cached, From: from, To: to}
+}
+
+func (b *StoreBlob) Read(ranges []Range, visit func(int, []byte) error) error {
+	if changed := b.changed.Load(); changed != nil {
+		return changed
+	}
+	err := b.cached.Read(ranges, visit)
+	if !errors.Is(err, store.ErrChanged) {
+		return err
+	}
+	changed := &ChangedError{Path: b.name, How: strings.TrimPrefix(err.Error(), b.name+": ")}
+	b.changed.Store(changed)
+	return changed
+}

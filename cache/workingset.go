@@ -1,0 +1,86 @@
+package cache
+
+import (
+	"context"
+	"sync"
+
+	"batchfs/cache/array"
+	"batchfs/cache/blocks"
+)
+
+// An ArrayRange is the elements [From, To) of an array.
+type ArrayRange struct {
+	Array    *Array
+	From, To int64
+}
+
+// A WorkingSet is the blocks that a reader needs in an epoch.
+type WorkingSet struct {
+	*blocks.WorkingSet
+	ranges []blocks.ObjectRange
+}
+
+// NewWorkingSet returns the working set that holds ranges and the indexes of their documents, or nil
+// if no block of them is cached. name is the reader's.
+func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
+	var all []blocks.ObjectRange
+	for _, r := range ranges {
+		for s, part := range r.Array.objectRanges(r.From*r.Array.width, r.To*r.Array.width) {
+			all = append(all, part)
+			if s.index != nil { // which lies beside the object, in the same store
+				all = append(all, s.index.blob.(storeBlob).Range(0, s.index.blob.Identity().Size))
+			}
+		}
+	}
+	set := blocks.NewWorkingSet(name, all)
+	if set == nil {
+		return nil
+	}
+	return &WorkingSet{set, all}
+}
+
+// Fetch fetches every block of the working set into the block directory. It fetches each block once,
+// in the order in which windows visits them until visit returns false, and then the rest. It calls
+// progress with the bytes of each block, one call at a time. The error is an error of
+// [blocks.CachedObject.Persist], or the cause of ctx.
+func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
+	set.BeginFill()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var all sync.WaitGroup
+	var one sync.Mutex // serializes the calls of progress
+	permits := make(chan struct{}, maxParallelOpens)
+	begun := map[blocks.ObjectRange]bool{} // blocks whose fetch has begun
+	fetch := func(r blocks.ObjectRange) {
+		for i := range r.Blocks() {
+			block := r.Object.Block(i)
+			if begun[block] || ctx.Err() != nil {
+				continue
+			}
+			begun[block] = true
+			permits <- struct{}{}
+			all.Go(func() {
+				defer func() { <-permits }()
+				if err := r.Object.Persist(i); err != nil {
+					stop(err)
+					return
+				}
+				set.Touch()
+				one.Lock()
+				defer one.Unlock()
+				progress(block.To - block.From)
+			})
+		}
+	}
+	windows(func(a *Array, w array.Window) bool {
+		for _, r := range a.objectRanges(a.span(w)) {
+			fetch(r)
+		}
+		return ctx.Err() == nil && int64(len(begun)) < set.Blocks
+	})
+	for _, r := range set.ranges {
+		fetch(r)
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
