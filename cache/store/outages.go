@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -28,7 +29,8 @@ import (
 // The endpoint can seem down because one bucket has a host of its own. Unless the last request
 // to a bucket got no answer, the bucket is therefore still tried, once for each read.
 type outages struct {
-	probe func(bucket string) // requests the suspects of a bucket until there are none
+	probe   func(bucket string) // requests the suspects of a bucket until there are none
+	timeout time.Duration       // time after which an object that failed once is forgotten
 
 	mu       sync.Mutex // guards the fields below, and the buckets
 	endpoint health
@@ -58,7 +60,8 @@ type bucket struct {
 type failingObject struct {
 	health
 	object Object
-	inRow  bool // whether no object of the bucket has been up since this one failed
+	inRow  bool      // whether no object of the bucket has been up since this one failed
+	last   time.Time // time of its last failure
 }
 
 // several is how many objects of a bucket must fail, with none up in between, to count against the
@@ -164,13 +167,16 @@ func (s *outages) failed(o Object, by culprit) {
 		s.endpoint.fail()
 	}
 	b.fail()
+	// A read that is not over fails more often than this. Without it, an object stays failing until
+	// it is read again.
+	maps.DeleteFunc(b.failing, func(_ string, f *failingObject) bool { return f.cause == nil && time.Since(f.last) > s.timeout })
 	f := b.failing[o.Key]
 	if f == nil {
 		f = &failingObject{object: o}
 		b.failing[o.Key] = f
 	}
 	f.fail()
-	f.inRow = true
+	f.inRow, f.last = true, time.Now()
 	s.startProbes()
 }
 

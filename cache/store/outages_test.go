@@ -222,6 +222,12 @@ func TestOneProbe(t *testing.T) {
 				t.Errorf("%d requests were sent to %s in a minute, want those of one probe", n, bucket)
 			}
 		}
+		store.set(map[string]int{"/bucket/last": 500})
+		time.Sleep(2 * time.Minute)
+		readPath(t.Context(), c, "bucket/last")
+		if n := len(c.outages.buckets["bucket"].failing); n != 1 {
+			t.Errorf("%d objects are remembered as failing, want the last", n)
+		}
 		store.set(nil)
 	})
 }

@@ -95,7 +95,7 @@ func New(scheme string, o Options) (*Client, error) {
 		region = "us-east-1" // for AWS, the library looks up the bucket's region
 	}
 	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(counts.Store))}
-	c.outages.probe = c.probe
+	c.outages.probe, c.outages.timeout = c.probe, o.Timeout
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
