@@ -10,7 +10,6 @@ package blocks
 
 import (
 	"cmp"
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -60,10 +59,9 @@ type Cache struct {
 	mu      sync.Mutex
 	changed sync.Cond           // a buffer may be free, or a write has ended; its lock is mu
 	cached  map[key]*cacheBlock // blocks queued, loading or in memory; guarded by mu, like all below
-	recent  list.List           // blocks (*cacheBlock) in memory, the least recently read first
+	order   uint64              // last cacheBlock.order
 	free    [][]byte            // unused buffers
 	taken   int                 // buffers in use
-	queue   []*cacheBlock       // blocks to prefetch that have no buffer yet
 	pending []*cacheBlock       // blocks to be written, oldest first
 	writing bool                // a goroutine is writing them
 	began   time.Time           // when the current write began
@@ -100,6 +98,21 @@ type key struct {
 	index  int64
 }
 
+// A blockState is a step in the life of a block that is not, or not only, in the directory.
+//
+//	queued → loading → inMemory → evicted, and queued again if a stream will need it
+//
+// A block that a reader waits for is not queued before it is loaded. A block that turns out to be in
+// the directory, or cannot be fetched, ends there. An evicted block is read from its file, if this
+// process wrote one.
+type blockState int
+
+const (
+	queued blockState = iota // waits to be prefetched, and has no buffer yet
+	loading
+	inMemory
+)
+
 // A cacheBlock is a block that is queued, loading or in memory.
 type cacheBlock struct {
 	key        key
@@ -108,14 +121,14 @@ type cacheBlock struct {
 	bytes      []byte        // content, in a buffer; nil if a file has it, or loading failed
 	prefetched bool          // loading began before a reader waited for the block
 	loaded     time.Time
-	queued     bool            // waits to be prefetched; guarded by Cache.mu, like all fields below
+	state      blockState      // guarded by Cache.mu, like all fields below
+	order      uint64          // when it was queued, or last read if in memory: a later one is greater
 	refs       int             // readers, plus one while it is being written
 	read       bool            // a reader has asked for it
 	needs      []need          // streams that need it, and when
 	pending    bool            // waits to be written, or is being written
 	outcome    error           // reason why the directory lacks it; nil while pending or if written
 	file       *localfile.File // file that this process wrote; nil if none
-	at         *list.Element   // position in Cache.recent; nil unless in memory
 }
 
 // New returns a cache. It does not touch the directory.
@@ -285,20 +298,18 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
 	b := c.cached[k]
-	if b == nil || b.queued {
+	if b == nil || b.state == queued {
 		if o.files[index].Load() != nil {
 			c.mu.Unlock()
 			return nil, nil
 		}
 		if b == nil {
 			b = c.add(k, nil)
-		} else {
-			c.unqueue(b)
 		}
+		b.state = loading
 		go c.load(b)
-	} else if b.at != nil {
-		c.recent.MoveToBack(b.at)
 	}
+	c.setOrder(b)
 	b.refs++
 	b.read = true
 	c.mu.Unlock()
@@ -311,7 +322,6 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	}
 	switch {
 	case b.bytes == nil:
-		c.release(b)
 		if b.err != nil && !b.prefetched {
 			return nil, b.err
 		}
@@ -350,11 +360,18 @@ func (o *CachedObject) Persist(index int64) error {
 	return b.outcome
 }
 
-// add adds a block to c.cached. The caller holds mu, and loads or queues the block.
+// add queues a block to be prefetched. The caller holds mu.
 func (c *Cache) add(k key, needs []need) *cacheBlock {
 	b := &cacheBlock{key: k, done: make(chan struct{}), needs: needs}
+	c.setOrder(b)
 	c.cached[k] = b
 	return b
+}
+
+// setOrder makes b the last in order. The caller holds mu.
+func (c *Cache) setOrder(b *cacheBlock) {
+	c.order++
+	b.order = c.order
 }
 
 // load looks for a block in the directory, and fetches it from the store if it is not there. A block
@@ -381,8 +398,8 @@ func (c *Cache) load(b *cacheBlock) {
 			c.free = append(c.free, buffer)
 		}
 	} else {
-		b.bytes, b.loaded = buffer[:b.key.bytes()], time.Now()
-		b.at = c.recent.PushBack(b)
+		b.bytes, b.loaded, b.state = buffer[:b.key.bytes()], time.Now(), inMemory
+		c.setOrder(b)
 		switch {
 		case c.disk == nil:
 		case c.stuck(writeTimeout):

@@ -35,7 +35,7 @@ const (
 func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 	d, wanted := next(b.needs)
 	switch {
-	case !b.read && (wanted || len(b.needs) == 0 && (b.at == nil || time.Since(b.loaded) < unreadTimeout)):
+	case !b.read && (wanted || len(b.needs) == 0 && (b.state != inMemory || time.Since(b.loaded) < unreadTimeout)):
 		return rankUnread, d
 	case b.pending && time.Since(b.loaded) < writeTimeout:
 		return rankPending, 0
@@ -63,16 +63,18 @@ func (c *Cache) takeBuffer(now bool) []byte {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
-	// Among blocks of the same rank, the victim is the least recently read one, or the one that
-	// streams will need after the most batches.
+	// Among blocks of the same rank, the victim is the least recently read one. Of blocks that streams
+	// will need, it is the one needed after the most batches, or of several the most recently read.
 	var victim *cacheBlock
 	var rank evictionRank
 	var distance uint64 // batches until a stream needs victim
-	for at := c.recent.Front(); at != nil; at = at.Next() {
-		if b := at.Value.(*cacheBlock); b.refs == 0 {
-			if r, d := b.evictionRank(); victim == nil || r < rank || r == rank && r == rankWanted && d >= distance {
-				victim, rank, distance = b, r, d
-			}
+	for _, b := range c.cached {
+		if b.state != inMemory || b.refs > 0 {
+			continue
+		}
+		r, d := b.evictionRank()
+		if victim == nil || r < rank || r == rank && (d > distance || d == distance && (b.order < victim.order) != (r == rankWanted)) {
+			victim, rank, distance = b, r, d
 		}
 	}
 	if victim == nil || rank >= rankPending || !now && rank > rankRead {
@@ -84,7 +86,7 @@ func (c *Cache) takeBuffer(now bool) []byte {
 	}
 	c.remove(victim)
 	if needs := later(victim.needs); len(needs) > 0 {
-		c.enqueue(victim.key, needs)
+		c.add(victim.key, needs)
 	}
 	return victim.bytes[:c.o.BlockBytes]
 }
@@ -104,7 +106,6 @@ func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 // remove removes a block from memory, after which its file is read. The caller holds mu, and owns the
 // buffer afterwards.
 func (c *Cache) remove(b *cacheBlock) {
-	c.recent.Remove(b.at)
 	delete(c.cached, b.key)
 	b.key.object.files[b.key.index].Store(b.file)
 }
@@ -176,10 +177,8 @@ func (c *Cache) Flush() {
 		b.pending, b.outcome = false, c.count(ErrSlow)
 	}
 	c.pending = nil
-	for at := c.recent.Front(); at != nil; {
-		b := at.Value.(*cacheBlock)
-		at = at.Next()
-		if b.refs == 0 {
+	for _, b := range c.cached {
+		if b.state == inMemory && b.refs == 0 {
 			c.remove(b)
 			c.taken--
 		}

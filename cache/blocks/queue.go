@@ -1,7 +1,5 @@
 package blocks
 
-import "slices"
-
 const maxLoading = 32 // blocks prefetched at a time
 
 // AtOnce returns the maximum number of blocks that are prefetched at a time.
@@ -30,30 +28,18 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 		b.needs = add(b.needs, d)
 		return true
 	}
-	queued := 0 // blocks that the same stream needs
-	for _, b := range c.queue {
-		if len(b.needs) > 0 && b.needs[0].by == d.By || len(b.needs) == 0 && d.By == nil {
-			queued++
+	before := 0 // queued blocks that the same stream needs
+	for _, b := range c.cached {
+		if b.state == queued && (len(b.needs) > 0 && b.needs[0].by == d.By || len(b.needs) == 0 && d.By == nil) {
+			before++
 		}
 	}
-	if queued >= c.o.MaxBuffers() {
+	if before >= c.o.MaxBuffers() {
 		return false
 	}
-	c.enqueue(k, add(nil, d))
+	c.add(k, add(nil, d))
 	c.pump()
 	return true
-}
-
-// enqueue queues a block to be prefetched. The caller holds mu.
-func (c *Cache) enqueue(k key, needs []need) {
-	b := c.add(k, needs)
-	b.queued = true
-	c.queue = append(c.queue, b)
-}
-
-func (c *Cache) unqueue(b *cacheBlock) {
-	b.queued = false
-	c.queue = slices.DeleteFunc(c.queue, func(other *cacheBlock) bool { return other == b })
 }
 
 // pump begins to load queued blocks while there are buffers. The caller holds mu.
@@ -65,45 +51,43 @@ func (c *Cache) pump() {
 		}
 		if b.key.object.files[b.key.index].Load() != nil {
 			delete(c.cached, b.key)
-		} else {
-			if b.bytes = c.takeBuffer(false); b.bytes == nil {
-				return
-			}
-			b.prefetched = true
-			go c.load(b)
+			continue
 		}
-		c.unqueue(b)
+		if b.bytes = c.takeBuffer(false); b.bytes == nil {
+			return
+		}
+		b.prefetched, b.state = true, loading
+		go c.load(b)
 	}
 }
 
 // mayLoad reports whether one more block may be prefetched. The caller holds mu.
 func (c *Cache) mayLoad() bool {
-	loading, unread := 0, 0
+	fetching, unread := 0, 0
 	for _, b := range c.cached {
-		if b.prefetched && b.at == nil {
-			loading++
+		if b.prefetched && b.state == loading {
+			fetching++
 		}
-		if rank, _ := b.evictionRank(); rank == rankUnread && !b.queued {
+		if rank, _ := b.evictionRank(); rank == rankUnread && b.state != queued {
 			unread++
 		}
 	}
-	return loading < maxLoading && unread < c.o.maxUnread()
+	return fetching < maxLoading && unread < c.o.maxUnread()
 }
 
 // nearest returns the queued block that is needed first, or nil if there is none. It drops blocks
 // that are no longer needed. The caller holds mu.
 func (c *Cache) nearest() (nearest *cacheBlock) {
 	least := uint64(0)
-	c.queue = slices.DeleteFunc(c.queue, func(b *cacheBlock) bool {
-		d, ok := next(b.needs)
-		if !ok && len(b.needs) > 0 {
-			delete(c.cached, b.key)
-			return true
-		}
-		if nearest == nil || d < least { // d is 0 if no stream needs it
+	for k, b := range c.cached {
+		d, ok := next(b.needs) // d is 0 if no stream needs it
+		switch {
+		case b.state != queued:
+		case !ok && len(b.needs) > 0:
+			delete(c.cached, k)
+		case nearest == nil || d < least || d == least && b.order < nearest.order:
 			nearest, least = b, d
 		}
-		return false
-	})
+	}
 	return nearest
 }
