@@ -8,32 +8,32 @@ import (
 	"batchfs/cache/store"
 )
 
-// openObject looks at the object with a name.
+// openObject asks the store for an object.
 func (r *Remote) openObject(name string) (id Identity, _ Content, err error) {
-	at, _ := store.Parse(name)
-	client, cache, err := r.open(at.Scheme)
+	o, _ := store.Parse(name)
+	client, err := r.client(o.Scheme)
 	if err != nil {
 		return id, nil, err
 	}
-	if at, err = client.Stat(context.Background(), at); err != nil {
+	if o, err = client.Stat(context.Background(), o); err != nil {
 		return id, nil, err
 	}
-	if err := cache.Check(); err != nil {
+	if err := r.cache.Check(); err != nil {
 		return id, nil, err
 	}
-	c := &objectContent{client: client, at: at}
+	c := &objectContent{client: client, object: o}
 	c.head = sync.OnceValues(func() ([]byte, error) {
-		head := make([]byte, min(headBytes, at.Size))
-		return head, c.read(head, 0)
+		head := make([]byte, min(headBytes, o.Size))
+		return head, c.fetch(head, 0)
 	})
-	return Identity{Size: at.Size, ETag: at.ETag}, c, nil
+	return Identity{Size: o.Size, ETag: o.ETag}, c, nil
 }
 
-// An objectContent is an object that is being opened.
+// An objectContent is the content of an object that is being opened.
 type objectContent struct {
 	client *store.Client
-	at     store.Object
-	head   func() ([]byte, error) // headBytes, which are kept: formats read them again and again
+	object store.Object
+	head   func() ([]byte, error) // first headBytes bytes, which formats read again and again
 }
 
 const headBytes = 64 << 10
@@ -41,11 +41,12 @@ const headBytes = 64 << 10
 func (c *objectContent) Close() error { return nil }
 
 func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
-	if off+int64(len(b)) > c.at.Size {
+	end := off + int64(len(b))
+	switch {
+	case end > c.object.Size:
 		return 0, syscall.EINVAL
-	}
-	if off+int64(len(b)) > headBytes {
-		return len(b), c.read(b, off)
+	case end > headBytes:
+		return len(b), c.fetch(b, off)
 	}
 	head, err := c.head()
 	if err != nil {
@@ -54,9 +55,9 @@ func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
 	return copy(b, head[off:]), nil
 }
 
-func (c *objectContent) read(b []byte, off int64) error {
+func (c *objectContent) fetch(b []byte, off int64) error {
 	if len(b) == 0 {
 		return nil
 	}
-	return c.client.ReadRange(context.Background(), c.at, off, b)
+	return c.client.ReadRange(context.Background(), c.object, off, b)
 }

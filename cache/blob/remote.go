@@ -27,20 +27,17 @@ type Remote struct {
 	cache   *blocks.Cache
 }
 
-func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
+// client returns the client for the objects of a scheme, and creates the cache before it opens any.
+func (r *Remote) client(scheme string) (_ *store.Client, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
 		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
 	}
 	if r.clients[scheme] == nil {
-		client, err := store.New(scheme, r.Store)
-		if err != nil {
-			return nil, nil, err
-		}
-		r.clients[scheme] = client
+		r.clients[scheme], err = store.New(scheme, r.Store)
 	}
-	return r.clients[scheme], r.cache, nil
+	return r.clients[scheme], err
 }
 
 // Flush waits until the blocks in memory were written to the directory, and frees that memory.
@@ -86,7 +83,7 @@ func (r *Remote) resolve(pattern string) (names []string, err error) {
 	if _, err := path.Match(o.Key, ""); err != nil {
 		return nil, fmt.Errorf("must be a URL or a glob: %w (got %q)", err, pattern)
 	}
-	client, _, err := r.open(o.Scheme)
+	client, err := r.client(o.Scheme)
 	if err != nil {
 		return nil, err
 	}

@@ -28,11 +28,12 @@ type StoreBlob struct {
 func (r *Remote) newStoreBlob(name string, id Identity, sample Sample, dropPageCache bool) (*StoreBlob, error) {
 	o, _ := store.Parse(name)
 	o.ETag, o.Size = id.ETag, id.Size
-	client, cache, err := r.open(o.Scheme)
+	client, err := r.client(o.Scheme)
 	if err != nil {
 		return nil, err
 	}
-	return &StoreBlob{name: name, id: id, sample: sample, client: client, cached: cache.Object(client.Endpoint, o, client.ReadRange, dropPageCache)}, nil
+	cached := r.cache.Object(client.Endpoint, o, client.ReadRange, dropPageCache)
+	return &StoreBlob{name: name, id: id, sample: sample, client: client, cached: cached}, nil
 }
 
 func (b *StoreBlob) Path() string { return b.name }

@@ -96,18 +96,14 @@ func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 }
 
 // Identify returns the identity of an open file.
-func Identify(f *os.File) (Identity, error) {
-	id, err := identify(int(f.Fd()))
-	if err != nil {
-		err = &os.PathError{Op: "stat", Path: f.Name(), Err: err}
-	}
-	return id, err
-}
+func Identify(f *os.File) (Identity, error) { return identify(int(f.Fd()), f.Name()) }
 
-func identify(fd int) (Identity, error) {
+func identify(fd int, path string) (Identity, error) {
 	var st unix.Stat_t
-	err := eintr.Retry(func() error { return unix.Fstat(fd, &st) })
-	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, err
+	if err := eintr.Retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		return Identity{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, nil
 }
 
 func (f *File) Path() string { return f.name[:len(f.name)-1] }
@@ -189,14 +185,11 @@ func (f *File) openUnchanged() (fd int, now Identity, err error) {
 // unchanged compares the open file with its earlier identity and returns the current one. If the
 // identity still matches after a read, the file did not change during it.
 func (f *File) unchanged(fd int, was Identity) (Identity, error) {
-	now, err := identify(fd)
-	switch {
-	case err != nil:
-		return now, f.failed("stat", err)
-	case now != was:
-		return now, f.adopt(fd, was, now)
+	now, err := identify(fd, f.Path())
+	if err == nil && now != was {
+		err = f.adopt(fd, was, now)
 	}
-	return now, nil
+	return now, err
 }
 
 // adopt makes now the identity of f if the open file has the same size, time and sample, and else returns a ChangedError: sshfs numbers
@@ -209,9 +202,9 @@ func (f *File) adopt(fd int, was, now Identity) error {
 	if err != nil {
 		return f.failed("read", err)
 	}
-	again, err := identify(fd)
+	again, err := identify(fd, f.Path())
 	if err != nil {
-		return f.failed("stat", err)
+		return err
 	}
 	if again != now || sum != f.sample {
 		return compare(f.Path(), was, again)
