@@ -59,6 +59,7 @@ type Cache struct {
 	mu      sync.Mutex
 	changed sync.Cond           // a buffer may be free, or a write has ended; its lock is mu
 	cached  map[key]*cacheBlock // blocks queued, loading or in memory; guarded by mu, like all below
+	queued  int                 // blocks in cached that are queued
 	order   uint64              // last cacheBlock.order
 	free    [][]byte            // unused buffers
 	taken   int                 // buffers in use
@@ -306,8 +307,7 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 		if b == nil {
 			b = c.add(k, nil)
 		}
-		b.state = loading
-		go c.load(b)
+		c.startLoad(b)
 	}
 	c.setOrder(b)
 	b.refs++
@@ -365,7 +365,21 @@ func (c *Cache) add(k key, needs []need) *cacheBlock {
 	b := &cacheBlock{key: k, done: make(chan struct{}), needs: needs}
 	c.setOrder(b)
 	c.cached[k] = b
+	c.queued++
 	return b
+}
+
+// drop removes a queued block. The caller holds mu.
+func (c *Cache) drop(b *cacheBlock) {
+	c.queued--
+	delete(c.cached, b.key)
+}
+
+// startLoad begins to load a queued block. The caller holds mu.
+func (c *Cache) startLoad(b *cacheBlock) {
+	c.queued--
+	b.state = loading
+	go c.load(b)
 }
 
 // setOrder makes b the last in order. The caller holds mu.

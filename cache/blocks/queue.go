@@ -44,20 +44,20 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 
 // pump begins to load queued blocks while there are buffers. The caller holds mu.
 func (c *Cache) pump() {
-	for c.mayLoad() {
+	for c.queued > 0 && c.mayLoad() {
 		b := c.nearest()
 		if b == nil {
 			return
 		}
 		if b.key.object.files[b.key.index].Load() != nil {
-			delete(c.cached, b.key)
+			c.drop(b)
 			continue
 		}
 		if b.bytes = c.takeBuffer(false); b.bytes == nil {
 			return
 		}
-		b.prefetched, b.state = true, loading
-		go c.load(b)
+		b.prefetched = true
+		c.startLoad(b)
 	}
 }
 
@@ -79,12 +79,14 @@ func (c *Cache) mayLoad() bool {
 // that are no longer needed. The caller holds mu.
 func (c *Cache) nearest() (nearest *cacheBlock) {
 	least := uint64(0)
-	for k, b := range c.cached {
+	for _, b := range c.cached {
+		if b.state != queued {
+			continue
+		}
 		d, ok := next(b.needs) // d is 0 if no stream needs it
 		switch {
-		case b.state != queued:
 		case !ok && len(b.needs) > 0:
-			delete(c.cached, k)
+			c.drop(b)
 		case nearest == nil || d < least || d == least && b.order < nearest.order:
 			nearest, least = b, d
 		}
