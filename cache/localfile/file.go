@@ -130,22 +130,14 @@ func (f *File) Check() error {
 		return f.failed("stat", err)
 	}
 	was, now := f.Identity(), Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
-	if now != was {
-		return f.checkCopy(was, now)
-	}
-	return nil
-}
-
-// checkCopy returns no error if what is at the path now is an equal copy.
-func (f *File) checkCopy(was, now Identity) error {
-	if !was.renumbered(now) {
+	if now == was || !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}
-	fd, _, err := f.openUnchanged()
-	if err != nil {
-		return err
+	fd, _, err := f.openUnchanged() // which accepts an equal copy
+	if err == nil {
+		unix.Close(fd)
 	}
-	return unix.Close(fd)
+	return err
 }
 
 // open opens what is at the path now.
