@@ -68,15 +68,16 @@ type Cache struct {
 	began   time.Time           // when the current write began
 }
 
-// A fetched block is written to the directory, or is not for one of these reasons. Any other error
-// means that the directory failed.
+// These are the reasons why a fetched block is not written to the directory. Any other error means that
+// the directory failed.
 var (
 	errPresent = errors.New("another process has written the block already")
 	ErrFull    = errors.New("store.cache_dir has no more room")
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// count counts the outcome of writing a block, and returns it, or nil if the directory has the block.
+// count counts the outcome of writing a block, and returns it, or nil if the directory has the block,
+// no matter which process wrote it.
 func (c *Cache) count(outcome error) error {
 	switch {
 	case outcome == nil:
@@ -157,8 +158,8 @@ type CachedObject struct {
 	files []atomic.Pointer[localfile.File]
 }
 
-// Object returns an object of the store at an endpoint, whose blocks fetch fetches. If dropPageCache
-// is true, each read of a block file drops the pages that it read from the page cache.
+// Object returns an object of the store at an endpoint. Its bytes come from fetch. If dropPageCache is
+// true, each read of a block file drops the pages that it read from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
 		identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}

@@ -5,34 +5,35 @@ import (
 	"time"
 )
 
-// A Stream is a reader that reads batches in order, and whose next ones are known.
+// A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
-	at    atomic.Uint64 // the batch that it is at
-	moved atomic.Int64  // when it got there, in nanoseconds since 1970
+	at    atomic.Uint64 // batch that it reads next
+	moved atomic.Int64  // time of the last Pass, in nanoseconds since 1970
 }
 
-// Pass says which batch the stream reads next. The one before is perhaps being read still.
+// Pass records which batch the stream reads next. The one before may still be being read.
 func (s *Stream) Pass(k uint64) {
 	s.at.Store(k)
 	s.moved.Store(time.Now().UnixNano())
 }
 
-// A Demand says when a block is needed: for a batch of a stream. The zero Demand is soon, and once.
+// A Demand is the batch of a stream that needs a block. The zero Demand means soon, and once.
 type Demand struct {
 	By    *Stream
 	Batch uint64
 }
 
-// A need is the batches of a stream that need a block: the first, the last, and some between.
+// A need is the first and the last batch of a stream that need a block. Some in between may need it too.
 type need struct {
 	by          *Stream
 	first, last uint64
 }
 
-// Some threads of a trainer may be that many batches behind others.
+// behind is how many batches some threads of a trainer may be behind others.
 const behind = 4
 
-// distance is after how many batches the block is needed. ok is false if it is not, or if the stream seems to have ended.
+// distance returns after how many batches the block is needed. ok is false if it is not needed, or if
+// the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	at := n.by.at.Load()
 	return max(n.first, at) - at, at <= n.last && n.by.moves()
@@ -46,7 +47,8 @@ func (n need) isPassed() bool {
 
 func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(unreadTimeout) }
 
-// next is after how many batches a block is needed next by any of its streams; ok is false if it is by none.
+// next returns after how many batches the first of several streams needs a block. ok is false if none
+// does.
 func next(needs []need) (batches uint64, ok bool) {
 	for _, n := range needs {
 		if d, is := n.distance(); is && (!ok || d < batches) {
@@ -56,7 +58,7 @@ func next(needs []need) (batches uint64, ok bool) {
 	return batches, ok
 }
 
-// later are the needs of batches behind those that streams are at.
+// later returns the needs that remain after the batches that streams are reading.
 func later(needs []need) (list []need) {
 	for _, n := range needs {
 		if at := n.by.at.Load(); n.last > at && n.by.moves() {
@@ -66,19 +68,19 @@ func later(needs []need) (list []need) {
 	return list
 }
 
-// add notes when a block is needed.
-func add(needs []need, t Demand) []need {
-	if t.By == nil {
+// add adds a demand for a block to its needs.
+func add(needs []need, d Demand) []need {
+	if d.By == nil {
 		return needs
 	}
 	for i := range needs {
-		if n := &needs[i]; n.by == t.By {
+		if n := &needs[i]; n.by == d.By {
 			if _, ok := n.distance(); !ok {
-				n.first = t.Batch
+				n.first = d.Batch
 			}
-			n.first, n.last = min(n.first, t.Batch), max(n.last, t.Batch)
+			n.first, n.last = min(n.first, d.Batch), max(n.last, d.Batch)
 			return needs
 		}
 	}
-	return append(needs, need{t.By, t.Batch, t.Batch})
+	return append(needs, need{d.By, d.Batch, d.Batch})
 }
