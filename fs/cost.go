@@ -34,6 +34,7 @@ func (t *tree) cost(i inode, checks bool) guard.Cost {
 func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	i := inode(in.NodeId)
 	c, s := t.cost(i, false), t.sequences.peek(i.sequence())
+	c.Pages = fillsPageCache(in)
 	switch _, isText := i.kind().entry().content.(text); {
 	case isText:
 	case s == nil:
@@ -48,3 +49,6 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	}
 	return c
 }
+
+// fillsPageCache reports whether a READ is not a read(2) itself, which has a lock owner.
+func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }

@@ -62,7 +62,7 @@ func TestCosts(t *testing.T) {
 	tr := grow(t, shared, s) // of the next worker, which does not have seed=1 yet
 	check := func(what string, got guard.Cost, rows int64, reply int) {
 		t.Helper()
-		if want := (guard.Cost{Split: got.Split, Rows: rows, Reply: reply}); got != want {
+		if want := (guard.Cost{Split: got.Split, Rows: rows, Reply: reply, Pages: got.Pages}); got != want {
 			t.Errorf("%s costs %v, want %v", what, got, want)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/failpoint"
@@ -33,7 +32,7 @@ const maxTries = 10
 
 func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
-	if k := i.kind(); (k.isNext() || k.isLiveText()) && guard.ForPageCache(in) {
+	if k := i.kind(); (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
 		if k.isNext() {
 			t.logUncached(i, in.Pid)
 		}

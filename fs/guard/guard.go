@@ -59,6 +59,10 @@ type Cost struct {
 	Split int   // split whose limits apply; 0 if the request belongs to none
 	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
 	Reply int   // memory of the reply, in bytes
+
+	// Pages is whether a READ fills the page cache, for a mapping, sendfile or a read(2) of a cached
+	// file. Any other READ is a read(2) itself.
+	Pages bool
 }
 
 // A Guard guards a FileSystem. It is safe for concurrent use.
@@ -169,18 +173,18 @@ func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse
 }
 
 func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
+	cost := g.CostOfRead(in)
 	var fills pages
-	if ForPageCache(in) {
+	if cost.Pages {
 		fills = pages{in.Offset, in.Offset + uint64(in.Size)}
 	}
-	cost := g.CostOfRead(in)
 	status, late := g.serve(&in.InHeader, cost, buf, fills, func(r *request) (status fuse.Status) {
 		reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
 		return status
 	})
 	switch {
 	case !status.Ok():
-		if ForPageCache(in) {
+		if cost.Pages {
 			time.Sleep(pageCachePause)
 		}
 	case late:
@@ -191,10 +195,6 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 	}
 	return reply, status
 }
-
-// ForPageCache reports whether a READ fills the page cache, for a mapping, sendfile or a read(2) of
-// a cached file. Any other READ is a read(2) itself, and has a lock owner.
-func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
 // serve registers a request, admits it and calls its handler. late reports whether the kernel
 // already has an error instead of the handler's reply.

@@ -37,11 +37,15 @@ func (d *disk) SetDebug(bool)                                {}
 func (d *disk) CostOfLookup(h *fuse.InHeader, _ string) Cost { return d.cost(h.NodeId, 1, 0) }
 func (d *disk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return d.cost(in.NodeId, 1, 0) }
 func (d *disk) CostOfOpen(in *fuse.OpenIn) Cost              { return d.cost(in.NodeId, 1, 0) }
-func (d *disk) CostOfRead(in *fuse.ReadIn) Cost              { return d.cost(in.NodeId, int64(in.Fh), int(in.Size)) }
+func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
+	cost := d.cost(in.NodeId, int64(in.Fh), int(in.Size))
+	cost.Pages = in.ReadFlags&fuse.READ_LOCKOWNER == 0
+	return cost
+}
 
 func (d *disk) cost(node uint64, rows int64, reply int) Cost {
 	d.costs.Add(1)
-	return Cost{int(node), rows, reply}
+	return Cost{Split: int(node), Rows: rows, Reply: reply}
 }
 
 func (d *disk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.note("done %d", in.Unique) }
