@@ -112,11 +112,10 @@ func (t *tree) info(i inode) []byte {
 }
 
 func (t *tree) infoLen(i inode) int64 {
-	s, _ := t.sequences.latest(i.sequence())
-	if s == nil {
-		return 0
+	if s := t.sequence(i); s != nil {
+		return s.InfoLen()
 	}
-	return s.InfoLen()
+	return 0
 }
 
 // Live is what status.json shows and only this package knows.
