@@ -106,7 +106,7 @@ type request struct {
 	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
 	waits    bool          // it is in class.queue
 	waited   time.Duration // time in class.queue
-	admitted chan bool     // receives whether a request that waited was admitted; false if it timed out
+	admitted chan struct{} // receives when a request that waits is admitted
 	expired  bool          // it timed out
 	cancel   chan struct{} // closed when it times out
 }
@@ -270,7 +270,7 @@ func (g *Guard) isAwaited(node uint64, fills pages) bool {
 func (g *Guard) unused() *request {
 	last := len(g.free) - 1
 	if last < 0 {
-		return &request{admitted: make(chan bool, 1), cancel: make(chan struct{})}
+		return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})}
 	}
 	r := g.free[last]
 	g.free = g.free[:last]
@@ -356,9 +356,6 @@ func (g *Guard) expire() (expired []*request, longest []time.Duration) {
 		g.o.Answer(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
 		g.noteAnswer(r.id)
 		expired = append(expired, r)
-	}
-	if len(expired) > 0 {
-		g.dequeueExpired()
 	}
 	return expired, longest
 }

@@ -119,12 +119,19 @@ func (g *Guard) take(r *request, n int) {
 	}
 }
 
-// release returns what a request holds, and admits those that waited for it.
+// release returns what a request holds, or removes it from the queue, and admits those that waited
+// for it.
 func (g *Guard) release(r *request) {
-	if r.class != nil && !r.waits {
+	switch {
+	case r.class == nil:
+		return
+	case r.waits: // timed out
+		r.class.queue = slices.DeleteFunc(r.class.queue, func(other *request) bool { return other == r })
+		g.addWaiting(r.split, -1)
+	default:
 		g.take(r, -1)
-		g.admit(r.class)
 	}
+	g.admit(r.class)
 }
 
 func (g *Guard) addWaiting(split int, n int64) {
@@ -138,24 +145,7 @@ func (g *Guard) admit(c *class) {
 		r.waits = false
 		g.addWaiting(r.split, -1)
 		g.take(r, 1)
-		r.admitted <- true
-	}
-}
-
-// dequeueExpired removes the requests that timed out from all queues, and admits those behind them.
-func (g *Guard) dequeueExpired() {
-	for i := range g.splits {
-		s := &g.splits[i]
-		for _, c := range []*class{&s.short, &s.long} {
-			c.queue = slices.DeleteFunc(c.queue, func(r *request) bool {
-				if r.expired {
-					g.addWaiting(i, -1)
-					r.admitted <- false
-				}
-				return r.expired
-			})
-			g.admit(c)
-		}
+		r.admitted <- struct{}{}
 	}
 }
 
@@ -165,7 +155,12 @@ func (g *Guard) await(r *request, buf []byte) bool {
 	if g.splits[r.split].isCrowded(buf) {
 		freePages(buf)
 	}
-	return <-r.admitted
+	select {
+	case <-r.admitted:
+		return true
+	case <-r.cancel:
+		return false
+	}
 }
 
 // TryPrefetch reports whether a prefetch of a split may begin. If so, EndPrefetch must follow. While
