@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 )
 
 // whyNot says what is wrong with a name that a directory lacks.
@@ -36,22 +35,11 @@ func (t *tree) whyNot(dir inode, name string) string {
 	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], there)
 }
 
-// badNames are the last ten names that were looked up in this worker and have no file, the latest first.
-type badNames struct {
-	mu   sync.Mutex
-	last []BadName // replaced, never written
-}
-
 // A BadName is the path of a file that does not exist, and the reason.
 type BadName struct{ Path, Why string }
 
-func (n *badNames) latest() []BadName {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.last
-}
-
-// noteBadName notes a name for status.json. Programs look for names that begin with a dot, such as .git, everywhere.
+// noteBadName records a name for status.json, unless it begins with a dot: programs look for names
+// such as .git everywhere.
 func (t *tree) noteBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return
@@ -63,10 +51,9 @@ func (t *tree) noteBadName(dir inode, name, why string) {
 			path = s.Spec().Name + "/batch/" + name
 		}
 	}
-	n := &t.badNames
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !slices.ContainsFunc(n.last, func(b BadName) bool { return b.Path == path }) {
-		n.last = append([]BadName{{path, why}}, n.last[:min(len(n.last), 9)]...)
+	last := t.badNames.Load()
+	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
+		now := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
+		t.badNames.CompareAndSwap(last, &now) // of names that come at the same time, one is enough
 	}
 }

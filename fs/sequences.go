@@ -376,19 +376,6 @@ func (q *sequences) fault(number int, id uint64, err string) (name string) {
 
 var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings do not suit the tokens any more (%w)", syscall.ESTALE)
 
-// all calls visit for every sequence, without mu.
-func (q *sequences) all(visit func(number int, name, fault string)) {
-	for n := range q.shared.SequencesUsed() {
-		entry := &q.shared.Sequences[n+1]
-		q.mu.Lock()
-		used, name, fault := entry.Used(), entry.Name(), entry.Fault()
-		q.mu.Unlock()
-		if used {
-			visit(n+1, name, fault)
-		}
-	}
-}
-
 // isSettings reports whether a name is one of settings. No split and no file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
 

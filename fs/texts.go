@@ -136,19 +136,23 @@ type LiveSplit struct {
 
 func (t *tree) live() Live {
 	l := Live{
-		Shared: t.shared, PrefetchBytes: t.prefetcher.used.Load(), TextBytes: t.texts.bytes.Load(), BadNames: t.badNames.latest(),
+		Shared: t.shared, PrefetchBytes: t.prefetcher.used.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
 		Splits: map[string]LiveSplit{},
 	}
-	t.sequences.all(func(number int, name, fault string) {
+	for number := 1; number <= t.shared.SequencesUsed(); number++ {
 		entry := &t.shared.Sequences[number]
+		t.sequences.mu.Lock()
+		used, name, fault := entry.Used(), entry.Name(), entry.Fault()
+		t.sequences.mu.Unlock()
 		isSplit := number <= t.sequences.splits
 		switch {
+		case !used:
 		case !isSplit && entry.Lookups.Load() == 0:
 			l.IdleSettings++
 		case isSplit || entry.Moved() || entry.Reads.Load()+entry.Errors.Load() > 0:
 			l.Splits[name] = LiveSplit{entry, fault}
 		}
-	})
+	}
 	return l
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,8 +30,8 @@ type tree struct {
 	sequences          *sequences
 	readme             []byte
 	texts              texts
-	badNames           badNames
-	makingStatus       sync.Mutex // held while status.json or metrics is made, which may be long: one at a time; before every other lock
+	badNames           atomic.Pointer[[]BadName] // last ten names that were looked up in this worker and have no file, latest first
+	makingStatus       sync.Mutex                // held while status.json or metrics is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
 	log                *limitedLog
 	o                  Options
@@ -45,7 +46,7 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *li
 	if err != nil {
 		return nil, err
 	}
-	return &tree{
+	t := &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		shared:        shared,
 		handles:       state.NewHandles(shared),
@@ -55,7 +56,9 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *li
 		prefetcher:    &prefetcher{batches: o.Memory.Ahead, bytes: o.Memory.AheadBytes, log: log},
 		log:           log,
 		o:             o,
-	}, nil
+	}
+	t.badNames.Store(new([]BadName))
+	return t, nil
 }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
