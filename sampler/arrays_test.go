@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"batchfs/cache/array"
@@ -23,9 +24,10 @@ type stub struct {
 	zeros bool    // all numbers are 0 instead
 	err   error   // of Read
 
-	bytes   int64 // fetched
-	most    int   // bytes of one window
-	windows int   // of one Read
+	mu      sync.Mutex // guards what follows, for tests that read concurrently
+	bytes   int64      // fetched
+	most    int        // bytes of one window
+	windows int        // of one Read
 }
 
 func (s *stub) DType() array.DType                  { return s.dtype }
@@ -41,10 +43,15 @@ func (s *stub) Len() int64 {
 }
 
 func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
+	s.mu.Lock()
 	s.windows = max(s.windows, len(ws))
-	for i, w := range ws {
+	for _, w := range ws {
 		size := w.Len * s.dtype.Size()
 		s.bytes, s.most = s.bytes+int64(size), max(s.most, size)
+	}
+	s.mu.Unlock()
+	for i, w := range ws {
+		size := w.Len * s.dtype.Size()
 		raw := make([]byte, 0, size)
 		switch {
 		case s.zeros:
