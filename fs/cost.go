@@ -34,7 +34,9 @@ func (t *tree) cost(i inode, checks bool) guard.Cost {
 func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	i := inode(in.NodeId)
 	c, s := t.cost(i, false), t.sequences.peek(i.sequence())
-	c.Pages = fillsPageCache(in)
+	if fillsPageCache(in) {
+		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
+	}
 	switch _, isText := i.kind().entry().content.(text); {
 	case isText:
 	case s == nil:

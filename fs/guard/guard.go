@@ -60,10 +60,13 @@ type Cost struct {
 	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
 	Reply int   // memory of the reply, in bytes
 
-	// Pages is whether a READ fills the page cache, for a mapping, sendfile or a read(2) of a cached
-	// file. Any other READ is a read(2) itself.
-	Pages bool
+	// Pages are the bytes of the file with which a READ fills the page cache, for a mapping, sendfile
+	// or a read(2) of a cached file. They are empty if the READ is a read(2) itself.
+	Pages Pages
 }
+
+// Pages is a byte range of a file.
+type Pages struct{ From, To uint64 }
 
 // A Guard guards a FileSystem. It is safe for concurrent use.
 //
@@ -101,7 +104,7 @@ type request struct {
 	split    int
 	class    *class        // limits that apply; nil if there are none
 	reply    int64         // bytes of class.replies that it needs
-	pages    pages         // pages that it fills
+	pages    Pages         // pages that it fills
 	index    int           // position in Guard.requests
 	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
 	waits    bool          // it is in class.queue
@@ -110,10 +113,6 @@ type request struct {
 	expired  bool          // it timed out
 	cancel   chan struct{} // closed when it times out
 }
-
-// pages is a byte range of a file that a READ fills the page cache with. It is empty if the READ
-// does not.
-type pages struct{ from, to uint64 }
 
 const (
 	// longWait is how long a request waits before Shared shows that its split does not respond.
@@ -146,83 +145,73 @@ func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 // The batch number of a READ is returned at the timeout, not when its handler returns (Undo).
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	status, late := g.serve(header, g.CostOfLookup(header, name), nil, pages{}, func(r *request) fuse.Status {
-		return g.FileSystem.Lookup(r.cancel, header, name, out)
-	})
-	if late && status.Ok() {
-		g.Forget(out.NodeId, 1)
-	}
-	return status
+	return g.serve(header, g.CostOfLookup(header, name), nil,
+		func(r *request) fuse.Status { return g.FileSystem.Lookup(r.cancel, header, name, out) },
+		func() { g.Forget(out.NodeId, 1) })
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	status, _ := g.serve(&in.InHeader, g.CostOfGetAttr(in), nil, pages{}, func(r *request) fuse.Status {
-		return g.FileSystem.GetAttr(r.cancel, in, out)
-	})
-	return status
+	return g.serve(&in.InHeader, g.CostOfGetAttr(in), nil,
+		func(r *request) fuse.Status { return g.FileSystem.GetAttr(r.cancel, in, out) },
+		func() {})
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	status, late := g.serve(&in.InHeader, g.CostOfOpen(in), nil, pages{}, func(r *request) fuse.Status {
-		return g.FileSystem.Open(r.cancel, in, out)
-	})
-	if late && status.Ok() {
-		g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
-	}
-	return status
+	return g.serve(&in.InHeader, g.CostOfOpen(in), nil,
+		func(r *request) fuse.Status { return g.FileSystem.Open(r.cancel, in, out) },
+		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
 func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
-	cost := g.CostOfRead(in)
-	var fills pages
-	if cost.Pages {
-		fills = pages{in.Offset, in.Offset + uint64(in.Size)}
-	}
-	status, late := g.serve(&in.InHeader, cost, buf, fills, func(r *request) (status fuse.Status) {
-		reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
-		return status
-	})
+	cost, late := g.CostOfRead(in), false
+	status = g.serve(&in.InHeader, cost, buf,
+		func(r *request) (status fuse.Status) {
+			reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
+			return status
+		},
+		func() {
+			late = true
+			g.Discard(reply)
+		})
 	switch {
-	case !status.Ok():
-		if cost.Pages {
-			time.Sleep(pageCachePause)
-		}
-	case late:
-		g.Discard(reply)
-	default:
+	case status.Ok() && !late:
 		g.Done(in, reply)
 		reply = g.splits[cost.Split].trim(reply, buf)
+	case !status.Ok() && cost.Pages != Pages{}:
+		time.Sleep(pageCachePause)
 	}
 	return reply, status
 }
 
-// serve registers a request, admits it and calls its handler. late reports whether the kernel
-// already has an error instead of the handler's reply.
-func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, fills pages, handle func(*request) fuse.Status) (status fuse.Status, late bool) {
-	r, waits, err := g.begin(header, cost, fills)
+// serve registers a request, admits it and calls its handler. If the handler succeeds after the
+// timeout, when the kernel already has an error instead of its reply, serve calls undo.
+func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
+	r, waits, err := g.begin(header, cost)
 	if err != nil {
-		return g.Fault(header.Unique, header.NodeId, err), false
+		return g.Fault(header.Unique, header.NodeId, err)
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			g.Undo(header.Unique)
 			status = g.o.Panicked(p)
 		}
-		late = g.end(r)
+		if late := g.end(r); late && status.Ok() {
+			undo()
+		}
 	}()
 	if waits {
 		began := clock.Now()
 		if !g.await(r, buf) {
-			return fuse.Status(syscall.ETIMEDOUT), true
+			return fuse.Status(syscall.ETIMEDOUT)
 		}
 		r.waited = time.Duration(clock.Now() - began)
 	}
-	return handle(r), false
+	return handle(r)
 }
 
 // begin registers a request, and admits it or puts it into a queue. Unless begin returns an error,
 // the caller must call end.
-func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request, waits bool, err error) {
+func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := &g.splits[cost.Split]
@@ -230,7 +219,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request
 	switch {
 	case g.o.Shared.Exhausted(header.Unique):
 		err = errExhausted
-	case g.expired > 0 && g.isAwaited(header.NodeId, fills):
+	case g.expired > 0 && g.isAwaited(header.NodeId, cost.Pages):
 		err = g.timeoutError()
 	case class != nil && !class.fits(reply):
 		if waits = true; s.waiting.Load() >= maxWaiting {
@@ -243,7 +232,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request
 	}
 	r = g.unused()
 	*r = request{
-		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: fills,
+		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: cost.Pages,
 		index: len(g.requests), waits: waits, admitted: r.admitted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)
@@ -260,9 +249,9 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request
 // isAwaited reports whether a request that timed out, and whose handler has not returned, fills some
 // of these pages. The kernel repeats the READ for each reader that waits for a page, one after
 // another, and each of them would wait for the whole timeout. The caller holds mu.
-func (g *Guard) isAwaited(node uint64, fills pages) bool {
+func (g *Guard) isAwaited(node uint64, fills Pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
-		return r.expired && r.node == node && r.pages.from < fills.to && fills.from < r.pages.to
+		return r.expired && r.node == node && r.pages.From < fills.To && fills.From < r.pages.To
 	})
 }
 

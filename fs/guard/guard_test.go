@@ -39,7 +39,9 @@ func (d *disk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return d.cost(in.
 func (d *disk) CostOfOpen(in *fuse.OpenIn) Cost              { return d.cost(in.NodeId, 1, 0) }
 func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
 	cost := d.cost(in.NodeId, int64(in.Fh), int(in.Size))
-	cost.Pages = in.ReadFlags&fuse.READ_LOCKOWNER == 0
+	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+		cost.Pages = Pages{in.Offset, in.Offset + uint64(in.Size)}
+	}
 	return cost
 }
 
@@ -359,7 +361,7 @@ func TestPanic(t *testing.T) {
 func TestExhaustedRequest(t *testing.T) {
 	g := newGuarding(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
-		_, _, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{}, pages{})
+		_, _, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
 		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}
