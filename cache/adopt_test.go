@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/internal/wait"
 )
 
@@ -112,7 +112,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 
 // The mapping of a file that a copy replaced is not read any more: whoever has the file may write to it.
 func TestReplacedMappingIsNotRead(t *testing.T) {
-	for _, access := range []blob.Access{blob.Advise, blob.Map} {
+	for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
 		paths := files(t, 2, 10_000)
 		tokens := open(t, paths, Options{DType: "uint16", Access: access})
 		must(t, readOne(tokens))

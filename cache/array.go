@@ -170,17 +170,17 @@ func (a *Array) shardNumber(pos int64) int {
 	return sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos }) - 1
 }
 
-var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
+var rangeLists = sync.Pool{New: func() any { return new([]localfile.Range) }}
 
 // Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
 // must lie within a run.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
-	list := rangeLists.Get().(*[]blob.Range)
+	list := rangeLists.Get().(*[]localfile.Range)
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
 		from, to := a.span(w)
-		todo = append(todo, blob.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
+		todo = append(todo, localfile.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
 	}
 	*list = todo
 	if len(a.shards) > 1 {
@@ -207,9 +207,9 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 }
 
 // bytes converts bytes of the array, which lie within a shard, to bytes of its file.
-func (a *Array) bytes(s *shard, r blob.Range) blob.Range {
+func (a *Array) bytes(s *shard, r localfile.Range) localfile.Range {
 	first := s.format.Offset - s.start*a.width
-	return blob.Range{From: first + r.From, To: first + r.To, Index: r.Index}
+	return localfile.Range{From: first + r.From, To: first + r.To, Index: r.Index}
 }
 
 // span is the bytes of the array that hold a window.
@@ -218,11 +218,11 @@ func (a *Array) span(w array.Window) (from, to int64) {
 }
 
 // parts are what files hold of the bytes [from, to) of the array, as bytes of these files. The Index of each is where it begins, from 0 on.
-func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
-	return func(yield func(*shard, blob.Range) bool) {
+func (a *Array) parts(from, to int64) iter.Seq2[*shard, localfile.Range] {
+	return func(yield func(*shard, localfile.Range) bool) {
 		for at := from; at < to; {
 			s := a.shardAt(at / a.width)
-			part := blob.Range{From: at, To: min(to, s.end()*a.width), Index: int(at - from)}
+			part := localfile.Range{From: at, To: min(to, s.end()*a.width), Index: int(at - from)}
 			if !yield(s, a.bytes(s, part)) {
 				return
 			}
@@ -290,10 +290,10 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.AllFiles(), blob.IsRemote) }
 
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
-func (a *Array) readAcross(r blob.Range, visit func(int, []byte) error) error {
+func (a *Array) readAcross(r localfile.Range, visit func(int, []byte) error) error {
 	whole := make([]byte, r.To-r.From)
 	for s, part := range a.parts(r.From, r.To) {
-		err := s.blob.Read([]blob.Range{part}, func(at int, raw []byte) error {
+		err := s.blob.Read([]localfile.Range{part}, func(at int, raw []byte) error {
 			copy(whole[at:], raw)
 			return nil
 		})

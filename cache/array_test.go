@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/internal/wait"
 )
 
@@ -77,7 +77,7 @@ func rounds(n int) int {
 
 // everyAccess runs a test for every way to fetch tokens.
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
-	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
 				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
@@ -207,7 +207,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 	before := descriptors(t)
 	var held []*Array
 	for range 10 {
-		for _, access := range []blob.Access{blob.Advise, blob.Map} {
+		for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
 			must(t, readOne(open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})))
 			released := open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})
 			must(t, readOne(released))
@@ -372,7 +372,7 @@ func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
 	} {
-		a, err := Open(paths, Options{DType: array.Uint16, Access: blob.Pread})
+		a, err := Open(paths, Options{DType: array.Uint16, Access: localfile.Pread})
 		must(t, err)
 		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
 			type cut struct{ at, end, begin int64 } // at: a byte of all elements, files side by side

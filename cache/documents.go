@@ -9,6 +9,7 @@ import (
 
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 )
 
 // What Options.Documents may be, besides "".
@@ -20,8 +21,8 @@ const (
 // An Index is a file that says where the documents of another one end, when it was opened.
 type Index struct {
 	Path     []byte
-	Identity blob.Identity
-	Sample   blob.Sample
+	Identity localfile.Identity
+	Sample   localfile.Sample
 	Ends     format.Ends
 }
 
@@ -52,7 +53,7 @@ func openIndex(of *File, previous blob.Blob, sum *Fingerprint, o Options) (*Inde
 	return &Index{[]byte(in.Path), in.id, sample, ends}, nil
 }
 
-// An index says where the documents of a shard end. Whatever the access to the shard, it is read with blob.Pread: a search needs one
+// An index says where the documents of a shard end. Whatever the access to the shard, it is read with localfile.Pread: a search needs one
 // page, and to map that and give it back takes four times as long.
 type index struct {
 	blob   blob.Blob
@@ -72,7 +73,7 @@ func newIndex(f File, block int64, o Options) (*index, error) {
 	if err := x.Ends.Fits(string(x.Path), x.Identity.Size); err != nil {
 		return nil, err
 	}
-	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
+	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
 	return &index{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
 		documents: newSorted(x.Ends.At, x.Ends.Count, block), starts: newSorted(x.Ends.Starts, x.Ends.Sequences, block),
@@ -139,7 +140,7 @@ func (x *index) rising(ends []int64, first, was int64) error {
 
 // locate replaces the numbers of sequences, those behind the last ones of documents from first on, by their first tokens.
 func (x *index) locate(sequences []int64, first int64) error {
-	var runs []blob.Range
+	var runs []localfile.Range
 	for i, n := range sequences {
 		switch {
 		case n < 0 || n > x.ends.Sequences:
@@ -191,13 +192,13 @@ func newSorted(at, count, block int64) sorted {
 	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
 }
 
-func (n *sorted) bytes(first, count int64, index int) blob.Range {
-	return blob.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
+func (n *sorted) bytes(first, count int64, index int) localfile.Range {
+	return localfile.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
 }
 
 // read sets numbers to those from the first on.
 func (n *sorted) read(file blob.Blob, first int64, numbers []int64) error {
-	return file.Read([]blob.Range{n.bytes(first, int64(len(numbers)), 0)}, func(_ int, raw []byte) error {
+	return file.Read([]localfile.Range{n.bytes(first, int64(len(numbers)), 0)}, func(_ int, raw []byte) error {
 		unpack(numbers, raw)
 		return nil
 	})
@@ -219,7 +220,7 @@ func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err err
 		return n.count, nil, err
 	}
 	first := int64(block) * n.block
-	err = file.Read([]blob.Range{n.bytes(first, min(n.block, n.count-first), 0)}, func(_ int, raw []byte) error {
+	err = file.Read([]localfile.Range{n.bytes(first, min(n.block, n.count-first), 0)}, func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
 		i, above = first+int64(in), make([]int64, min(len(raw)/8-in, 16))
 		unpack(above, raw[8*in:])

@@ -16,6 +16,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 	"batchfs/internal/wait"
 )
 
@@ -203,7 +204,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		paths := files(t, 2, 10, 10)
 		writeIndex(t, paths[0], 10)
 		writeIndex(t, paths[1], 2, 3, 10)
-		o := Options{DType: array.Uint16, Access: blob.Remap, Documents: DocumentsIndexed}
+		o := Options{DType: array.Uint16, Access: localfile.Remap, Documents: DocumentsIndexed}
 		was := open(t, paths, o)
 		now := reopened(t, was, o)
 		must(t, was.Documents().Ends(0, make([]int64, 4)))
@@ -279,7 +280,7 @@ type memory struct {
 
 func (m *memory) Path() string { return m.path }
 
-func (m *memory) Read(ranges []blob.Range, visit func(int, []byte) error) error {
+func (m *memory) Read(ranges []localfile.Range, visit func(int, []byte) error) error {
 	for _, r := range slices.Backward(ranges) {
 		if err := visit(r.Index, m.raw[r.From:r.To]); err != nil {
 			return err

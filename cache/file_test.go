@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // Only the pages that hold a window are read from the disk, whatever its read-ahead is.
@@ -54,7 +54,7 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 			copy(buf[:], raw)
 			return nil
 		}))
-		if o.DropPageCache && o.Access != blob.Map {
+		if o.DropPageCache && o.Access != localfile.Map {
 			want = 0
 		}
 		if got := cached(); got != want {

@@ -12,18 +12,19 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 )
 
 // Options say how an array is stored and fetched.
 type Options struct {
-	DType         array.DType // of the numbers, little-endian; "" where only the files say it
-	Axes          []int       // of an element; nil for tokens, or where only the files say it
-	Format        string      // of the files, one of format.Names; "" is format.Auto
-	Tensor        string      // the name of the one to serve, of files with several
-	Join          bool        // windows may cross from one file into the next
-	Access        blob.Access // how the bytes of a window are fetched
-	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
-	VocabSize     int64       // tokens are below it; 0: unknown. Elements with axes have none
+	DType         array.DType      // of the numbers, little-endian; "" where only the files say it
+	Axes          []int            // of an element; nil for tokens, or where only the files say it
+	Format        string           // of the files, one of format.Names; "" is format.Auto
+	Tensor        string           // the name of the one to serve, of files with several
+	Join          bool             // windows may cross from one file into the next
+	Access        localfile.Access // how the bytes of a window are fetched
+	DropPageCache bool             // give the kernel's page cache back after every read; Map does not
+	VocabSize     int64            // tokens are below it; 0: unknown. Elements with axes have none
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no documents.
 	Documents string
@@ -58,8 +59,8 @@ type Manifest struct {
 // A File is a file of an array as it was when it was opened.
 type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
-	Identity blob.Identity
-	Sample   blob.Sample // zero in a manifest of an older program
+	Identity localfile.Identity
+	Sample   localfile.Sample // zero in a manifest of an older program
 	Format   format.Format
 	Index    *Index // where its documents end; nil if Options did not ask, or there is none
 
@@ -174,7 +175,7 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 
 type openInput struct {
 	format.Input
-	id      blob.Identity
+	id      localfile.Identity
 	content blob.Content
 }
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 )
 
 // reopened is what another process makes of tokens.
@@ -37,14 +37,14 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 
 // fileOf describes a file that need not exist.
 func fileOf(path string, size, tokens int64) File {
-	return File{Path: []byte(path), Identity: blob.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
+	return File{Path: []byte(path), Identity: localfile.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
 }
 
 // The files may be where even to ask for them would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere\xff\"\n", 20, 10)}}
 	for i := range m.Files {
-		m.Files[i].Index = &Index{[]byte("no/such/index"), blob.Identity{Size: 16}, blob.Sample{}, format.Ends{Count: 2}}
+		m.Files[i].Index = &Index{[]byte("no/such/index"), localfile.Identity{Size: 16}, localfile.Sample{}, format.Ends{Count: 2}}
 	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
@@ -70,7 +70,7 @@ func TestReopenRefuses(t *testing.T) {
 	}
 	indexed := func(e format.Ends) File {
 		f := fileOf("i", 20, 10)
-		f.Index = &Index{[]byte("i.index"), blob.Identity{Size: 20}, blob.Sample{}, e}
+		f.Index = &Index{[]byte("i.index"), localfile.Identity{Size: 20}, localfile.Sample{}, e}
 		return f
 	}
 	const outside = "are not within its 20 bytes"

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 	"batchfs/cache/counts"
 	"batchfs/cache/localfile"
 )
@@ -18,7 +17,7 @@ import (
 // nor does a read of short windows map.
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := files(t, 2, 30_000, 30_000, 30_000)
-	tokens := open(t, paths, Options{DType: "uint16", Access: blob.Remap})
+	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Remap})
 	var long, short []array.Window
 	for i := range 1280 {
 		start := int64(i%3)*30_000 + int64(i)*11

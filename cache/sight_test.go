@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // numbers are n numbers of width bytes below most.
@@ -72,7 +72,7 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "train.bin")
 		must(t, os.WriteFile(path, test.raw[:len(test.raw)&^1], 0o600))
 		for _, guessed := range []bool{true, false} {
-			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: blob.Remap, GuessedDType: guessed})
+			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: localfile.Remap, GuessedDType: guessed})
 			switch want := test.want; {
 			case want == "" || test.believe && !guessed:
 				if err != nil {

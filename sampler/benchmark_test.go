@@ -9,14 +9,14 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // Whole batches, one after the other, from a warm file of uint16 tokens: what any way to serve them costs at least.
 func BenchmarkRead(b *testing.B) {
 	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // the values do not matter
 	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
-	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			for _, rows := range []int{12, 512} {
 				for _, vocab := range []int64{0, 1<<16 - 1} {
@@ -47,19 +47,19 @@ func BenchmarkArrays(b *testing.B) {
 		}
 		tokens = appendToken(tokens, int64(token), 2)
 	}
-	open := func(dtype array.DType, access blob.Access, raw []byte, axes ...int) Array {
+	open := func(dtype array.DType, access localfile.Access, raw []byte, axes ...int) Array {
 		path := filepath.Join(b.TempDir(), "array.bin")
 		must(b, os.WriteFile(path, raw, 0o600))
 		a, err := cache.Open([]string{path}, cache.Options{DType: dtype, Axes: axes, Access: access})
 		must(b, err)
 		return a
 	}
-	mask, top := open(array.Uint8, blob.Pread, make([]byte, n)), open(array.Float16, blob.Pread, make([]byte, n*8*2), 8)
+	mask, top := open(array.Uint8, localfile.Pread, make([]byte, n)), open(array.Float16, localfile.Pread, make([]byte, n*8*2), 8)
 	plain := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
 	documents, all := plain, plain
 	documents.Ends, documents.Documents = EndsByToken, true
 	all.Ends, all.Documents, all.Arrays = EndsByToken, true, []Beside{{"mask", AtY}, {"top", AtX}}
-	for _, access := range []blob.Access{blob.Remap, blob.Pread} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
 		main := open(array.Uint16, access, tokens)
 		for _, test := range []struct {
 			name     string

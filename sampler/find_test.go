@@ -11,7 +11,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
@@ -37,7 +37,7 @@ var corpora = []corpus{
 // open makes sources of tokens of 4 bytes, each of which is its position among those of all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: blob.Map})
+	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
 }
 
 // has reports whether an order can draw from the corpus.

@@ -12,7 +12,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
@@ -116,7 +116,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
 		must(t, err)
 	}
-	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: blob.Pread}
+	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: localfile.Pread}
 	tokens := openSources(t, sourceFiles(t, g.TokenDType.Size(), lens...), o)
 	begin := int64(0) // of a source, in elements
 	for i := range tokens {

@@ -13,7 +13,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // files writes files of so many tokens of width bytes, one after the other. Token i of all is i, in the bits that it has.
@@ -55,7 +55,7 @@ func must(t testing.TB, err error) {
 func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
 	if o.Access == "" {
-		o.Access = blob.Remap
+		o.Access = localfile.Remap
 	}
 	tokens := openSources(t, [][]string{paths}, o)
 	s.Split = "train"
@@ -227,7 +227,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
 	paths := files(t, 2, 100_000)
-	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
 			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)
@@ -242,7 +242,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	}
 
 	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
-	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})[0]
+	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
 	from.Beside = []Array{from.Main}
 	q, err := New([]Source{from, from}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
 		Weights: []float64{1, 2}, Arrays: []Beside{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})

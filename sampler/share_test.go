@@ -12,7 +12,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // A shared is a source that several hosts share.
@@ -64,7 +64,7 @@ func (s shared) open(t *testing.T) []Source {
 	for i := range numbers {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
-	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: blob.Pread})
+	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread})
 }
 
 // An epoch of a host has each window of its share once, however many ranks it has, and every epoch has the same share in another
@@ -174,7 +174,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		must(t, f.Close())
 	}
 	s := shared{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})
 	first, err := New(tokens, s.settings(0))
 	must(t, err)
 	most, sum := int64(0), int64(0)

@@ -8,38 +8,21 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// These types describe local files and objects alike.
-type (
-	Access       = localfile.Access
-	Range        = localfile.Range
-	Identity     = localfile.Identity
-	Sample       = localfile.Sample
-	ChangedError = localfile.ChangedError
-)
-
-// These are the ways to read a file. An object is read in the same way under any of them.
-const (
-	Remap  = localfile.Remap
-	Advise = localfile.Advise
-	Pread  = localfile.Pread
-	Map    = localfile.Map
-)
-
 // A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and
 // Check return a ChangedError. A Blob is safe for concurrent use.
 type Blob interface {
 	Path() string
 
 	// Identity is the blob's when it was opened, or the new one of an equal copy.
-	Identity() Identity
+	Identity() localfile.Identity
 
 	// Sample stands for the bytes: blobs of one size and with the same bytes have equal samples.
-	Sample() Sample
+	Sample() localfile.Sample
 
 	// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during the call only. An error of
 	// visit ends the read and is returned, unless the blob changed, which then explains it. A range may be visited again, if what
 	// was read turned out bad. Read may change ranges, which lie within the blob, and does not keep them.
-	Read(ranges []Range, visit func(index int, raw []byte) error) error
+	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
 
 	// Check compares the blob with its Identity, without reading it.
 	Check() error

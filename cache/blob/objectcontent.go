@@ -5,11 +5,12 @@ import (
 	"sync"
 	"syscall"
 
+	"batchfs/cache/localfile"
 	"batchfs/cache/store"
 )
 
 // openObject asks the store for an object.
-func (r *Remote) openObject(name string) (id Identity, _ Content, err error) {
+func (r *Remote) openObject(name string) (id localfile.Identity, _ Content, err error) {
 	o, _ := store.Parse(name)
 	client, err := r.client(o.Scheme)
 	if err != nil {
@@ -26,7 +27,7 @@ func (r *Remote) openObject(name string) (id Identity, _ Content, err error) {
 		head := make([]byte, min(headBytes, o.Size))
 		return head, c.fetch(head, 0)
 	})
-	return Identity{Size: o.Size, ETag: o.ETag}, c, nil
+	return localfile.Identity{Size: o.Size, ETag: o.ETag}, c, nil
 }
 
 // An objectContent is the content of an object that is being opened.

@@ -11,7 +11,7 @@ import (
 
 // Open opens a blob and returns its identity and content, which the caller closes. previous is the
 // blob that had this name before, or nil: see [localfile.Open].
-func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
+func Open(path string, previous Blob, from *Remote) (localfile.Identity, Content, error) {
 	if IsRemote(path) {
 		return from.openObject(path)
 	}
@@ -21,7 +21,7 @@ func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 
 // New returns the blob that had an identity and a sample when it was opened earlier. It neither
 // touches a file nor sends a request. For access and dropPageCache, see [localfile.New].
-func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from *Remote) (Blob, error) {
+func New(path []byte, id localfile.Identity, sample localfile.Sample, access localfile.Access, dropPageCache bool, from *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
 		return from.newStoreBlob(string(path), id, sample, dropPageCache)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"batchfs/cache/blocks"
+	"batchfs/cache/localfile"
 	"batchfs/cache/store"
 	"batchfs/internal/clock"
 )
@@ -15,17 +16,17 @@ import (
 // A StoreBlob is a Blob in a store.
 type StoreBlob struct {
 	name   string
-	id     Identity
-	sample Sample
+	id     localfile.Identity
+	sample localfile.Sample
 	client *store.Client
 	cached *blocks.CachedObject
 
-	changed atomic.Pointer[ChangedError] // how the store's object differs; nil unless it is known to
-	looked  atomic.Int64                 // last revalidation by Check, in clock.Now time
+	changed atomic.Pointer[localfile.ChangedError] // how the store's object differs; nil unless it is known to
+	looked  atomic.Int64                           // last revalidation by Check, in clock.Now time
 }
 
 // newStoreBlob returns the object that had an identity when it was opened. It sends nothing.
-func (r *Remote) newStoreBlob(name string, id Identity, sample Sample, dropPageCache bool) (*StoreBlob, error) {
+func (r *Remote) newStoreBlob(name string, id localfile.Identity, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
 	o, _ := store.Parse(name)
 	o.ETag, o.Size = id.ETag, id.Size
 	client, err := r.client(o.Scheme)
@@ -38,9 +39,9 @@ func (r *Remote) newStoreBlob(name string, id Identity, sample Sample, dropPageC
 
 func (b *StoreBlob) Path() string { return b.name }
 
-func (b *StoreBlob) Identity() Identity { return b.id }
+func (b *StoreBlob) Identity() localfile.Identity { return b.id }
 
-func (b *StoreBlob) Sample() Sample { return b.sample }
+func (b *StoreBlob) Sample() localfile.Sample { return b.sample }
 
 // Check sends nothing unless the store is known to have another object: every read from the store
 // compares the ETag.
@@ -64,7 +65,7 @@ func (b *StoreBlob) Look() {
 	case found == b.cached.Object:
 		b.changed.Store(nil)
 	default:
-		b.changed.CompareAndSwap(nil, &ChangedError{Path: b.name, How: "the store has another object there"})
+		b.changed.CompareAndSwap(nil, &localfile.ChangedError{Path: b.name, How: "the store has another object there"})
 	}
 }
 
@@ -75,7 +76,7 @@ func (b *StoreBlob) Range(from, to int64) blocks.ObjectRange {
 	return blocks.ObjectRange{Object: b.cached, From: from, To: to}
 }
 
-func (b *StoreBlob) Read(ranges []Range, visit func(int, []byte) error) error {
+func (b *StoreBlob) Read(ranges []localfile.Range, visit func(int, []byte) error) error {
 	if changed := b.changed.Load(); changed != nil {
 		return changed
 	}
@@ -83,7 +84,7 @@ func (b *StoreBlob) Read(ranges []Range, visit func(int, []byte) error) error {
 	if !errors.Is(err, store.ErrChanged) {
 		return err
 	}
-	changed := &ChangedError{Path: b.name, How: strings.TrimPrefix(err.Error(), b.name+": ")}
+	changed := &localfile.ChangedError{Path: b.name, How: strings.TrimPrefix(err.Error(), b.name+": ")}
 	b.changed.Store(changed)
 	return changed
 }

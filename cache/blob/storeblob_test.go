@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"batchfs/cache/blocks"
+	"batchfs/cache/localfile"
 	"batchfs/cache/store"
 )
 
@@ -42,11 +43,11 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	}
 	id, _, err := Open(name, nil, remote)
 	must(t, err)
-	o, err := New([]byte(name), id, Sample{}, Remap, false, remote)
+	o, err := New([]byte(name), id, localfile.Sample{}, localfile.Remap, false, remote)
 	must(t, err)
 	read := func() {
 		for i := range int64(count) {
-			must(t, o.Read([]Range{{From: i * size, To: (i + 1) * size}}, func(_ int, raw []byte) error {
+			must(t, o.Read([]localfile.Range{{From: i * size, To: (i + 1) * size}}, func(_ int, raw []byte) error {
 				if len(raw) != size || raw[1] != 1 || raw[size-1] != 255 {
 					t.Errorf("block %d has other bytes", i)
 				}

@@ -12,6 +12,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/survey"
@@ -31,7 +32,7 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 func (f *fileFlags) options() (cache.Options, error) {
 	remote := dataset.NewOpener(config.Default()).Remote
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
-	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: blob.Pread}
+	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: localfile.Pread}
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}

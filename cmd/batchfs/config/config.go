@@ -15,6 +15,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/sampler"
 )
 
@@ -30,7 +31,7 @@ type Config struct {
 
 // Memory is the table [memory]: how tokens are fetched.
 type Memory struct {
-	Access     blob.Access
+	Access     localfile.Access
 	PageCache  string // "keep" or "drop"
 	Ahead      int    // batches made ready for each reader
 	AheadBytes int64  // memory for all of those, as written

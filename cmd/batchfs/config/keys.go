@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 	"batchfs/sampler"
 )
 
@@ -177,7 +177,7 @@ var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the t
 }}
 
 var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it costs, never what is read. `batchfs restart` changes any of these.", keys: []key{
-	{name: "access", initial: "remap", kind: word(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
+	{name: "access", initial: "remap", kind: word(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map),
 		what: "What one read does",
 		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping, give pages back.\n" +
 			"Resident memory stays that of a batch; with map it grows to the files' size. Under remap, arrays beside the tokens are read with pread."},

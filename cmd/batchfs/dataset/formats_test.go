@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -24,7 +24,7 @@ func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
 	for _, settings := range []string{"", "order = 'shuffle'\nlayout = 'tokens'", "order = 'sequential'\njoin = true", "order = 'torch'\njoin = true"} {
-		for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
+		for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 			split := func(name, more string) *Dataset {
 				t.Helper()
 				return mustOpen(t, fmt.Sprintf("[batch]\nbatch_size = 5\nblock_size = 9\ndtype = 'int64'\n[splits.a]\ntokens = ['%s/a%s', '%[1]s/b%[2]s']\n%s\n%s\n[memory]\naccess = '%s'",

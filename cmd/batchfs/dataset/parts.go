@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/sampler"
 )
@@ -76,8 +76,8 @@ func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
 		}
 		return o
 	}
-	if o.Access == blob.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
-		o.Access = blob.Pread
+	if o.Access == localfile.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
+		o.Access = localfile.Pread
 	}
 	b := s.BesideOf(i)[n-1]
 	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name

@@ -16,6 +16,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/internal/clock"
 )
 
@@ -51,9 +52,9 @@ type view struct {
 	wrong   blob.Blob // file that err is about; nil if the split follows changes
 
 	// After a failed attempt to follow changes:
-	failed map[blob.ChangedError]bool // changes that could not be followed
-	retry  int64                      // when to try again, in clock.Now time
-	pause  time.Duration              // between the failure and retry
+	failed map[localfile.ChangedError]bool // changes that could not be followed
+	retry  int64                           // when to try again, in clock.Now time
+	pause  time.Duration                   // between the failure and retry
 }
 
 const (
@@ -163,7 +164,7 @@ func (w *watcher) tryPass() {
 func (w *watcher) pass() {
 	v := w.view.Load()
 	follows := v.dataset.Split.OnChange == "follow"
-	changes := map[blob.ChangedError]bool{}
+	changes := map[localfile.ChangedError]bool{}
 	found := &view{dataset: v.dataset}
 	w.answered.Store(clock.Now())
 	defer w.answered.Store(0)
@@ -173,7 +174,7 @@ func (w *watcher) pass() {
 			return
 		}
 		found.err = err
-		if change := (*blob.ChangedError)(nil); !follows {
+		if change := (*localfile.ChangedError)(nil); !follows {
 			found.wrong = file
 			w.report(file, err)
 		} else if errors.As(err, &change) {
@@ -201,7 +202,7 @@ func (w *watcher) report(file blob.Blob, err error) {
 
 // reload opens the split again after changes, and publishes it. pause is the time until the next
 // attempt if that fails.
-func (w *watcher) reload(v *view, changes map[blob.ChangedError]bool, pause time.Duration) {
+func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause time.Duration) {
 	old := v.dataset
 	fresh, err := w.opener.open(old.Split, old.sources, &w.opened)
 	if err == nil {
@@ -245,7 +246,7 @@ func (w *watcher) failure(v *view) error {
 // It returns nil if the request should try again with the current view. If the split follows
 // changes, that is after a pass; cancel ends the wait for it.
 func (w *watcher) handle(v *view, wrong blob.Blob, err error, cancel <-chan struct{}) error {
-	change := (*blob.ChangedError)(nil)
+	change := (*localfile.ChangedError)(nil)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
 		w.report(wrong, err)

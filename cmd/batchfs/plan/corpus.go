@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/format"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/sampler"
@@ -88,7 +88,7 @@ func (s size) array(split *config.Split) (*cache.Array, error) {
 		}
 		m.Files = append(m.Files, cache.File{
 			Path:     fmt.Appendf(nil, "%s_%06d.bin", s.name, i),
-			Identity: blob.Identity{Size: count * int64(split.TokenDType.Size())},
+			Identity: localfile.Identity{Size: count * int64(split.TokenDType.Size())},
 			Format:   format.Format{DType: split.TokenDType, Count: count},
 		})
 	}

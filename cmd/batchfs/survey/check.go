@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -155,7 +155,7 @@ func (c *check) open(openers []*dataset.Opener) error {
 func (c *check) openPart(p *part) {
 	c.parts = append(c.parts, p)
 	o := p.Options
-	o.Access, o.VocabSize = blob.Pread, 0 // all tokens are compared later, and counted
+	o.Access, o.VocabSize = localfile.Pread, 0 // all tokens are compared later, and counted
 	for _, path := range p.Files {
 		f := &checked{part: p, path: path}
 		p.files, c.files = append(p.files, f), append(c.files, f)

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 )
 
 // checkDocuments reads the indexes of documents that lie beside the tokens.
@@ -14,7 +14,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			continue
 		}
 		o := f.part.Options
-		o.Access, o.VocabSize, o.Documents = blob.Pread, 0, cache.DocumentsIndexed
+		o.Access, o.VocabSize, o.Documents = localfile.Pread, 0, cache.DocumentsIndexed
 		a, err := cache.Open([]string{f.path}, o)
 		if err == nil && a.Documents() != nil {
 			err = readEnds(ctx, a.Documents(), a.Documents().Count(), func([]int64) {})
