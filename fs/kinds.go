@@ -57,16 +57,11 @@ var byKind = func() (all [maxKinds]entry) {
 
 func (k kind) entry() *entry { return &byKind[k] }
 
-// batchesOf has the contents that are batches, because each read looks at its own several times.
-var batchesOf = func() (all [maxKinds]batches) {
-	for _, e := range table {
-		all[e.kind], _ = e.content.(batches)
-	}
-	return all
-}()
-
-// batches is what k's files show of batches, or the zero value.
-func (k kind) batches() batches { return batchesOf[k] }
+// batches returns what files of the kind show of batches, or the zero value.
+func (k kind) batches() batches {
+	b, _ := k.entry().content.(batches)
+	return b
+}
 
 func (k kind) isDir() bool { return k.entry().content == directory{} }
 func (k kind) mode() uint32 {

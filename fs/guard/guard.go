@@ -80,7 +80,6 @@ type Guard struct {
 	splits   []split    // by number
 	requests []*request // registered requests whose handlers have not returned
 	expired  int        // number of requests that timed out
-	free     []*request // requests for reuse
 	stopped  bool       // no request is answered anymore
 }
 
@@ -113,6 +112,9 @@ type request struct {
 	expired  bool          // it timed out
 	cancel   chan struct{} // closed when it times out
 }
+
+// pool has requests whose channels are open.
+var pool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
 
 const (
 	// longWait is how long a request waits before Shared shows that its split does not respond.
@@ -230,7 +232,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 		g.noteAnswer(header.Unique)
 		return nil, false, err
 	}
-	r = g.unused()
+	r = pool.Get().(*request)
 	*r = request{
 		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: cost.Pages,
 		index: len(g.requests), waits: waits, admitted: r.admitted, cancel: r.cancel,
@@ -255,17 +257,6 @@ func (g *Guard) isAwaited(node uint64, fills Pages) bool {
 	})
 }
 
-// unused returns a request with open channels. The caller holds mu.
-func (g *Guard) unused() *request {
-	last := len(g.free) - 1
-	if last < 0 {
-		return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})}
-	}
-	r := g.free[last]
-	g.free = g.free[:last]
-	return r
-}
-
 // end unregisters a request whose handler has returned, and admits others in its place. It reports
 // whether the request timed out.
 func (g *Guard) end(r *request) (late bool) {
@@ -282,7 +273,7 @@ func (g *Guard) end(r *request) (late bool) {
 		return true // r is not reused, because its channel is closed
 	}
 	g.noteAnswer(r.id)
-	g.free = append(g.free, r)
+	pool.Put(r)
 	return false
 }
 
