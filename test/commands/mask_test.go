@@ -64,6 +64,7 @@ func TestPreparedMask(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 	reads("upper")
 	prepare("--mask", "prompt:1,completion:0", "--force")
+	e2e.Await(t, "the new mask", func() bool { return m.Info(t, "train").Changes == 1 })
 	reads("lower")
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	reads("lower")
