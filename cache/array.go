@@ -70,15 +70,8 @@ func (a *Array) Files() []string {
 	return paths
 }
 
-// AllFiles are the paths of Files, and of the files that say where documents end.
-func (a *Array) AllFiles() (paths []string) {
-	for file := range a.Blobs() {
-		paths = append(paths, file.Path())
-	}
-	return paths
-}
-
-// Blobs returns the files of AllFiles.
+// Blobs returns the files of elements, each followed by the one that says where its documents end, if
+// there is one.
 func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
@@ -287,7 +280,14 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 }
 
 // IsRemote reports whether some of the array lies in a store.
-func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.AllFiles(), blob.IsRemote) }
+func (a *Array) IsRemote() bool {
+	for file := range a.Blobs() {
+		if blob.IsRemote(file.Path()) {
+			return true
+		}
+	}
+	return false
+}
 
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
 func (a *Array) readAcross(r localfile.Range, visit func(int, []byte) error) error {

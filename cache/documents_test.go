@@ -89,8 +89,8 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 			}
 			wait.End(t, "the goroutines", wg.Wait)
 			must(t, a.CheckAll())
-			if len(a.AllFiles()) != 2*len(lens) {
-				t.Errorf("%d files", len(a.AllFiles()))
+			if n := len(slices.Collect(a.Blobs())); n != 2*len(lens) {
+				t.Errorf("%d files", n)
 			}
 			if o.Documents = ""; open(t, paths, o).Documents() != nil {
 				t.Error("there are documents although nobody asked for them")

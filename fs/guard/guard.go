@@ -104,7 +104,6 @@ type request struct {
 	class    *class        // limits that apply; nil if there are none
 	reply    int64         // bytes of class.replies that it needs
 	pages    Pages         // pages that it fills
-	index    int           // position in Guard.requests
 	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
 	waits    bool          // it is in class.queue
 	waited   time.Duration // time in class.queue
@@ -235,7 +234,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 	r = pool.Get().(*request)
 	*r = request{
 		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: cost.Pages,
-		index: len(g.requests), waits: waits, admitted: r.admitted, cancel: r.cancel,
+		waits: waits, admitted: r.admitted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)
 	switch {
@@ -262,11 +261,8 @@ func (g *Guard) isAwaited(node uint64, fills Pages) bool {
 func (g *Guard) end(r *request) (late bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	last := len(g.requests) - 1
-	g.requests[r.index] = g.requests[last]
-	g.requests[r.index].index = r.index
-	g.requests[last] = nil
-	g.requests = g.requests[:last]
+	i := slices.Index(g.requests, r)
+	g.requests = slices.Delete(g.requests, i, i+1)
 	g.release(r)
 	if r.expired {
 		g.expired--

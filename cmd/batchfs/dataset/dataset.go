@@ -148,7 +148,9 @@ func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h hint, f
 	for _, a := range d.arrays {
 		d.unleased = cmp.Or(d.unleased, a.Unleased())
 	}
-	d.files = len(d.allFiles())
+	for range d.blobs() {
+		d.files++
+	}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
@@ -268,14 +270,6 @@ func (d *Dataset) Len() (n int64) {
 func (d *Dataset) Files() (paths []string) {
 	for _, main := range d.mains {
 		paths = append(paths, main.Files()...)
-	}
-	return paths
-}
-
-// allFiles are the files of all arrays, and the indexes of their documents.
-func (d *Dataset) allFiles() (paths []string) {
-	for _, a := range d.arrays {
-		paths = append(paths, a.AllFiles()...)
 	}
 	return paths
 }

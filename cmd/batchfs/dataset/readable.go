@@ -24,11 +24,11 @@ func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {
 		return nil, v.err
 	}
 	d := v.dataset
-	for _, path := range d.allFiles() {
-		if blob.IsRemote(path) {
+	for b := range d.blobs() {
+		if blob.IsRemote(b.Path()) {
 			continue
 		}
-		file, err := os.Open(path)
+		file, err := os.Open(b.Path())
 		if err != nil {
 			return nil, err
 		}

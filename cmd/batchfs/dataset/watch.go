@@ -168,6 +168,9 @@ func (w *watcher) pass() {
 	found := &view{dataset: v.dataset}
 	w.answered.Store(clock.Now())
 	defer w.answered.Store(0)
+	for _, a := range v.dataset.arrays {
+		a.LookNext()
+	}
 	check(v.dataset.blobs(), func(file blob.Blob, err error) {
 		if err == nil {
 			w.answered.Store(clock.Now())
@@ -286,11 +289,10 @@ func sameArrays(old, now array.Batch) error {
 	return nil
 }
 
-// blobs returns the files of all arrays, and has the store asked about one of each array's objects.
+// blobs returns the files of all arrays, and the indexes of their documents.
 func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for _, a := range d.arrays {
-			a.LookNext()
 			for file := range a.Blobs() {
 				if !yield(file) {
 					return
