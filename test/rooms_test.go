@@ -135,7 +135,7 @@ func TestWhatDependsOnFUSE(t *testing.T) {
 func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")
 	for line := range strings.Lines(out) {
-		if _, used, _ := strings.Cut(strings.TrimSpace(line), ":"); used != "guard.Cost" && used != "guard.ForPageCache" {
+		if _, used, _ := strings.Cut(strings.TrimSpace(line), ":"); used != "guard.Cost" && used != "guard.Pages" {
 			t.Errorf("%s", line)
 		}
 	}
