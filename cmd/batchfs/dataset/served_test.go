@@ -9,6 +9,8 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/internal/clock"
+	"batchfs/internal/wait"
 )
 
 // positions are n numbers from 0 on.
@@ -167,4 +169,28 @@ func replace(t *testing.T, file, content string) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"new": content})
 	must(t, os.Rename("new", file))
+}
+
+// The goroutine of a split ends when nobody uses the split, and the next request starts another,
+// which follows changes.
+func TestWatcherRests(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	for changes := range uint64(3) {
+		now, err := s.LatestFor(0, nil)
+		must(t, err)
+		if now.Version != changes {
+			t.Fatalf("version %d after %d changes", now.Version, changes)
+		}
+		s.watch.used.Store(clock.Now() - 2*int64(quiet))
+		wait.Until(t, "the end of the goroutine", func() bool {
+			select {
+			case s.watch.urgent <- struct{}{}:
+			default:
+			}
+			return !s.watch.awake.Load()
+		})
+		replace(t, "a.bin", positions(60+int(changes)))
+	}
 }

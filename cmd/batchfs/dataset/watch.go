@@ -114,7 +114,7 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 	} else {
 		ready()
 	}
-	for clock.Now()-w.used.Load() <= int64(quiet) {
+	for !w.rest() {
 		w.mu.Lock()
 		done := w.next
 		w.next = make(chan struct{})
@@ -127,14 +127,28 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 		case <-time.After(checkEvery):
 		}
 	}
+}
+
+// rest reports whether the goroutine should end because nobody has used the split for a while. The
+// next request then starts another.
+func (w *watcher) rest() bool {
+	if clock.Now()-w.used.Load() <= int64(quiet) {
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.awake.Store(false)
+	if clock.Now()-w.used.Load() <= int64(quiet) { // by a request that may not have seen awake change
+		w.awake.Store(true)
+		return false
+	}
 	w.started = nil
+	return true
 }
 
 // awaitPass returns at the end of a pass that begins now or later, or when cancel is closed.
 func (w *watcher) awaitPass(cancel <-chan struct{}) {
+	w.current(cancel) // so that the goroutine runs
 	w.mu.Lock()
 	next := w.next
 	w.mu.Unlock()
