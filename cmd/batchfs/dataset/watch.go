@@ -335,15 +335,20 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 			return true
 		})
 	}
-	if len(*list) <= fewFiles {
-		for _, file := range *list {
-			if err := file.Check(); err != nil {
-				return file, err
-			}
-		}
-		return nil, nil
+	if len(*list) > fewFiles {
+		return checkMany(*list)
 	}
-	check(slices.Values(*list), func(file blob.Blob, e error) {
+	for _, file := range *list {
+		if err := file.Check(); err != nil {
+			return file, err
+		}
+	}
+	return nil, nil
+}
+
+// checkMany is apart from checkBatch, which thus allocates nothing for few files.
+func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
+	check(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {
 			wrong, err = file, e
 		}
