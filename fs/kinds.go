@@ -25,7 +25,7 @@ type content interface {
 // table has the kinds in the order in which directories list them.
 var table = []entry{
 	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode) []byte { return t.readme }}},
+	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
 	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
 	{kind: metricsFile, in: rootDir, name: "metrics", content: text{show: (*tree).metrics}},
 	{kind: splitDir, in: rootDir, content: directory{}},

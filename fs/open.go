@@ -23,7 +23,7 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isNext():
 		return t.openNext(i, in, cancel, out)
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.openText(i), uncached
+		out.Fh, out.OpenFlags = t.openText(i, cancel), uncached
 	case k.isNumbered():
 		s, err := t.refresh(i, cancel)
 		if err != nil {
@@ -38,16 +38,14 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 }
 
 // refresh returns the latest sequence of a file after the checks that its kind needs.
-func (t *tree) refresh(i inode, cancel <-chan struct{}) (s Sequence, err error) {
+func (t *tree) refresh(i inode, cancel <-chan struct{}) (Sequence, error) {
 	switch k := i.kind(); {
 	case k.isLong():
-		s, err = t.sequences.latestWhole(i.sequence(), cancel)
+		return t.sequences.latestWhole(i.sequence(), cancel)
 	case k.isNext():
-		s, err = t.sequences.latestFor(i.sequence(), t.shared.Sequences[i.sequence()].Next(), cancel)
-	default:
-		s, err = t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
+		return t.sequences.latestFor(i.sequence(), t.shared.Sequences[i.sequence()].Next(), cancel)
 	}
-	return s, err
+	return t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
 }
 
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {

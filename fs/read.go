@@ -38,7 +38,7 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 		}
 		return nil, fuse.EINVAL
 	}
-	if text := t.textOf(i, in.Fh, in.Offset); text != nil {
+	if text := t.textOf(i, in.Fh, in.Offset, cancel); text != nil {
 		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
 	}
 	reply, err := t.read(i, waited, in, buf, cancel)
@@ -177,7 +177,7 @@ func (t *tree) prefetched(p span, cancel <-chan struct{}) (*stream, *buffer) {
 		return st, nil
 	}
 	latest, err := p.sequence, error(nil)
-	if b.delivered.Load() == 0 {
+	if p.off == 0 || b.delivered.Load() == 0 {
 		latest, err = t.sequences.latestFor(p.inode.sequence(), p.batch, cancel)
 	}
 	if err != nil || latest != p.sequence {

@@ -47,8 +47,8 @@ func (t *texts) release(fh uint64) {
 const textBits = 32
 
 // openText makes a text for a new handle.
-func (t *tree) openText(i inode) (fh uint64) {
-	shown := i.kind().entry().content.(text).show(t, i)
+func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
+	shown := i.kind().entry().content.(text).show(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
 	t.texts.hold(fh, shown)
 	return fh
@@ -56,13 +56,13 @@ func (t *tree) openText(i inode) (fh uint64) {
 
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files and where the text would not be the
 // one that was begun.
-func (t *tree) textOf(i inode, fh, off uint64) []byte {
+func (t *tree) textOf(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(text)
 	if !isText {
 		return nil
 	}
 	if !i.kind().isLiveText() {
-		return content.show(t, i)
+		return content.show(t, i, cancel)
 	}
 	shown := t.texts.get(fh)
 	size := fh & (1<<textBits - 1)
@@ -72,7 +72,7 @@ func (t *tree) textOf(i inode, fh, off uint64) []byte {
 	case off > 0 && off >= size:
 		return []byte{}
 	}
-	shown = content.show(t, i)
+	shown = content.show(t, i, cancel)
 	if off > 0 && uint64(len(shown)) != size {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (t *tree) textOf(i inode, fh, off uint64) []byte {
 
 // A text is a content that is made when a file is opened.
 type text struct {
-	show func(t *tree, i inode) []byte
+	show func(t *tree, i inode, cancel <-chan struct{}) []byte
 	len  func(t *tree, i inode) int64 // nil: the length of what is shown
 }
 
@@ -90,10 +90,10 @@ func (x text) size(t *tree, i inode, _ Sequence) int64 {
 	if x.len != nil {
 		return x.len(t, i)
 	}
-	return int64(len(x.show(t, i)))
+	return int64(len(x.show(t, i, nil)))
 }
 
-func (t *tree) cursor(i inode) []byte {
+func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
@@ -103,8 +103,8 @@ type describer interface {
 	InfoLen() int64 // length of Info, computed once
 }
 
-func (t *tree) info(i inode) []byte {
-	s, _ := t.sequences.latestFor(i.sequence(), 0, nil) // readers of batches get the error
+func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
+	s, _ := t.sequences.latestFor(i.sequence(), 0, cancel) // readers of batches get the error
 	if s == nil {
 		return []byte{}
 	}
@@ -156,13 +156,13 @@ func (t *tree) live() Live {
 	return l
 }
 
-func (t *tree) status(inode) []byte {
+func (t *tree) status(inode, <-chan struct{}) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
 	return t.o.Status.JSON(t.live())
 }
 
-func (t *tree) metrics(inode) []byte {
+func (t *tree) metrics(inode, <-chan struct{}) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
 	return t.o.Status.Metrics(t.shared)

@@ -100,7 +100,7 @@ func (c *class) next() *request {
 	}
 	room := c.replies
 	for i, r := range c.queue {
-		if r.reply <= room {
+		if r.reply <= room && !r.expired { // a request that timed out leaves the queue by itself
 			c.queue = slices.Delete(c.queue, i, i+1)
 			return r
 		}
