@@ -109,16 +109,6 @@ func (a *Array) Locate(pos int64) array.Place {
 	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// CheckAll checks every file, one after the other: see [blob.Blob.Check].
-func (a *Array) CheckAll() error {
-	for file := range a.Blobs() {
-		if err := file.Check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // LookNext asks the store whether it still has one of the objects of a followed array, the next one
 // at each call. It does not wait for the answer, which [blob.Blob.Check] gives from then on.
 func (a *Array) LookNext() {

@@ -400,3 +400,13 @@ func TestCut(t *testing.T) {
 		}
 	}
 }
+
+// CheckAll checks every file, one after the other.
+func (a *Array) CheckAll() error {
+	for file := range a.Blobs() {
+		if err := file.Check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -86,6 +86,11 @@ func Open(paths []string, o Options) (*Array, error) {
 				previous = &o.Previous.shards[at]
 			}
 			all.Go(func() {
+				defer func() {
+					if p := recover(); p != nil { // of a malformed file; nobody else could recover
+						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
+					}
+				}()
 				files[i], errs[i] = openFormat(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
 				if o.Opened != nil {
 					o.Opened()
