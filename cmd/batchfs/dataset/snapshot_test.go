@@ -98,7 +98,7 @@ func TestChangeIsPublished(t *testing.T) {
 		}
 		fail = nil
 		v := *mix.watch.view.Load()
-		v.retry = 0 // as if the pause were over
+		v.retry, v.rested = 0, 0 // as if the pause were over
 		mix.watch.view.Store(&v)
 		if now := mustNow(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)

@@ -42,6 +42,8 @@ type watcher struct {
 	// mu guards the fields below.
 	mu      sync.Mutex
 	started chan struct{} // closed when awake is set; nil while there is no goroutine
+	checked int64         // time of the last pass, in clock.Now time
+	waiting int           // requests that wait for next
 	next    chan struct{} // closed at the end of the first pass that has not begun yet
 }
 
@@ -54,6 +56,7 @@ type view struct {
 	// After a failed attempt to follow changes:
 	failed map[localfile.ChangedError]bool // changes that could not be followed
 	retry  int64                           // when to try again, in clock.Now time
+	rested int64                           // when to try again if other changes are found, in clock.Now time
 	pause  time.Duration                   // between the failure and retry
 }
 
@@ -69,32 +72,30 @@ const (
 )
 
 func newWatcher(d *Dataset) *watcher {
-	w := &watcher{urgent: make(chan struct{}, 1), next: make(chan struct{})}
+	w := &watcher{urgent: make(chan struct{}, 1), next: make(chan struct{}), checked: clock.Now()}
 	w.view.Store(&view{dataset: d})
-	w.used.Store(clock.Now())
 	return w
 }
 
 // current returns the view. After a quiet time, it first waits up to a second for a pass, or until
 // cancel is closed.
 func (w *watcher) current(cancel <-chan struct{}) *view {
-	now, last := clock.Now(), w.used.Load()
-	if now-last > int64(usedPrecise) {
+	if now := clock.Now(); now-w.used.Load() > int64(usedPrecise) {
 		w.used.Store(now)
 	}
 	if !w.awake.Load() {
-		w.wake(cancel, now-last > int64(quiet))
+		w.wake(cancel)
 	}
 	return w.view.Load()
 }
 
-// wake starts the goroutine unless it runs, and waits until it has made a pass or a second has
-// passed. If wait is false, the files were checked recently enough, and no request waits.
-func (w *watcher) wake(cancel <-chan struct{}, wait bool) {
+// wake starts the goroutine unless it runs. If the last pass was long ago, wake waits until there has
+// been one, or until a second has passed.
+func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
 		w.started = make(chan struct{})
-		go w.run(w.started, wait)
+		go w.run(w.started, clock.Now()-w.checked > int64(quiet))
 	}
 	started := w.started
 	w.mu.Unlock()
@@ -114,7 +115,7 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 	} else {
 		ready()
 	}
-	for !w.rest() {
+	for {
 		w.mu.Lock()
 		done := w.next
 		w.next = make(chan struct{})
@@ -126,19 +127,21 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 		case <-w.urgent:
 		case <-time.After(checkEvery):
 		}
+		if w.rest() {
+			return
+		}
 	}
 }
 
 // rest reports whether the goroutine should end because nobody has used the split for a while. The
 // next request then starts another.
 func (w *watcher) rest() bool {
-	if clock.Now()-w.used.Load() <= int64(quiet) {
-		return false
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.checked = clock.Now()
+	// A request that uses the split either is seen here, or sees that awake is false.
 	w.awake.Store(false)
-	if clock.Now()-w.used.Load() <= int64(quiet) { // by a request that may not have seen awake change
+	if w.waiting > 0 || clock.Now()-w.used.Load() <= int64(quiet) {
 		w.awake.Store(true)
 		return false
 	}
@@ -150,6 +153,7 @@ func (w *watcher) rest() bool {
 func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	w.current(cancel) // so that the goroutine runs
 	w.mu.Lock()
+	w.waiting++
 	next := w.next
 	w.mu.Unlock()
 	select {
@@ -160,6 +164,9 @@ func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	case <-next:
 	case <-cancel:
 	}
+	w.mu.Lock()
+	w.waiting--
+	w.mu.Unlock()
 }
 
 // tryPass is pass, but turns a panic, for example because of a malformed file, into an error of the
@@ -168,7 +175,11 @@ func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {
 			w.log.Error("checking the token files panicked", "panic", p, "stack", string(debug.Stack()))
-			w.view.Store(&view{dataset: w.view.Load().dataset, err: fmt.Errorf("checking the token files panicked: %v", p)})
+			v := *w.view.Load()
+			if v.wrong == nil {
+				v.err = fmt.Errorf("checking the token files panicked: %v", p)
+			}
+			w.view.Store(&v)
 		}
 	}()
 	w.pass()
@@ -186,8 +197,8 @@ func (w *watcher) pass() {
 		a.LookNext()
 	}
 	check(v.dataset.blobs(), func(file blob.Blob, err error) {
+		w.answered.Store(clock.Now())
 		if err == nil {
-			w.answered.Store(clock.Now())
 			return
 		}
 		found.err = err
@@ -203,6 +214,7 @@ func (w *watcher) pass() {
 		if found.err != nil || v.err != nil {
 			w.view.CompareAndSwap(v, found)
 		}
+	case clock.Now() < v.rested:
 	case !maps.Equal(changes, v.failed):
 		w.reload(v, changes, minPause)
 	case clock.Now() >= v.retry:
@@ -212,7 +224,7 @@ func (w *watcher) pass() {
 
 // report records that a file of a split that does not follow changes is wrong.
 func (w *watcher) report(file blob.Blob, err error) {
-	if v := w.view.Load(); v.err == nil {
+	if v := w.view.Load(); v.wrong == nil {
 		w.view.CompareAndSwap(v, &view{dataset: v.dataset, err: err, wrong: file})
 	}
 }
@@ -220,7 +232,7 @@ func (w *watcher) report(file blob.Blob, err error) {
 // reload opens the split again after changes, and publishes it. pause is the time until the next
 // attempt if that fails.
 func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause time.Duration) {
-	old := v.dataset
+	old, began := v.dataset, clock.Now()
 	fresh, err := w.opener.open(old.Split, old.sources, &w.opened)
 	if err == nil {
 		err = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
@@ -234,7 +246,12 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause
 		}
 	}
 	if err != nil {
-		w.view.Store(&view{dataset: old, err: err, failed: changes, retry: clock.Now() + int64(pause), pause: pause})
+		if overwritten := localfile.OverwrittenError(""); errors.As(err, &overwritten) {
+			pause = minPause // it settles soon
+		}
+		now := clock.Now()
+		// A file that changes all the time keeps a file server busy for half of the time at most.
+		w.view.Store(&view{dataset: old, err: err, failed: changes, retry: now + int64(pause), rested: 2*now - began, pause: pause})
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
@@ -270,7 +287,7 @@ func (w *watcher) handle(v *view, wrong blob.Blob, err error, cancel <-chan stru
 		return err
 	case !errors.As(err, &change):
 		return err
-	case v.failed[*change]:
+	case v.failed[*change], clock.Now() < v.rested:
 		return v.err
 	case w.view.Load() == v:
 		w.awaitPass(cancel)
@@ -364,7 +381,7 @@ func check(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
 	for range checkers {
 		all.Go(func() {
 			for file := range todo {
-				err := file.Check()
+				err := tryCheck(file)
 				mu.Lock()
 				visit(file, err)
 				mu.Unlock()
@@ -376,4 +393,14 @@ func check(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
 	}
 	close(todo)
 	all.Wait()
+}
+
+// tryCheck turns a panic of a check into an error.
+func tryCheck(file blob.Blob) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("checking %s panicked: %v", file.Path(), p)
+		}
+	}()
+	return file.Check()
 }
