@@ -17,7 +17,6 @@ const maxPeriod = 1 << 20
 // A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to within less than one. A
 // mixture is never written once it is made.
 type mixture struct {
-	shares  []int      // of each source: its rows in a period
 	pattern []pick     // of each row of a period
 	rows    [][]uint32 // of each source: which rows of a period are its
 }
@@ -30,32 +29,25 @@ func newMixture(weights []float64) (*mixture, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mixture{shares: shares, pattern: newPattern(shares)}
-	for _, a := range shares {
-		m.rows = append(m.rows, make([]uint32, 0, a))
-	}
-	for row, t := range m.pattern {
-		m.rows[t.source] = append(m.rows[t.source], uint32(row))
-	}
-	return m, nil
+	return newPattern(shares), nil
 }
 
 // sourceOf is the source of a row, and how many rows of that source stand before it.
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	d := uint64(len(m.pattern))
 	t := m.pattern[row%d]
-	return int(t.source), row/d*uint64(m.shares[t.source]) + uint64(t.before)
+	return int(t.source), row/d*uint64(len(m.rows[t.source])) + uint64(t.before)
 }
 
 // rowOf is the inverse of sourceOf.
 func (m *mixture) rowOf(source int, index uint64) uint64 {
-	a := uint64(m.shares[source])
+	a := uint64(len(m.rows[source]))
 	return index/a*uint64(len(m.pattern)) + uint64(m.rows[source][index%a])
 }
 
 // before is how many of the first n rows are a source's. Of a period's first rows they are n*a/D, rounded down or up.
 func (m *mixture) before(source int, n uint64) uint64 {
-	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
+	d, a := uint64(len(m.pattern)), uint64(len(m.rows[source]))
 	least := n % d * a / d
 	if uint64(m.rows[source][least]) < n%d {
 		least++
@@ -110,31 +102,29 @@ func newShares(weights []float64) ([]int, error) {
 // in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later
 // one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the
 // one whose pick is due first takes it; on a tie, the first such source.
-func newPattern(shares []int) []pick {
-	d := 0
-	for _, a := range shares {
-		d += a
-	}
+func newPattern(shares []int) *mixture {
 	// Each source is in one of these heaps. An element holds a row in its upper 32 bits and the
 	// source in its lower ones.
 	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
 	var ready minheap.Heap   // ordered by the row at which that pick is due
-	for i := range shares {
+	m, d := new(mixture), 0
+	for i, a := range shares {
 		waiting.Push(uint64(i))
+		m.rows = append(m.rows, make([]uint32, 0, a))
+		d += a
 	}
-	picks := make([]int, len(shares)) // number of rows that each source has taken
-	pattern := make([]pick, d)
-	for row := range pattern {
+	m.pattern = make([]pick, d)
+	for row := range m.pattern {
 		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {
 			i := uint32(waiting.Pop())
-			due := ((picks[i]+1)*d - 1) / shares[i]
+			due := ((len(m.rows[i])+1)*d - 1) / shares[i]
 			ready.Push(uint64(due)<<32 | uint64(i))
 		}
 		first := uint32(ready.Pop())
-		pattern[row] = pick{first, uint32(picks[first])}
-		picks[first]++
-		from := picks[first] * d / shares[first]
+		m.pattern[row] = pick{first, uint32(len(m.rows[first]))}
+		m.rows[first] = append(m.rows[first], uint32(row))
+		from := len(m.rows[first]) * d / shares[first]
 		waiting.Push(uint64(from)<<32 | uint64(first))
 	}
-	return pattern
+	return m
 }

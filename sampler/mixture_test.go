@@ -80,19 +80,21 @@ func TestMixtureShares(t *testing.T) {
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
+		shares, err := newShares(weights)
+		must(t, err)
 		d, count := len(m.pattern), make([]int, len(weights))
 		within := func(source, n int) {
 			if before := m.before(source, uint64(n)); before != uint64(count[source]) {
 				t.Fatalf("%v: %d of the first %d rows are source %d's, want %d", weights, before, n, source, count[source])
 			}
-			if lag := n*m.shares[source] - count[source]*d; lag <= -d || lag >= d {
+			if lag := n*shares[source] - count[source]*d; lag <= -d || lag >= d {
 				t.Fatalf("%v: %d of the first %d rows are source %d's", weights, count[source], n, source)
 			}
 		}
 		for _, row := range []uint64{1 << 40, 1 << 63, 1<<64 - 1} {
 			source, index := m.sourceOf(row)
 			same, before := m.sourceOf(row % uint64(d))
-			if want := row/uint64(d)*uint64(m.shares[source]) + before; source != same || index != want || m.rowOf(source, index) != row {
+			if want := row/uint64(d)*uint64(shares[source]) + before; source != same || index != want || m.rowOf(source, index) != row {
 				t.Fatalf("%v: row %d is row %d of source %d, want row %d of %d", weights, row, index, source, want, same)
 			}
 		}
@@ -108,7 +110,7 @@ func TestMixtureIsProportionate(t *testing.T) {
 				t.Fatalf("%v: row %d of source %d is %d, want %d", weights, index, source, back, n)
 			}
 		}
-		for i, a := range m.shares {
+		for i, a := range shares {
 			if count[i] != 2*a {
 				t.Errorf("%v: %d of two periods' rows are source %d's, want %d", weights, count[i], i, 2*a)
 			}
@@ -129,10 +131,12 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 	}
 	for _, weights := range all {
 		m := newTestMixture(t, weights...)
+		shares, err := newShares(weights)
+		must(t, err)
 		d, count := len(m.pattern), make([]int, len(weights))
 		for n := range min(d, 10_000) {
 			want, first := -1, math.MaxInt
-			for i, a := range m.shares {
+			for i, a := range shares {
 				due := ((count[i]+1)*d + a - 1) / a
 				if count[i]*d < (n+1)*a && due < first {
 					want, first = i, due

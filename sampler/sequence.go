@@ -169,7 +169,7 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjoint }
 
 // Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
-func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], len(q.mixture.pattern) }
+func (q *Sequence) Share(i int) (rows, of int) { return len(q.mixture.rows[i]), len(q.mixture.pattern) }
 
 // Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
 func (q *Sequence) Needed(i int) (from, to int64) {
