@@ -87,18 +87,14 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 
 // holder is a source as it is for the ranks that may read the token at a position: the ranks of the host in whose share the token lies, or all ranks.
 func (q *Sequence) holder(i int, pos int64) (from source, ranks, host int, err error) {
-	from = q.sources[i]
 	ranks, _ = q.together()
-	if q.ShuffleBlock == 0 {
-		return from, ranks, 0, nil
-	}
 	hosts := q.World / ranks
-	host = sort.Search(hosts, func(host int) bool {
-		end, _ := cutAt(from.arrays[0], q.ShuffleBlock, host+1, hosts)
+	host = sort.Search(hosts-1, func(host int) bool {
+		end, _ := cutAt(q.sources[i].arrays[0], q.ShuffleBlock, host+1, hosts)
 		return pos < end
 	})
 	s := q.Settings
-	s.Rank = host * ranks
-	from, err = from.with(s, i)
+	s.Rank = host*ranks + s.Rank%ranks
+	from, err = q.sources[i].with(s, i)
 	return from, ranks, host, err
 }
