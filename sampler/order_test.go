@@ -74,7 +74,7 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 
 func ordered(t testing.TB, s Settings, w *starts) order {
 	t.Helper()
-	o, err := newOrder(s, 0, w.whole())
+	o, err := newOrder(s, 0, 0, w.whole())
 	must(t, err)
 	return o
 }

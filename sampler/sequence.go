@@ -74,7 +74,7 @@ func described(a Array) string {
 
 // With is the sequence of the same sources under other settings; it ignores s.Weights and s.Arrays. Its memory does not depend on the number
 // of files if there is a sequence of the same block size. With fails as New does.
-func (q *Sequence) With(s Settings) (*Sequence, error) {
+func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
 	if s.DType == Native {
 		s.DType = q.sources[0].arrays[0].DType()
@@ -82,7 +82,7 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 	if err := s.suits(q.sources); err != nil {
 		return nil, err
 	}
-	n := &Sequence{Settings: s, mixture: q.mixture}
+	n = &Sequence{Settings: s, mixture: q.mixture}
 	for i, old := range q.sources {
 		source, err := old.with(s, i)
 		if err != nil {
@@ -90,7 +90,6 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 		}
 		n.sources = append(n.sources, source)
 	}
-	var err error
 	if n.batches, err = n.countBatches(); err == nil {
 		n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
 	}
@@ -186,8 +185,7 @@ func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
 
 // Row is the global number of row j of batch k.
 func (q *Sequence) Row(k uint64, j int) uint64 {
-	b := uint64(q.BatchSize)
-	return k*b*uint64(q.World) + uint64(q.Rank)*b + uint64(j)
+	return (k*uint64(q.World)+uint64(q.Rank))*uint64(q.BatchSize) + uint64(j)
 }
 
 // BatchOf is the inverse of Row.
@@ -197,16 +195,10 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// place is the source of row j of batch k, and its number among the rows of that source which go through an epoch together.
-func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
-	return q.mixture.sourceOf(q.first(k) + uint64(j))
-}
-
 // first is the number of batch k's first row among those of the ranks that go through an epoch together.
 func (q *Sequence) first(k uint64) uint64 {
 	ranks, host := q.together()
-	b := uint64(q.BatchSize)
-	return k*b*uint64(ranks) + uint64(q.Rank-host*ranks)*b
+	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)
 }
 
 // RowsOf is how many rows of batch k are of a source.
@@ -217,7 +209,7 @@ func (q *Sequence) RowsOf(source int, k uint64) uint64 {
 // Start is where row j of batch k begins: a source, and a position in it. For rows made of documents start is the number of the row in the
 // source instead.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
-	source, index := q.place(k, j)
+	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
 	return source, q.sources[source].order.start(index)
 }
 
@@ -243,6 +235,6 @@ func (q *Sequence) Groups() (all [][]int64) {
 
 // Epoch is the epoch of row j of batch k: of its source, or of the host's share of its source.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
-	source, index := q.place(k, j)
+	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
 	return index / uint64(q.sources[source].share.n)
 }

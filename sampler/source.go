@@ -60,8 +60,7 @@ type source struct {
 	documents Documents
 	vocab     vocabulary
 	cache     *windowCache // of all sequences of these tokens
-	starts    *starts      // as the settings say
-	share     share        // the windows of an epoch
+	share                  // the windows of an epoch
 	order     order
 }
 
@@ -97,7 +96,7 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	if s.share, err = s.shareOf(settings, host); err != nil {
 		return s, err
 	}
-	s.order, err = newOrder(settings, i, s.share)
+	s.order, err = newOrder(settings, i, host, s.share)
 	return s, err
 }
 
@@ -117,13 +116,12 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 
 // newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
 // "split/source", and each host with a share adds "/host3". No split has a name with a slash.
-func newOrder(s Settings, source int, of share) (order, error) {
+func newOrder(s Settings, source, host int, of share) (order, error) {
 	name, w := s.Split, of.starts
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Split, source)
 	}
 	if s.ShuffleBlock > 0 {
-		_, host := s.together()
 		name = fmt.Sprintf("%s/host%d", name, host)
 	}
 	h := fnv.New64a()
