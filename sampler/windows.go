@@ -141,18 +141,17 @@ func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
 		return list, err
 	}
 	var some [16]int64
-	for count := w.documents.Count(); i < count; {
-		n := min(count-i, int64(len(some)))
-		if err := w.documents.Ends(i, some[:n]); err != nil {
+	for count := w.documents.Count(); i < count; i += int64(len(some)) {
+		next := some[:min(count-i, int64(len(some)))]
+		if err := w.documents.Ends(i, next); err != nil {
 			return list, err
 		}
-		for _, end := range some[:n] {
+		for _, end := range next {
 			if end >= start+w.len {
 				return list, nil
 			}
 			list = append(list, int(end-start))
 		}
-		i += n
 	}
 	return list, nil
 }
