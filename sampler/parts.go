@@ -43,7 +43,6 @@ type parts struct {
 	list     []part
 	batch    array.Batch
 	columns  []column // of the source
-	ends     bool     // some part depends on where documents end
 	computed bool     // putRow has numbers to put
 }
 
@@ -146,7 +145,6 @@ func (all *parts) lay(rows, main int) error {
 		if p.of == copied {
 			p.convert = newConverter(p.dtype, all.columns[p.column].stored)
 		}
-		all.ends = all.ends || p.masked || p.ofDocuments()
 		all.computed = all.computed || p.of != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}

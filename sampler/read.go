@@ -16,8 +16,8 @@ type request struct {
 	dst      []byte
 	plans    []plan    // one for each array of each source, source after source
 	planned  int       // segments of the rows of all plans
-	source   int       // whose array is being read
-	column   int       // number of that array
+	plan     *plan     // of the array that is being read
+	column   int       // number of that array in its source
 	shown    []span    // of the batch that is being planned, the rows that dst shows of each part
 	edge     []byte    // numbers at an end of dst, which shows the first or the last of them in part
 	ends     []int     // of planned rows: the indexes in the row behind the last tokens of documents
@@ -62,8 +62,6 @@ func (req *request) view(p *part, base, j int) view {
 // A span is [from, to).
 type span struct{ from, to int }
 
-func (s span) has(i int) bool { return i >= s.from && i < s.to }
-
 func (s span) empty() bool { return s.from >= s.to }
 
 // overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at on; at may be negative.
@@ -84,10 +82,11 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	req := requests.Get().(*request)
-	defer requests.Put(req)
-	req.begin(q, dst)
-	defer func() { req.sequence, req.dst = nil, nil }() // the pool must not keep them from the collector
+	req := requests.Get().(*request) // nothing is planned in it
+	req.sequence, req.dst = q, dst
+	// Plans behind the last one keep the memory of their windows.
+	arrays := len(q.sources) * len(q.parts.columns)
+	req.plans = slices.Grow(req.plans[:0], arrays)[:arrays]
 	size := q.parts.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
@@ -98,7 +97,12 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 			return err
 		}
 	}
-	return req.fetch()
+	if err := req.fetch(); err != nil {
+		return err
+	}
+	req.sequence, req.dst = nil, nil // the pool must not keep them from the collector
+	requests.Put(req)
+	return nil
 }
 
 // Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns false if
@@ -118,8 +122,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 		}
 		for _, p := range req.segments {
 			for c, column := range q.parts.columns {
-				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: p.Len * column.numbers}) {
 					return false
 				}
 			}
@@ -128,31 +131,22 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	return true
 }
 
+// fetch reads what is planned. If it fails, the request cannot be used again.
 func (req *request) fetch() error {
-	plans := req.plans
-	for i := range req.sequence.sources {
-		for c, array := range req.sequence.sources[i].arrays {
-			req.source, req.column = i, c
-			p := &plans[0]
-			plans = plans[1:]
-			if err := array.Read(p.windows, req.visit); err != nil {
-				return err
-			}
-			p.windows, p.rows = p.windows[:0], p.rows[:0]
+	q, columns := req.sequence, len(req.sequence.parts.columns)
+	for i := range req.plans {
+		p := &req.plans[i]
+		if len(p.windows) == 0 {
+			continue
 		}
+		req.plan, req.column = p, i%columns
+		if err := q.sources[i/columns].arrays[req.column].Read(p.windows, req.visit); err != nil {
+			return err
+		}
+		p.windows, p.rows = p.windows[:0], p.rows[:0]
 	}
 	req.planned, req.ends = 0, req.ends[:0]
 	return nil
-}
-
-func (req *request) begin(q *Sequence, dst []byte) {
-	req.sequence, req.dst, req.planned, req.ends = q, dst, 0, req.ends[:0]
-	n := len(q.sources) * len(q.parts.columns)
-	req.plans = append(req.plans, make([]plan, max(n-len(req.plans), 0))...)
-	for i := range n {
-		p := &req.plans[i]
-		p.windows, p.rows = p.windows[:0], p.rows[:0]
-	}
 }
 
 // planBatch plans the rows that dst shows of batch k, which begins at byte base of dst. It fetches when there are many.
@@ -162,7 +156,7 @@ func (req *request) planBatch(k uint64, base int) error {
 		p := &req.sequence.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), req.sequence.BatchSize, len(req.dst))
 		for j := shown.from; j < shown.to; j++ {
-			if slices.ContainsFunc(req.shown, func(s span) bool { return s.has(j) }) {
+			if slices.ContainsFunc(req.shown, func(s span) bool { return j >= s.from && j < s.to }) {
 				continue // it is planned
 			}
 			if req.planned >= maxPlanned {
@@ -187,23 +181,19 @@ func (req *request) planRow(k uint64, r row) (err error) {
 		return err
 	}
 	r.source, r.ends = source, span{len(req.ends), len(req.ends)}
-	if q.parts.ends && q.Ends == EndsByIndex {
+	if q.needsEnds() && q.Ends == EndsByIndex {
 		if req.ends, err = rows.ends(req.ends, req.segments); err != nil {
 			return err
 		}
 		r.ends.to = len(req.ends)
 	}
-	used, ends := 0, r.ends
-	for i, p := range req.segments {
-		if i > 0 && !ends.empty() {
-			// It holds one document, so only the end before it masks a target.
-			r.ends = span{ends.from + i - 1, ends.from + i}
-		}
+	used := 0
+	for _, p := range req.segments {
 		req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
 		used = p.At + p.Len
 	}
 	req.planned += len(req.segments)
-	if r.ends = ends; q.parts.computed {
+	if q.parts.computed {
 		req.putRow(r, used)
 	}
 	return nil
@@ -261,16 +251,14 @@ func (req *request) putRow(r row, used int) {
 // copyRow puts the numbers of window i of the current array where dst shows them.
 func (req *request) copyRow(i int, raw []byte) error {
 	q := req.sequence
-	from, column := &req.plans[req.source*len(q.parts.columns)+req.column], q.parts.columns[req.column]
-	r, start := from.rows[i], from.windows[i].Start
-	var ends []int
+	column, r, start := q.parts.columns[req.column], req.plan.rows[i], req.plan.windows[i].Start
+	ends := req.ends[r.ends.from:r.ends.to]
 	if req.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
 			tokens := q.sources[r.source].arrays[0]
 			return &array.VocabularyError{Place: tokens.Locate(start + int64(bad)), Token: column.text(raw, bad), Size: tokens.VocabSize()}
 		}
-		ends = req.ends[r.ends.from:r.ends.to]
-		if q.parts.ends && q.Ends == EndsByToken {
+		if q.needsEnds() && q.Ends == EndsByToken {
 			req.ends = q.sources[r.source].vocab.appendEnds(req.ends[:0], raw, q.EOT, r.first)
 			ends = req.ends
 		}
@@ -302,10 +290,8 @@ func (req *request) space(v view) []byte {
 	if at >= 0 && at+n <= len(req.dst) {
 		return req.dst[at : at+n]
 	}
-	if cap(req.edge) < n {
-		req.edge = make([]byte, n)
-	}
-	return req.edge[:n]
+	req.edge = slices.Grow(req.edge[:0], n)[:n]
+	return req.edge
 }
 
 // show copies to dst what was put beside it.
@@ -317,18 +303,15 @@ func (req *request) show(v view, whole []byte) {
 
 // mask marks the targets of a view that are not of the document of the token before.
 func (req *request) mask(v view, ends []int) {
-	for _, end := range ends {
-		if t := end - 1; v.has(t) {
-			req.putSame(view{v.part, v.at, span{t, t + 1}}, maskedTarget)
-		}
+	first, _ := slices.BinarySearch(ends, v.from+1)
+	last, _ := slices.BinarySearch(ends, v.to+1)
+	for _, end := range ends[first:last] {
+		req.putSame(view{v.part, v.at, span{end - 1, end}}, maskedTarget)
 	}
 }
 
 func (req *request) putDocuments(v view, ends []int) {
 	t := req.sequence.BlockSize
-	for len(ends) > 0 && ends[len(ends)-1] >= t {
-		ends = ends[:len(ends)-1]
-	}
 	from, to := v.from, v.to
 	whole := req.space(v)
 	numbers := as[int32](whole)
@@ -338,7 +321,7 @@ func (req *request) putDocuments(v view, ends []int) {
 			if column := from + i; column == 0 {
 				numbers[i] = 0
 			} else if column <= len(ends) {
-				numbers[i] = int32(ends[column-1])
+				numbers[i] = int32(min(ends[column-1], t))
 			}
 		}
 	} else {

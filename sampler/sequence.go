@@ -127,7 +127,7 @@ func (s *Settings) suits(sources []source) error {
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
 	case !tokens && (s.Documents || s.ofSegments()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
-	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
+	case s.needsEnds() && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)

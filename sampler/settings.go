@@ -89,6 +89,9 @@ const (
 // ofSegments says that some rows may not be full.
 func (s *Settings) ofSegments() bool { return s.Rows != "" && s.Rows != Windows }
 
+// needsEnds reports whether batches depend on where documents end.
+func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
+
 // MaxPacked bounds the block size of packed rows, because to pack takes memory for each length.
 const MaxPacked = 1 << 20
 

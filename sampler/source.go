@@ -20,7 +20,7 @@ type Array interface {
 	Runs() []array.Run
 
 	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
-	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
+	// during the call only.
 	Read(ws []array.Window, visit func(i int, raw []byte) error) error
 
 	// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"batchfs/cache"
@@ -109,25 +108,6 @@ func stubs(dtype array.DType, sources ...[]int64) (tokens []Source) {
 		tokens = append(tokens, Source{Main: s})
 	}
 	return tokens
-}
-
-// Once a source has changed no batch is served, not even one without its rows.
-func TestChangedSourceFailsEveryBatch(t *testing.T) {
-	tokens := stubs(array.Uint16, []int64{100}, []int64{100})
-	q, err := New(tokens, Settings{Split: "train", BatchSize: 1, BlockSize: 8, DType: array.Int64, Layout: XY, Order: Random, World: 1,
-		Weights: []float64{1, 1}})
-	must(t, err)
-	dst := make([]byte, q.Batch().Bytes())
-	for changed := range tokens {
-		for k := range uint64(4) {
-			must(t, q.Read(dst, k, 0))
-			tokens[changed].Main.(*stub).err = syscall.ESTALE
-			if err := q.Read(dst, k, 0); err != syscall.ESTALE {
-				t.Errorf("batch %d with source %d changed: error %v", k, changed, err)
-			}
-			tokens[changed].Main.(*stub).err = nil
-		}
-	}
 }
 
 func TestNewRefusesSources(t *testing.T) {
