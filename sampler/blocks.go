@@ -8,10 +8,8 @@ import "math/bits"
 type blocks struct {
 	n     uint64       // R
 	size  uint64       // rows of a block
-	whole uint64       // blocks of that size; the rows that are left are a shorter block, the last
-	span  uint64       // rows of mixedBlocks blocks
-	order permutations // of the whole blocks
-	rows  permutations // of a span
+	order permutations // of the blocks of that size; the rows that are left are a shorter block, the last
+	rows  permutations // of a span: the rows of mixedBlocks blocks, or all if there are fewer
 	last  permutations // of the last span, which may be shorter
 }
 
@@ -20,17 +18,15 @@ const mixedBlocks = 16
 
 func newBlocks(key [2]uint64, r, size uint64) *blocks {
 	size = min(size, r)
-	o := &blocks{n: r, size: size, whole: r / size, span: mixedBlocks * size}
-	o.order = newPermutations(key, o.whole)
-	o.rows = newPermutations(key, min(o.span, r))
-	o.last = newPermutations(key, r-(r-1)/o.span*o.span)
-	return o
+	span := min(mixedBlocks*size, r)
+	last := r - (r-1)/span*span
+	return &blocks{r, size, newPermutations(key, r/size), newPermutations(key, span), newPermutations(key, last)}
 }
 
 func (o *blocks) permute(epoch, i uint64) uint64 {
-	span := i / o.span
-	i = span*o.span + o.within(span).at(epoch, span+1, i%o.span)
-	if block := i / o.size; block < o.whole {
+	span := i / o.rows.n
+	i = span*o.rows.n + o.within(span).at(epoch, span+1, i%o.rows.n)
+	if block := i / o.size; block < o.order.n {
 		i = o.order.at(epoch, 0, block)*o.size + i%o.size
 	}
 	return (i + o.begin(epoch)) % o.n
@@ -38,15 +34,15 @@ func (o *blocks) permute(epoch, i uint64) uint64 {
 
 func (o *blocks) inverse(epoch, row uint64) uint64 {
 	i := (row + o.n - o.begin(epoch)) % o.n
-	if block := i / o.size; block < o.whole {
+	if block := i / o.size; block < o.order.n {
 		i = o.order.of(epoch, 0, block)*o.size + i%o.size
 	}
-	span := i / o.span
-	return span*o.span + o.within(span).of(epoch, span+1, i%o.span)
+	span := i / o.rows.n
+	return span*o.rows.n + o.within(span).of(epoch, span+1, i%o.rows.n)
 }
 
 func (o *blocks) within(span uint64) *permutations {
-	if (span+1)*o.span <= o.n {
+	if (span+1)*o.rows.n <= o.n {
 		return &o.rows
 	}
 	return &o.last

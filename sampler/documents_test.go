@@ -223,7 +223,7 @@ func TestBlocksPermute(t *testing.T) {
 				t.Errorf("%+v: epochs %d and %d are in one order", test, epoch-1, epoch)
 			}
 			last = all
-			for span := range slices.Chunk(all, int(o.span)) {
+			for span := range slices.Chunk(all, int(o.rows.n)) {
 				blocks := map[uint64]bool{}
 				for _, row := range span {
 					blocks[(row+uint64(test.rows)-o.begin(epoch))%uint64(test.rows)/o.size] = true
