@@ -70,7 +70,8 @@ type groupSegment struct {
 
 // newDocumentRows counts the rows of a source, unless sums are what it counted before.
 func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
-	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables}
+	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
+	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, made: make([]atomic.Pointer[group], groups)}
 	r.packers.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
@@ -78,8 +79,6 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 		}
 		return p
 	}
-	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
-	r.made = make([]atomic.Pointer[group], groups)
 	if len(sums) == groups {
 		return r, nil
 	}
@@ -144,18 +143,18 @@ func (r *documentRows) lay(p *groupPacker) {
 	clear(p.next)
 	p.entries, p.segments = p.entries[:0], p.segments[:0]
 	rows, rest := int64(0), 0
-	begin := func(segments int32) (first int32) {
+	begin := func(count int64, segments int32) (first int32) {
 		first = int32(len(p.segments))
 		p.entries = append(p.entries, entry{rows, first})
 		p.segments = append(p.segments, make([]groupSegment, segments)...)
+		rows += count
 		return first
 	}
 	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
 		full, short := r.cut(end - start)
 		if full > 0 {
-			p.segments[begin(1)] = groupSegment{start, int32(r.len), int32(i)}
-			rows += full
+			p.segments[begin(full, 1)] = groupSegment{start, int32(r.len), int32(i)}
 		}
 		if short == 0 {
 			continue
@@ -166,14 +165,13 @@ func (r *documentRows) lay(p *groupPacker) {
 			segments = p.packer.count[into]
 		}
 		if p.next[into] == 0 {
-			p.next[into] = begin(segments) + 1
-			rows++
+			p.next[into] = begin(1, segments) + 1
 		}
 		p.segments[p.next[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
 		p.next[into]++
 		rest++
 	}
-	begin(0)
+	begin(0, 0)
 }
 
 func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
@@ -205,12 +203,9 @@ func (r *documentRows) holding(pos int64) (list []rowRange, err error) {
 	if err != nil {
 		return nil, err
 	}
-	number, first := document/groupDocuments, int64(0)
-	if number > 0 {
-		first = r.sums[number-1]
-	}
+	number := int(document / groupDocuments)
 	var segments []Segment
-	for row := first; row < r.sums[number]; row++ {
+	for row := r.sums.before(number); row < r.sums[number]; row++ {
 		if segments, err = r.segments(segments[:0], row); err != nil {
 			return nil, err
 		}

@@ -93,10 +93,7 @@ func (s *starts) disjointAt(i int64) int64 {
 // many disjoint windows are before it.
 func (s *starts) runAt(pos int64) (run array.Run, before int64) {
 	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].Start > pos }) - 1
-	if i > 0 {
-		before = s.disjointUpTo()[i-1]
-	}
-	return s.runs[i], before
+	return s.runs[i], s.disjointUpTo().before(i)
 }
 
 // disjointUpTo computes the sums at their first use, and again after they were dropped.
@@ -118,10 +115,15 @@ type prefixSums []int64
 // find returns which count i falls in, and how far.
 func (s prefixSums) find(i int64) (which int, rest int64) {
 	which = sort.Search(len(s), func(j int) bool { return i < s[j] })
-	if which > 0 {
-		i -= s[which-1]
+	return which, i - s.before(which)
+}
+
+// before returns the sum of the first i counts.
+func (s prefixSums) before(i int) int64 {
+	if i == 0 {
+		return 0
 	}
-	return which, i
+	return s[i-1]
 }
 
 // windowRows are rows that hold one window each.
