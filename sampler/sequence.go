@@ -138,11 +138,8 @@ func (s *Settings) suits(sources []source) error {
 	case (s.Documents || s.ofSegments()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
-	if s.Ends != EndsByIndex {
-		return nil
-	}
 	for _, source := range sources {
-		if source.documents == nil {
+		if s.Ends == EndsByIndex && source.documents == nil {
 			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Runs()[0].Name)
 		}
 	}

@@ -28,11 +28,11 @@ type numberedBlock struct {
 	*block
 }
 
-func newTorch(s Settings, w *starts) (*torch, error) {
+func newTorch(s Settings, w *starts) (o *torch, err error) {
 	if len(w.runs) > 1 {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.runs))
 	}
-	o := &torch{starts: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
+	o = &torch{starts: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
 	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
 		o.width = 2
 	}
@@ -42,7 +42,6 @@ func newTorch(s Settings, w *starts) (*torch, error) {
 			return nil, fmt.Errorf("torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank %d of %d)",
 				s.Rank, s.World)
 		}
-		var err error
 		if x, next, err = parseTorchState(s.TorchState); err != nil {
 			return nil, fmt.Errorf("torch_state: not the 5056 bytes of torch.get_rng_state().numpy().tofile(path): %w", err)
 		}
