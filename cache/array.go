@@ -128,8 +128,8 @@ func NewPass() Pass { return Pass(passes.Add(1)) }
 // BlobsOf returns the files that a window is read from, without those that p has had.
 func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
-		for s := range a.parts(a.span(w)) {
-			if s.pass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
+		for piece := range a.span(w).Parts(a.piece) {
+			if s := &a.shards[piece.Index]; s.pass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
 				return
 			}
 		}
@@ -162,56 +162,31 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
-		from, to := a.span(w)
-		todo = append(todo, localfile.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
+		r := a.span(w)
+		r.Index = i
+		todo = append(todo, r)
 	}
 	*list = todo
 	if len(a.shards) > 1 {
 		localfile.SortRanges(todo) // each file is opened once then
 	}
-	for len(todo) > 0 {
-		s := a.shardAt(todo[0].From / a.width)
-		n, end := 0, s.end()*a.width
-		for n < len(todo) && todo[n].To <= end {
-			todo[n] = a.bytes(s, todo[n])
-			n++
-		}
-		if n == 0 {
-			n = 1
-			if err := a.readAcross(todo[0], visit); err != nil {
-				return err
-			}
-		} else if err := s.blob.Read(todo[:n], visit); err != nil {
-			return err
-		}
-		todo = todo[n:]
-	}
-	return nil
+	return localfile.ReadPieces(todo, a.piece, a.readShard, visit)
 }
 
-// bytes converts bytes of the array, which lie within a shard, to bytes of its file.
-func (a *Array) bytes(s *shard, r localfile.Range) localfile.Range {
-	first := s.format.Offset - s.start*a.width
-	return localfile.Range{From: first + r.From, To: first + r.To, Index: r.Index}
+func (a *Array) readShard(i int64, ranges []localfile.Range, visit func(int, []byte) error) error {
+	return a.shards[i].blob.Read(ranges, visit)
 }
 
 // span is the bytes of the array that hold a window.
-func (a *Array) span(w array.Window) (from, to int64) {
-	return w.Start * a.number, (w.Start + int64(w.Len)) * a.number
+func (a *Array) span(w array.Window) localfile.Range {
+	return localfile.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number}
 }
 
-// parts are what files hold of the bytes [from, to) of the array, as bytes of these files. The Index of each is where it begins, from 0 on.
-func (a *Array) parts(from, to int64) iter.Seq2[*shard, localfile.Range] {
-	return func(yield func(*shard, localfile.Range) bool) {
-		for at := from; at < to; {
-			s := a.shardAt(at / a.width)
-			part := localfile.Range{From: at, To: min(to, s.end()*a.width), Index: int(at - from)}
-			if !yield(s, a.bytes(s, part)) {
-				return
-			}
-			at = part.To
-		}
-	}
+// piece returns the shard that holds a byte of the array.
+func (a *Array) piece(at int64) localfile.Piece {
+	i := a.shardNumber(at / a.width)
+	s := &a.shards[i]
+	return localfile.Piece{Index: int64(i), Start: s.start*a.width - s.format.Offset, End: s.end() * a.width}
 }
 
 // A storeBlob is a blob that is read from a store, through cache blocks.
@@ -220,11 +195,12 @@ type storeBlob interface {
 	Look() // revalidates the blob, for Check
 }
 
-// objectRanges returns what objects of a store hold of the bytes [from, to) of the array, and the
-// shards of these objects.
-func (a *Array) objectRanges(from, to int64) iter.Seq2[*shard, blocks.ObjectRange] {
+// objectRanges returns what objects of a store hold of bytes of the array, and the shards of these
+// objects.
+func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.ObjectRange] {
 	return func(yield func(*shard, blocks.ObjectRange) bool) {
-		for s, r := range a.parts(from, to) {
+		for piece, r := range bytes.Parts(a.piece) {
+			s := &a.shards[piece.Index]
 			if b, ok := s.blob.(storeBlob); ok && !yield(s, b.Range(r.From, r.To)) {
 				return
 			}
@@ -246,9 +222,9 @@ func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 
 // Blocks calls visit for each block of size bytes, numbered within its file, that holds some of a window.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
-	for s, r := range a.parts(a.span(w)) {
+	for piece, r := range a.span(w).Parts(a.piece) {
 		for block := range blocks.Holding(r.From, r.To, size) {
-			visit(a.shardNumber(s.start), block)
+			visit(int(piece.Index), block)
 		}
 	}
 }
@@ -277,19 +253,4 @@ func (a *Array) IsRemote() bool {
 		}
 	}
 	return false
-}
-
-// readAcross reads bytes of the array that begin in one shard and end in a later one.
-func (a *Array) readAcross(r localfile.Range, visit func(int, []byte) error) error {
-	whole := make([]byte, r.To-r.From)
-	for s, part := range a.parts(r.From, r.To) {
-		err := s.blob.Read([]localfile.Range{part}, func(at int, raw []byte) error {
-			copy(whole[at:], raw)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return visit(r.Index, whole)
 }

@@ -6,6 +6,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
+	"batchfs/cache/localfile"
 )
 
 // An ArrayRange is the elements [From, To) of an array.
@@ -25,7 +26,7 @@ type WorkingSet struct {
 func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 	var all []blocks.ObjectRange
 	for _, r := range ranges {
-		for s, part := range r.Array.objectRanges(r.From*r.Array.width, r.To*r.Array.width) {
+		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.width, To: r.To * r.Array.width}) {
 			all = append(all, part)
 			if s.index != nil { // which lies beside the object, in the same store
 				all = append(all, s.index.blob.(storeBlob).Range(0, s.index.blob.Identity().Size))

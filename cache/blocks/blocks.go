@@ -200,58 +200,29 @@ func (k key) bytes() int64 {
 // Read calls visit for each range, in any order, with the range's Index and its bytes, valid during
 // the call only. An error of visit ends the read and is returned. If the file of a block turns out to
 // be damaged, the ranges in that block are visited again. Read may change ranges.
-func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw []byte) error) (err error) {
+func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error {
 	localfile.SortRanges(ranges) // so that each block is fetched once
 	for _, r := range ranges {   // all at once, as far as there is room
 		if !(ObjectRange{o, r.From, r.To}).Prefetch(Demand{}) {
 			break
 		}
 	}
-	for len(ranges) > 0 && err == nil {
-		index, n := ranges[0].From/o.cache.o.BlockBytes, 0
-		for block := o.Block(index); n < len(ranges) && ranges[n].From >= block.From && ranges[n].To <= block.To; {
-			n++
-		}
-		if n > 0 {
-			err = o.readBlock(index, ranges[:n], visit)
-		} else {
-			n, err = 1, o.readAcross(ranges[0], visit)
-		}
-		ranges = ranges[n:]
-	}
-	return err
+	return localfile.ReadPieces(ranges, o.piece, o.readBlock, visit)
 }
 
-// readAcross reads a range that lies in several blocks.
-func (o *CachedObject) readAcross(r localfile.Range, visit func(int, []byte) error) error {
-	var parts []localfile.Range
-	for index := range (ObjectRange{o, r.From, r.To}).Blocks() {
-		block := o.Block(index)
-		from := max(r.From, block.From)
-		parts = append(parts, localfile.Range{From: from, To: min(r.To, block.To), Index: int(from - r.From)})
-	}
-	whole := make([]byte, r.To-r.From)
-	err := o.Read(parts, func(at int, raw []byte) error {
-		copy(whole[at:], raw)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return visit(r.Index, whole)
+// piece returns the block that holds a byte of the object.
+func (o *CachedObject) piece(at int64) localfile.Piece {
+	index := at / o.cache.o.BlockBytes
+	block := o.Block(index)
+	return localfile.Piece{Index: index, Start: block.From, End: block.To}
 }
 
 // maxTries limits how often one read may find another file in place of a block's.
 const maxTries = 5
 
-// readBlock reads ranges that lie in one block: from its file if that is known, and from memory
+// readBlock reads ranges of a block's bytes: from its file if that is known, and from memory
 // otherwise. If the file is not what it was, readBlock fetches the block and visits all ranges again.
 func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit func(int, []byte) error) error {
-	first := o.Block(index).From
-	for i := range ranges {
-		ranges[i].From -= first
-		ranges[i].To -= first
-	}
 	for try := 1; ; try++ {
 		if f := o.files[index].Load(); f != nil {
 			var refused error
