@@ -30,7 +30,7 @@ type Array struct {
 	documents *Documents // nil if Options did not ask, or no file says where they end
 	unleased  string     // see Unleased
 
-	followed []storeBlob  // of these the store is asked in turn, one a second
+	followed []storeBlob  // objects that the store is asked about in turn, one at each LookNext
 	asked    atomic.Int64 // how often it was
 
 }

@@ -17,9 +17,9 @@ import (
 
 // Options say how an array is stored and fetched.
 type Options struct {
-	DType         array.DType      // of the numbers, little-endian; "" where only the files say it
-	Axes          []int            // of an element; nil for tokens, or where only the files say it
-	Format        string           // of the files, one of format.Names; "" is format.Auto
+	DType         array.DType      // dtype of the numbers, which are little-endian; "" if only the files say it
+	Axes          []int            // shape of an element; nil for tokens, or if only the files say it
+	Format        string           // format of the files, one of format.Names; "" is format.Auto
 	Tensor        string           // the name of the one to serve, of files with several
 	Join          bool             // windows may cross from one file into the next
 	Access        localfile.Access // how the bytes of a window are fetched
@@ -87,7 +87,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			}
 			all.Go(func() {
 				defer func() {
-					if p := recover(); p != nil { // of a malformed file; nobody else could recover
+					if p := recover(); p != nil { // a malformed file; nobody else could recover
 						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
 					}
 				}()

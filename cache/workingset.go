@@ -28,7 +28,7 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 	for _, r := range ranges {
 		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.width, To: r.To * r.Array.width}) {
 			all = append(all, part)
-			if s.index != nil { // which lies beside the object, in the same store
+			if s.index != nil { // it lies beside the object, in the same store
 				all = append(all, s.index.blob.(storeBlob).Range(0, s.index.blob.Identity().Size))
 			}
 		}

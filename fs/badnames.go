@@ -54,6 +54,6 @@ func (t *tree) noteBadName(dir inode, name, why string) {
 	last := t.badNames.Load()
 	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
 		now := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
-		t.badNames.CompareAndSwap(last, &now) // of names that come at the same time, one is enough
+		t.badNames.CompareAndSwap(last, &now) // if names come at the same time, one is enough
 	}
 }

@@ -26,7 +26,7 @@ type stub struct {
 	mu      sync.Mutex // guards what follows, for tests that read concurrently
 	bytes   int64      // fetched
 	most    int        // bytes of one window
-	windows int        // of one Read
+	windows int        // windows of one Read
 }
 
 func (s *stub) DType() array.DType                  { return s.dtype }

@@ -8,8 +8,8 @@ import "math/bits"
 type blocks struct {
 	n     uint64       // R
 	size  uint64       // rows of a block
-	order permutations // of the blocks of that size; the rows that are left are a shorter block, the last
-	rows  permutations // of a span: the rows of mixedBlocks blocks, or all if there are fewer
+	order permutations // permutes the blocks of that size; the rows that are left are a shorter last block
+	rows  permutations // permutes a span: the rows of mixedBlocks blocks, or all rows if there are fewer
 	last  permutations // of the last span, which may be shorter
 }
 

@@ -16,12 +16,12 @@ type request struct {
 	dst      []byte
 	plans    []plan    // one for each array of each source, source after source
 	planned  int       // segments of the rows of all plans
-	plan     *plan     // of the array that is being read
+	plan     *plan     // plan of the array that is being read
 	column   int       // number of that array in its source
-	shown    []span    // of the batch that is being planned, the rows that dst shows of each part
+	shown    []span    // rows of the batch being planned that dst shows, for each part
 	edge     []byte    // numbers at an end of dst, which shows the first or the last of them in part
-	ends     []int     // of planned rows: the indexes in the row behind the last tokens of documents
-	segments []Segment // of the row that is being planned
+	ends     []int     // for planned rows, the indexes behind the last tokens of documents
+	segments []Segment // segments of the row being planned
 
 	visit func(i int, raw []byte) error // copyRow, made once because to make it is to allocate
 }

@@ -9,7 +9,7 @@ type share struct {
 	n      int64 // windows
 	from   int64 // position of the first
 	head   int64 // windows in the run that the stretch begins in the middle of
-	first  int64 // of the source's windows, the number of that behind the head
+	first  int64 // number of the source's first window behind the head
 	block  int64 // windows of the blocks that are shuffled, or 0
 }
 

@@ -59,7 +59,7 @@ type source struct {
 	arrays    []Array // the main one, and those beside it
 	documents Documents
 	vocab     vocabulary
-	cache     *windowCache // of all sequences of these tokens
+	cache     *windowCache // shared by all sequences of these tokens
 	share                  // the windows of an epoch
 	order     order
 }

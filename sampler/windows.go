@@ -168,7 +168,7 @@ func (w *windowRows) groups() []int64 { return nil }
 // collector frees starts that no sequence uses any more. A windowCache is safe for concurrent use.
 type windowCache struct {
 	of      Source
-	counted windowSpec // of the rows that Source.Groups counts
+	counted windowSpec // specifies the rows that Source.Groups counts
 
 	mu   sync.Mutex                          // held while starts are made, so that they are made once
 	made map[windowSpec]weak.Pointer[starts] // guarded by mu

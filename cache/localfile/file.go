@@ -133,7 +133,7 @@ func (f *File) Check() error {
 	if now == was || !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}
-	fd, _, err := f.openUnchanged() // which accepts an equal copy
+	fd, _, err := f.openUnchanged() // accepts an equal copy
 	if err == nil {
 		unix.Close(fd)
 	}

@@ -44,7 +44,7 @@ type Identity struct {
 	Size      int64 // bytes
 	Sec, Nsec int64 // time of the last change to the content, since 1970
 
-	ETag string // of an object in a store, which has only that and a size
+	ETag string // version of an object in a store; all other fields but Size are 0 then
 }
 
 // overwrittenBy reports whether now is the same file, changed in another way than by appending.

@@ -26,7 +26,7 @@ const (
 type steps struct {
 	h       *Handles
 	handles map[int]uint64
-	reads   map[uint64]ReadRequest // by their ids
+	reads   map[uint64]ReadRequest // requests by id
 	ids     uint64
 }
 

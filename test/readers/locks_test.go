@@ -53,7 +53,7 @@ func TestLocksOfARead(t *testing.T) {
 			next := e2e.Must(os.Open(m.Path("train/next")))(t)
 			defer next.Close()
 			buf := make([]byte, e2e.Must(next.Stat())(t).Size())
-			var locks [2]float64 // of a READ, until its reply is sent and afterwards
+			var locks [2]float64 // taken by a READ until its reply is sent, and afterwards
 			for round := range 2 {
 				for range test.reads {
 					e2e.Must(next.ReadAt(buf, 0))(t)

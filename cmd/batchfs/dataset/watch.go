@@ -35,7 +35,7 @@ type watcher struct {
 	view     atomic.Pointer[view]
 	used     atomic.Int64  // time of the last request, in clock.Now time
 	answered atomic.Int64  // last time a file responded to the running pass, in clock.Now time; 0 if no pass is running
-	opened   Progress      // of opening the split again
+	opened   Progress      // files opened by reloads
 	awake    atomic.Bool   // requests need not wait for a pass
 	urgent   chan struct{} // requests a pass now; capacity 1
 

@@ -88,9 +88,9 @@ type check struct {
 	report  Report
 	parts   []*part
 	files   []*checked
-	numbers int64    // of all main arrays opened so far
-	window  int64    // of fingerprints, in numbers
-	size    int64    // of a segment, in bytes
+	numbers int64    // numbers in all main arrays opened so far
+	window  int64    // length of a window of fingerprints, in numbers
+	size    int64    // size of a segment, in bytes
 	state   *os.File // see openState; nil: nothing is kept
 	stderr  io.Writer
 }
