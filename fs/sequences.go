@@ -354,8 +354,9 @@ func (q *sequences) refresh(number int, latest func(Sequence) (Sequence, error))
 	s, err := latest(old)
 	if held := q.byNumber[number].Load(); s != old && held != nil && *held == old {
 		fresh := s // allocated only here
-		q.byNumber[number].CompareAndSwap(held, &fresh)
-		q.describe(number, s)
+		if q.byNumber[number].CompareAndSwap(held, &fresh) {
+			q.describe(number, s)
+		}
 	}
 	return s, err
 }

@@ -175,11 +175,12 @@ func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {
 			w.log.Error("checking the token files panicked", "panic", p, "stack", string(debug.Stack()))
-			v := *w.view.Load()
+			old := w.view.Load()
+			v := *old
 			if v.wrong == nil {
 				v.err = fmt.Errorf("checking the token files panicked: %v", p)
 			}
-			w.view.Store(&v)
+			w.view.CompareAndSwap(old, &v) // unless a request has reported a wrong file
 		}
 	}()
 	w.pass()
