@@ -103,7 +103,7 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 // syscall.ESTALE if they have changed and cannot be served.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var why error
-	for range maxReloads {
+	for try := range maxReloads {
 		v := s.watch.current(cancel)
 		now, err := s.latest(v)
 		if err != nil {
@@ -113,7 +113,7 @@ func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 		if wrong, why = now.checkBatch(k); why == nil {
 			return now, nil
 		}
-		if err := s.watch.handle(v, wrong, why, cancel); err != nil {
+		if err := s.watch.handle(v, wrong, why, try == 0, cancel); err != nil {
 			return s, err
 		}
 		if isClosed(cancel) {

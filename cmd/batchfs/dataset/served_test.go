@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -192,5 +193,29 @@ func TestWatcherRests(t *testing.T) {
 			return !s.watch.awake.Load()
 		})
 		replace(t, "a.bin", positions(60+int(changes)))
+	}
+}
+
+// A file that was being overwritten when a pass found it is followed as soon as its writer has closed
+// it, although that changes nothing more.
+func TestOverwrittenFileIsFollowed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
+	must(t, err)
+	_, err = f.WriteString(positions(51)[4:])
+	must(t, err)
+	must(t, os.Chtimes("a.bin", time.Time{}, time.Now().Add(time.Hour)))
+	for range 2 {
+		if _, err := s.LatestFor(0, nil); err == nil || !strings.Contains(err.Error(), "is being overwritten") {
+			t.Errorf("while it is overwritten: %v", err)
+		}
+	}
+	must(t, f.Close())
+	now, err := s.LatestFor(0, nil)
+	must(t, err)
+	if now.Version != 1 {
+		t.Errorf("version %d", now.Version)
 	}
 }

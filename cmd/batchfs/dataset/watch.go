@@ -58,6 +58,10 @@ type view struct {
 	retry  int64                           // when to try again, in clock.Now time
 	rested int64                           // when to try again if other changes are found, in clock.Now time
 	pause  time.Duration                   // between the failure and retry
+
+	// unsettled is whether a file was being overwritten. It may stop to be without a further change,
+	// when its writer closes it.
+	unsettled bool
 }
 
 const (
@@ -216,7 +220,7 @@ func (w *watcher) pass() {
 			w.view.CompareAndSwap(v, found)
 		}
 	case clock.Now() < v.rested:
-	case !maps.Equal(changes, v.failed):
+	case v.unsettled, !maps.Equal(changes, v.failed):
 		w.reload(v, changes, minPause)
 	case clock.Now() >= v.retry:
 		w.reload(v, changes, min(2*v.pause, maxPause))
@@ -247,12 +251,10 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause
 		}
 	}
 	if err != nil {
-		if overwritten := localfile.OverwrittenError(""); errors.As(err, &overwritten) {
-			pause = minPause // it settles soon
-		}
-		now := clock.Now()
+		overwritten, now := localfile.OverwrittenError(""), clock.Now()
 		// A file that changes all the time keeps a file server busy for half of the time at most.
-		w.view.Store(&view{dataset: old, err: err, failed: changes, retry: now + int64(pause), rested: 2*now - began, pause: pause})
+		w.view.Store(&view{dataset: old, err: err, failed: changes, retry: now + int64(pause), rested: 2*now - began, pause: pause,
+			unsettled: errors.As(err, &overwritten)})
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
@@ -277,10 +279,10 @@ func (w *watcher) failure(v *view) error {
 	return nil
 }
 
-// handle decides what becomes of a request that found a file to be wrong, given the view it used.
-// It returns nil if the request should try again with the current view. If the split follows
-// changes, that is after a pass; cancel ends the wait for it.
-func (w *watcher) handle(v *view, wrong blob.Blob, err error, cancel <-chan struct{}) error {
+// handle decides what becomes of a request that found a file to be wrong, given the view it used and
+// whether this is its first try. It returns nil if the request should try again with the current
+// view. If the split follows changes, that is after a pass; cancel ends the wait for it.
+func (w *watcher) handle(v *view, wrong blob.Blob, err error, first bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
@@ -288,6 +290,12 @@ func (w *watcher) handle(v *view, wrong blob.Blob, err error, cancel <-chan stru
 		return err
 	case !errors.As(err, &change):
 		return err
+	case first && v.unsettled:
+		select {
+		case <-time.After(time.Duration(v.rested - clock.Now())):
+			w.awaitPass(cancel)
+		case <-cancel:
+		}
 	case v.failed[*change], clock.Now() < v.rested:
 		return v.err
 	case w.view.Load() == v:
