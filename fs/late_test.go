@@ -41,7 +41,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 		}
 		tr.Undo(id)
 		if first == "late" {
-			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrLate {
+			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrTimedOut {
 				t.Fatal(err)
 			}
 		}

@@ -44,7 +44,7 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	reply, err := t.read(i, waited, in, buf, cancel)
 	if err != nil {
 		if i.kind().isNext() {
-			t.shared.EndFailed(in.Fh)
+			t.shared.EndFailedRead(in.Fh)
 		}
 		return nil, t.Fault(in.Unique, in.NodeId, err)
 	}
@@ -67,7 +67,7 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 		if err == nil || !i.kind().isNext() {
 			return reply, err
 		}
-		t.handles.GiveBack(in.Unique)
+		t.handles.Rollback(in.Unique)
 		if !p.sequence.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}

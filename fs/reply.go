@@ -59,7 +59,7 @@ func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 		return
 	}
 	if inode(in.NodeId).kind().isNext() {
-		t.handles.Answered(in.Unique)
+		t.handles.Commit(in.Unique)
 	}
 	t.shared.CountOnce(in.Unique, func() { t.account(r) })
 }
@@ -75,7 +75,7 @@ func (t *tree) account(r *reply) {
 	if r.end == 0 {
 		return
 	}
-	entry.NoteBatch(r.end - 1)
+	entry.RecordBatch(r.end - 1)
 	if r.begun == r.end {
 		return
 	}

@@ -107,7 +107,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 			known[state.Name{Dir: uint64(dir), Name: name}] = tr.sequences.mustLookUp(t, dir, name)
 		}
 		tr = grow(t, tr.shared, s)
-		for tr.shared.NamesNoted()-tr.sequences.told > maxRecent {
+		for tr.shared.NamesRecorded()-tr.sequences.told > maxRecent {
 			n := tr.sequences.outdated()
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)

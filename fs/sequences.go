@@ -99,7 +99,7 @@ func (q *sequences) resume(splits []Sequence) error {
 			q.byNumber[number].Store(&s)
 			q.describe(number, s)
 			mounted++
-		case entry.Lookups.Load() == 0 && !entry.Moved(): // a killed worker did not count or remove it
+		case entry.Lookups.Load() == 0 && !entry.CursorMoved(): // a killed worker did not count or remove it
 			q.shared.Remove(number)
 		}
 		if !entry.Used() {
@@ -230,10 +230,10 @@ func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64)
 		}
 	}
 	if number > q.splits {
-		q.shared.NoteDirectory(number, uint64(settingsDir(number, inode(name.Dir), name.Name)))
+		q.shared.RecordDirectory(number, uint64(settingsDir(number, inode(name.Dir), name.Name)))
 		q.count(number, id)
 	}
-	q.shared.NoteName(name)
+	q.shared.RecordName(name)
 	q.many.Signal()
 	return number, 0
 }
@@ -267,7 +267,7 @@ func (q *sequences) invalidate(server *fuse.Server) {
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.shared.NamesNoted()-q.told <= maxRecent {
+	for q.shared.NamesRecorded()-q.told <= maxRecent {
 		q.many.Wait()
 	}
 	q.told, n = q.shared.NameFrom(q.told)
@@ -300,7 +300,7 @@ func (q *sequences) drop(number int) (ends bool) {
 	entry := &q.shared.Sequences[number]
 	delete(q.doubts, number)
 	q.byNumber[number].Store(nil) // get makes it again
-	if entry.Moved() {
+	if entry.CursorMoved() {
 		return false
 	}
 	delete(q.byName, entry.Name())
@@ -371,7 +371,7 @@ func (q *sequences) fault(number int, id uint64, err string) (name string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.shared.CountOnce(id, func() { entry.Errors.Add(1) })
-	entry.SetFault(err)
+	entry.SetLastError(err)
 	return entry.Name()
 }
 

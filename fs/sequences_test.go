@@ -79,7 +79,7 @@ func TestSourcesOfSplits(t *testing.T) {
 	split := tr.find("train")
 	settings := tr.sequences.mustLookUp(t, split, "seed=1")
 	for number, want := range map[int]float64{split.sequence(): 0.25, settings: 0} {
-		if got := tr.shared.Sources[number][1].Share(); got != want {
+		if got := tr.shared.Sources[number][1].Weight(); got != want {
 			t.Errorf("sequence %d: the share of source 1 is %v, want %v", number, got, want)
 		}
 	}
@@ -113,12 +113,12 @@ func TestNumbersOfSequences(t *testing.T) {
 			if k == nil {
 				k = &known{number: number}
 				model[name] = k
-				if entry.Moved() || entry.Reads.Load() != 0 || entry.Errors.Load() != 0 || entry.Fault() != "" {
+				if entry.CursorMoved() || entry.Reads.Load() != 0 || entry.Errors.Load() != 0 || entry.LastError() != "" {
 					t.Fatal("a sequence begins with what the one before it left")
 				}
 			}
 			k.lookups++
-			if number != k.number || entry.Lookups.Load() != k.lookups || k.moved && !entry.Moved() {
+			if number != k.number || entry.Lookups.Load() != k.lookups || k.moved && !entry.CursorMoved() {
 				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, entry.Lookups.Load(), k.number, k.lookups)
 			}
 		case k == nil:

@@ -130,7 +130,7 @@ type Live struct {
 
 // A LiveSplit is a split, or settings in use.
 type LiveSplit struct {
-	*state.Entry
+	*state.SequenceState
 	LastError string
 }
 
@@ -142,14 +142,14 @@ func (t *tree) live() Live {
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {
 		entry := &t.shared.Sequences[number]
 		t.sequences.mu.Lock()
-		used, name, fault := entry.Used(), entry.Name(), entry.Fault()
+		used, name, fault := entry.Used(), entry.Name(), entry.LastError()
 		t.sequences.mu.Unlock()
 		isSplit := number <= t.sequences.splits
 		switch {
 		case !used:
 		case !isSplit && entry.Lookups.Load() == 0:
 			l.IdleSettings++
-		case isSplit || entry.Moved() || entry.Reads.Load()+entry.Errors.Load() > 0:
+		case isSplit || entry.CursorMoved() || entry.Reads.Load()+entry.Errors.Load() > 0:
 			l.Splits[name] = LiveSplit{entry, fault}
 		}
 	}

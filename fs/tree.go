@@ -245,12 +245,12 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-func (t *tree) Undo(id uint64) { t.handles.GiveBack(id) }
+func (t *tree) Undo(id uint64) { t.handles.Rollback(id) }
 
 // Fault turns the error of a request into an errno, and puts its text into the log and status.json.
 // A request that timed out can fail again later, but counts once.
 func (t *tree) Fault(id, node uint64, err error) fuse.Status {
-	if err == state.ErrLate { // its reader has an answer, and the log has that error
+	if err == state.ErrTimedOut { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

@@ -385,7 +385,7 @@ func TestNonblockingHandles(t *testing.T) {
 	expect := func(when string, cursor, givenBack uint64) {
 		t.Helper()
 		entry := &tr.shared.Sequences[1]
-		if c, n := entry.Cursor.Load(), entry.GivenBack.Load(); c != cursor || n != givenBack {
+		if c, n := entry.Cursor.Load(), entry.NumbersReturned.Load(); c != cursor || n != givenBack {
 			t.Errorf("%s, the cursor is %d, and %d numbers were given back, want %d and %d", when, c, n, cursor, givenBack)
 		}
 	}

@@ -174,7 +174,7 @@ func noteCache(o blocks.Options, to *state.Gauges) {
 			}
 			to.CacheUsed.Store(used)
 			to.CacheNeeded.Store(needed)
-			to.CacheKept.Store(there)
+			to.CacheStored.Store(there)
 			to.CacheLimit.Store(o.Limit)
 		}
 		var disk unix.Statfs_t

@@ -320,7 +320,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
-	if silent := shared.Silent(); silent > 3*time.Second { // its supervisor pings a worker every second
+	if silent := shared.SinceHeartbeat(); silent > 3*time.Second { // its supervisor pings a worker every second
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
@@ -330,7 +330,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
 	for n := range shared.SequencesUsed() {
 		if q := &shared.Sequences[n+1]; q.Used() && q.Errors.Load() > 0 {
-			detail += fmt.Sprintf("; %d requests of %s failed, the last one so: %s", q.Errors.Load(), q.Name(), q.Fault())
+			detail += fmt.Sprintf("; %d requests of %s failed, the last one so: %s", q.Errors.Load(), q.Name(), q.LastError())
 		}
 	}
 	if euid != m.Owner && !m.AllowOther {

@@ -22,7 +22,7 @@ func TestStatus(t *testing.T) {
 	text := r.json(fs.Live{
 		Shared:   shared,
 		BadNames: []fs.BadName{{Path: "train/nxt", Why: "no such file"}},
-		Splits:   map[string]fs.LiveSplit{"train": {Entry: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {Entry: &shared.Sequences[2]}},
+		Splits:   map[string]fs.LiveSplit{"train": {SequenceState: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {SequenceState: &shared.Sequences[2]}},
 	})
 	var status struct {
 		Splits map[string]map[string]any

@@ -218,7 +218,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 	s := &g.splits[cost.Split]
 	class, reply := s.needs(cost)
 	switch {
-	case g.o.Shared.Exhausted(header.Unique):
+	case g.o.Shared.BeginAttempt(header.Unique):
 		err = errExhausted
 	case g.expired > 0 && g.isAwaited(header.NodeId, cost.Pages):
 		err = g.timeoutError()
@@ -275,8 +275,8 @@ func (g *Guard) end(r *request) (late bool) {
 
 // noteAnswer records that a request has its reply, or will have it soon. The caller holds mu.
 func (g *Guard) noteAnswer(id uint64) {
-	g.o.Shared.EndAttempts(id)
-	g.o.Shared.Answered.Add(1)
+	g.o.Shared.EndAttempt(id)
+	g.o.Shared.Replies.Add(1)
 }
 
 // Run answers requests that time out. It never returns.
@@ -301,7 +301,7 @@ func (g *Guard) tick() {
 		if waited >= longWait {
 			since = clock.Now() - int64(waited)
 		}
-		g.o.Shared.Sequences[split].Waiting.Store(since)
+		g.o.Shared.Sequences[split].WaitingSince.Store(since)
 	}
 }
 

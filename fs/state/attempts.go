@@ -7,9 +7,9 @@ const Resent = 1 << 63
 // it with an error.
 const MaxAttempts = 5
 
-// Exhausted notes that request id begins, and says whether MaxAttempts workers have ended by themselves since it was first sent
-// again. The caller serialises calls, as of EndAttempts.
-func (s *Shared) Exhausted(id uint64) bool {
+// BeginAttempt records that request id begins, and reports whether MaxAttempts workers have ended by themselves since it was first sent
+// again. The caller serialises calls, as of EndAttempt.
+func (s *Shared) BeginAttempt(id uint64) bool {
 	if id&Resent == 0 {
 		return false
 	}
@@ -21,8 +21,8 @@ func (s *Shared) Exhausted(id uint64) bool {
 	return s.Crashes.Load() >= a.crashes.Load()+MaxAttempts
 }
 
-// EndAttempts notes that a request was answered.
-func (s *Shared) EndAttempts(id uint64) {
+// EndAttempt records that a request was answered.
+func (s *Shared) EndAttempt(id uint64) {
 	if id&Resent != 0 {
 		s.attempt(id).id.CompareAndSwap(id, 0)
 	}

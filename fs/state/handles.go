@@ -119,7 +119,7 @@ func NewHandles(shared *Shared) *Handles {
 	}
 	if p := &shared.assigning; p.id.Load() != 0 {
 		// No other number was assigned since. If the cursor is beyond this one, it was taken.
-		if s := h.slot(p.fh.Load()); h.entry(s).Cursor.Load() > p.number.Load() {
+		if s := h.slot(p.fh.Load()); h.sequenceOf(s).Cursor.Load() > p.number.Load() {
 			h.completeTake(s)
 		}
 		p.id.Store(0)
@@ -131,7 +131,7 @@ func (h *Handles) slot(fh uint64) *slot { return &h.shared.slots[fh%MaxHandles] 
 
 func (s *slot) version() Version { return Version(s.flags.Load() >> versionShift) }
 
-func (h *Handles) entry(s *slot) *Entry { return &h.shared.Sequences[s.sequence.Load()] }
+func (h *Handles) sequenceOf(s *slot) *SequenceState { return &h.shared.Sequences[s.sequence.Load()] }
 
 // Open opens a handle of a sequence's next for a request of a thread. If the request is sent again,
 // it gets the same handle. ok is false if MaxHandles are open.
@@ -191,29 +191,29 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
 
-// ErrLate is the error of a request that has timed out. Its reader has another error already, and
-// so has the log.
-var ErrLate = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
+// ErrTimedOut is the error of a request that has timed out. Its reader has another error already,
+// and so has the log.
+var ErrTimedOut = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
 
 // errClosed is the error of a request that is sent again although it was answered long ago.
 var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 
 // AssignBatch returns the number of the batch that a request reads: see handleState. If the request
-// is sent again, it gets the same number. GiveBack or Answered must follow.
+// is sent again, it gets the same number. Rollback or Commit must follow.
 //
 // Bytes count as delivered when they are requested, because the reader may send its next request
 // before the reply is sent. The requests into which the kernel cuts a long read(2) get one batch,
 // whatever other threads that share the handle read meanwhile.
 //
 // The error is ErrOutdated in the middle of a batch of another version, ErrRanges, ErrShared,
-// ESTALE for a closed handle, or ErrLate if late is closed, as it is before GiveBack undoes a
+// ESTALE for a closed handle, or ErrTimedOut if late is closed, as it is before Rollback undoes a
 // request that timed out.
 func (h *Handles) AssignBatch(r ReadRequest, late <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	select {
 	case <-late:
-		return 0, ErrLate
+		return 0, ErrTimedOut
 	default:
 	}
 	k, added, err := h.assignBatch(r)
@@ -314,7 +314,7 @@ func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 		}
 	}
 	h.applySeek(s.sequence.Load())
-	p, cursor := &h.shared.assigning, &h.entry(s).Cursor
+	p, cursor := &h.shared.assigning, &h.sequenceOf(s).Cursor
 	p.fh.Store(r.FH)
 	p.number.Store(cursor.Load())
 	p.version.Store(uint64(r.Version))
@@ -343,16 +343,16 @@ func (h *Handles) completeTake(s *slot) {
 	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | hasBatch | p.version.Load()<<versionShift)
 }
 
-// Answered records that a request was answered.
-func (h *Handles) Answered(id uint64) {
+// Commit records that a request was answered.
+func (h *Handles) Commit(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.inFlight, id)
 }
 
-// GiveBack undoes a read that has failed, even if its handler still runs. If no other request has
+// Rollback undoes a read that has failed, even if its handler still runs. If no other request has
 // read the batch, and no later number was taken, the batch goes to the next reader.
-func (h *Handles) GiveBack(id uint64) {
+func (h *Handles) Rollback(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if r, ok := h.inFlight[id]; ok {
@@ -386,7 +386,7 @@ func (h *Handles) undoRead(r inFlightRead) {
 // returnBatch empties a handle and returns its number to the cursor, for the next reader, unless a
 // later number was taken or a seek moved the cursor. It forgets the assignment of request id.
 func (h *Handles) returnBatch(s *slot, id uint64) {
-	e, number, flags := h.entry(s), s.number.Load(), s.flags.Load()
+	e, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
 	if flags&sought != 0 || e.Cursor.Load() != number+1 {
 		return
 	}
@@ -398,5 +398,5 @@ func (h *Handles) returnBatch(s *slot, id uint64) {
 	s.flags.Store(flags &^ hasBatch) // first: a number may be lost here, but two handles never hold it
 	failpoint.Hit("back")
 	e.Cursor.Store(number)
-	e.GivenBack.Add(1)
+	e.NumbersReturned.Add(1)
 }

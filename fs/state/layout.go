@@ -21,7 +21,7 @@ type Shared struct {
 	*Counters
 	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to
 	// no sequence.
-	Sequences *[MaxSequences]Entry
+	Sequences *[MaxSequences]SequenceState
 	slots     *[MaxHandles]slot
 	// Byte ranges of slots with more than fewRanges; pages that are never written take no memory.
 	manyRanges  *[MaxHandles][2][maxRanges]byteRange
@@ -29,8 +29,8 @@ type Shared struct {
 	unfinished  *[maxUnfinished]unfinished
 	names       *names
 	attempts    *[maxAttempts]attempt
-	readers     *[MaxHandles]Reader // one for each slot
-	described   *[MaxSequences]described
+	readers     *[MaxHandles]ReaderStats // one for each slot
+	infos       *[MaxSequences]sequenceInfo
 	// Rows from each source of a mixture, by number of the split. The last element of a split also
 	// counts the rows of all further sources.
 	Sources *[MaxSequences][MaxSources]SourceRows
@@ -46,7 +46,7 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
-		sectionAt(&s.readers), sectionAt(&s.described), sectionAt(&s.Sources), sectionAt(&s.counted), sectionAt(&s.lookups),
+		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.Sources), sectionAt(&s.counted), sectionAt(&s.lookups),
 	}
 }
 
@@ -59,11 +59,11 @@ type mount struct {
 	Crashes   atomic.Uint64 // how many ended by themselves, or hung, and were not killed from outside; the supervisor's
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in clock.Now time; the supervisor's
 
-	Init      Note // the kernel's first request, which it sends once a connection
-	InitReply Note // the answer
+	Init      Text // the kernel's first request, which it sends once a connection
+	InitReply Text // the answer
 
-	HandedOver  Note          // source and mountpoint of a mount that was handed over, as mount.Adopt notes them; or empty
-	LastRestart Note          // why the last restart was refused, or empty; the supervisor's
+	HandedOver  Text          // source and mountpoint of a mount that was handed over, as mount.Adopt notes them; or empty
+	LastRestart Text          // why the last restart was refused, or empty; the supervisor's
 	Restarts    atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
 	assigning struct { // the number that a handle is being given, where id is not 0
@@ -81,7 +81,7 @@ type mount struct {
 
 // Counters of a mount outlive its workers.
 type Counters struct {
-	Answered    atomic.Uint64 // requests
+	Replies     atomic.Uint64 // requests
 	TextHandles atomic.Uint64 // handles of texts ever opened
 	Remaps      counts.Remaps
 
@@ -100,51 +100,51 @@ type Gauges struct {
 	Waiting atomic.Int64 // requests that wait for others
 
 	// Bytes of the directory of blocks, of all mounts that have it; 0: there is none.
-	CacheUsed, CacheLimit  atomic.Int64 // of its blocks, and store.cache_bytes
-	CacheNeeded, CacheKept atomic.Int64 // of the blocks that an epoch of all its readers needs, and of those of them that are there
-	CacheFree, CacheDisk   atomic.Int64 // that its disk has for this user, and of its disk
+	CacheUsed, CacheLimit    atomic.Int64 // of its blocks, and store.cache_bytes
+	CacheNeeded, CacheStored atomic.Int64 // of the blocks that an epoch of all its readers needs, and of those of them that are there
+	CacheFree, CacheDisk     atomic.Int64 // that its disk has for this user, and of its disk
 }
 
 // SequenceCounters are the counters of a sequence. They outlive workers.
 type SequenceCounters struct {
-	Reads     atomic.Uint64 // requests answered with batches
-	Bytes     atomic.Uint64 // of batches, delivered
-	Errors    atomic.Uint64 // requests answered with an error
-	GivenBack atomic.Uint64 // numbers that went back to the cursor: see Handles.GiveBack and Release
-	Batches   atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
-	Begun     atomic.Uint64 // batches whose first byte was delivered
-	Ready     atomic.Uint64 // requests answered with batches that were made ahead
-	Gap       atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
-	Waited    atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
-	Waits     Waits         // of requests for next
+	Reads           atomic.Uint64 // requests answered with batches
+	Bytes           atomic.Uint64 // of batches, delivered
+	Errors          atomic.Uint64 // requests answered with an error
+	NumbersReturned atomic.Uint64 // numbers that went back to the cursor: see Handles.Rollback and Release
+	Batches         atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
+	Begun           atomic.Uint64 // batches whose first byte was delivered
+	Ready           atomic.Uint64 // requests answered with batches that were made ahead
+	Gap             atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
+	Waited          atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
+	Waits           WaitHistogram // of requests for next
 
 	_ [32 - 9 - 23]uint64 // room for later builds' counters
 }
 
-// NoteBatch raises Batches.
-func (c *SequenceCounters) NoteBatch(k uint64) {
+// RecordBatch raises Batches.
+func (c *SequenceCounters) RecordBatch(k uint64) {
 	for was := c.Batches.Load(); was <= k && !c.Batches.CompareAndSwap(was, k+1); was = c.Batches.Load() {
 	}
 }
 
-// A Note is a text of up to 4096 bytes.
-type Note struct {
+// A Text has up to 4096 bytes.
+type Text struct {
 	len   atomic.Uint64
 	bytes [4096]byte
 }
 
-// An Entry is one sequence's share of the state.
-type Entry struct {
-	used  atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
-	start atomic.Uint64 // where the cursor began
-	user  atomic.Uint64 // who looked it up first: a user's id
-	name  [maxName]byte // zeros behind it
-	fault [512]byte     // the last error, zeros behind it
+// A SequenceState is one sequence's share of the state.
+type SequenceState struct {
+	used      atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
+	start     atomic.Uint64 // where the cursor began
+	user      atomic.Uint64 // who looked it up first: a user's id
+	name      [maxName]byte // zeros behind it
+	lastError [512]byte     // the last error, zeros behind it
 
-	Lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
-	Cursor  atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
-	seek    atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in clock.Now time; or 0
+	Lookups      atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
+	Cursor       atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
+	seek         atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
+	WaitingSince atomic.Int64  // since when its longest request has waited for more than a second, in clock.Now time; or 0
 
 	SequenceCounters
 }
@@ -233,8 +233,8 @@ type Name struct {
 }
 
 type names struct {
-	noted atomic.Uint64 // ever; name i is in ring[i%maxNames]
-	ring  [maxNames]struct {
+	recorded atomic.Uint64 // ever; name i is in ring[i%maxNames]
+	ring     [maxNames]struct {
 		dir  atomic.Uint64
 		name [256]byte // zeros behind it
 	}

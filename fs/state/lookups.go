@@ -9,9 +9,9 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// lookups complement Entry.Lookups, the number of the kernel's lookups in each sequence. They
-// record the requests that were counted, and the inode numbers of the settings directories that the
-// kernel may know.
+// lookups complement SequenceState.Lookups, the number of the kernel's lookups in each sequence.
+// They record the requests that were counted, and the inode numbers of the settings directories
+// that the kernel may know.
 type lookups struct {
 	worker   atomic.Uint64 // value of Workers when a build with this section last took over
 	counting struct {      // the lookup that CountLookup is counting
@@ -93,9 +93,9 @@ func (s *Shared) finishCounting() {
 
 func (s *Shared) lookupAt(id uint64) *lookup { return &s.lookups.counted[id&^Resent/2%maxLookups] }
 
-// NoteDirectory records the inode number of a directory of a sequence. It must be called before the
-// kernel knows the directory.
-func (s *Shared) NoteDirectory(number int, inode uint64) {
+// RecordDirectory records the inode number of a directory of a sequence. It must be called before
+// the kernel knows the directory.
+func (s *Shared) RecordDirectory(number int, inode uint64) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
 		switch d.inodes[i].Load() {

@@ -38,7 +38,7 @@ func TestLookupsAreCountedOnce(t *testing.T) {
 func TestLookupsOfANewSequence(t *testing.T) {
 	s := begin(t).shared
 	number := settings(s)
-	s.NoteDirectory(number, 100)
+	s.RecordDirectory(number, 100)
 	s.CountLookup(number, 2)
 	s.Retire(number)
 	s.Add(number, "train/seed=2", 0, 0)
@@ -59,9 +59,9 @@ func TestDirectories(t *testing.T) {
 			t.Errorf("%s: directories %v, all: %v", when, got, isOK)
 		}
 	}
-	s.NoteDirectory(number, 100)
-	s.NoteDirectory(number, 200)
-	s.NoteDirectory(number, 100)
+	s.RecordDirectory(number, 100)
+	s.RecordDirectory(number, 200)
+	s.RecordDirectory(number, 100)
 	check("noted", true, 100, 200)
 	s.BeginWorker()
 	s.ResumeLookups()
@@ -74,11 +74,11 @@ func TestDirectories(t *testing.T) {
 	s.Add(number, "train/seed=2", 0, 0)
 	check("of a new sequence", true)
 	for i := range uint64(maxDirectories) {
-		s.NoteDirectory(number, 100+i)
+		s.RecordDirectory(number, 100+i)
 	}
 	all, _ := s.Directories(number)
 	check("as many as can be noted", true, all...)
-	s.NoteDirectory(number, 200)
+	s.RecordDirectory(number, 200)
 	check("one more", false, all...)
 }
 

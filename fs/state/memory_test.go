@@ -47,11 +47,11 @@ func again(t *testing.T, file *os.File) *Shared {
 func use(t *testing.T, s, other *Shared) {
 	t.Helper()
 	s.Worker.Store(77)
-	s.Answered.Add(5)
+	s.Replies.Add(5)
 	s.Add(s.NewNumber(), "train", 3, 0)
-	s.Sequences[1].NoteBatch(9)
-	if other.Worker.Load() != 77 || other.Answered.Load() != 5 || other.Sequences[1].Name() != "train" || other.Sequences[1].Batches.Load() != 10 {
-		t.Errorf("another process has worker %d, %d answers, sequence %q, and %d batches", other.Worker.Load(), other.Answered.Load(),
+	s.Sequences[1].RecordBatch(9)
+	if other.Worker.Load() != 77 || other.Replies.Load() != 5 || other.Sequences[1].Name() != "train" || other.Sequences[1].Batches.Load() != 10 {
+		t.Errorf("another process has worker %d, %d answers, sequence %q, and %d batches", other.Worker.Load(), other.Replies.Load(),
 			other.Sequences[1].Name(), other.Sequences[1].Batches.Load())
 	}
 }
@@ -82,7 +82,7 @@ func TestLongerSections(t *testing.T) {
 
 // What a file of an earlier build lacks reads as zero. It can be written, and this process alone sees that.
 func TestShorterSections(t *testing.T) {
-	entry := uint64(unsafe.Sizeof(Entry{}))
+	entry := uint64(unsafe.Sizeof(SequenceState{}))
 	// The sections counters, sequences, names, attempts, counted and lookups.
 	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0, 12: 0, 13: 0}
 	file, s := made(t, func(i int, bytes uint64) uint64 {
@@ -93,15 +93,15 @@ func TestShorterSections(t *testing.T) {
 	})
 	other := again(t, file)
 	use(t, s, other)
-	if s.NamesNoted() != 0 || s.Sequences[MaxSequences-1].Used() {
-		t.Errorf("%d names, and the last sequence is used: %v", s.NamesNoted(), s.Sequences[MaxSequences-1].Used())
+	if s.NamesRecorded() != 0 || s.Sequences[MaxSequences-1].Used() {
+		t.Errorf("%d names, and the last sequence is used: %v", s.NamesRecorded(), s.Sequences[MaxSequences-1].Used())
 	}
-	s.NoteName(Name{1, "seed=1"})
+	s.RecordName(Name{1, "seed=1"})
 	s.Add(MaxSequences-1, "last", 0, 0)
-	if s.NamesNoted() != 1 || s.Sequences[MaxSequences-1].Name() != "last" {
+	if s.NamesRecorded() != 1 || s.Sequences[MaxSequences-1].Name() != "last" {
 		t.Error("what was written is lost")
 	}
-	s.NoteDirectory(1, 100)
+	s.RecordDirectory(1, 100)
 	s.CountLookup(1, 2)
 	if _, ok := other.Directories(1); ok {
 		t.Error("another process knows directories that the file has no room for")
@@ -110,7 +110,7 @@ func TestShorterSections(t *testing.T) {
 	if n := s.Sequences[1].Lookups.Load(); n != 2 { // one too many is safe, one too few is not
 		t.Errorf("%d lookups", n)
 	}
-	if other.NamesNoted() != 0 || other.Sequences[MaxSequences-1].Used() {
+	if other.NamesRecorded() != 0 || other.Sequences[MaxSequences-1].Used() {
 		t.Error("another process sees what the file has no room for")
 	}
 }

@@ -1,19 +1,19 @@
 package state
 
-// NoteName notes a name that was looked up, for the kernel to forget it later. The caller serialises calls.
-func (s *Shared) NoteName(n Name) {
-	at := &s.names.ring[s.names.noted.Load()%maxNames]
+// RecordName records a name that was looked up, for the kernel to forget it later. The caller serialises calls.
+func (s *Shared) RecordName(n Name) {
+	at := &s.names.ring[s.names.recorded.Load()%maxNames]
 	at.dir.Store(n.Dir)
 	setText(at.name[:], n.Name)
-	s.names.noted.Add(1)
+	s.names.recorded.Add(1)
 }
 
-// NamesNoted is how many names were noted.
-func (s *Shared) NamesNoted() uint64 { return s.names.noted.Load() }
+// NamesRecorded returns how many names were recorded.
+func (s *Shared) NamesRecorded() uint64 { return s.names.recorded.Load() }
 
 // NameFrom returns the first name from number i on that is still there, and its number. The last maxNames-1 are.
 func (s *Shared) NameFrom(i uint64) (uint64, Name) {
-	noted := s.NamesNoted()
+	noted := s.NamesRecorded()
 	i = max(i, noted-min(noted, maxNames-1))
 	at := &s.names.ring[i%maxNames]
 	return i, Name{at.dir.Load(), getText(at.name[:])}

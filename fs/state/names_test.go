@@ -11,10 +11,10 @@ func TestNamesAreKept(t *testing.T) {
 	var want []Name
 	for i := range maxNames + 100 {
 		n := Name{Dir: uint64(i), Name: fmt.Sprint("seed=", i)}
-		s.NoteName(n)
+		s.RecordName(n)
 		want = append(want, n)
 	}
-	for from := range s.NamesNoted() {
+	for from := range s.NamesRecorded() {
 		first := max(from, 101)
 		if i, got := s.NameFrom(from); i != first || got != want[first] {
 			t.Errorf("from %d on: name %d, %v, want name %d, %v", from, i, got, first, want[first])
@@ -32,17 +32,17 @@ func TestExhausted(t *testing.T) {
 			s.Crashes.Add(1)
 		}
 		for other := uint64(4); other < 2*maxAttempts; other += 2 {
-			s.EndAttempts(other | Resent)
-			if s.Exhausted(other | Resent) {
+			s.EndAttempt(other | Resent)
+			if s.BeginAttempt(other | Resent) {
 				t.Fatalf("worker %d: request %d is exhausted", worker, other)
 			}
 		}
-		if got, want := s.Exhausted(id), (worker+1)/2 >= MaxAttempts; got != want {
+		if got, want := s.BeginAttempt(id), (worker+1)/2 >= MaxAttempts; got != want {
 			t.Errorf("worker %d: exhausted: %v, want %v", worker, got, want)
 		}
 	}
-	s.EndAttempts(id)
-	if s.Exhausted(id) || s.Exhausted(2) {
+	s.EndAttempt(id)
+	if s.BeginAttempt(id) || s.BeginAttempt(2) {
 		t.Error("exhausted after it was answered")
 	}
 }

@@ -8,8 +8,9 @@ import (
 	"batchfs/internal/clock"
 )
 
-// Waits count how long requests waited, from when a worker read them until it had answered.
-type Waits struct {
+// WaitHistogram counts how long requests waited, from when a worker read them until it had
+// answered.
+type WaitHistogram struct {
 	Sum     atomic.Int64                       // nanoseconds
 	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds, and all others
 }
@@ -22,14 +23,14 @@ var WaitBounds = func() (bounds [21]time.Duration) {
 	return bounds
 }()
 
-func (w *Waits) note(d time.Duration) {
+func (w *WaitHistogram) record(d time.Duration) {
 	w.Sum.Add(int64(d))
 	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1)
 }
 
-// A Reader is a thread that reads next: how long its requests waited, from the second on, and how long it took between them. It has the slot of
+// ReaderStats has the statistics of a thread that reads next: how long its requests waited, from the second on, and how long it took between them. It has the slot of
 // its handle, and keeps it when it opens next again.
-type Reader struct {
+type ReaderStats struct {
 	Sequence atomic.Uint64 // its number; 0: nothing has read here
 	Thread   atomic.Uint64 // its id
 	Waited   atomic.Int64  // nanoseconds, until they were answered
@@ -38,27 +39,27 @@ type Reader struct {
 }
 
 // Since is how long the reader has waited for an answer, or how long ago it got the last one.
-func (r *Reader) Since() (waits bool, d time.Duration) {
+func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 	since := r.since.Load()
 	return since < 0, time.Duration(clock.Now() - max(since, -since))
 }
 
 // Readers are the readers of all slots that were ever used. Where there is none, its Sequence is 0.
-func (s *Shared) Readers() []Reader { return s.readers[:s.slotsUsed.Load()] }
+func (s *Shared) Readers() []ReaderStats { return s.readers[:s.slotsUsed.Load()] }
 
 // A ReadTimer is a request for bytes of next. The zero value is of another file.
 type ReadTimer struct {
-	reader *Reader
-	entry  *Entry
-	began  int64
-	again  bool // the reader has read before
+	reader   *ReaderStats
+	sequence *SequenceState
+	began    int64
+	again    bool // the reader has read before
 }
 
 // BeginRead records that request id of a thread begins, which has already waited for some time. A
 // request that is sent again began when it was sent first.
 func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, waited time.Duration) ReadTimer {
 	began := clock.Now() - int64(waited)
-	r := ReadTimer{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: began}
+	r := ReadTimer{reader: &s.readers[fh%MaxHandles], sequence: &s.Sequences[sequence], began: began}
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
@@ -67,7 +68,7 @@ func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, wa
 		r.again = true
 		gap := max(began-since, 0) // a thread that shares the handle may have been answered meanwhile
 		r.reader.Gap.Add(gap)
-		r.entry.Gap.Add(gap)
+		r.sequence.Gap.Add(gap)
 	case since < 0 && id&Resent != 0:
 		r.began, r.again = -since, true
 		r.reader.since.Store(since)
@@ -84,9 +85,9 @@ func (r ReadTimer) End() {
 	r.reader.since.Store(now)
 	if r.again {
 		r.reader.Waited.Add(now - r.began)
-		r.entry.Waited.Add(now - r.began)
+		r.sequence.Waited.Add(now - r.began)
 	}
-	r.entry.Waits.note(time.Duration(now - r.began))
+	r.sequence.Waits.record(time.Duration(now - r.began))
 }
 
 // Discard notes that the request was answered with an error before its reply was ready. It does not
@@ -97,8 +98,8 @@ func (r ReadTimer) Discard() {
 	}
 }
 
-// EndFailed notes that a request for a handle of next was answered with an error.
-func (s *Shared) EndFailed(fh uint64) { s.readers[fh%MaxHandles].since.Store(clock.Now()) }
+// EndFailedRead records that a request for a handle of next was answered with an error.
+func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].since.Store(clock.Now()) }
 
 // pickSlot returns where in free, which is not empty, a slot stands that the same thread had for the same sequence, or else the last one.
 // It looks at a few: if more readers than that open next for each batch, they may be taken for each other.
@@ -113,7 +114,7 @@ func (h *Handles) pickSlot(sequence int, thread uint32) int {
 }
 
 // beginReader has a reader count from 0 unless it is the one that had its slot before.
-func (r *Reader) beginReader(sequence int, thread uint32) {
+func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
 		return
 	}

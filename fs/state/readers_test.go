@@ -9,7 +9,7 @@ import (
 func TestReadersKeepTheirCounters(t *testing.T) {
 	h := begin(t)
 	shared, id := h.shared, uint64(0)
-	read := func(thread uint32) *Reader {
+	read := func(thread uint32) *ReaderStats {
 		id += 2
 		fh, ok := h.Open(1, thread, false, id)
 		if !ok {
@@ -52,8 +52,8 @@ func TestWaitsOutliveWorkers(t *testing.T) {
 		t.Errorf("%d waits are over all bounds, want 1; %d ns in all", over, w.Sum.Load())
 	}
 	for i, bound := range WaitBounds {
-		w.note(bound - 1)
-		w.note(bound)
+		w.record(bound - 1)
+		w.record(bound)
 		if below, from := w.Buckets[i].Load(), w.Buckets[i+1].Load(); below == 0 || from == 0 {
 			t.Errorf("bound %v parts nothing", bound)
 		}

@@ -3,7 +3,7 @@ package state
 import "batchfs/internal/failpoint"
 
 // Next is the number that the next reader of next takes.
-func (e *Entry) Next() uint64 {
+func (e *SequenceState) Next() uint64 {
 	if seek := e.seek.Load(); seek != 0 {
 		return seek - 1
 	}
@@ -12,7 +12,7 @@ func (e *Entry) Next() uint64 {
 
 // Seek sets the number that the next reader of next takes, and returns what it was. Readers keep the batches that they hold. Any
 // process may call it, whether a worker is alive or not: the worker that assigns the next number moves the cursor first.
-func (e *Entry) Seek(number uint64) (was uint64) {
+func (e *SequenceState) Seek(number uint64) (was uint64) {
 	was = e.Next()
 	e.seek.Store(number + 1)
 	return was

@@ -18,7 +18,7 @@ func TestSeekAmongReaders(t *testing.T) {
 		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
 		k, _ := h.AssignBatch(ReadRequest{ID: id + 2, FH: fh, Span: Span{0, 10, 10}}, nil)
-		h.Answered(id + 2)
+		h.Commit(id + 2)
 		got[reader] = append(got[reader], k)
 		return k
 	}

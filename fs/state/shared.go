@@ -14,30 +14,30 @@ import (
 )
 
 // Set cuts a text that does not fit.
-func (m *Note) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
+func (m *Text) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
 
 // Get returns the bytes in the shared memory itself, none before the first Set.
-func (m *Note) Get() []byte { return m.bytes[:min(m.len.Load(), uint64(len(m.bytes)))] }
+func (m *Text) Get() []byte { return m.bytes[:min(m.len.Load(), uint64(len(m.bytes)))] }
 
-func (m *Note) String() string { return string(m.Get()) }
+func (m *Text) String() string { return string(m.Get()) }
 
 // Used says whether there is such a sequence.
-func (e *Entry) Used() bool { return e.used.Load() != 0 }
+func (e *SequenceState) Used() bool { return e.used.Load() != 0 }
 
 // Name is the path of the sequence's directory in the mount.
-func (e *Entry) Name() string { return getText(e.name[:]) }
+func (e *SequenceState) Name() string { return getText(e.name[:]) }
 
 // User is the id of the user who looked the sequence up first.
-func (e *Entry) User() uint32 { return uint32(e.user.Load()) }
+func (e *SequenceState) User() uint32 { return uint32(e.user.Load()) }
 
-// Fault is the last error, cut to 512 bytes, or empty.
-func (e *Entry) Fault() string { return getText(e.fault[:]) }
+// LastError is the last error, cut to 512 bytes, or empty.
+func (e *SequenceState) LastError() string { return getText(e.lastError[:]) }
 
-// SetFault notes the last error. The caller serialises SetFault and Fault.
-func (e *Entry) SetFault(text string) { setText(e.fault[:], text) }
+// SetLastError records the last error. The caller serialises SetLastError and LastError.
+func (e *SequenceState) SetLastError(text string) { setText(e.lastError[:], text) }
 
-// Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come twice.
-func (e *Entry) Moved() bool { return e.Next() != e.start.Load() }
+// CursorMoved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come twice.
+func (e *SequenceState) CursorMoved() bool { return e.Next() != e.start.Load() }
 
 func setText(b []byte, text string) {
 	clear(b)
@@ -71,10 +71,10 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.start.Store(start)
 	q.user.Store(uint64(user))
 	q.SequenceCounters = SequenceCounters{}
-	q.Waiting.Store(0)
+	q.WaitingSince.Store(0)
 	q.Lookups.Store(0)
 	setText(q.name[:], name)
-	setText(q.fault[:], "")
+	setText(q.lastError[:], "")
 	s.beginLookups(number)
 	q.used.Store(1)
 }
@@ -93,7 +93,7 @@ func (s *Shared) NewConnection() {
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)
 	}
-	s.names.noted.Store(0)
+	s.names.recorded.Store(0)
 	s.assigning.id.Store(0)
 	clear(s.assignments[:])
 	clear(s.unfinished[:])
@@ -103,15 +103,17 @@ func (s *Shared) NewConnection() {
 	clear(s.lookups.counted[:])
 }
 
-// Silent is how long ago the worker last answered the supervisor, which asks every second.
-func (s *Shared) Silent() time.Duration { return time.Duration(clock.Now() - s.Heartbeat.Load()) }
+// SinceHeartbeat is how long ago the worker last answered the supervisor, which asks every second.
+func (s *Shared) SinceHeartbeat() time.Duration {
+	return time.Duration(clock.Now() - s.Heartbeat.Load())
+}
 
 // Waiting returns how long the longest request has waited, for each sequence whose token files have not answered for more than a second.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {
 		q := &s.Sequences[n+1]
-		if since := q.Waiting.Load(); since != 0 && q.Used() {
+		if since := q.WaitingSince.Load(); since != 0 && q.Used() {
 			waiting[q.Name()] = time.Duration(clock.Now() - since)
 		}
 	}

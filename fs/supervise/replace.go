@@ -41,7 +41,7 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 func (s *supervisor) promote() error {
 	p := s.worker
 	p.isPromoted, p.took = true, 0
-	s.before = s.shared.Answered.Load()
+	s.before = s.shared.Replies.Load()
 	if err := p.send(msgServe); err != nil {
 		return s.lose(p, p.failure(message{}))
 	}
@@ -97,7 +97,7 @@ func (s *supervisor) lose(p *workerProcess, why error) error {
 		if s.next != nil && s.next.isReload {
 			s.lose(s.next, errors.New("the worker ended meanwhile; try again"))
 		}
-		if s.shared.Answered.Load() != s.before || time.Since(s.began) > settled {
+		if s.shared.Replies.Load() != s.before || time.Since(s.began) > settled {
 			s.attempts, s.failures, s.isTold = 0, 0, false
 		}
 	}

@@ -45,7 +45,7 @@ type collector struct{ *state.Shared }
 
 type (
 	shared = *state.Shared
-	entry  = *state.Entry
+	entry  = *state.SequenceState
 )
 
 // A metric has one value of a mount, or one of each sequence.
@@ -75,8 +75,8 @@ func counter[T any, N int64 | uint64 | float64](name, help string, value func(T)
 
 var ofMount = []metric[shared]{
 	gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
-	gauge("worker_silent_seconds", "How long ago the worker last answered its supervisor.", func(s shared) float64 { return s.Silent().Seconds() }),
-	counter("requests", "Requests of the kernel that were answered.", func(s shared) uint64 { return s.Answered.Load() }),
+	gauge("worker_silent_seconds", "How long ago the worker last answered its supervisor.", func(s shared) float64 { return s.SinceHeartbeat().Seconds() }),
+	counter("requests", "Requests of the kernel that were answered.", func(s shared) uint64 { return s.Replies.Load() }),
 	counter("takeovers", "How often another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
 	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
 	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
@@ -84,7 +84,7 @@ var ofMount = []metric[shared]{
 	gauge("cache_bytes", "Bytes in the directory of blocks, of all its mounts.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
 	gauge("cache_limit_bytes", "store.cache_bytes; 0 without a directory of blocks.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
 	gauge("cache_needed_bytes", "Bytes of blocks that an epoch of its readers needs.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
-	gauge("cache_kept_bytes", "Bytes of these that are there.", func(s shared) int64 { return s.Gauges.CacheKept.Load() }),
+	gauge("cache_kept_bytes", "Bytes of these that are there.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
 	gauge("cache_disk_free_bytes", "Free bytes of the disk of the directory of blocks.", func(s shared) int64 { return s.Gauges.CacheFree.Load() }),
 	gauge("cache_disk_bytes", "Bytes of that disk.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
 	counter("cache_hits", "Reads of blocks that were there.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
@@ -107,7 +107,7 @@ var ofSequence = []metric[entry]{
 	counter("read_bytes", "Bytes of batches that readers got.", func(e entry) uint64 { return e.Bytes.Load() }),
 	counter("reader_wait_seconds", "How long readers of next waited, from their second request on.", func(e entry) float64 { return seconds(e.Waited.Load()) }),
 	counter("reader_gap_seconds", "How long readers of next did something else in between.", func(e entry) float64 { return seconds(e.Gap.Load()) }),
-	counter("given_back", "Batch numbers that went back to the cursor.", func(e entry) uint64 { return e.GivenBack.Load() }),
+	counter("given_back", "Batch numbers that went back to the cursor.", func(e entry) uint64 { return e.NumbersReturned.Load() }),
 	errorsOf,
 }
 
@@ -166,14 +166,14 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
 			for i := range c.Sources[s.Number] {
 				of, number := &c.Sources[s.Number][i], strconv.Itoa(i)
-				if share := of.Share(); share > 0 {
+				if share := of.Weight(); share > 0 {
 					send(sourceRows, prometheus.CounterValue, float64(of.Rows.Load()), s.Split, number)
 					send(sourceShare, prometheus.GaugeValue, share, s.Split, number)
 				}
 			}
 		}
 		for _, m := range ofSequence {
-			send(m.desc, m.kind, m.value(s.Entry), s.Split, s.Settings)
+			send(m.desc, m.kind, m.value(s.SequenceState), s.Split, s.Settings)
 		}
 		w := &s.Waits
 		to <- histogram(readWait, seconds(w.Sum.Load()), len(w.Buckets), func(i int) (float64, uint64) {
@@ -197,7 +197,7 @@ func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i in
 
 // A Sequence is one that is open: a split, or one under settings whose files the kernel knows.
 type Sequence struct {
-	*state.Entry
+	*state.SequenceState
 	Number          int
 	Split, Settings string
 }

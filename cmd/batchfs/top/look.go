@@ -139,7 +139,7 @@ func (w *watched) look() *Mount {
 	m.Hits, m.Waits, m.Unkept = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
 	m.Failed, m.Slow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
 	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
-	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheKept.Load()
+	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.Open(s) {
@@ -157,7 +157,7 @@ func (w *watched) state() string {
 		return "closed"
 	case err != nil:
 		return "dead"
-	case w.Stopped(), w.shared.Silent() > 3*time.Second, len(w.shared.Waiting()) > 0:
+	case w.Stopped(), w.shared.SinceHeartbeat() > 3*time.Second, len(w.shared.Waiting()) > 0:
 		return "stuck"
 	}
 	return "serving"
@@ -166,7 +166,7 @@ func (w *watched) state() string {
 func sequenceOf(shared *state.Shared, open metrics.Sequence, readers []*Reader) *Sequence {
 	s := &Sequence{
 		Name: strings.TrimSuffix(open.Split+"/"+open.Settings, "/"), Cursor: open.Next(), Batches: open.Begun.Load(), Bytes: open.Bytes.Load(),
-		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), Fault: open.Fault(), Readers: readers,
+		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), Fault: open.LastError(), Readers: readers,
 	}
 	if batches := shared.EpochBatches(open.Number); batches > 0 {
 		epoch := float64(s.Cursor) / float64(batches)
