@@ -39,7 +39,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 				t.Fatal(k, err)
 			}
 		}
-		tr.Undo(id)
+		tr.Rollback(id)
 		if first == "late" {
 			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrTimedOut {
 				t.Fatal(err)

@@ -27,7 +27,7 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isNumbered():
 		s, err := t.refresh(i, cancel)
 		if err != nil {
-			return t.Fault(in.Unique, in.NodeId, err)
+			return t.FailRequest(in.Unique, in.NodeId, err)
 		}
 		if i.outdated(s) {
 			return fuse.Status(syscall.ESTALE) // the kernel then looks the path up again
@@ -51,7 +51,7 @@ func (t *tree) refresh(i inode, cancel <-chan struct{}) (Sequence, error) {
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {
 	// Some readers do not check whether a read failed.
 	if _, err := t.refresh(i, cancel); err != nil {
-		return t.Fault(in.Unique, in.NodeId, err)
+		return t.FailRequest(in.Unique, in.NodeId, err)
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {

@@ -46,7 +46,7 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 		if i.kind().isNext() {
 			t.shared.EndFailedRead(in.Fh)
 		}
-		return nil, t.Fault(in.Unique, in.NodeId, err)
+		return nil, t.FailRequest(in.Unique, in.NodeId, err)
 	}
 	return reply, fuse.OK
 }

@@ -50,7 +50,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return err
 	}
 	guarded := guard.New(t, guard.Options{Splits: len(splits), ReplyBytes: o.Memory.ReplyBytes, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked, Stalled: t.sequences.stalled,
-		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
+		SendError: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
 	t.prefetcher.permits = guarded
 	front.RawFileSystem = guarded
 	if w.Shared.BeginWorker() > 1 {

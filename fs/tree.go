@@ -162,7 +162,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	}
 	dir, timeout := inode(header.NodeId), forever
 	if t.isForgotten(dir, t.sequence(dir)) {
-		return t.Fault(header.Unique, header.NodeId, errForgotten)
+		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}
 	if namesSettings(dir, name) {
 		return t.lookupSettings(dir, header, name, cancel, out)
@@ -172,7 +172,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
-			return t.Fault(header.Unique, header.NodeId, err)
+			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
@@ -245,11 +245,11 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-func (t *tree) Undo(id uint64) { t.handles.Rollback(id) }
+func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }
 
-// Fault turns the error of a request into an errno, and puts its text into the log and status.json.
-// A request that timed out can fail again later, but counts once.
-func (t *tree) Fault(id, node uint64, err error) fuse.Status {
+// FailRequest turns the error of a request into an errno, and puts its text into the log and
+// status.json. A request that timed out can fail again later, but counts once.
+func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 	if err == state.ErrTimedOut { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}

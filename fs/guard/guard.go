@@ -45,13 +45,13 @@ type FileSystem interface {
 	// Done accounts for a READ that succeeded in time, before its reply is sent.
 	Done(in *fuse.ReadIn, reply fuse.ReadResult)
 
-	// Undo undoes the side effects of request id, which timed out or panicked: a READ returns its
+	// Rollback undoes the side effects of request id, which timed out or panicked: a READ returns its
 	// batch number. Discard notes that the reply of a READ that timed out will not be delivered.
-	Undo(id uint64)
+	Rollback(id uint64)
 	Discard(reply fuse.ReadResult)
 
-	// Fault records the error of request id for a node, and returns its errno.
-	Fault(id, node uint64, err error) fuse.Status
+	// FailRequest records the error of request id for a node, and returns its errno.
+	FailRequest(id, node uint64, err error) fuse.Status
 }
 
 // A Cost is what a request needs. Requests without rows are admitted at once.
@@ -70,17 +70,17 @@ type Pages struct{ From, To uint64 }
 
 // A Guard guards a FileSystem. It is safe for concurrent use.
 //
-// Lock order: mu, then the locks of Undo.
+// Lock order: mu, then the locks of Rollback.
 type Guard struct {
 	FileSystem
 	o Options
 
 	// mu guards the fields below, the fields of their elements, and the attempts in Options.Shared.
-	mu       sync.Mutex
-	splits   []split    // by number
-	requests []*request // registered requests whose handlers have not returned
-	expired  int        // number of requests that timed out
-	stopped  bool       // no request is answered anymore
+	mu        sync.Mutex
+	splits    []split    // by number
+	requests  []*request // registered requests whose handlers have not returned
+	abandoned int        // number of requests that timed out
+	stopped   bool       // no request is answered anymore
 }
 
 // Options configure a Guard.
@@ -89,7 +89,7 @@ type Options struct {
 	ReplyBytes int64 // memory for the replies of all splits, in bytes
 	Shared     *state.Shared
 	Timeout    time.Duration                        // limit on the time until a reply
-	Answer     func(id uint64, errno syscall.Errno) // sends an error to the kernel
+	SendError  func(id uint64, errno syscall.Errno) // sends an error to the kernel
 	Panicked   func(p any) fuse.Status              // reports the panic of a handler, and returns the reply
 
 	// Stalled returns how long a check of all token files of a split has had no response, or 0; nil
@@ -108,7 +108,7 @@ type request struct {
 	waits    bool          // it is in class.queue
 	waited   time.Duration // time in class.queue
 	admitted chan struct{} // receives when a request that waits is admitted
-	expired  bool          // it timed out
+	timedOut bool          // it timed out
 	cancel   chan struct{} // closed when it times out
 }
 
@@ -143,7 +143,7 @@ func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 //	OPEN     1 row or nothing         the handle: RELEASE
 //	READ     its rows and its reply   the reply: Discard
 //
-// The batch number of a READ is returned at the timeout, not when its handler returns (Undo).
+// The batch number of a READ is returned at the timeout, not when its handler returns (Rollback).
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.serve(header, g.CostOfLookup(header, name), nil,
@@ -187,16 +187,16 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 // serve registers a request, admits it and calls its handler. If the handler succeeds after the
 // timeout, when the kernel already has an error instead of its reply, serve calls undo.
 func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
-	r, waits, err := g.begin(header, cost)
+	r, waits, err := g.beginRequest(header, cost)
 	if err != nil {
-		return g.Fault(header.Unique, header.NodeId, err)
+		return g.FailRequest(header.Unique, header.NodeId, err)
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			g.Undo(header.Unique)
+			g.Rollback(header.Unique)
 			status = g.o.Panicked(p)
 		}
-		if late := g.end(r); late && status.Ok() {
+		if late := g.endRequest(r); late && status.Ok() {
 			undo()
 		}
 	}()
@@ -210,9 +210,9 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 	return handle(r)
 }
 
-// begin registers a request, and admits it or puts it into a queue. Unless begin returns an error,
-// the caller must call end.
-func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
+// beginRequest registers a request, and admits it or puts it into a queue. Unless beginRequest
+// returns an error, the caller must call endRequest.
+func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := &g.splits[cost.Split]
@@ -220,7 +220,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 	switch {
 	case g.o.Shared.BeginAttempt(header.Unique):
 		err = errExhausted
-	case g.expired > 0 && g.isAwaited(header.NodeId, cost.Pages):
+	case g.abandoned > 0 && g.isAwaited(header.NodeId, cost.Pages):
 		err = g.timeoutError()
 	case class != nil && !class.fits(reply):
 		if waits = true; s.waiting.Load() >= maxWaiting {
@@ -228,7 +228,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 		}
 	}
 	if err != nil {
-		g.noteAnswer(header.Unique)
+		g.recordReply(header.Unique)
 		return nil, false, err
 	}
 	r = pool.Get().(*request)
@@ -252,29 +252,29 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost) (r *request, waits bool,
 // another, and each of them would wait for the whole timeout. The caller holds mu.
 func (g *Guard) isAwaited(node uint64, fills Pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
-		return r.expired && r.node == node && r.pages.From < fills.To && fills.From < r.pages.To
+		return r.timedOut && r.node == node && r.pages.From < fills.To && fills.From < r.pages.To
 	})
 }
 
-// end unregisters a request whose handler has returned, and admits others in its place. It reports
-// whether the request timed out.
-func (g *Guard) end(r *request) (late bool) {
+// endRequest unregisters a request whose handler has returned, and admits others in its place. It
+// reports whether the request timed out.
+func (g *Guard) endRequest(r *request) (late bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.requests, r)
 	g.requests = slices.Delete(g.requests, i, i+1)
 	g.release(r)
-	if r.expired {
-		g.expired--
+	if r.timedOut {
+		g.abandoned--
 		return true // r is not reused, because its channel is closed
 	}
-	g.noteAnswer(r.id)
+	g.recordReply(r.id)
 	pool.Put(r)
 	return false
 }
 
-// noteAnswer records that a request has its reply, or will have it soon. The caller holds mu.
-func (g *Guard) noteAnswer(id uint64) {
+// recordReply records that a request has its reply, or will have it soon. The caller holds mu.
+func (g *Guard) recordReply(id uint64) {
 	g.o.Shared.EndAttempt(id)
 	g.o.Shared.Replies.Add(1)
 }
@@ -289,9 +289,9 @@ func (g *Guard) Run() {
 // tick answers the requests that have waited too long, and records in the shared memory which splits
 // do not respond.
 func (g *Guard) tick() {
-	expired, longest := g.expire()
+	expired, longest := g.timeOutRequests()
 	for _, r := range expired {
-		g.Fault(r.id, r.node, g.timeoutError())
+		g.FailRequest(r.id, r.node, g.timeoutError())
 	}
 	for split, waited := range longest {
 		if split > 0 && g.o.Stalled != nil {
@@ -309,9 +309,9 @@ func (g *Guard) timeoutError() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
 }
 
-// expire answers the requests that have waited too long, and returns them. It also returns how long
-// the longest request of each split has waited.
-func (g *Guard) expire() (expired []*request, longest []time.Duration) {
+// timeOutRequests answers the requests that have waited too long, and returns them. It also returns
+// how long the longest request of each split has waited.
+func (g *Guard) timeOutRequests() (expired []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopped {
@@ -322,15 +322,15 @@ func (g *Guard) expire() (expired []*request, longest []time.Duration) {
 		r.ticks++
 		waited := time.Duration(r.ticks) * g.o.tick()
 		longest[r.split] = max(longest[r.split], waited)
-		if r.expired || waited <= g.o.Timeout {
+		if r.timedOut || waited <= g.o.Timeout {
 			continue
 		}
-		r.expired = true
-		g.expired++
+		r.timedOut = true
+		g.abandoned++
 		close(r.cancel)
-		g.Undo(r.id)
-		g.o.Answer(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
-		g.noteAnswer(r.id)
+		g.Rollback(r.id)
+		g.o.SendError(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
+		g.recordReply(r.id)
 		expired = append(expired, r)
 	}
 	return expired, longest

@@ -51,12 +51,12 @@ func (d *disk) cost(node uint64, rows int64, reply int) Cost {
 }
 
 func (d *disk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.note("done %d", in.Unique) }
-func (d *disk) Undo(id uint64)                                { d.note("undo %d", id) }
+func (d *disk) Rollback(id uint64)                            { d.note("undo %d", id) }
 func (d *disk) Discard(fuse.ReadResult)                       { d.note("discard") }
 func (d *disk) Forget(node, n uint64)                         { d.note("forget %d of %d", n, node) }
 func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.note("release %d", in.Fh) }
 
-func (d *disk) Fault(id, node uint64, err error) fuse.Status {
+func (d *disk) FailRequest(id, node uint64, err error) fuse.Status {
 	d.note("fault %d", id)
 	return fuse.EIO
 }
@@ -150,8 +150,8 @@ func newGuarding(t *testing.T, splits int, replyBytes int64) *guarding {
 	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
 	g.Guard = New(g.disk, Options{
 		Splits: splits, ReplyBytes: replyBytes, Shared: shared, Timeout: 2 * time.Second,
-		Answer:   func(id uint64, errno syscall.Errno) { g.replies.Store(id, errno) },
-		Panicked: func(any) fuse.Status { g.panics++; return fuse.EIO },
+		SendError: func(id uint64, errno syscall.Errno) { g.replies.Store(id, errno) },
+		Panicked:  func(any) fuse.Status { g.panics++; return fuse.EIO },
 	})
 	return g
 }
@@ -195,7 +195,7 @@ func TestWaitedForAdmission(t *testing.T) {
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
-	slots := shortSlots(1)
+	slots := shortPermits(1)
 	for range slots + 1 {
 		all.Go(func() { g.read(1, 1, 100) })
 	}
@@ -313,7 +313,7 @@ func TestStalledSplit(t *testing.T) {
 // affected. When the files answer again, so do requests.
 func TestHangingSplit(t *testing.T) {
 	const readers = 500
-	short := shortSlots(2)
+	short := shortPermits(2)
 	for rows, slots := range map[int]int{shortRows: short, shortRows + 1: short / 2} {
 		g := newGuarding(t, 2, 64<<20)
 		release := g.disk.hang()
@@ -325,7 +325,7 @@ func TestHangingSplit(t *testing.T) {
 			return g.disk.users() == slots && g.splits[1].waiting.Load() == int64(readers-slots)
 		})
 		other := make(chan fuse.Status, 1)
-		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has slots of its own
+		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has permits of its own
 		wait.Until(t, "a handler of the other length", func() bool { return g.disk.users() == slots+1 })
 		g.expire()
 		answered := 0
@@ -361,7 +361,7 @@ func TestPanic(t *testing.T) {
 func TestExhaustedRequest(t *testing.T) {
 	g := newGuarding(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
-		_, _, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
+		_, _, err := g.beginRequest(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
 		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}
@@ -439,7 +439,7 @@ func TestTooManyWait(t *testing.T) {
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
-	for range shortSlots(1) + maxWaiting {
+	for range shortPermits(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
 	wait.Until(t, "a full queue", func() bool { return g.splits[1].waiting.Load() == maxWaiting })

@@ -30,7 +30,7 @@ type split struct {
 
 // A class has the limits of requests of similar length.
 type class struct {
-	slots   int        // requests that may still begin; each may block a thread that waits for a disk
+	permits int        // requests that may still begin; each may block a thread that waits for a disk
 	replies int64      // memory for more replies, in bytes
 	queue   []*request // waiting requests, in order of arrival
 }
@@ -38,11 +38,11 @@ type class struct {
 const (
 	shortRows = 64
 
-	// allSlots slots are divided among the splits for short requests, at most maxSlots for each
+	// allPermits permits are divided among the splits for short requests, at most maxPermits for each
 	// split, or two for each processor. Long requests and prefetches of a split get half as many
-	// slots each, because short requests wait for the processors that they use.
-	allSlots = 128
-	maxSlots = 32
+	// permits each, because short requests wait for the processors that they use.
+	allPermits = 128
+	maxPermits = 32
 
 	maxWaiting = 4096     // waiting requests of a split; each takes a few kilobytes
 	smallReply = 64 << 10 // bytes up to which a reply does not count
@@ -52,22 +52,22 @@ var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answ
 
 // newSplits returns the limits of splits 0 to n. Their replies share replyBytes.
 func newSplits(n int, replyBytes int64) []split {
-	slots := shortSlots(n)
+	slots := shortPermits(n)
 	maxReplies := max(2*mount.MaxRequest, replyBytes/int64(max(n, 1)))
 	splits := make([]split, n+1)
 	for i := range splits {
 		s := &splits[i]
-		s.short = class{slots: slots, replies: maxReplies / 2}
-		s.long = class{slots: max(1, slots/2), replies: maxReplies / 2}
+		s.short = class{permits: slots, replies: maxReplies / 2}
+		s.long = class{permits: max(1, slots/2), replies: maxReplies / 2}
 		s.prefetches = max(1, slots/2)
 		s.maxReplies = maxReplies
 	}
 	return splits
 }
 
-// shortSlots returns how many short requests of one of n splits may run at the same time.
-func shortSlots(n int) int {
-	return max(1, min(allSlots/max(n, 1), max(maxSlots, 2*runtime.GOMAXPROCS(0))))
+// shortPermits returns how many short requests of one of n splits may run at the same time.
+func shortPermits(n int) int {
+	return max(1, min(allPermits/max(n, 1), max(maxPermits, 2*runtime.GOMAXPROCS(0))))
 }
 
 // needs returns the class of a request, nil if it uses no token file, and how many bytes its reply
@@ -89,18 +89,18 @@ func (s *split) needs(cost Cost) (c *class, reply int64) {
 
 // fits reports whether a new request need not wait. A small reply passes those that wait for memory.
 func (c *class) fits(reply int64) bool {
-	return c.slots > 0 && (reply == 0 || reply <= c.replies && len(c.queue) == 0)
+	return c.permits > 0 && (reply == 0 || reply <= c.replies && len(c.queue) == 0)
 }
 
 // next removes the request that is to be admitted next from the queue, and returns it. It returns
 // nil if none can be admitted. If the first reply is too large for now, only small ones pass it.
 func (c *class) next() *request {
-	if c.slots == 0 {
+	if c.permits == 0 {
 		return nil
 	}
 	room := c.replies
 	for i, r := range c.queue {
-		if r.reply <= room && !r.expired { // a request that timed out leaves the queue by itself
+		if r.reply <= room && !r.timedOut { // a request that timed out leaves the queue by itself
 			c.queue = slices.Delete(c.queue, i, i+1)
 			return r
 		}
@@ -112,7 +112,7 @@ func (c *class) next() *request {
 // take gives a request n times what it needs of its class; -1 returns it. The caller holds mu, as for
 // the following methods.
 func (g *Guard) take(r *request, n int) {
-	r.class.slots -= n
+	r.class.permits -= n
 	if bytes := int64(n) * r.reply; bytes != 0 {
 		r.class.replies -= bytes
 		g.o.Shared.ReplyBytes.Add(bytes)
