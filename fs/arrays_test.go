@@ -114,7 +114,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 func TestNamesOfArrays(t *testing.T) {
 	tr := plant(t, manyArrays(3))
 	listed := 0
-	for _, e := range tr.entries(tr.find("train"), 0) {
+	for _, e := range tr.listDir(tr.find("train"), 0) {
 		if inode(e.Ino).kind() == batchesArrayNPY {
 			listed++
 		}
@@ -130,7 +130,7 @@ func TestNamesOfArrays(t *testing.T) {
 		}
 	}
 	want := []string{`x, y = numpy.load("/mnt/train/next.npy")`}
-	for _, e := range table {
+	for _, e := range kindTable {
 		name := strings.Replace(e.name, "%", "<array>", 1)
 		if e.in == batchDir {
 			name = "batch/<k>" + name

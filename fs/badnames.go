@@ -10,7 +10,7 @@ import (
 // whyNot says what is wrong with a name that a directory lacks.
 func (t *tree) whyNot(dir inode, name string) string {
 	var names []string
-	for _, e := range t.entries(dir, 0) {
+	for _, e := range t.listDir(dir, 0) {
 		if e.Name != "" { // as a batch has behind its number
 			names = append(names, e.Name)
 		}
@@ -38,9 +38,9 @@ func (t *tree) whyNot(dir inode, name string) string {
 // A BadName is the path of a file that does not exist, and the reason.
 type BadName struct{ Path, Why string }
 
-// noteBadName records a name for status.json, unless it begins with a dot: programs look for names
-// such as .git everywhere.
-func (t *tree) noteBadName(dir inode, name, why string) {
+// recordBadName records a name for status.json, unless it begins with a dot: programs look for
+// names such as .git everywhere.
+func (t *tree) recordBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return
 	}

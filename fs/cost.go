@@ -6,8 +6,8 @@ import (
 	"batchfs/fs/guard"
 )
 
-// The following methods say what a request will need. They do no I/O and create no Sequence: the
-// handler does. A Sequence that this process does not have yet is replaced by a bound.
+// The following methods say what a request will need. They do no I/O and create no Batches: the
+// handler does. A Batches that this process does not have yet is replaced by a bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)

@@ -10,7 +10,7 @@ import (
 	"batchfs/fs/header"
 )
 
-type entry struct {
+type kindEntry struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
 	name    string  // in such a directory, in batch/ what follows the number, with % for the name of an array; "" for a split
@@ -19,47 +19,47 @@ type entry struct {
 
 // A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
 type content interface {
-	size(t *tree, i inode, s Sequence) int64
+	size(t *tree, i inode, s Batches) int64
 }
 
-// table has the kinds in the order in which directories list them.
-var table = []entry{
+// kindTable has the kinds in the order in which directories list them.
+var kindTable = []kindEntry{
 	{kind: rootDir, content: directory{}},
 	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
 	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
 	{kind: metricsFile, in: rootDir, name: "metrics", content: text{show: (*tree).metrics}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
-	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch}},
-	{kind: nextNPY, in: splitDir, name: "next.npy", content: batches{which: nextBatch, format: npy}},
-	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors}},
+	{kind: nextRaw, in: splitDir, name: "next", content: batchContent{selector: nextBatch}},
+	{kind: nextNPY, in: splitDir, name: "next.npy", content: batchContent{selector: nextBatch, format: npy}},
+	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batchContent{selector: nextBatch, format: safetensors}},
 	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor}},
 	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
-	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch}},
-	{kind: batchNPY, in: batchDir, name: ".npy", content: batches{which: oneBatch, format: npy}},
-	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batches{which: oneBatch, format: safetensors}},
-	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batches{which: oneBatch, format: npy, oneArray: true}},
+	{kind: batchRaw, in: batchDir, name: "", content: batchContent{selector: oneBatch}},
+	{kind: batchNPY, in: batchDir, name: ".npy", content: batchContent{selector: oneBatch, format: npy}},
+	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
+	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
 	{kind: batchJSON, in: batchDir, name: ".json", content: origins{}},
-	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batches{which: everyBatch}},
-	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batches{which: everyBatch, format: npy}},
-	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batches{which: everyBatch, format: npy, oneArray: true}},
+	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
+	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
+	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
 	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{}},
 	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen}},
 }
 
 // byKind has the entry of each kind, and an empty one for numbers that are none.
-var byKind = func() (all [maxKinds]entry) {
-	for _, e := range table {
+var byKind = func() (all [maxKinds]kindEntry) {
+	for _, e := range kindTable {
 		all[e.kind] = e
 	}
 	return all
 }()
 
-func (k kind) entry() *entry { return &byKind[k] }
+func (k kind) entry() *kindEntry { return &byKind[k] }
 
 // batches returns what files of the kind show of batches, or the zero value.
-func (k kind) batches() batches {
-	b, _ := k.entry().content.(batches)
+func (k kind) batches() batchContent {
+	b, _ := k.entry().content.(batchContent)
 	return b
 }
 
@@ -71,7 +71,7 @@ func (k kind) mode() uint32 {
 	return syscall.S_IFREG
 }
 
-func (k kind) isNext() bool       { return k.batches().which == nextBatch }
+func (k kind) isNext() bool       { return k.batches().selector == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
 
 // isLiveText reports whether the files show a text of the moment in which they are opened, which is never cached.
@@ -81,27 +81,27 @@ func (k kind) isLiveText() bool {
 }
 
 // isNumbered reports whether the files change only with the tokens: batch/*, batches.* and tokens.bin.
-func (k kind) isNumbered() bool { return k.entry().in == batchDir || k.isLong() }
+func (k kind) isNumbered() bool { return k.entry().in == batchDir || k.spansBatches() }
 
-// isLong reports whether the files are numbered and show more than one batch.
-func (k kind) isLong() bool { return k.batches().which == everyBatch || k == tokensFile }
+// spansBatches reports whether the files are numbered and show more than one batch.
+func (k kind) spansBatches() bool { return k.batches().selector == everyBatch || k == tokensFile }
 
 type directory struct{}
 
-func (directory) size(*tree, inode, Sequence) int64 { return 0 }
+func (directory) size(*tree, inode, Batches) int64 { return 0 }
 
-type batches struct {
-	which    which
+type batchContent struct {
+	selector batchSelector
 	format   header.Format
 	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
 }
 
-type which uint8
+type batchSelector uint8
 
 const (
-	nextBatch  which = iota + 1 // the one that its handle holds
-	oneBatch                    // the one whose number is the file's name
-	everyBatch                  // batches 0 to Steps-1
+	nextBatch  batchSelector = iota + 1 // the one that its handle holds
+	oneBatch                            // the one whose number is the file's name
+	everyBatch                          // batches 0 to Steps-1
 )
 
 const (
@@ -112,30 +112,32 @@ const (
 	headerBytes = header.Bytes
 )
 
-func (b batches) frame(i inode, s Sequence) header.Frame {
+func (b batchContent) frame(i inode, s Batches) header.Frame {
 	f := header.Frame{Format: b.format, Batch: &s.Spec().Batch, Array: header.AllArrays}
 	if b.oneArray {
 		f.Array = i.array()
 	}
-	if b.which == everyBatch {
+	if b.selector == everyBatch {
 		f.Batches = s.Spec().Steps
 	}
 	return f
 }
 
-func (b batches) size(_ *tree, i inode, s Sequence) int64 { return b.frame(i, s).Size() }
+func (b batchContent) size(_ *tree, i inode, s Batches) int64 { return b.frame(i, s).Size() }
 
-// shown returns which bytes of each batch a file shows: size of them from byte from on.
-func (b batches) shown(i inode, s Sequence) (from, size int64) { return b.frame(i, s).Shown() }
+// byteRange returns which bytes of each batch a file shows: size of them from byte from on.
+func (b batchContent) byteRange(i inode, s Batches) (from, size int64) {
+	return b.frame(i, s).ByteRange()
+}
 
-func (b batches) header(i inode, s Sequence, k uint64) []byte {
+func (b batchContent) header(i inode, s Batches, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computed content is read from a Sequence at any byte.
+// A computed content is read from a Batches at any byte.
 type computed interface {
 	content
-	read(i inode, s Sequence, dst []byte, off int64) error
+	read(i inode, s Batches, dst []byte, off int64) error
 }
 
 // An elementReader reads what the files other than batches show.
@@ -152,21 +154,21 @@ type elementReader interface {
 
 type origins struct{}
 
-func (origins) size(_ *tree, _ inode, s Sequence) int64 { return s.OriginLen() }
+func (origins) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
 
-func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
+func (origins) read(i inode, s Batches, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
 type tokens struct{}
 
-func (tokens) size(_ *tree, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
+func (tokens) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
 
-func (tokens) read(_ inode, s Sequence, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
+func (tokens) read(_ inode, s Batches, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 
 func (i inode) firstBatch() uint64 {
 	switch {
-	case i.kind().isLong():
+	case i.kind().spansBatches():
 		return 0
 	case i.kind().isOfOneArray():
 		return i.rest() & (1<<arrayShift - 1)
@@ -176,7 +178,7 @@ func (i inode) firstBatch() uint64 {
 
 func (i inode) ofVersion(v Version) inode {
 	switch {
-	case !i.kind().isLong():
+	case !i.kind().spansBatches():
 		return i&^0xe0 | inode(v%8<<5)
 	case i.kind().isOfOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
@@ -185,17 +187,17 @@ func (i inode) ofVersion(v Version) inode {
 }
 
 // outdated reports whether i is a numbered file of other tokens than s has, or of an array that s lacks.
-func (i inode) outdated(s Sequence) bool {
+func (i inode) outdated(s Batches) bool {
 	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().isOfOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }
 
 //go:embed readme.tmpl
 var readmeText string
 
-var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "beside": beside}).Parse(readmeText))
+var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "rawArrays": rawArrays}).Parse(readmeText))
 
 // readmeOf is the file README of a mount.
-func readmeOf(mountpoint string, splits []Sequence) []byte {
+func readmeOf(mountpoint string, splits []Batches) []byte {
 	var b bytes.Buffer
 	if err := readme.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
 		panic(err) // the template does not suit the data
@@ -203,7 +205,7 @@ func readmeOf(mountpoint string, splits []Sequence) []byte {
 	return b.Bytes()
 }
 
-func mainNames(s Sequence) string {
+func mainNames(s Batches) string {
 	var names []string
 	for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
 		names = append(names, a.Name)

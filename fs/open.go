@@ -38,9 +38,9 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 }
 
 // refresh returns the latest sequence of a file after the checks that its kind needs.
-func (t *tree) refresh(i inode, cancel <-chan struct{}) (Sequence, error) {
+func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
 	switch k := i.kind(); {
-	case k.isLong():
+	case k.spansBatches():
 		return t.sequences.latestWhole(i.sequence(), cancel)
 	case k.isNext():
 		return t.sequences.latestFor(i.sequence(), t.shared.Sequences[i.sequence()].Next(), cancel)

@@ -19,10 +19,10 @@ type Options struct {
 
 // Memory limits what a worker keeps in memory.
 type Memory struct {
-	Ahead      int   // batches to prefetch for each reader of next* or batch/<k> in order
-	AheadBytes int64 // prefetched batches, in bytes
-	ReplyBytes int64 // replies other than prefetched batches, in bytes
-	TextBytes  int64 // texts that open files show, in bytes
+	PrefetchBatches int   // batches to prefetch for each reader of next* or batch/<k> in order
+	PrefetchBytes   int64 // prefetched batches, in bytes
+	ReplyBytes      int64 // replies other than prefetched batches, in bytes
+	TextBytes       int64 // texts that open files show, in bytes
 }
 
 // Access is who may do what.

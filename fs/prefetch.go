@@ -35,7 +35,7 @@ type permits interface {
 
 // A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
 type stream struct {
-	sequence Sequence
+	sequence Batches
 	size     int64     // bytes of a batch
 	next     uint64    // one more than the highest number that was requested
 	ring     []*buffer // batch k in ring[k%len(ring)]; empty until a second batch was read
@@ -44,8 +44,8 @@ type stream struct {
 // A buffer holds a batch that was made ahead, or is being made.
 type buffer struct {
 	sync.RWMutex        // held for writing while the batch is made, for reading while it is delivered
-	number       uint64 // written with prefetcher.mu held too
-	made         bool   // without an error
+	batch        uint64 // written with prefetcher.mu held too
+	ready        bool   // without an error
 	bytes        []byte
 	delivered    atomic.Int64 // bytes; -1: not requested
 }
@@ -56,7 +56,7 @@ const (
 )
 
 // lookup notes that batch k of s is read. It returns its stream and, if k was made ahead, its buffer, which the caller RUnlocks.
-func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
+func (p *prefetcher) lookup(s Batches, k uint64) (*stream, *buffer) {
 	if p.batches == 0 {
 		return nil, nil
 	}
@@ -69,7 +69,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 		}
 	}
 	var b *buffer
-	if n := uint64(len(st.ring)); n > 0 && st.ring[k%n].number == k {
+	if n := uint64(len(st.ring)); n > 0 && st.ring[k%n].batch == k {
 		b = st.ring[k%n]
 		b.delivered.CompareAndSwap(-1, 0)
 	}
@@ -78,7 +78,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 		return st, nil
 	}
 	b.RLock() // may wait for the batch to be made
-	if b.number != k || !b.made {
+	if b.batch != k || !b.ready {
 		b.RUnlock()
 		return st, nil
 	}
@@ -86,7 +86,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 }
 
 // find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as for the next two.
-func (p *prefetcher) find(s Sequence, k uint64) *stream {
+func (p *prefetcher) find(s Batches, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
 			if i < len(p.streams)-1 {
@@ -121,17 +121,17 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 	p.used.Add(n * st.size)
 	for range n {
-		b := &buffer{number: MaxBatches}
+		b := &buffer{batch: MaxBatches}
 		b.delivered.Store(-1)
 		st.ring = append(st.ring, b)
 	}
 }
 
-func (p *prefetcher) fill(st *stream, split int) {
+func (p *prefetcher) prefetchNext(st *stream, split int) {
 	for p.permits.TryPrefetch(split) {
 		b := p.claim(st)
 		if b != nil {
-			p.make(st, b)
+			p.compute(st, b)
 		}
 		p.permits.EndPrefetch(split)
 		if b == nil {
@@ -140,20 +140,20 @@ func (p *prefetcher) fill(st *stream, split int) {
 	}
 }
 
-// make makes the batch of a buffer. An error or a panic is lost here: the reader of that batch makes it again, and meets it.
-func (p *prefetcher) make(st *stream, b *buffer) {
+// compute computes the batch of a buffer. An error or a panic is lost here: the reader of that batch makes it again, and meets it.
+func (p *prefetcher) compute(st *stream, b *buffer) {
 	defer b.Unlock()
 	defer func() {
 		if r := recover(); r != nil {
 			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = readInParts(st.sequence, b.bytes, b.number) == nil
+	b.ready = readInParts(st.sequence, b.bytes, b.batch) == nil
 }
 
 // readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
 // parts are as long as requests.
-func readInParts(s Sequence, dst []byte, k uint64) error {
+func readInParts(s Batches, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
 			return err
@@ -170,14 +170,14 @@ func (p *prefetcher) claim(st *stream) *buffer {
 	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
 		b := st.ring[k%n]
 		part := b.delivered.Load()
-		inTheMiddle := part >= 0 && part < main && b.number+maxBehind > k // of being read
-		if b.number == k || inTheMiddle || !b.TryLock() {
+		inTheMiddle := part >= 0 && part < main && b.batch+maxBehind > k // of being read
+		if b.batch == k || inTheMiddle || !b.TryLock() {
 			continue
 		}
 		if b.bytes == nil {
 			b.bytes = make([]byte, st.size)
 		}
-		b.number, b.made = k, false
+		b.batch, b.ready = k, false
 		b.delivered.Store(-1)
 		return b
 	}

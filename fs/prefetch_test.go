@@ -78,7 +78,7 @@ func TestNothingPrefetchedOfWhoDoesNot(t *testing.T) {
 // Each batch has its own bytes, however many readers there are, and the buffers stay within their bound.
 func TestPrefetchChangesNoByte(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
-	var splits []Sequence
+	var splits []Batches
 	for name, size := range sizes {
 		splits = append(splits, counting(name, size))
 	}
@@ -142,7 +142,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 func TestPrefetchOfFaults(t *testing.T) {
 	s, _ := noting("train", 1000)
 	var changed error
-	s.now = func(uint64) (Sequence, error) { return s, changed }
+	s.now = func(uint64) (Batches, error) { return s, changed }
 	read, broken := s.read, false
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if changed != nil {

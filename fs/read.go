@@ -80,7 +80,7 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 // A span is the bytes of a file that a READ gets.
 type span struct {
 	inode    inode
-	sequence Sequence
+	sequence Batches
 	batch    uint64 // first batch of the file
 	off, len int64  // bytes in the file
 }
@@ -151,15 +151,15 @@ func (t *tree) fetch(p span, timer state.ReadTimer, buf []byte, cancel <-chan st
 		}
 		off -= headerBytes
 	}
-	from, shown := file.shown(p.inode, p.sequence)
-	if len(rest) > 0 && file.which != everyBatch {
+	from, shown := file.byteRange(p.inode, p.sequence)
+	if len(rest) > 0 && file.selector != everyBatch {
 		r.stream, r.buffer = t.prefetched(p, cancel)
 	}
 	if r.buffer != nil {
 		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		r.parts = [2][]byte{buf}
-		if err := readShown(p.sequence, rest, p.batch, off, from, shown); err != nil {
+		if err := readByteRanges(p.sequence, rest, p.batch, off, from, shown); err != nil {
 			return nil, err
 		}
 	}
@@ -188,12 +188,12 @@ func (t *tree) prefetched(p span, cancel <-chan struct{}) (*stream, *buffer) {
 }
 
 // replyLen returns how many bytes of file i a READ gets.
-func (t *tree) replyLen(i inode, s Sequence, in *fuse.ReadIn) int64 {
+func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
+// readByteRanges fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
+func readByteRanges(s Batches, dst []byte, k uint64, off, from, shown int64) error {
 	if shown == s.Spec().Batch.Bytes() && len(dst) > 0 { // the whole batch
 		return s.Read(dst, k, off)
 	}

@@ -17,7 +17,7 @@ import (
 // up or forgotten meanwhile. If the kernel knows a file of a retired sequence after all, reading
 // the file fails with ESTALE: the number is reused only after all other numbers have been used.
 type doubt struct {
-	asked int // times in a row that the kernel knew no directory; guarded by sequences.mu
+	asked int // times in a row that the kernel knew no directory; guarded by sequenceTable.mu
 }
 
 const (
@@ -28,7 +28,7 @@ const (
 )
 
 // disturb restarts the count of asked after a lookup or a FORGET. A nil doubt is allowed. The
-// caller holds sequences.mu.
+// caller holds sequenceTable.mu.
 func (d *doubt) disturb() {
 	if d != nil {
 		d.asked = 0
@@ -37,7 +37,7 @@ func (d *doubt) disturb() {
 
 // reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
 // not run inside a request, because knows waits for the kernel.
-func (q *sequences) reconcile(knows func(directory uint64) bool) {
+func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
 		left, unknown := q.ask(knows)
@@ -54,7 +54,7 @@ func (q *sequences) reconcile(knows func(directory uint64) bool) {
 
 // ask asks the kernel once about each sequence in doubt. It returns the number of sequences that
 // remain in doubt, and how many of them the kernel seems not to know.
-func (q *sequences) ask(knows func(directory uint64) bool) (left, unknown int) {
+func (q *sequenceTable) ask(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
 	q.mu.Unlock()
@@ -70,7 +70,7 @@ func (q *sequences) ask(knows func(directory uint64) bool) (left, unknown int) {
 
 // beginAsking returns the directories to ask the kernel about for a sequence in doubt. If they are
 // not all recorded, the sequence leaves doubt, and only its count can end it.
-func (q *sequences) beginAsking(number int) []uint64 {
+func (q *sequenceTable) beginAsking(number int) []uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	directories, ok := q.shared.Directories(number)
@@ -86,7 +86,7 @@ func (q *sequences) beginAsking(number int) []uint64 {
 // endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
 // not known it asksToRetire times in a row. It reports whether the kernel did not know the sequence
 // and should be asked again.
-func (q *sequences) endAsking(number int, known bool) (again bool) {
+func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	d := q.doubts[number]

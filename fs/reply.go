@@ -18,7 +18,7 @@ type reply struct {
 	stream     *stream // stream to prefetch when the reply is sent; may be nil
 	buffer     *buffer // prefetched batch that parts[1] aliases, read-locked; may be nil
 
-	sequence Sequence
+	sequence Batches
 	number   int    // number of sequence
 	begun    uint64 // first batch whose first byte is in the reply; equal to end if there is none
 	end      uint64 // one more than the last batch with bytes in the reply; 0 if there is none
@@ -43,11 +43,11 @@ func (r *reply) Done() {
 		done.buffer.RUnlock()
 	}
 	if done.stream != nil {
-		done.prefetcher.fill(done.stream, done.split)
+		done.prefetcher.prefetchNext(done.stream, done.split)
 	}
 }
 
-// A rowCounter returns the number of rows of batch k that are from a source of Spec.Sources.
+// A rowCounter returns the number of rows of batch k that are from a source of Spec.SourceWeights.
 type rowCounter interface {
 	RowsOf(source int, k uint64) uint64
 }
@@ -81,7 +81,7 @@ func (t *tree) account(r *reply) {
 	}
 	entry.Begun.Add(r.end - r.begun)
 	counts := &t.shared.Sources[r.split]
-	for source := range r.sequence.Spec().Sources {
+	for source := range r.sequence.Spec().SourceWeights {
 		for k := r.begun; k < r.end; k++ {
 			counts[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
 		}

@@ -15,12 +15,12 @@ import (
 func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)
-	for _, splits := range [][]Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
-		if _, err := newSequences(splits, tr.shared, Access{}, tr.log.Logger); err == nil {
+	for _, splits := range [][]Batches{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
+		if _, err := newSequenceTable(splits, tr.shared, Access{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are taken for a and b", len(splits))
 		}
 	}
-	if q, err := newSequences([]Sequence{b, a}, tr.shared, Access{}, tr.log.Logger); err != nil || q.get(1) != a {
+	if q, err := newSequenceTable([]Batches{b, a}, tr.shared, Access{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -61,7 +61,7 @@ func TestTextsGoOn(t *testing.T) {
 func TestUnsuitedSettingsGoOn(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
-	s.with = func(string) (Sequence, error) { return under, nil }
+	s.with = func(string) (Batches, error) { return under, nil }
 	tr := plant(t, s)
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
@@ -72,8 +72,8 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s
 		unfit.Batch = arrays
-		unfit.with = func(string) (Sequence, error) { return nil, syscall.EINVAL }
-		unfit.now = func(uint64) (Sequence, error) { return &unfit, nil }
+		unfit.with = func(string) (Batches, error) { return nil, syscall.EINVAL }
+		unfit.now = func(uint64) (Batches, error) { return &unfit, nil }
 		tr = grow(t, tr.shared, &unfit)
 		for _, r := range open {
 			r.tree = tr
@@ -83,7 +83,7 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 				}
 			}
 		}
-		unfit.now = func(uint64) (Sequence, error) { return s, nil }
+		unfit.now = func(uint64) (Batches, error) { return s, nil }
 	}
 	if u, err := tr.sequences.latest(number); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
@@ -107,7 +107,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 			known[state.Name{Dir: uint64(dir), Name: name}] = tr.sequences.mustLookUp(t, dir, name)
 		}
 		tr = grow(t, tr.shared, s)
-		for tr.shared.NamesRecorded()-tr.sequences.told > maxRecent {
+		for tr.shared.NamesRecorded()-tr.sequences.invalidated > maxRecent {
 			n := tr.sequences.outdated()
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)
@@ -125,7 +125,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
 	with, made := s.with, 0
-	s.with = func(settings string) (Sequence, error) {
+	s.with = func(settings string) (Batches, error) {
 		made++
 		return with(settings)
 	}

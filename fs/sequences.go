@@ -16,34 +16,34 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// sequences are the sequences of a mount by number, which is part of inode numbers. The splits have
-// the first numbers, starting at 1. The others are splits under the settings of a path,
+// sequenceTable are the sequences of a mount by number, which is part of inode numbers. The splits
+// have the first numbers, starting at 1. The others are splits under the settings of a path,
 // train/rank=3,world=8: they begin when they are looked up, and end when the kernel has forgotten
 // all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
 // first, so that the kernel forgets them; files that are open keep working. In a flood of lookups
 // the oldest may be missed: the kernel forgets those when it needs the memory.
 //
-// The shared state holds what the next worker must know. That worker makes a Sequence of settings
+// The shared state holds what the next worker must know. That worker makes a Batches of settings
 // when it is first used.
 //
 // Lock order: mu, then nothing but the locks of package state.
-type sequences struct {
+type sequenceTable struct {
 	shared   *state.Shared
 	log      *limitedLog // separate, so that bad paths hide no errors
 	access   Access
 	splits   int
-	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
-	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
+	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil: not made yet, or no sequence has the number
+	split    [state.MaxSequences]atomic.Uint32           // number of the split that a sequence belongs to, or belonged to
 
 	// mu guards all fields below, and the lookups, names and faults in the shared state.
-	mu      sync.Mutex
-	byName  map[string]int // number of each sequence
-	free    []int          // numbers of ended sequences
-	retired []int          // numbers of retired sequences, oldest first; reused when no others are left
-	doubts  map[int]*doubt // sequences whose lookup count may be too high, by number
-	ofUser  map[uint32]int // number of settings that each user was the first to look up
-	told    uint64         // noted names that the kernel was told to forget, or that were overwritten
-	many    *sync.Cond     // signals, under mu, that more than maxRecent names may be left
+	mu          sync.Mutex
+	byName      map[string]int // number of each sequence
+	free        []int          // numbers of ended sequences
+	retired     []int          // numbers of retired sequences, oldest first; reused when no others are left
+	doubts      map[int]*doubt // sequences whose lookup count may be too high, by number
+	ofUser      map[uint32]int // number of settings that each user was the first to look up
+	invalidated uint64         // noted names that the kernel was told to forget, or that were overwritten
+	tooMany     *sync.Cond     // signals, under mu, that more than maxRecent names may be left
 }
 
 const (
@@ -57,11 +57,11 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-func newSequences(splits []Sequence, shared *state.Shared, access Access, log *slog.Logger) (*sequences, error) {
+func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
-	q := &sequences{
+	q := &sequenceTable{
 		shared: shared,
 		log:    newLimitedLog(log),
 		access: access,
@@ -70,7 +70,7 @@ func newSequences(splits []Sequence, shared *state.Shared, access Access, log *s
 		doubts: map[int]*doubt{},
 		ofUser: map[uint32]int{},
 	}
-	q.many = sync.NewCond(&q.mu)
+	q.tooMany = sync.NewCond(&q.mu)
 	shared.ResumeLookups()
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
@@ -81,8 +81,8 @@ func newSequences(splits []Sequence, shared *state.Shared, access Access, log *s
 	return q, q.resume(splits)
 }
 
-func (q *sequences) resume(splits []Sequence) error {
-	bySplit := map[string]Sequence{}
+func (q *sequenceTable) resume(splits []Batches) error {
+	bySplit := map[string]Batches{}
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
@@ -118,7 +118,7 @@ func (q *sequences) resume(splits []Sequence) error {
 }
 
 // peek returns the sequence of a number if this process has it already, and otherwise nil.
-func (q *sequences) peek(number int) Sequence {
+func (q *sequenceTable) peek(number int) Batches {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
 	}
@@ -126,7 +126,7 @@ func (q *sequences) peek(number int) Sequence {
 }
 
 // get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
-func (q *sequences) get(number int) Sequence {
+func (q *sequenceTable) get(number int) Batches {
 	if s := q.peek(number); s != nil || number <= q.splits {
 		return s
 	}
@@ -154,7 +154,7 @@ func (q *sequences) get(number int) Sequence {
 }
 
 // add gives a sequence that user looked up a number, or 0 if all are in use. The caller holds mu, or is alone.
-func (q *sequences) add(s Sequence, user uint32) (number int) {
+func (q *sequenceTable) add(s Batches, user uint32) (number int) {
 	if n := len(q.free); n > 0 {
 		number, q.free = q.free[n-1], q.free[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
@@ -170,8 +170,8 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 	return number
 }
 
-func (q *sequences) describe(number int, s Sequence) {
-	sources := s.Spec().Sources
+func (q *sequenceTable) describe(number int, s Batches) {
+	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
 		sources = nil // rows are counted of a split, whatever the settings: a KiB of shared memory each
 	}
@@ -179,7 +179,7 @@ func (q *sequences) describe(number int, s Sequence) {
 }
 
 // name notes the name of a sequence that user looked up. The caller holds mu, or is alone.
-func (q *sequences) name(number int, name string, user uint32) {
+func (q *sequenceTable) name(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
 	q.byName[name] = number
 	q.ofUser[user]++
@@ -187,11 +187,11 @@ func (q *sequences) name(number int, name string, user uint32) {
 }
 
 // splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
-func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
+func (q *sequenceTable) splitOf(number int) int { return int(q.split[number].Load()) }
 
 // lookup returns the sequence of directory dir under the settings in name, and its number, and
 // counts request id of a user as a lookup. err says what is wrong with the settings.
-func (q *sequences) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Sequence, number int, errno syscall.Errno, err error) {
+func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Batches, number int, errno syscall.Errno, err error) {
 	of, _ := q.latestFor(dir.sequence(), 0, cancel) // readers get the error
 	if of == nil {
 		return nil, 0, syscall.ESTALE, nil
@@ -217,7 +217,7 @@ func (q *sequences) lookup(dir inode, name string, user uint32, id uint64, cance
 // acquire returns the number of a sequence that a user looked up by name, and counts the lookup,
 // request id. It fails with EDQUOT if the user has too many settings directories, and with ENOSPC
 // if all numbers are in use.
-func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
+func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
@@ -234,13 +234,13 @@ func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64)
 		q.count(number, id)
 	}
 	q.shared.RecordName(name)
-	q.many.Signal()
+	q.tooMany.Signal()
 	return number, 0
 }
 
 // countLookup counts request id, a lookup of a file of a sequence. Lookups in splits are not
 // counted, because splits never end.
-func (q *sequences) countLookup(number int, id uint64) {
+func (q *sequenceTable) countLookup(number int, id uint64) {
 	if number <= q.splits {
 		return
 	}
@@ -250,13 +250,13 @@ func (q *sequences) countLookup(number int, id uint64) {
 }
 
 // count counts request id, a lookup of settings or of a file below them. The caller holds mu.
-func (q *sequences) count(number int, id uint64) {
+func (q *sequenceTable) count(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 	q.doubts[number].disturb()
 }
 
 // invalidate tells the kernel to forget outdated names. The next worker repeats it.
-func (q *sequences) invalidate(server *fuse.Server) {
+func (q *sequenceTable) invalidate(server *fuse.Server) {
 	for {
 		n := q.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
@@ -264,18 +264,18 @@ func (q *sequences) invalidate(server *fuse.Server) {
 }
 
 // outdated blocks until a name should be invalidated, and returns it.
-func (q *sequences) outdated() (n state.Name) {
+func (q *sequenceTable) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.shared.NamesRecorded()-q.told <= maxRecent {
-		q.many.Wait()
+	for q.shared.NamesRecorded()-q.invalidated <= maxRecent {
+		q.tooMany.Wait()
 	}
-	q.told, n = q.shared.NameFrom(q.told)
-	q.told++
+	q.invalidated, n = q.shared.NameFrom(q.invalidated)
+	q.invalidated++
 	return n
 }
 
-func (q *sequences) forget(number int, lookups uint64) {
+func (q *sequenceTable) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return
 	}
@@ -296,7 +296,7 @@ func (q *sequences) forget(number int, lookups uint64) {
 // drop releases what this process holds for a sequence whose files the kernel has forgotten. It
 // reports whether the sequence ends, which it does unless its cursor has moved. The caller holds
 // mu.
-func (q *sequences) drop(number int) (ends bool) {
+func (q *sequenceTable) drop(number int) (ends bool) {
 	entry := &q.shared.Sequences[number]
 	delete(q.doubts, number)
 	q.byNumber[number].Store(nil) // get makes it again
@@ -308,45 +308,45 @@ func (q *sequences) drop(number int) (ends bool) {
 	return true
 }
 
-// A refresher finds the Sequence that replaces a Sequence once its token files have changed. Its
-// methods return the Sequence itself if none does, and also if they return an error.
+// A refresher finds the Batches that replaces a Batches once its token files have changed. Its
+// methods return the Batches itself if none does, and also if they return an error.
 type refresher interface {
 	// Latest returns an error if no batch can be read. It checks no file, unless one is known to be
 	// wrong.
-	Latest() (Sequence, error)
+	Latest() (Batches, error)
 
 	// LatestFor also checks the files of batch k. If they have changed and are followed, it waits
 	// for the new ones, or until cancel is closed.
-	LatestFor(k uint64, cancel <-chan struct{}) (Sequence, error)
+	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
 
 	// LatestWhole also returns an error if any batch cannot be read.
-	LatestWhole(cancel <-chan struct{}) (Sequence, error)
+	LatestWhole(cancel <-chan struct{}) (Batches, error)
 
 	// Stalled returns how long a check of all token files has had no response, or 0.
 	Stalled() time.Duration
 }
 
-// A deriver derives the Sequence under the settings of a path, such as "rank=3,world=8". Equal
+// A deriver derives the Batches under the settings of a path, such as "rank=3,world=8". Equal
 // settings have equal names. The error is syscall.ENOENT if a setting is unknown.
 type deriver interface {
-	With(settings string) (Sequence, error)
+	With(settings string) (Batches, error)
 }
 
 // latest, latestFor and latestWhole are the methods of [refresher] for the sequence of a number.
 // They return nil if there is none.
-func (q *sequences) latest(number int) (Sequence, error) {
-	return q.refresh(number, Sequence.Latest)
+func (q *sequenceTable) latest(number int) (Batches, error) {
+	return q.refresh(number, Batches.Latest)
 }
 
-func (q *sequences) latestFor(number int, k uint64, cancel <-chan struct{}) (Sequence, error) {
-	return q.refresh(number, func(s Sequence) (Sequence, error) { return s.LatestFor(k, cancel) })
+func (q *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (Batches, error) {
+	return q.refresh(number, func(s Batches) (Batches, error) { return s.LatestFor(k, cancel) })
 }
 
-func (q *sequences) latestWhole(number int, cancel <-chan struct{}) (Sequence, error) {
-	return q.refresh(number, func(s Sequence) (Sequence, error) { return s.LatestWhole(cancel) })
+func (q *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (Batches, error) {
+	return q.refresh(number, func(s Batches) (Batches, error) { return s.LatestWhole(cancel) })
 }
 
-func (q *sequences) refresh(number int, latest func(Sequence) (Sequence, error)) (Sequence, error) {
+func (q *sequenceTable) refresh(number int, latest func(Batches) (Batches, error)) (Batches, error) {
 	old := q.get(number)
 	if old == nil {
 		return nil, errForgotten
@@ -362,11 +362,11 @@ func (q *sequences) refresh(number int, latest func(Sequence) (Sequence, error))
 }
 
 // stalled returns how long a check of the token files of a split has had no response, or 0.
-func (q *sequences) stalled(split int) time.Duration { return q.peek(split).Stalled() }
+func (q *sequenceTable) stalled(split int) time.Duration { return q.peek(split).Stalled() }
 
-// fault records the last error of a sequence, counts request id, and returns the sequence's name.
-// Number 0 stands for the whole mount, whose name is empty.
-func (q *sequences) fault(number int, id uint64, err string) (name string) {
+// recordError records the last error of a sequence, counts request id, and returns the sequence's
+// name. Number 0 stands for the whole mount, whose name is empty.
+func (q *sequenceTable) recordError(number int, id uint64, err string) (name string) {
 	entry := &q.shared.Sequences[number]
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -18,18 +18,18 @@ import (
 )
 
 // train is the sequences of a mount of one split, with its directory.
-func train(t *testing.T) (q *sequences, dir inode) {
+func train(t *testing.T) (q *sequenceTable, dir inode) {
 	tr := plant(t, counting("train", 100))
 	return tr.sequences, tr.find("train")
 }
 
 // lookUpBy is a lookup of settings by a user.
-func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
+func (q *sequenceTable) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
 	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2), nil)
 	return number, errno
 }
 
-func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
+func (q *sequenceTable) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
 	number, errno := q.lookUpBy(0, dir, name)
 	if errno != 0 {
@@ -39,7 +39,7 @@ func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 }
 
 // check fails unless every number is free or has just one name, and the shared state has the same names.
-func (q *sequences) check(t *testing.T) {
+func (q *sequenceTable) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
 	byName, free := maps.Clone(q.byName), slices.Clone(q.free)
@@ -66,12 +66,12 @@ func (q *sequences) check(t *testing.T) {
 // The shares of sources are noted of a split, and take no shared memory of each of its settings.
 func TestSourcesOfSplits(t *testing.T) {
 	mixture := counting("train", 100)
-	mixture.spec.Sources = []float64{0.75, 0.25}
+	mixture.spec.SourceWeights = []float64{0.75, 0.25}
 	with := mixture.with
-	mixture.with = func(settings string) (Sequence, error) {
+	mixture.with = func(settings string) (Batches, error) {
 		s, err := with(settings)
 		if err == nil {
-			s.Spec().Sources = mixture.spec.Sources
+			s.Spec().SourceWeights = mixture.spec.SourceWeights
 		}
 		return s, err
 	}
@@ -134,7 +134,7 @@ func TestNumbersOfSequences(t *testing.T) {
 		case len(model) < 30 && k.lookups > 0:
 			entry := &q.shared.Sequences[k.number]
 			entry.Reads.Add(1)
-			q.fault(k.number, lastUnique.Add(2), "broken")
+			q.recordError(k.number, lastUnique.Add(2), "broken")
 			if k.moved = k.moved || op > 990; k.moved {
 				entry.Cursor.Add(1)
 			}
@@ -177,7 +177,7 @@ func TestQuotaOfSettings(t *testing.T) {
 	s := counting("train", 100)
 	tr := plant(t, s)
 	dir := tr.find("train")
-	var q *sequences
+	var q *sequenceTable
 	look := func(user uint32, name string, want syscall.Errno) (number int) {
 		t.Helper()
 		number, errno := q.lookUpBy(user, dir, name)
@@ -285,7 +285,7 @@ func (c *changing) now() *fake {
 		return err
 	}
 	s.originLen = func() int64 { return int64(2 + v%3) }
-	s.now = func(uint64) (Sequence, error) {
+	s.now = func(uint64) (Batches, error) {
 		if c.version.Load() == v {
 			return s, nil
 		}

@@ -28,7 +28,7 @@ import (
 // Serve answers the kernel's requests once the supervisor says so. It returns nil when the mount is gone,
 // supervise.ErrReplaced when this process should end because another serves, and supervise.ErrPanicked when another should
 // serve because a request panicked here. Handlers may still be under way then: the process should exit.
-func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options) error {
+func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) error {
 	log := newLimitedLog(o.Log)
 	stop := make(chan error, 2) // why this process should no longer serve
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
@@ -97,7 +97,7 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 		return nil
 	case why := <-stop:
 		guarded.Stop()
-		leave(fd, served)
+		detachConnection(fd, served)
 		return why
 	}
 }
@@ -208,9 +208,9 @@ func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }
 
-// leave replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a
+// detachConnection replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a
 // request that the kernel is copying when its process dies may fail. The kernel sends unanswered requests to the next worker.
-func leave(fd int, served <-chan struct{}) {
+func detachConnection(fd int, served <-chan struct{}) {
 	nobody, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Dup3(nobody, fd, unix.O_CLOEXEC)

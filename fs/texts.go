@@ -86,7 +86,7 @@ type text struct {
 	len  func(t *tree, i inode) int64 // nil: the length of what is shown
 }
 
-func (x text) size(t *tree, i inode, _ Sequence) int64 {
+func (x text) size(t *tree, i inode, _ Batches) int64 {
 	if x.len != nil {
 		return x.len(t, i)
 	}

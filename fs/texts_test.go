@@ -10,7 +10,7 @@ import (
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}
-	var sequences []Sequence
+	var sequences []Batches
 	for _, name := range names {
 		s := counting(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
@@ -47,7 +47,7 @@ func TestLive(t *testing.T) {
 	dir := tr.find("train")
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
-		tr.sequences.fault(number, lastUnique.Add(2), "an error")
+		tr.sequences.recordError(number, lastUnique.Add(2), "an error")
 	}
 	live := tr.live()
 	if len(live.Splits) != many+1 || live.Splits["train/seed=7"].LastError != "an error" {

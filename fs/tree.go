@@ -1,7 +1,7 @@
 // Package fs is the tree of files that a mount shows.
 //
 // A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
-// file of batches is an optional header and then the bytes of batches, which a [Sequence] decides. Only next, next.npy and
+// file of batches is an optional header and then the bytes of batches, which a [Batches] decides. Only next, next.npy and
 // next.safetensors keep state per open file; that state is in package state, so that another process can continue from it. [Serve]
 // answers the kernel's requests.
 package fs
@@ -27,7 +27,7 @@ type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	shared             *state.Shared
 	handles            *state.Handles
-	sequences          *sequences
+	sequences          *sequenceTable
 	readme             []byte
 	texts              texts
 	badNames           atomic.Pointer[[]BadName] // last ten names that were looked up in this worker and have no file, latest first
@@ -41,8 +41,8 @@ type tree struct {
 const forever = time.Duration(1<<31) * time.Second
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
-func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
-	sequences, err := newSequences(splits, shared, o.Access, o.Log)
+func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
+	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *li
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
 		texts:         texts{most: o.Memory.TextBytes, open: map[uint64][]byte{}},
-		prefetcher:    &prefetcher{batches: o.Memory.Ahead, bytes: o.Memory.AheadBytes, log: log},
+		prefetcher:    &prefetcher{batches: o.Memory.PrefetchBatches, bytes: o.Memory.PrefetchBytes, log: log},
 		log:           log,
 		o:             o,
 	}
@@ -62,22 +62,23 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *li
 }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
-func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
+func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
 
 // isForgotten says whether i is a file of a sequence, s, that is gone: see errForgotten.
-func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
+func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
 
-// entries are the names in a directory. Those in batch/ begin with the number k, which is left out.
-func (t *tree) entries(dir inode, k uint64) []fuse.DirEntry {
+// listDir returns the names in a directory. Those in batch/ begin with the number k, which is left
+// out.
+func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
 	if t.isForgotten(dir, s) {
 		return nil
 	}
-	list := make([]fuse.DirEntry, 0, len(table))
+	list := make([]fuse.DirEntry, 0, len(kindTable))
 	add := func(name string, i inode) {
 		list = append(list, fuse.DirEntry{Name: name, Mode: i.kind().mode(), Ino: uint64(i)})
 	}
-	for _, r := range table {
+	for _, r := range kindTable {
 		switch {
 		case r.in != dir.kind():
 		case r.kind == splitDir:
@@ -85,7 +86,7 @@ func (t *tree) entries(dir inode, k uint64) []fuse.DirEntry {
 				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
 			}
 		case r.kind.isOfOneArray() && k < 1<<arrayShift:
-			for n, a := range beside(s) {
+			for n, a := range rawArrays(s) {
 				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
 				add(strings.Replace(r.name, "%", a.Name, 1), i)
 			}
@@ -101,7 +102,7 @@ func (t *tree) entries(dir inode, k uint64) []fuse.DirEntry {
 	return list
 }
 
-func beside(s Sequence) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
+func rawArrays(s Batches) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
 // lookup finds a name in a directory, except settings.
 func (t *tree) lookup(dir inode, name string) inode {
@@ -114,7 +115,7 @@ func (t *tree) lookup(dir inode, name string) inode {
 		}
 		name = name[len(digits):]
 	}
-	for _, e := range t.entries(dir, k) {
+	for _, e := range t.listDir(dir, k) {
 		if e.Name == name {
 			return inode(e.Ino)
 		}
@@ -122,7 +123,7 @@ func (t *tree) lookup(dir inode, name string) inode {
 	return noSuchInode
 }
 
-func (t *tree) size(i inode, s Sequence) int64 {
+func (t *tree) size(i inode, s Batches) int64 {
 	return i.kind().entry().content.size(t, i, s)
 }
 
@@ -134,7 +135,7 @@ const (
 	nextBlock = 512
 )
 
-func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
+func (t *tree) attributes(i inode, s Batches, out *fuse.Attr) {
 	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Access.Mode, Nlink: 1}
 	if i.kind().isDir() {
 		out.Mode, out.Nlink = out.Mode|t.o.Access.Mode>>2, 2
@@ -177,9 +178,9 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
 	if i == noSuchInode {
-		t.noteBadName(dir, name, t.whyNot(dir, name))
+		t.recordBadName(dir, name, t.whyNot(dir, name))
 	}
-	t.entry(i, s, timeout, out)
+	t.fillEntry(i, s, timeout, out)
 	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
 	return fuse.OK
 }
@@ -187,16 +188,16 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, cancel <-chan struct{}, out *fuse.EntryOut) fuse.Status {
 	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid, header.Unique, cancel)
 	if err != nil {
-		t.noteBadName(dir, name, err.Error())
+		t.recordBadName(dir, name, err.Error())
 	}
 	if errno == 0 {
-		t.entry(settingsDir(number, dir, name), s, forever, out)
+		t.fillEntry(settingsDir(number, dir, name), s, forever, out)
 	}
 	return fuse.Status(errno)
 }
 
-// entry describes file i, which the kernel may remember for so long: also that there is none.
-func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.EntryOut) {
+// fillEntry describes file i, which the kernel may remember for so long: also that there is none.
+func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
 	if i == noSuchInode {
@@ -233,7 +234,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
 	if dir.kind() != batchDir { // batches are without number
-		list = append(list, t.entries(dir, 0)...)
+		list = append(list, t.listDir(dir, 0)...)
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
 	}
@@ -259,7 +260,7 @@ func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 			errno = e
 		}
 	}
-	name := t.sequences.fault(inode(node).sequence(), id, err.Error())
+	name := t.sequences.recordError(inode(node).sequence(), id, err.Error())
 	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

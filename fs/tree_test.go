@@ -24,7 +24,7 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
-// A fake is a Sequence whose functions a test may replace.
+// A fake is a Batches whose functions a test may replace.
 type fake struct {
 	spec
 	read       func(dst []byte, k uint64, off int64) error
@@ -32,8 +32,8 @@ type fake struct {
 	originLen  func() int64
 	info       func() []byte
 	infoLen    func() int64
-	now        func(k uint64) (Sequence, error)
-	with       func(settings string) (Sequence, error)
+	now        func(k uint64) (Batches, error)
+	with       func(settings string) (Batches, error)
 }
 
 type spec = Spec
@@ -47,12 +47,12 @@ func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.read
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }
 func (f *fake) InfoLen() int64                                   { return f.infoLen() }
-func (f *fake) Latest() (Sequence, error)                        { return f.now(noBatch) }
+func (f *fake) Latest() (Batches, error)                         { return f.now(noBatch) }
 func (f *fake) Stalled() time.Duration                           { return 0 }
-func (f *fake) With(settings string) (Sequence, error)           { return f.with(settings) }
+func (f *fake) With(settings string) (Batches, error)            { return f.with(settings) }
 
-func (f *fake) LatestWhole(<-chan struct{}) (Sequence, error)           { return f.now(anyBatch) }
-func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Sequence, error) { return f.now(k) }
+func (f *fake) LatestWhole(<-chan struct{}) (Batches, error)           { return f.now(anyBatch) }
+func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.now(k) }
 
 // Numbers for which Latest and LatestWhole call now.
 const (
@@ -78,8 +78,8 @@ func counting(name string, batchBytes int64) *fake {
 		originLen: func() int64 { return 21 },
 	}
 	s.infoLen = func() int64 { return int64(len(s.info())) }
-	s.now = func(uint64) (Sequence, error) { return s, nil }
-	s.with = func(settings string) (Sequence, error) {
+	s.now = func(uint64) (Batches, error) { return s, nil }
+	s.with = func(settings string) (Batches, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
 			return nil, syscall.ENOENT
@@ -95,7 +95,7 @@ func counting(name string, batchBytes int64) *fake {
 	return s
 }
 
-func plant(t testing.TB, sequences ...Sequence) *tree {
+func plant(t testing.TB, sequences ...Batches) *tree {
 	t.Helper()
 	return grow(t, newShared(t), sequences...)
 }
@@ -116,11 +116,11 @@ func newShared(t testing.TB) *state.Shared {
 const maxTextBytes = 32 << 20
 
 // grow is the tree of a worker that continues from the shared state.
-func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
+func grow(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
-		Memory: Memory{Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
+		Memory: Memory{PrefetchBatches: 2, PrefetchBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
 		Access: Access{Mode: 0o444},
 		Status: Status{ProgramVersion: "test", JSON: func(l Live) []byte {
 			return fmt.Appendf(nil, `{"reads": %20d}`, l.Shared.Sequences[1].Reads.Load())
@@ -234,7 +234,7 @@ func TestListedNamesExist(t *testing.T) {
 		if dir != "" {
 			d = tr.find(dir)
 		}
-		for _, e := range tr.entries(d, 0) {
+		for _, e := range tr.listDir(d, 0) {
 			if i := tr.lookup(d, e.Name); uint64(i) != e.Ino || i.kind() == 0 {
 				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.Name, e.Ino, i)
 			}
@@ -298,7 +298,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.now = func(uint64) (Sequence, error) { return s, err }
+		s.now = func(uint64) (Batches, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
@@ -354,7 +354,7 @@ func TestLookupsLookAtFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var looked []uint64
 	s.Follows = true
-	s.now = func(k uint64) (Sequence, error) {
+	s.now = func(k uint64) (Batches, error) {
 		looked = append(looked, k)
 		return s, nil
 	}

@@ -95,7 +95,7 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 // writeBatches writes batches from, from+1, …, which read reads as a sampler.Sequence does, as one
 // .npy file or one file after the other.
 func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
-	_, shown := f.Shown()
+	_, shown := f.ByteRange()
 	n := int64(count) * shown
 	whole := f.Format != header.FormatSafetensors && shown == f.Batch.Bytes() // then one read may be of several batches
 	buf := make([]byte, min(n, 1<<20))

@@ -78,14 +78,14 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	if err != nil {
 		return err
 	}
-	var splits []fs.Sequence
+	var splits []fs.Batches
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
 	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		Memory: fs.Memory{Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
+		Memory: fs.Memory{PrefetchBatches: c.Memory.Ahead, PrefetchBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
 		Access: fs.Access{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
@@ -120,40 +120,40 @@ type sequence struct {
 
 func newSequence(s *dataset.Served) *sequence {
 	return &sequence{s, fs.Spec{
-		Name:         s.Split.Name(),
-		Batch:        s.Sequence.Batch(),
-		Steps:        s.Steps,
-		Start:        s.Split.Start,
-		EpochBatches: s.EpochBatches(),
-		Sources:      s.Shares(),
-		TokensLen:    s.TokensLen(),
-		Metadata:     s.Metadata(),
-		Version:      fs.Version(s.Version),
-		Follows:      s.Split.OnChange == "follow",
+		Name:          s.Split.Name(),
+		Batch:         s.Sequence.Batch(),
+		Steps:         s.Steps,
+		Start:         s.Split.Start,
+		EpochBatches:  s.EpochBatches(),
+		SourceWeights: s.Shares(),
+		TokensLen:     s.TokensLen(),
+		Metadata:      s.Metadata(),
+		Version:       fs.Version(s.Version),
+		Follows:       s.Split.OnChange == "follow",
 	}}
 }
 
 func (s *sequence) Spec() *fs.Spec { return &s.spec }
 
-func (s *sequence) Latest() (fs.Sequence, error) { return s.wrap(s.Served.Latest()) }
+func (s *sequence) Latest() (fs.Batches, error) { return s.wrap(s.Served.Latest()) }
 
-func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.Sequence, error) {
+func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.Batches, error) {
 	return s.wrap(s.Served.LatestWhole(cancel))
 }
 
-func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Sequence, error) {
+func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Batches, error) {
 	return s.wrap(s.Served.LatestFor(k, cancel))
 }
 
 // wrap returns s if it is a sequence of served.
-func (s *sequence) wrap(served *dataset.Served, err error) (fs.Sequence, error) {
+func (s *sequence) wrap(served *dataset.Served, err error) (fs.Batches, error) {
 	if served == s.Served {
 		return s, err
 	}
 	return newSequence(served), err
 }
 
-func (s *sequence) With(settings string) (fs.Sequence, error) {
+func (s *sequence) With(settings string) (fs.Batches, error) {
 	other, err := s.Served.With(settings)
 	if err != nil {
 		return nil, err

@@ -23,8 +23,8 @@ type Frame struct {
 // AllArrays is the Array of a Frame that shows more than one.
 const AllArrays = -1
 
-// Shown returns which bytes of each batch the file holds: size bytes that begin at byte from.
-func (f Frame) Shown() (from, size int64) {
+// ByteRange returns which bytes of each batch the file holds: size bytes that begin at byte from.
+func (f Frame) ByteRange() (from, size int64) {
 	switch {
 	case f.Format == FormatSafetensors:
 		return 0, f.Batch.Bytes()
@@ -37,7 +37,7 @@ func (f Frame) Shown() (from, size int64) {
 
 // Size returns the size of the file.
 func (f Frame) Size() int64 {
-	_, size := f.Shown()
+	_, size := f.ByteRange()
 	size *= int64(max(f.Batches, 1))
 	if f.Format != FormatRaw {
 		size += Bytes

@@ -52,7 +52,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 	}
 }
 
-// A request that reads or checks token files has a cost. The cost creates no Sequence.
+// A request that reads or checks token files has a cost. The cost creates no Batches.
 func TestCosts(t *testing.T) {
 	s := counting("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
@@ -103,11 +103,11 @@ func TestCosts(t *testing.T) {
 // A handler that is late may find that the kernel has forgotten its file. Its request is an error then, and ends no process.
 func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s, other := counting("train", 1000), counting("train/seed=1", 1000)
-	s.with = func(string) (Sequence, error) { return other, nil }
+	s.with = func(string) (Batches, error) { return other, nil }
 	tr := plant(t, s)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
 	fh, _ := tr.handles.Open(number, 0, false, 4)
-	other.now = func(uint64) (Sequence, error) { // meanwhile
+	other.now = func(uint64) (Batches, error) { // meanwhile
 		tr.handles.Release(fh)
 		tr.sequences.forget(number, 1)
 		return other, nil
@@ -123,7 +123,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	if st := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(makeInode(batchDir, number, 0))}, "3", &fuse.EntryOut{}); st != stale {
 		t.Errorf("a lookup: %v, want ESTALE", st)
 	}
-	if n := len(tr.entries(makeInode(splitDir, number, 0), 0)); n > 0 {
+	if n := len(tr.listDir(makeInode(splitDir, number, 0), 0)); n > 0 {
 		t.Errorf("its directory lists %d files", n)
 	}
 }
