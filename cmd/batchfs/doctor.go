@@ -203,7 +203,7 @@ func (d *doctor) right() (string, error) {
 	if os.Geteuid() == 0 {
 		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
-	helper, err := mount.UserMounts(d.at("etc"))
+	helper, err := mount.FindFusermount(d.at("etc"))
 	if err != nil {
 		return "", err
 	}
@@ -297,8 +297,8 @@ func mayNotLook(m *mount.Mounted, err error) bool {
 
 // diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount, unless nothing else tells.
 func diagnose(m *mount.Mounted) (string, error) {
-	err := m.Alive()
-	if errors.Is(err, mount.ErrElsewhere) && !m.Dead() {
+	err := m.CheckAlive()
+	if errors.Is(err, mount.ErrElsewhere) && !m.IsDead() {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
 	}
 	if err != nil {
@@ -342,7 +342,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 // checkRunning returns an error if a signal such as SIGSTOP has stopped the supervisor of a mount.
 // The supervisor must be alive.
 func checkRunning(m *mount.Mounted) error {
-	if !m.Stopped() {
+	if !m.IsStopped() {
 		return nil
 	}
 	return fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)

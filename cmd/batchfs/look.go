@@ -33,7 +33,7 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 // lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
 // mount's own do, because root can read files that they cannot.
 func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
-	user, err := m.User()
+	user, err := m.Credential()
 	if err != nil {
 		return "", err
 	}

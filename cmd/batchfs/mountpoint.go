@@ -27,7 +27,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if mounted != nil && mounted.Dead() {
+	if mounted != nil && mounted.IsDead() {
 		if err := mounted.Unmount(true); err != nil {
 			return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount: %w", path, err)
 		}

@@ -41,7 +41,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 			}
 			const limit = 30 * time.Second
 			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
-				if err := cmp.Or(m.Alive(), checkRunning(m)); err != nil {
+				if err := cmp.Or(m.CheckAlive(), checkRunning(m)); err != nil {
 					return err
 				}
 				if time.Now().After(end) {

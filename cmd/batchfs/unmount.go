@@ -64,7 +64,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	if stopped != nil && !force {
 		return stopped
 	}
-	dead := m.Dead()
+	dead := m.IsDead()
 	if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -72,7 +72,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	err = m.Unmount(false)
 	if errors.Is(err, syscall.EBUSY) {
 		if !force {
-			return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s", err, strings.Join(m.Users(), "\n"), path)
+			return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), path)
 		}
 		err = m.Unmount(true)
 	}

@@ -82,8 +82,8 @@ func All() (all []*Mounted, err error) {
 	return all, nil
 }
 
-// Now returns the mount as it is now: its directory may have been moved. It is nil if the mount is gone.
-func (m *Mounted) Now() (*Mounted, error) {
+// Refresh returns the mount as it is now: its directory may have been moved. It is nil if the mount is gone.
+func (m *Mounted) Refresh() (*Mounted, error) {
 	mounts, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
 	if len(mounts) == 0 {
 		return nil, err
@@ -125,16 +125,16 @@ var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
 var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: " +
 	"run this there, with its /proc")
 
-// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Users can forge a
+// CheckAlive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Users can forge a
 // mount's source: a process of another user, or without the memory of a mount, is no supervisor.
-func (m *Mounted) Alive() error {
+func (m *Mounted) CheckAlive() error {
 	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
 		return err
 	}
 	return nil
 }
 
-// verify is Alive, but an error where this user may not look.
+// verify is CheckAlive, but an error where this user may not look.
 func (m *Mounted) verify() error {
 	if foreignProc() || m.namespace != 0 && m.namespace != pidNamespace() {
 		return ErrElsewhere
@@ -143,7 +143,7 @@ func (m *Mounted) verify() error {
 	if err != nil || stat.Began != m.began {
 		return ErrDead
 	}
-	if user, err := m.User(); err != nil || int(user.Uid) != m.Owner {
+	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {
 		return ErrDead
 	}
 	file, err := m.memory(stateMemory)
@@ -156,16 +156,16 @@ func (m *Mounted) verify() error {
 	return ErrDead
 }
 
-// User returns the user and the groups as whom the supervisor, and so its workers, read token files.
-func (m *Mounted) User() (*syscall.Credential, error) { return process.User(m.Supervisor) }
+// Credential returns the user and the groups as whom the supervisor, and so its workers, read token files.
+func (m *Mounted) Credential() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
-// Stopped says whether a signal has stopped the supervisor.
-func (m *Mounted) Stopped() bool {
+// IsStopped says whether a signal has stopped the supervisor.
+func (m *Mounted) IsStopped() bool {
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
 	return err == nil && stat.State == 'T'
 }
 
-// Signal sends the supervisor a signal. The error may be one of Alive.
+// Signal sends the supervisor a signal. The error may be one of CheckAlive.
 func (m *Mounted) Signal(sig syscall.Signal) error {
 	fd, err := m.Pidfd()
 	if err != nil {
@@ -175,7 +175,7 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 	return unix.PidfdSendSignal(fd, sig, nil, 0)
 }
 
-// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error may be one of Alive.
+// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error may be one of CheckAlive.
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
@@ -188,8 +188,8 @@ func (m *Mounted) Pidfd() (int, error) {
 	return fd, nil
 }
 
-// Dead says whether no process will ever serve the mount again. It asks the mount, and waits a second for the answer.
-func (m *Mounted) Dead() bool {
+// IsDead says whether no process will ever serve the mount again. It asks the mount, and waits a second for the answer.
+func (m *Mounted) IsDead() bool {
 	asked := make(chan error, 1)
 	go func() {
 		var st unix.Statfs_t // which the kernel does not remember
@@ -201,12 +201,12 @@ func (m *Mounted) Dead() bool {
 	case <-time.After(time.Second):
 		// A killed worker can leave a thread behind that waits for the answer to another request, and holds the
 		// connection. But if there is a supervisor, there will be another worker.
-		return errors.Is(m.Alive(), ErrDead)
+		return errors.Is(m.CheckAlive(), ErrDead)
 	}
 }
 
-// Users says in words which processes use the mount, as far as this user may look at them.
-func (m *Mounted) Users() (users []string) {
+// OpenedBy says in words which processes use the mount, as far as this user may look at them.
+func (m *Mounted) OpenedBy() (users []string) {
 	for _, pid := range process.All() {
 		for _, use := range m.uses(process.Dir(pid)) {
 			users = append(users, process.Describe(pid)+" "+use)
@@ -245,7 +245,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 
 // State maps the state that the supervisor holds; the caller closes it. Only the user that mounted, and root, may.
 func (m *Mounted) State() (*state.Shared, error) {
-	if err := m.Alive(); err != nil {
+	if err := m.CheckAlive(); err != nil {
 		return nil, err
 	}
 	return m.state()
@@ -262,7 +262,7 @@ func (m *Mounted) state() (*state.Shared, error) {
 
 // Snapshot opens the file that the supervisor gives to new workers. Only the user that mounted, and root, may.
 func (m *Mounted) Snapshot() (*os.File, error) {
-	if err := m.Alive(); err != nil {
+	if err := m.CheckAlive(); err != nil {
 		return nil, err
 	}
 	return m.open("batchfs-snapshot", os.O_RDONLY)
@@ -277,7 +277,7 @@ func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	return reopen(file, flag)
 }
 
-func mayNotLook(err error) error {
+func permissionError(err error) error {
 	return fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
 }
 
@@ -290,12 +290,12 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, mayNotLook(err)
+		return nil, permissionError(err)
 	}
 	for _, fd := range fds {
 		link, err := os.Readlink(dir + fd.Name())
 		if errors.Is(err, os.ErrPermission) {
-			return nil, mayNotLook(err)
+			return nil, permissionError(err)
 		}
 		if link != "/memfd:"+name+" (deleted)" {
 			continue

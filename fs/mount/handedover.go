@@ -91,7 +91,7 @@ func handedOverMounts() (all []*Mounted) {
 			continue
 		}
 		source, mountpoint, _ := strings.Cut(handedOverTo(pid), " ")
-		if m := handedOver(source, mountpoint); mountpoint != "" && m.Alive() == nil {
+		if m := handedOver(source, mountpoint); mountpoint != "" && m.CheckAlive() == nil {
 			all = append(all, m)
 		}
 	}

@@ -158,7 +158,7 @@ func OpenDevice(path string) (fd int, err error) {
 
 // connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
 func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, error) {
-	helper, err := UserMounts("/etc")
+	helper, err := FindFusermount("/etc")
 	if err != nil {
 		return nil, err
 	}
@@ -188,9 +188,9 @@ func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, e
 	return connection, nil
 }
 
-// UserMounts returns the path of fusermount3, through which an ordinary user mounts. The error says what is missing, and what helps. etc is
+// FindFusermount returns the path of fusermount3, through which an ordinary user mounts. The error says what is missing, and what helps. etc is
 // /etc, except in tests.
-func UserMounts(etc string) (helper string, err error) {
+func FindFusermount(etc string) (helper string, err error) {
 	if helper, err = fusermount(); err != nil {
 		return "", err
 	}
@@ -221,7 +221,7 @@ func fusermount() (string, error) {
 func (m *Mounted) Unmount(force bool) error {
 	const tries = 20
 	for try := 1; ; try++ {
-		m, err := m.Now()
+		m, err := m.Refresh()
 		if err != nil || m == nil {
 			return err
 		}
@@ -293,7 +293,7 @@ func (m *Mounted) unmountAsUser(force bool) error {
 	case err != nil:
 		return fmt.Errorf("cannot unmount %s: %s (%w)", m.Mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	if left, err := m.Now(); left != nil || err != nil { // fusermount3 looks the path up itself
+	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 looks the path up itself
 		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved meanwhile", m.Mountpoint))
 	}
 	return nil

@@ -67,13 +67,13 @@ func TestFind(t *testing.T) {
 	if err != nil || m == nil || *m != *made {
 		t.Fatalf("%+v (%v), want %+v", m, err, made)
 	}
-	if m.Root != "/" || m.Supervisor != os.Getpid() || m.Alive() != nil || m.Stopped() {
-		t.Errorf("%+v, alive: %v, stopped: %v", m, m.Alive(), m.Stopped())
+	if m.Root != "/" || m.Supervisor != os.Getpid() || m.CheckAlive() != nil || m.IsStopped() {
+		t.Errorf("%+v, alive: %v, stopped: %v", m, m.CheckAlive(), m.IsStopped())
 	}
 	if m.Owner != os.Geteuid() || m.AllowOther {
 		t.Errorf("user %d mounted, for others: %v", m.Owner, m.AllowOther)
 	}
-	if m.Dead() {
+	if m.IsDead() {
 		t.Error("dead, and its keeper lives")
 	}
 	fd, err := m.Pidfd()
@@ -84,7 +84,7 @@ func TestFind(t *testing.T) {
 	}
 
 	connection.Close()
-	if !m.Dead() {
+	if !m.IsDead() {
 		t.Error("alive without a connection")
 	}
 	for _, path := range []string{t.TempDir(), "/proc", filepath.Join(dir, "none")} {
@@ -117,7 +117,7 @@ func TestForgedSource(t *testing.T) {
 		test.forge(&forged)
 		_, pidfd := forged.Pidfd()
 		_, look := forged.State()
-		for i, err := range []error{forged.Alive(), pidfd, look, forged.Signal(unix.SIGTERM)} {
+		for i, err := range []error{forged.CheckAlive(), pidfd, look, forged.Signal(unix.SIGTERM)} {
 			if !errors.Is(err, test.want) {
 				t.Errorf("%s, %d: %v, want %v", name, i, err, test.want)
 			}
@@ -183,12 +183,12 @@ func TestUnmount(t *testing.T) {
 	moved := filepath.Dir(m.Mountpoint) + "-moved"
 	noError(t, os.Rename(filepath.Dir(m.Mountpoint), moved))
 	t.Cleanup(func() { os.Rename(moved, filepath.Dir(m.Mountpoint)) })
-	now, err := m.Now()
+	now, err := m.Refresh()
 	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || now == nil || now.Mountpoint != want {
 		t.Fatalf("after a move to %s: %+v (%v)", want, now, err)
 	}
 	noError(t, m.Unmount(false))
-	if left, err := m.Now(); left != nil || err != nil {
+	if left, err := m.Refresh(); left != nil || err != nil {
 		t.Errorf("still there: %+v (%v)", left, err)
 	}
 	next, connection, err := Connect(now.Mountpoint, false)
@@ -201,7 +201,7 @@ func TestUnmount(t *testing.T) {
 	if err := gone.Unmount(true); err != nil {
 		t.Error(err)
 	}
-	if now, err := next.Now(); now == nil || err != nil {
+	if now, err := next.Refresh(); now == nil || err != nil {
 		t.Errorf("another mount is gone too (%v)", err)
 	}
 }
@@ -333,7 +333,7 @@ func TestUserMounts(t *testing.T) {
 	t.Setenv("PATH", bin)
 	says := func(want string) {
 		t.Helper()
-		if _, err := UserMounts(etc); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := FindFusermount(etc); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -345,7 +345,7 @@ func TestUserMounts(t *testing.T) {
 	noError(t, os.Remove(filepath.Join(bin, "id")))
 	says("ln -s /proc/self/mounts " + filepath.Join(etc, "mtab"))
 	noError(t, os.WriteFile(filepath.Join(etc, "mtab"), nil, 0o644))
-	if helper, err := UserMounts(etc); err != nil || helper != filepath.Join(bin, "fusermount3") {
+	if helper, err := FindFusermount(etc); err != nil || helper != filepath.Join(bin, "fusermount3") {
 		t.Errorf("%q %v", helper, err)
 	}
 }

@@ -13,14 +13,14 @@ import (
 
 // begin has the standby serve, or a new worker, as always with reload.
 func (s *supervisor) begin(reload bool) (err error) {
-	if !s.began.IsZero() && !s.resends() {
+	if !s.servingSince.IsZero() && !s.resends() {
 		if err := s.remount(); err != nil {
 			return err
 		}
 	}
-	if s.worker, s.next = s.next, nil; s.worker == nil {
+	if s.worker, s.standby = s.standby, nil; s.worker == nil {
 		if s.worker, err = s.start(reload); err != nil {
-			return s.fail(err, reload)
+			return s.scheduleRetry(err, reload)
 		}
 	}
 	if s.worker.isPrepared {
@@ -32,7 +32,7 @@ func (s *supervisor) begin(reload bool) (err error) {
 func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
 	if err != nil {
-		return nil, machineError{err}
+		return nil, resourceError{err}
 	}
 	p.isReload = reload
 	return p, nil
@@ -40,19 +40,19 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 
 func (s *supervisor) promote() error {
 	p := s.worker
-	p.isPromoted, p.took = true, 0
-	s.before = s.shared.Replies.Load()
+	p.isPromoted, p.startupTime = true, 0
+	s.repliesBefore = s.shared.Replies.Load()
 	if err := p.send(msgServe); err != nil {
-		return s.lose(p, p.failure(message{}))
+		return s.workerFailed(p, p.failure(message{}))
 	}
 	return nil
 }
 
 // serving notes that the worker serves.
 func (s *supervisor) serving() {
-	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.began.IsZero()
+	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.servingSince.IsZero()
 	p.serves = true
-	s.began, s.silent = time.Now(), 0
+	s.servingSince, s.unresponsive = time.Now(), 0
 	s.shared.Heartbeat.Store(clock.Now())
 	// Only now, because the answer to the kernel's first request resets the read-ahead.
 	if err := mount.SetReadAhead(s.mounted.Device); err != nil && isFirst {
@@ -60,7 +60,7 @@ func (s *supervisor) serving() {
 			"want_kib", mount.ReadAhead>>10, "err", err)
 	}
 	if p.published != nil {
-		s.keepSnapshot(p.published)
+		s.setSnapshot(p.published)
 	}
 	switch {
 	case isFirst:
@@ -71,18 +71,19 @@ func (s *supervisor) serving() {
 		s.endRestart("")
 		p.isReload = false
 	default:
-		s.Log.Warn("the worker ended: another goes on", "why", s.why, "after", time.Since(s.ended), "attempts", s.attempts, "pid", pid)
+		s.Log.Warn("the worker ended: another goes on", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)
 	}
-	s.why = nil
-	s.standBy()
+	s.lastFailure = nil
+	s.ensureStandby()
 }
 
-// lose ends a process that has ended, or should. If it was the worker, another will be tried.
-func (s *supervisor) lose(p *workerProcess, why error) error {
+// workerFailed ends a process that has ended, or should. If it was the worker, another will be
+// tried.
+func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 	p.kill()
 	switch {
-	case p == s.next:
-		s.next = nil
+	case p == s.standby:
+		s.standby = nil
 		if p.isReload {
 			s.refuse(why)
 		} else {
@@ -91,65 +92,65 @@ func (s *supervisor) lose(p *workerProcess, why error) error {
 		return nil
 	case p.serves:
 		s.drain()
-		if !errors.As(why, new(machineError)) {
+		if !errors.As(why, new(resourceError)) {
 			s.shared.Crashes.Add(1)
 		}
-		if s.next != nil && s.next.isReload {
-			s.lose(s.next, errors.New("the worker ended meanwhile; try again"))
+		if s.standby != nil && s.standby.isReload {
+			s.workerFailed(s.standby, errors.New("the worker ended meanwhile; try again"))
 		}
-		if s.shared.Replies.Load() != s.before || time.Since(s.began) > settled {
-			s.attempts, s.failures, s.isTold = 0, 0, false
+		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settled {
+			s.attempts, s.failures, s.warned = 0, 0, false
 		}
 	}
-	return s.fail(why, p.isReload)
+	return s.scheduleRetry(why, p.isReload)
 }
 
 // drain keeps a snapshot that the worker sent before it ended.
 func (s *supervisor) drain() {
 	for len(s.worker.messages) > 0 {
 		if m := <-s.worker.messages; m.text == msgSnapshot {
-			s.keepSnapshot(m.file)
+			s.setSnapshot(m.file)
 		}
 	}
 }
 
-// fail notes why there is no worker, and when another is due. The error is that too many have failed; what the machine does to workers is
+// scheduleRetry records why there is no worker, and when another is due. The error is that too many have failed; what the machine does to workers is
 // no reason to give up.
-func (s *supervisor) fail(why error, isRestart bool) error {
+func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	s.worker = nil
-	if s.began.IsZero() {
+	if s.servingSince.IsZero() {
 		return why
 	}
 	if isRestart {
 		s.endRestart(why.Error())
 	}
-	if s.why == nil {
-		s.why, s.ended = why, time.Now()
+	if s.lastFailure == nil {
+		s.lastFailure, s.failedAt = why, time.Now()
 	}
 	s.attempts++
-	if !errors.As(why, new(machineError)) {
+	if !errors.As(why, new(resourceError)) {
 		s.failures++
-	} else if s.attempts > 1 && !s.isTold {
-		s.isTold = true
+	} else if s.attempts > 1 && !s.warned {
+		s.warned = true
 		s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", why)
 	}
 	if s.failures > maxFailures {
 		return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, why)
 	}
-	s.due = time.Now()
+	s.retryAt = time.Now()
 	if n := s.attempts - 2; n >= 0 {
-		s.due = s.due.Add(min(s.backOff<<min(n, 10), maxBackOff))
+		s.retryAt = s.retryAt.Add(min(s.backOff<<min(n, 10), maxBackOff))
 	}
 	return nil
 }
 
-// standBy starts a standby if there is none: starting one takes long while readers keep every processor busy.
-func (s *supervisor) standBy() {
-	if s.next != nil || !s.ending.IsZero() || !s.resends() {
+// ensureStandby starts a standby if there is none: starting one takes long while readers keep every processor busy.
+func (s *supervisor) ensureStandby() {
+	if s.standby != nil || !s.ending.IsZero() || !s.resends() {
 		return
 	}
 	var err error
-	if s.next, err = s.start(false); err != nil {
+	if s.standby, err = s.start(false); err != nil {
 		s.Log.Debug("no process stands by", "err", err)
 	}
 }
@@ -161,13 +162,13 @@ func (s *supervisor) resends() bool {
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// keepSnapshot keeps the snapshot that the next worker begins from. The standby began from an older one.
-func (s *supervisor) keepSnapshot(file *os.File) {
+// setSnapshot sets the snapshot that the next worker begins from. The standby began from an older one.
+func (s *supervisor) setSnapshot(file *os.File) {
 	s.Snapshot.Close()
 	s.Snapshot = file
-	if s.next != nil && !s.next.isReload {
-		s.next.kill()
-		s.next = nil
+	if s.standby != nil && !s.standby.isReload {
+		s.standby.kill()
+		s.standby = nil
 	}
 }
 
@@ -176,7 +177,7 @@ func (s *supervisor) restart() {
 	var next *workerProcess
 	var err error
 	switch {
-	case s.next != nil && s.next.isReload:
+	case s.standby != nil && s.standby.isReload:
 		return
 	case !s.ending.IsZero():
 		err = errors.New("the mount is ending: it was told to stop, and waits for files that are still open")
@@ -189,10 +190,10 @@ func (s *supervisor) restart() {
 		s.refuse(err)
 		return
 	}
-	if s.next != nil {
-		s.next.kill()
+	if s.standby != nil {
+		s.standby.kill()
 	}
-	s.next = next
+	s.standby = next
 }
 
 // refuse ends a restart: the same worker serves on.
@@ -214,9 +215,9 @@ func (s *supervisor) handOver() error {
 	}
 	s.worker.kill()
 	s.drain()
-	if next := s.next; !s.resends() || s.Snapshot != next.from { // it has a connection that ends now, or an older snapshot
+	if next := s.standby; !s.resends() || s.Snapshot != next.from { // it has a connection that ends now, or an older snapshot
 		next.kill()
-		s.next = nil
+		s.standby = nil
 	}
 	return s.begin(true)
 }
@@ -227,7 +228,7 @@ func (s *supervisor) remount() error {
 		return errors.New("the mount was handed over, and cannot be made again from here; from Linux 6.9 on, another worker would go on")
 	}
 	s.connection.Close()
-	now, err := s.mounted.Now()
+	now, err := s.mounted.Refresh()
 	if err != nil {
 		return err
 	}

@@ -207,7 +207,7 @@ func TestEndedWorkerIsReplaced(t *testing.T) {
 func TestHangingWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "serve")
 	r.ready(t)
-	r.pingEvery = r.silentLimit / 3
+	r.pingEvery = r.unresponsiveLimit / 3
 	first := r.worker
 	for range 10 {
 		noError(t, r.ping())
@@ -326,7 +326,7 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				return cmd
 			}
 			r.ready(t)
-			noError(t, r.lose(r.next, errors.New("it began too early")))
+			noError(t, r.workerFailed(r.standby, errors.New("it began too early")))
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
@@ -357,15 +357,15 @@ func TestMachineLetsNoneServe(t *testing.T) {
 func TestLateWorker(t *testing.T) {
 	r := newRun(t, "serve")
 	r.ready(t)
-	r.silentLimit = 2 * lookEvery
+	r.unresponsiveLimit = 2 * checkEvery
 	r.worker.serves = false
 	late := r.worker
 	wait.Until(t, "the end of its time", func() bool {
-		noError(t, r.look())
+		noError(t, r.checkProcesses())
 		return r.worker != late
 	})
-	if r.why == nil || !strings.Contains(r.why.Error(), "did not get ready within 100ms") {
-		t.Error(r.why)
+	if r.lastFailure == nil || !strings.Contains(r.lastFailure.Error(), "did not get ready within 100ms") {
+		t.Error(r.lastFailure)
 	}
 }
 
@@ -380,7 +380,7 @@ func TestWorked(t *testing.T) {
 		wait.Until(t, script, func() bool { return p.hasThread("R") != all })
 		var worked time.Duration
 		wait.Until(t, script, func() bool {
-			worked = p.worked(while)
+			worked = p.runnableTime(while)
 			return (worked == while) == all && worked > 0
 		})
 		if !all && worked > time.Since(began) {

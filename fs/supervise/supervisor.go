@@ -52,25 +52,25 @@ type supervisor struct {
 	shared     *state.Shared
 	memory     *os.File // of shared
 
-	worker *workerProcess // that serves or gets ready to, or nil until another is due
-	next   *workerProcess // that stands by, or will, or is for a restart; or nil
-	due    time.Time
+	worker  *workerProcess // that serves or gets ready to, or nil until another is due
+	standby *workerProcess // that stands by, or will, or is for a restart; or nil
+	retryAt time.Time
 
-	began  time.Time     // when a worker last began to serve; zero: none has yet
-	before uint64        // requests that were answered until then
-	silent time.Duration // how long the worker has worked since it answered a ping
+	servingSince  time.Time     // when a worker last began to serve; zero: none has yet
+	repliesBefore uint64        // requests that were answered until then
+	unresponsive  time.Duration // how long the worker has worked since it answered a ping
 
-	why   error     // why the last worker that served does no longer, until another serves
-	ended time.Time // when it ended
+	lastFailure error     // why the last worker that served does no longer, until another serves
+	failedAt    time.Time // when it ended
 
 	// Since a worker last answered a request, or was settled:
 	attempts int  // to have one serve
 	failures int  // of these, of the workers' own; the machine's are not counted
-	isTold   bool // it is logged that the machine lets no worker serve
+	warned   bool // it is logged that the machine lets no worker serve
 
-	backOff     time.Duration // before the second attempt; then twice that, …, maxBackOff
-	pingEvery   time.Duration
-	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
+	backOff           time.Duration // before the second attempt; then twice that, …, maxBackOff
+	pingEvery         time.Duration
+	unresponsiveLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
 	ending time.Time // end of the grace period; zero: the mount should not end
 }
@@ -81,7 +81,7 @@ const (
 	// A worker that gets ready may work for so long.
 	startLimit = 20 * time.Second
 	// The supervisor looks this often for what no message tells.
-	lookEvery = 50 * time.Millisecond
+	checkEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
 	// So many workers in a row may fail at once.
@@ -94,7 +94,7 @@ const (
 func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
 	return &supervisor{
 		Options: o, mounted: mounted, connection: connection, shared: shared, memory: memory,
-		backOff: 10 * time.Millisecond, pingEvery: time.Second, silentLimit: 3 * time.Second,
+		backOff: 10 * time.Millisecond, pingEvery: time.Second, unresponsiveLimit: 3 * time.Second,
 	}
 }
 
@@ -106,7 +106,7 @@ func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	keepThreads()
+	reserveThreads()
 	memory, shared, err := state.New()
 	if err != nil {
 		return err
@@ -134,9 +134,9 @@ func Run(mountpoint string, o Options) error {
 	return err
 }
 
-// keepThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
+// reserveThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
 // needed another one while the machine gave none.
-func keepThreads() {
+func reserveThreads() {
 	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // or Go uses as many as there are processors now and then
 	var made sync.WaitGroup
 	made.Add(enoughThreads)
@@ -155,9 +155,9 @@ func (s *supervisor) serve() error {
 	defer s.killWorkers()
 	err := s.run()
 	switch {
-	case s.began.IsZero() && errors.Is(err, errStopped):
+	case s.servingSince.IsZero() && errors.Is(err, errStopped):
 		return ErrInterrupted
-	case s.began.IsZero():
+	case s.servingSince.IsZero():
 		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
 	case errors.Is(err, errOver):
 	case !errors.Is(err, errStopped):
@@ -176,16 +176,16 @@ func (s *supervisor) killWorkers() {
 }
 
 func (s *supervisor) processes() []*workerProcess {
-	return slices.DeleteFunc([]*workerProcess{s.worker, s.next}, func(p *workerProcess) bool { return p == nil })
+	return slices.DeleteFunc([]*workerProcess{s.worker, s.standby}, func(p *workerProcess) bool { return p == nil })
 }
 
 // run keeps a worker serving. It returns why the mount ends: errOver, errStopped, or another error.
 func (s *supervisor) run() error {
-	ping, look := time.NewTicker(s.pingEvery), time.NewTicker(lookEvery)
+	ping, look := time.NewTicker(s.pingEvery), time.NewTicker(checkEvery)
 	defer ping.Stop()
 	defer look.Stop()
 	for !s.isGone() {
-		if s.worker == nil && !time.Now().Before(s.due) {
+		if s.worker == nil && !time.Now().Before(s.retryAt) {
 			if err := s.begin(false); err != nil {
 				return err
 			}
@@ -202,12 +202,12 @@ func (s *supervisor) run() error {
 			err = s.stop()
 		case m := <-s.worker.inbox():
 			err = s.received(s.worker, m)
-		case m := <-s.next.inbox():
-			err = s.received(s.next, m)
+		case m := <-s.standby.inbox():
+			err = s.received(s.standby, m)
 		case <-ping.C:
 			err = s.ping()
 		case <-look.C:
-			err = s.look()
+			err = s.checkProcesses()
 		}
 		if err != nil {
 			return err
@@ -220,7 +220,7 @@ func (s *supervisor) run() error {
 func (s *supervisor) received(p *workerProcess, m message) error {
 	switch {
 	case m.text == msgSnapshot && p.serves:
-		s.keepSnapshot(m.file)
+		s.setSnapshot(m.file)
 	case m.text == msgSnapshot:
 		p.published = m.file
 	case m.text == msgPrepared:
@@ -233,12 +233,12 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 	case m.text == msgServing && p.isPromoted:
 		s.serving()
 	case m.text == msgPong:
-		s.silent = 0
+		s.unresponsive = 0
 		s.shared.Heartbeat.Store(clock.Now())
 	case p.serves && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
 	default:
-		return s.lose(p, p.failure(m))
+		return s.workerFailed(p, p.failure(m))
 	}
 	return nil
 }
@@ -246,34 +246,34 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 // ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
 // could work.
 func (s *supervisor) ping() error {
-	if s.next != nil {
-		s.shared.Standby.Store(int64(s.next.cmd.Process.Pid))
+	if s.standby != nil {
+		s.shared.Standby.Store(int64(s.standby.cmd.Process.Pid))
 	}
 	if s.worker == nil || !s.worker.serves {
 		return nil
 	}
-	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
-		return s.lose(s.worker, errors.New("it did not answer"))
+	if s.unresponsive += s.worker.runnableTime(s.pingEvery); s.unresponsive > s.unresponsiveLimit {
+		return s.workerFailed(s.worker, errors.New("it did not answer"))
 	}
 	s.worker.send(msgPing)
-	s.standBy()
+	s.ensureStandby()
 	return nil
 }
 
-// look is for what no message tells: that a process has ended while threads of it that cannot be killed keep its socket open, or is
+// checkProcesses finds what no message tells: that a process has ended while threads of it that cannot be killed keep its socket open, or is
 // late; and, in the grace period, whether files are still open.
-func (s *supervisor) look() error {
+func (s *supervisor) checkProcesses() error {
 	for _, p := range s.processes() {
 		limit := startLimit
 		if p.isPromoted {
-			limit = s.silentLimit
+			limit = s.unresponsiveLimit
 		}
 		_, isDying := p.isDying()
 		switch {
 		case isDying:
-			return s.lose(p, p.failure(message{}))
-		case !p.serves && p.isPrepared == p.isPromoted && p.isLate(limit) && len(p.messages) == 0: // or this process is late
-			return s.lose(p, fmt.Errorf("the process that was to serve did not get ready within %v", limit))
+			return s.workerFailed(p, p.failure(message{}))
+		case !p.serves && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0: // or this process is late
+			return s.workerFailed(p, fmt.Errorf("the process that was to serve did not get ready within %v", limit))
 		}
 	}
 	if !s.ending.IsZero() {

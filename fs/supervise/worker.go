@@ -50,7 +50,7 @@ func ConnectSupervisor() (*Worker, error) {
 	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, conn: conn}
 	shared := os.NewFile(sharedFd, "shared")
 	defer shared.Close()
-	dieBefore()
+	raiseOOMScore()
 	if w.Shared, err = state.Map(shared); err != nil {
 		w.Refuse(err)
 		return nil, err
@@ -76,13 +76,13 @@ func (w *Worker) AwaitPromotion() error {
 		return ErrReplaced
 	}
 	w.Shared.Worker.Store(int64(os.Getpid()))
-	dieBefore()
+	raiseOOMScore()
 	return nil
 }
 
-// dieBefore raises the score by which the kernel chooses whom to kill when memory is short. A process begins with its supervisor's, and
+// raiseOOMScore raises the score by which the kernel chooses whom to kill when memory is short. A process begins with its supervisor's, and
 // calls this once to stand by and once to serve: no reader notices the death of the worker that serves.
-func dieBefore() {
+func raiseOOMScore() {
 	const file, step, most = "/proc/self/oom_score_adj", 250, 1000
 	text, _ := os.ReadFile(file)
 	if now, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {

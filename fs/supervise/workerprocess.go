@@ -38,14 +38,14 @@ type workerProcess struct {
 	messages chan message  // of the worker; closed with its end of the socket
 	ended    chan struct{} // closed when the process has ended
 
-	from       *os.File      // the snapshot that it begins from
-	cpu        time.Duration // processor time that it had got when worked was last called
-	took       time.Duration // how long it has worked to get ready
-	isReload   bool          // it was started for a restart, and does not serve yet
-	isPrepared bool          // it could serve
-	isPromoted bool          // it was told to serve
-	serves     bool
-	published  *os.File // the snapshot that it published before it served, or nil
+	from        *os.File      // the snapshot that it begins from
+	cpu         time.Duration // processor time that it had got when worked was last called
+	startupTime time.Duration // how long it has worked to get ready
+	isReload    bool          // it was started for a restart, and does not serve yet
+	isPrepared  bool          // it could serve
+	isPromoted  bool          // it was told to serve
+	serves      bool
+	published   *os.File // the snapshot that it published before it served, or nil
 }
 
 func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
@@ -96,9 +96,9 @@ func (p *workerProcess) inbox() <-chan message {
 	return p.messages
 }
 
-// worked returns how long this process could work in a while that has passed: all of it, or only the processor time that it got if its
+// runnableTime returns how long this process could work in a while that has passed: all of it, or only the processor time that it got if its
 // threads wait for a processor. So a busy machine makes no worker late, and a worker that hangs is late.
-func (p *workerProcess) worked(while time.Duration) time.Duration {
+func (p *workerProcess) runnableTime(while time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
 		return while
@@ -111,10 +111,10 @@ func (p *workerProcess) worked(while time.Duration) time.Duration {
 	return while
 }
 
-// isLate is called every lookEvery while a worker gets ready.
-func (p *workerProcess) isLate(limit time.Duration) bool {
-	p.took += p.worked(lookEvery)
-	return p.took > limit
+// isOverdue is called every checkEvery while a worker gets ready.
+func (p *workerProcess) isOverdue(limit time.Duration) bool {
+	p.startupTime += p.runnableTime(checkEvery)
+	return p.startupTime > limit
 }
 
 // failure kills a process that sent m instead of what was expected, and says why it does not serve.
@@ -127,18 +127,18 @@ func (p *workerProcess) failure(m message) error {
 	if !p.serves {
 		err = fmt.Errorf("the process that was to serve ended (%w)", err)
 	}
-	if m.text == "" && p.isMachines() {
-		return machineError{err}
+	if m.text == "" && p.isResourceFailure() {
+		return resourceError{err}
 	}
 	return err
 }
 
-// A machineError is why no worker serves if the machine is short of memory or of processes. The next worker may find it better.
-type machineError struct{ error }
+// A resourceError is why no worker serves if the machine is short of memory or of processes. The next worker may find it better.
+type resourceError struct{ error }
 
-// isMachines says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
+// isResourceFailure says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
 // runs out; or, before it served, with the status of a Go program that got no thread or no memory.
-func (p *workerProcess) isMachines() bool {
+func (p *workerProcess) isResourceFailure() bool {
 	status := p.status()
 	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.serves
 }

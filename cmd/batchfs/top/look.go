@@ -149,7 +149,7 @@ func (w *watched) look() *Mount {
 }
 
 func (w *watched) state() string {
-	err := cmp.Or(w.Alive(), w.err)
+	err := cmp.Or(w.CheckAlive(), w.err)
 	switch {
 	case errors.Is(err, mount.ErrElsewhere):
 		return "elsewhere"
@@ -157,7 +157,7 @@ func (w *watched) state() string {
 		return "closed"
 	case err != nil:
 		return "dead"
-	case w.Stopped(), w.shared.SinceHeartbeat() > 3*time.Second, len(w.shared.Waiting()) > 0:
+	case w.IsStopped(), w.shared.SinceHeartbeat() > 3*time.Second, len(w.shared.Waiting()) > 0:
 		return "stuck"
 	}
 	return "serving"

@@ -28,7 +28,7 @@ func (s *supervisor) stop() error {
 		s.Log.Warn("told to stop again: readers get errors")
 		return errStopped
 	}
-	if s.began.IsZero() {
+	if s.servingSince.IsZero() {
 		return errStopped // no file can have been opened yet
 	}
 	s.Stopping()
@@ -45,7 +45,7 @@ func (s *supervisor) stop() error {
 func (s *supervisor) tryToEnd() error {
 	err := error(unix.EBUSY) // a mount that was detached counts as busy, so its readers get the grace period too
 	if s.Connection == nil {
-		if now, _ := s.mounted.Now(); now != nil {
+		if now, _ := s.mounted.Refresh(); now != nil {
 			err = now.Unmount(false)
 		}
 	}
