@@ -19,18 +19,18 @@ import (
 //
 // It has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
-	dtype  array.DType
-	axes   []int // of an element
-	number int64 // bytes of a number
-	width  int64 // bytes of an element
-	vocab  int64 // Options.VocabSize, of tokens
-	shards []shard
-	runs   []array.Run
+	dtype   array.DType
+	axes    []int // of an element
+	number  int64 // bytes of a number
+	width   int64 // bytes of an element
+	vocab   int64 // Options.VocabSize, of tokens
+	shards  []shard
+	extents []array.Extent
 
 	documents *Documents // nil if Options did not ask, or no file says where they end
 	unleased  string     // see Unleased
 
-	followed []storeBlob  // objects that the store is asked about in turn, one at each LookNext
+	followed []storeBlob  // objects that the store is asked about in turn, one at each RevalidateNext
 	asked    atomic.Int64 // how often it was
 
 }
@@ -87,8 +87,8 @@ func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 	return yield(s.blob) && (s.index == nil || yield(s.index.blob))
 }
 
-// Runs are the stretches that windows must stay within, in order and without gaps. Do not change them.
-func (a *Array) Runs() []array.Run { return a.runs }
+// Extents are the stretches that windows must stay within, in order and without gaps. Do not change them.
+func (a *Array) Extents() []array.Extent { return a.extents }
 
 // Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements below
 // end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
@@ -104,16 +104,17 @@ func (a *Array) Cut(pos, block int64) (end, begin int64) {
 }
 
 // Locate is where the element at a position stands.
-func (a *Array) Locate(pos int64) array.Place {
+func (a *Array) Locate(pos int64) array.Location {
 	s := a.shardAt(pos)
-	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
+	return array.Location{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// LookNext asks the store whether it still has one of the objects of a followed array, the next one
-// at each call. It does not wait for the answer, which [blob.Blob.Check] gives from then on.
-func (a *Array) LookNext() {
+// RevalidateNext asks the store whether it still has one of the objects of a followed array, the
+// next one at each call. It does not wait for the answer, which [blob.Blob.Check] gives from then
+// on.
+func (a *Array) RevalidateNext() {
 	if n := int64(len(a.followed)); n > 0 {
-		go a.followed[a.asked.Add(1)%n].Look()
+		go a.followed[a.asked.Add(1)%n].Revalidate()
 	}
 }
 
@@ -137,7 +138,7 @@ func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 }
 
 // Unleased returns a file whose writers Open could not determine, or an empty string. See
-// Options.Unwritten.
+// Options.CheckNoWriters.
 func (a *Array) Unleased() string { return a.unleased }
 
 // Release drops the mappings and descriptors that are kept between two reads, which keep the space of deleted files taken.
@@ -192,7 +193,7 @@ func (a *Array) piece(at int64) localfile.Piece {
 // A storeBlob is a blob that is read from a store, through cache blocks.
 type storeBlob interface {
 	Range(from, to int64) blocks.ObjectRange
-	Look() // revalidates the blob, for Check
+	Revalidate() // revalidates the blob, for Check
 }
 
 // objectRanges returns what objects of a store hold of bytes of the array, and the shards of these

@@ -111,7 +111,7 @@ func readAll(tokens *Array, ws []array.Window) error {
 func readOne(tokens *Array) error { return readAll(tokens, []array.Window{{Len: 1}}) }
 
 // anyWindows are up to 20 that lie within a run, of up to 3000 tokens.
-func anyWindows(r *rand.Rand, runs []array.Run) []array.Window {
+func anyWindows(r *rand.Rand, runs []array.Extent) []array.Window {
 	ws := make([]array.Window, r.IntN(21))
 	for i := range ws {
 		run := runs[r.IntN(len(runs))]
@@ -134,7 +134,7 @@ func TestReadAnyWindows(t *testing.T) {
 						wg.Go(func() {
 							r := rand.New(rand.NewPCG(1, uint64(reader)))
 							for range rounds(25) {
-								if err := readAll(tokens, anyWindows(r, opened.Runs())); err != nil {
+								if err := readAll(tokens, anyWindows(r, opened.Extents())); err != nil {
 									t.Error(err)
 								}
 							}
@@ -150,10 +150,10 @@ func TestReadAnyWindows(t *testing.T) {
 func TestShape(t *testing.T) {
 	paths := files(t, 2, 3, 1, 2)
 	apart, joined := open(t, paths, Options{DType: array.Uint16}), open(t, paths, Options{DType: array.Uint16, Join: true})
-	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []array.Run{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}, {Name: paths[2], Start: 4, Len: 2}}) {
+	if got := fmt.Sprint(apart.Len(), apart.Extents()); got != fmt.Sprint(6, []array.Extent{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}, {Name: paths[2], Start: 4, Len: 2}}) {
 		t.Error(got)
 	}
-	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []array.Run{{Name: paths[0], Start: 0, Len: 6}}) {
+	if got := fmt.Sprint(joined.Len(), joined.Extents()); got != fmt.Sprint(6, []array.Extent{{Name: paths[0], Start: 0, Len: 6}}) {
 		t.Error(got)
 	}
 	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint(paths); got != want {
@@ -162,7 +162,7 @@ func TestShape(t *testing.T) {
 	for pos, want := range []string{"0 0", "0 1", "0 2", "1 0", "2 0", "2 1"} {
 		var file, index int
 		fmt.Sscan(want, &file, &index)
-		if got, want := apart.Locate(int64(pos)), (array.Place{Path: paths[file], Index: int64(index)}); got != want {
+		if got, want := apart.Locate(int64(pos)), (array.Location{Path: paths[file], Index: int64(index)}); got != want {
 			t.Errorf("token %d stands at %v, want %v", pos, got, want)
 		}
 	}

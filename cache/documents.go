@@ -31,7 +31,7 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none.
 func openIndex(of *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
 	path := string(of.Path)
-	in, err := openBeside(of.Format.IndexOf(path), previous, o.Remote)
+	in, err := openSidecar(of.Format.IndexOf(path), previous, o.Remote)
 	if in == nil {
 		return nil, err
 	}

@@ -232,7 +232,7 @@ func TestIndexIsFollowed(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	unwritten := o
-	unwritten.Unwritten = true
+	unwritten.CheckNoWriters = true
 	_, err = Open(paths, unwritten)
 	if err == nil || !strings.Contains(err.Error(), paths[0]+".index is open for writing") {
 		t.Errorf("error %v", err)

@@ -31,12 +31,12 @@ func NewFingerprint(files int) *Fingerprint {
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
 // add adds a file, shows what it covers of the content to look, and returns that sample. The error is one of reading the file.
-func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (localfile.Sample, error) {
+func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, visit func(off int64, block []byte)) (localfile.Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
 	s, err := localfile.NewSample(content, size, f.blocks, func(off int64, block []byte) {
 		f.sum.Write(block)
-		look(off, block)
+		visit(off, block)
 	})
 	if err == io.EOF {
 		err = fmt.Errorf("%s became shorter than its %d bytes while it was opened", path, size)

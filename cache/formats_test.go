@@ -46,13 +46,13 @@ func TestEveryFormatHasTheSameTokens(t *testing.T) {
 				name, _, _ := strings.Cut(written, ",")
 				for _, o.Format = range []string{format.Auto, name} {
 					got := open(t, testdata(of.name), o)
-					if got.DType() != of.dtype || got.Len() != want.Len() || len(got.Runs()) != len(want.Runs()) || got.shards[0].format.Name != name {
-						t.Fatalf("%s: %d of %s in %v, format %+v", written, got.Len(), got.DType(), got.Runs(), got.shards[0].format)
+					if got.DType() != of.dtype || got.Len() != want.Len() || len(got.Extents()) != len(want.Extents()) || got.shards[0].format.Name != name {
+						t.Fatalf("%s: %d of %s in %v, format %+v", written, got.Len(), got.DType(), got.Extents(), got.shards[0].format)
 					}
 					reopened(t, got, o)
 					r := rand.New(rand.NewPCG(1, 2))
 					for range 3 {
-						ws := anyWindows(r, want.Runs())
+						ws := anyWindows(r, want.Extents())
 						if got := tokensOf(t, got, ws); !reflect.DeepEqual(got, tokensOf(t, want, ws)) {
 							t.Fatalf("%s: windows %v hold %v", written, ws, got)
 						}
@@ -112,7 +112,7 @@ func TestWrongFilesAreRefused(t *testing.T) {
 		{"testdata/none.npy", "", guess, "its shape is [0], which has no elements"},
 		{"testdata/floats.npy", "", with(func(o *Options) { o.Axes = []int{4} }), "its elements have shape [3], as the file says, whose format is npy, but shape says [4]"},
 		{"testdata/floats.npy", "", with(func(o *Options) { o.GuessedDType = false }), "its numbers are float32, as the file says, whose format is npy, but token_dtype says uint16"},
-		{"testdata/floats.npy", "", Options{DType: array.Float16, Beside: "mask"}, "but dtype says float16; leave dtype out"},
+		{"testdata/floats.npy", "", Options{DType: array.Float16, AlignedArray: "mask"}, "but dtype says float16; leave dtype out"},
 		{"testdata/floats.npy", "", with(func(o *Options) { o.Tensor = "x" }), `has no tensor "x": its format is npy; leave tensor out`},
 		{"testdata/floats.npy", "", with(func(o *Options) { o.Format = "headerless" }), `begins as a .npy file does (OLMo's do not: they are headerless), so its format is npy (got format = "headerless")`},
 		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "npy" }), "format is npy, but a file of that format begins as a .npy file does"},
@@ -124,7 +124,7 @@ func TestWrongFilesAreRefused(t *testing.T) {
 		{"testdata/a.safetensors", "", guess, `has several tensors: say tensor = "other", or which of ["other" "tokens"] it is`},
 		{"testdata/a.safetensors", "", with(func(o *Options) { o.Tensor = "x" }), `has no tensor "x"; it has ["other" "tokens"]`},
 		{"part.npy", "aabbccdd", guess, `is named .npy but has no header that says its dtype, as OLMo's files have none; say token_dtype = "uint16"`},
-		{"mask.bin", "aabbccdd", Options{Beside: "mask"}, `has no header that says its dtype; say dtype = "uint8"`},
+		{"mask.bin", "aabbccdd", Options{AlignedArray: "mask"}, `has no header that says its dtype; say dtype = "uint8"`},
 		{"rows.bin", "aabbccdd", with(func(o *Options) { o.Axes = []int{2} }), "has no header that says its dtype; say token_dtype = "},
 		{"v4.npy", "\x93NUMPY\x04\x00\x00\x00\x00\x00", guess, "is a .npy file of version 4"},
 		{"a.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,)") + "aabbccdd", guess, "its .npy header is wrong"},
@@ -172,7 +172,7 @@ func TestWhatAFileSaysIsBelieved(t *testing.T) {
 		{"olmo.npy", "aabbccdd", Options{DType: array.Uint32}, format.Format{Name: "headerless", Offset: 0, DType: array.Uint32, Axes: nil, Count: 2}},
 		{"alone.ds", "aabbccdd", Options{DType: array.Uint16, GuessedDType: true}, format.Format{Name: "headerless", Offset: 0, DType: array.Uint16, Axes: nil, Count: 4}},
 		{"rows.bin", "aabbccdd", Options{DType: array.BFloat16, Axes: []int{2}}, format.Format{Name: "headerless", Offset: 0, DType: array.BFloat16, Axes: []int{2}, Count: 2}},
-		{"mask.bin", "aabbccdd", Options{DType: array.Bool, Beside: "mask"}, format.Format{Name: "headerless", Offset: 0, DType: array.Bool, Axes: nil, Count: 8}},
+		{"mask.bin", "aabbccdd", Options{DType: array.Bool, AlignedArray: "mask"}, format.Format{Name: "headerless", Offset: 0, DType: array.Bool, Axes: nil, Count: 8}},
 		{"a.safetensors", string(binary.LittleEndian.AppendUint64(nil, uint64(len(bfloat16)))) + bfloat16 + strings.Repeat("ab", 8), Options{},
 			format.Format{Name: "safetensors", Offset: 8 + int64(len(bfloat16)), DType: array.BFloat16, Axes: []int{1, 2}, Count: 4}},
 	} {

@@ -24,7 +24,7 @@ func TestUnwritten(t *testing.T) {
 			must(t, errors.Join(err, f.Close()))
 			defer unix.Munmap(mapping)
 		}
-		tokens, err := Open(paths, Options{DType: "uint16", Unwritten: true})
+		tokens, err := Open(paths, Options{DType: "uint16", CheckNoWriters: true})
 		if err == nil && tokens.Unleased() != "" {
 			t.Skip("no lease can be had here")
 		}

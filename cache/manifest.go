@@ -29,7 +29,7 @@ type Options struct {
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no documents.
 	Documents string
 
-	Beside string // the name of this array, which lies beside another; empty for the main one of a source
+	AlignedArray string // the name of this array, which lies beside another; empty for the main one of a source
 
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text.
 	GuessedDType bool
@@ -40,8 +40,9 @@ type Options struct {
 	// Open adds each file to Fingerprint, unless that is nil.
 	Fingerprint *Fingerprint
 
-	// Unwritten makes Open refuse a file that a process has open for writing: see [blob.Unwritten].
-	Unwritten bool
+	// CheckNoWriters makes Open refuse a file that a process has open for writing: see
+	// [blob.CheckNoWriters].
+	CheckNoWriters bool
 
 	// Open calls Opened after each file, concurrently, unless it is nil.
 	Opened func()
@@ -134,10 +135,10 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file
 		}
 	}()
 	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
-		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, Beside: o.Beside,
+		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, AlignedArray: o.AlignedArray,
 	}}
-	in.Beside = func(path string) (*format.Input, error) {
-		b, err := openBeside(path, nil, o.Remote)
+	in.OpenSidecar = func(path string) (*format.Input, error) {
+		b, err := openSidecar(path, nil, o.Remote)
 		if b == nil {
 			return nil, err
 		}
@@ -148,13 +149,13 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file
 	if formatErr != nil && of.Name != format.Headerless { // of such a file what it looks like says more
 		return file, formatErr
 	}
-	tokens := len(of.Axes) == 0 && o.Beside == "" && of.DType.IsInteger()
+	tokens := len(of.Axes) == 0 && o.AlignedArray == "" && of.DType.IsInteger()
 	seen := format.Inspection{Path: path, Format: of, Guessed: tokens && o.GuessedDType && of.Name == format.Headerless}
 	if tokens {
 		seen.VocabSize = o.VocabSize
 	}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	sample, err := sum.add(path, id.Size, content, seen.Look)
+	sample, err := sum.add(path, id.Size, content, seen.Visit)
 	if err = cmp.Or(err, seen.Err(), formatErr); err != nil {
 		return file, err
 	}
@@ -166,12 +167,12 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file
 	return file, err
 }
 
-// checkWriters returns an error if Options.Unwritten refuses a file, which is f or its index.
+// checkWriters returns an error if Options.CheckNoWriters refuses a file, which is f or its index.
 func (f *File) checkWriters(path string, content blob.Content, o Options) error {
-	if !o.Unwritten {
+	if !o.CheckNoWriters {
 		return nil
 	}
-	known, err := blob.Unwritten(content)
+	known, err := blob.CheckNoWriters(content)
 	if !known {
 		f.unleased = path
 	}
@@ -184,8 +185,8 @@ type openInput struct {
 	content blob.Content
 }
 
-// openBeside opens a file that lies beside another one, or returns nil if there is none.
-func openBeside(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
+// openSidecar opens a file that lies beside another one, or returns nil if there is none.
+func openSidecar(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
 	id, content, err := blob.Open(path, previous, from)
 	// Where a bucket may not be listed, a store answers so for an object that is not there.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
@@ -232,9 +233,9 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		}
 		a.shards[i] = shard{blob: file, format: f.Format, start: start, index: x}
 		if i > 0 && o.Join {
-			a.runs[0].Len += f.Format.Count
+			a.extents[0].Len += f.Format.Count
 		} else {
-			a.runs = append(a.runs, array.Run{Name: file.Path(), Start: start, Len: f.Format.Count})
+			a.extents = append(a.extents, array.Extent{Name: file.Path(), Start: start, Len: f.Format.Count})
 		}
 		start += f.Format.Count
 	}

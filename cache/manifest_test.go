@@ -29,7 +29,7 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	}
 	again, err := Reopen(m, o)
 	must(t, err)
-	if !reflect.DeepEqual(again.Manifest(), tokens.Manifest()) || !slices.Equal(again.Runs(), tokens.Runs()) {
+	if !reflect.DeepEqual(again.Manifest(), tokens.Manifest()) || !slices.Equal(again.Extents(), tokens.Extents()) {
 		t.Errorf("%+v is not %+v", again.Manifest(), tokens.Manifest())
 	}
 	return again
@@ -52,7 +52,7 @@ func TestReopenTouchesNoFile(t *testing.T) {
 	if tokens.Documents().Count() != 6 {
 		t.Errorf("%d documents", tokens.Documents().Count())
 	}
-	if tokens.Len() != 30 || tokens.Locate(25) != (array.Place{Path: "nowhere\xff\"\n", Index: 5}) {
+	if tokens.Len() != 30 || tokens.Locate(25) != (array.Location{Path: "nowhere\xff\"\n", Index: 5}) {
 		t.Errorf("%d tokens, %+v", tokens.Len(), tokens.Locate(25))
 	}
 	if err := readOne(tokens); err == nil {

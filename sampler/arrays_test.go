@@ -17,7 +17,7 @@ import (
 type stub struct {
 	dtype array.DType
 	axes  []int
-	runs  []array.Run
+	runs  []array.Extent
 	vocab int64
 	salt  int64
 	list  []int64 // the numbers instead, if it is not nil
@@ -32,8 +32,8 @@ type stub struct {
 func (s *stub) DType() array.DType                  { return s.dtype }
 func (s *stub) Axes() []int                         { return s.axes }
 func (s *stub) VocabSize() int64                    { return s.vocab }
-func (s *stub) Runs() []array.Run                   { return s.runs }
-func (s *stub) Locate(pos int64) array.Place        { return array.Place{Path: "stub", Index: pos} }
+func (s *stub) Extents() []array.Extent             { return s.runs }
+func (s *stub) Locate(pos int64) array.Location     { return array.Location{Path: "stub", Index: pos} }
 func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
 func (s *stub) Len() int64 {
@@ -73,7 +73,7 @@ func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 
 // newNumbered is an array with one run of so many elements.
 func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
-	return &stub{dtype: dtype, runs: []array.Run{{Name: "array", Len: elements}}, axes: axes, salt: salt}
+	return &stub{dtype: dtype, runs: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
 // numbersOf is how many numbers an element of an array has.

@@ -37,7 +37,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 // room are windows with n starts, of T = 1.
 func room(t testing.TB, n int64) *starts {
 	t.Helper()
-	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
+	w, err := windowsIn([]array.Extent{{Name: "train.bin", Len: n + 1}}, 1)
 	must(t, err)
 	return w
 }
@@ -80,13 +80,13 @@ func ordered(t testing.TB, s Settings, w *starts) order {
 }
 
 // rooms are runs of so many tokens, one after the other, joined or not.
-func rooms(join bool, lens ...int64) (runs []array.Run, total int64) {
+func rooms(join bool, lens ...int64) (runs []array.Extent, total int64) {
 	for i, n := range lens {
-		runs = append(runs, array.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
+		runs = append(runs, array.Extent{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
 		total += n
 	}
 	if join {
-		runs = []array.Run{{Name: "shard0.bin", Len: total}}
+		runs = []array.Extent{{Name: "shard0.bin", Len: total}}
 	}
 	return runs, total
 }
@@ -143,7 +143,7 @@ func FuzzStart(f *testing.F) {
 		}
 		runs, _ := rooms(join, a, b, c)
 		w, err := windowsIn(runs, int(size))
-		short := slices.ContainsFunc(runs, func(r array.Run) bool { return r.Len < size+1 })
+		short := slices.ContainsFunc(runs, func(r array.Extent) bool { return r.Len < size+1 })
 		if (err != nil) != short {
 			t.Fatalf("error %v for runs %v and T %d", err, runs, size)
 		}

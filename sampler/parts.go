@@ -70,7 +70,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	for _, a := range arrays {
 		all.columns = append(all.columns, columnOf(a))
 		if n := len(a.Axes()); n > MaxAxes {
-			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
+			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Extents()[0].Name, n, MaxAxes)
 		}
 	}
 	if stored := all.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {

@@ -256,7 +256,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 	if req.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
 			tokens := q.sources[r.source].arrays[0]
-			return &array.VocabularyError{Place: tokens.Locate(start + int64(bad)), Token: column.text(raw, bad), Size: tokens.VocabSize()}
+			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.text(raw, bad), Size: tokens.VocabSize()}
 		}
 		if q.needsEnds() && q.Ends == EndsByToken {
 			req.ends = q.sources[r.source].vocab.appendEnds(req.ends[:0], raw, q.EOT, r.first)

@@ -59,7 +59,7 @@ func alike(a, b Source, s Settings) error {
 		y := b.arrays()[i]
 		if x.DType() != y.DType() || !slices.Equal(x.Axes(), y.Axes()) {
 			return fmt.Errorf("%s holds %s and %s %s, which cannot be mixed: make them one",
-				x.Runs()[0].Name, described(x), y.Runs()[0].Name, described(y))
+				x.Extents()[0].Name, described(x), y.Extents()[0].Name, described(y))
 		}
 	}
 	return nil
@@ -120,7 +120,7 @@ func (s *Settings) suits(sources []source) error {
 	tokens := s.Layout != Elements
 	switch {
 	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
-		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
+		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Extents()[0].Name, described(main))
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
@@ -128,7 +128,7 @@ func (s *Settings) suits(sources []source) error {
 	case !tokens && (s.Documents || s.ofSegments()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
 	case s.needsEnds() && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
-		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
@@ -140,7 +140,7 @@ func (s *Settings) suits(sources []source) error {
 	}
 	for _, source := range sources {
 		if s.Ends == EndsByIndex && source.documents == nil {
-			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Runs()[0].Name)
+			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Extents()[0].Name)
 		}
 	}
 	return nil

@@ -114,8 +114,8 @@ func TestTokensAreRefused(t *testing.T) {
 		{array.Uint32, array.Uint16, 65536, 0, "stub: token 7 is 65536, which dtype uint16 cannot hold; set dtype to one that can"},
 		{array.Uint32, array.Uint16, 1<<32 - 1, 0, "stub: token 7 is 4294967295, which dtype uint16 cannot hold; set dtype to one that can"},
 		{array.Uint32, array.Int32, 1 << 31, 0, "stub: token 7 is 2147483648, which dtype int32 cannot hold; set dtype to one that can"},
-		{array.Uint16, array.Uint16, 8, 8, (&array.VocabularyError{Place: array.Place{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
-		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Place: array.Place{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
+		{array.Uint16, array.Uint16, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
+		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 	} {
 		for _, layout := range []Layout{XY, WholeRows} {
 			tokens := &stub{dtype: test.stored, vocab: test.vocab, list: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}

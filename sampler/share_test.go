@@ -111,7 +111,7 @@ func TestSharesOfHosts(t *testing.T) {
 			var want []int64
 			_, from := cutAt(tokens[0].Main, s.block, host, s.hosts)
 			to, _ := cutAt(tokens[0].Main, s.block, host+1, s.hosts)
-			for _, run := range tokens[0].Main.Runs() {
+			for _, run := range tokens[0].Main.Extents() {
 				for at := max(run.Start, from); at+size <= min(run.Start+run.Len, to); at += step {
 					want = append(want, at)
 				}
@@ -146,7 +146,7 @@ func TestSharesOfHosts(t *testing.T) {
 		}
 		// All but less than a window at each cut and at the end of each run is in some share, without the first of each window, which the one
 		// before may have.
-		gaps := int64(s.hosts - 1 + len(tokens[0].Main.Runs()))
+		gaps := int64(s.hosts - 1 + len(tokens[0].Main.Extents()))
 		if left := tokens[0].Main.Len() - covered; left > gaps*size {
 			t.Errorf("%+v: %d elements are in no share, at %d cuts and ends", s, left, gaps)
 		}
@@ -200,7 +200,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 	)
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
-		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []array.Run{{Len: windows*1024 + 1}}}}}
+		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []array.Extent{{Len: windows*1024 + 1}}}}}
 		s := shared{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)

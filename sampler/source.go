@@ -16,8 +16,9 @@ type Array interface {
 	Len() int64         // elements
 	VocabSize() int64   // all tokens are below it; 0: unknown
 
-	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
-	Runs() []array.Run
+	// Extents are the stretches that a row must not leave, in order and without gaps. They never
+	// change.
+	Extents() []array.Extent
 
 	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
 	// during the call only.
@@ -28,7 +29,7 @@ type Array interface {
 	Cut(pos, block int64) (end, begin int64)
 
 	// Locate says, for an error, where the element at a position stands.
-	Locate(pos int64) array.Place
+	Locate(pos int64) array.Location
 }
 
 // Documents say where the documents of a source end. It must be safe for concurrent use.
@@ -70,9 +71,9 @@ func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Beside...) }
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
 	for _, beside := range from.Beside {
-		a, b := main.Runs(), beside.Runs()
+		a, b := main.Extents(), beside.Extents()
 		if len(a) != len(b) { // which files may be cut elsewhere
-			a, b = []array.Run{{Name: a[0].Name, Len: main.Len()}}, []array.Run{{Name: b[0].Name, Len: beside.Len()}}
+			a, b = []array.Extent{{Name: a[0].Name, Len: main.Len()}}, []array.Extent{{Name: b[0].Name, Len: beside.Len()}}
 		}
 		for i := range a {
 			if a[i].Len != b[i].Len {
@@ -109,7 +110,7 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 	of := newShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
 	if of.n == 0 {
 		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
-			"or world to fewer ranks", s.arrays[0].Runs()[0].Name, settings.ShuffleBlock, host, hosts)
+			"or world to fewer ranks", s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
 	}
 	return of, nil
 }

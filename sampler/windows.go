@@ -59,13 +59,13 @@ type rowRange struct{ from, to, at int64 }
 type starts struct {
 	windowSpec
 	rowContent
-	runs          []array.Run
+	runs          []array.Extent
 	all, disjoint int64                       // numbers of starts, and of starts a step apart
 	upTo          *atomic.Pointer[prefixSums] // disjoint starts up to each run, if tables have them
 	tables        *Tables
 }
 
-func newStarts(runs []array.Run, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
+func newStarts(runs []array.Extent, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
 	s := &starts{windowSpec: spec, rowContent: content, runs: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
 	for _, r := range runs {
 		if r.Len < s.len {
@@ -91,7 +91,7 @@ func (s *starts) disjointAt(i int64) int64 {
 
 // runAt returns the run that holds a position, or the last one for the position behind all, and how
 // many disjoint windows are before it.
-func (s *starts) runAt(pos int64) (run array.Run, before int64) {
+func (s *starts) runAt(pos int64) (run array.Extent, before int64) {
 	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].Start > pos }) - 1
 	return s.runs[i], s.disjointUpTo().before(i)
 }
@@ -190,7 +190,7 @@ func (c *windowCache) get(spec windowSpec) (*starts, error) {
 }
 
 func (c *windowCache) make(spec windowSpec) (*starts, error) {
-	runs := c.of.Main.Runs()
+	runs := c.of.Main.Extents()
 	if spec.rows == "" {
 		return newStarts(runs, spec, &windowRows{spec, c.of.Documents}, c.of.Tables)
 	}
@@ -202,6 +202,6 @@ func (c *windowCache) make(spec windowSpec) (*starts, error) {
 	if err != nil {
 		return nil, err
 	}
-	numbers := []array.Run{{Name: runs[0].Name, Len: rows.sums[len(rows.sums)-1]}}
+	numbers := []array.Extent{{Name: runs[0].Name, Len: rows.sums[len(rows.sums)-1]}}
 	return newStarts(numbers, windowSpec{len: 1, step: 1}, rows, c.of.Tables)
 }

@@ -15,7 +15,7 @@ import (
 func ofBlock(size int) windowSpec { return (&Settings{BlockSize: size}).window() }
 
 // windowsIn are the starts of the windows of a block size in runs, with tables of their own.
-func windowsIn(runs []array.Run, size int) (*starts, error) {
+func windowsIn(runs []array.Extent, size int) (*starts, error) {
 	return newStarts(runs, ofBlock(size), new(windowRows), NewTables(defaultTables))
 }
 

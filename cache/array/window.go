@@ -9,22 +9,22 @@ type Window struct {
 	Len   int
 }
 
-// A Run is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
-type Run struct {
+// An Extent is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
+type Extent struct {
 	Name  string // the file, or the first of those joined
 	Start int64  // position of its first element
 	Len   int64  // elements
 }
 
-// A Place is where an element stands.
-type Place struct {
+// A Location is where an element stands.
+type Location struct {
 	Path  string
 	Index int64 // of the element in the file
 }
 
 // A VocabularyError says that a token is not one of its vocabulary.
 type VocabularyError struct {
-	Place
+	Location
 	Token string
 	Size  int64 // of the vocabulary: its tokens are below it
 }

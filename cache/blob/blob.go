@@ -37,9 +37,9 @@ type Content interface {
 	io.Closer
 }
 
-// Unwritten returns an error if a process has an open blob open for writing. known is false if that
-// cannot be determined: see [localfile.CheckNoWriters].
-func Unwritten(content Content) (known bool, err error) {
+// CheckNoWriters returns an error if a process has an open blob open for writing. known is false if
+// that cannot be determined: see [localfile.CheckNoWriters].
+func CheckNoWriters(content Content) (known bool, err error) {
 	if f, ok := content.(*os.File); ok {
 		return localfile.CheckNoWriters(f)
 	}

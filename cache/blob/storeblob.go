@@ -21,8 +21,8 @@ type StoreBlob struct {
 	client *store.Client
 	cached *blocks.CachedObject
 
-	changed atomic.Pointer[localfile.ChangedError] // how the store's object differs; nil unless it is known to
-	looked  atomic.Int64                           // last revalidation by Check, in clock.Now time
+	changed     atomic.Pointer[localfile.ChangedError] // how the store's object differs; nil unless it is known to
+	revalidated atomic.Int64                           // last revalidation by Check, in clock.Now time
 }
 
 // newStoreBlob returns the object that had an identity when it was opened. It sends nothing.
@@ -50,15 +50,15 @@ func (b *StoreBlob) Check() error {
 	if changed == nil {
 		return nil
 	}
-	now, last := clock.Now(), b.looked.Load()
-	if now-last > int64(time.Second) && b.looked.CompareAndSwap(last, now) {
-		go b.Look()
+	now, last := clock.Now(), b.revalidated.Load()
+	if now-last > int64(time.Second) && b.revalidated.CompareAndSwap(last, now) {
+		go b.Revalidate()
 	}
 	return changed
 }
 
-// Look asks the store whether it still has the object, and records the answer for Check.
-func (b *StoreBlob) Look() {
+// Revalidate asks the store whether it still has the object, and records the answer for Check.
+func (b *StoreBlob) Revalidate() {
 	found, err := b.client.Stat(context.Background(), b.cached.Object)
 	switch {
 	case err != nil:

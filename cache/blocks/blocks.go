@@ -26,15 +26,15 @@ import (
 
 // Options configure a Cache.
 type Options struct {
-	Dir        string // directory that all processes of a user share on this host; empty: none
-	Shared     bool   // whether a group, whose members are trusted, may use Dir
-	Limit      int64  // maximum size of the blocks in Dir, in bytes
-	BlockBytes int64
-	Memory     int64 // maximum size of the blocks in memory, in bytes; two blocks at least
+	Dir           string // directory that all processes of a user share on this host; empty: none
+	GroupWritable bool   // whether a group, whose members are trusted, may use Dir
+	Limit         int64  // maximum size of the blocks in Dir, in bytes
+	BlockBytes    int64
+	Memory        int64 // maximum size of the blocks in memory, in bytes; two blocks at least
 
-	// Ahead is the timeout for fetching a block that no reader waits for yet, so that the fetch
-	// does not hold memory for long during an outage; 0: none.
-	Ahead time.Duration
+	// PrefetchTimeout is the timeout for fetching a block that no reader waits for yet, so that the
+	// fetch does not hold memory for long during an outage; 0: none.
+	PrefetchTimeout time.Duration
 
 	Counts Counts // zero: each cache has its own
 }
@@ -139,7 +139,7 @@ func New(o Options, log *slog.Logger) *Cache {
 	c := &Cache{o: o, cached: map[key]*cacheBlock{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, sets: map[string]*WorkingSet{}}
+		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, sets: map[string]*WorkingSet{}}
 		c.disk.none = WorkingSet{disk: c.disk, Blocks: 1000}
 	}
 	return c
@@ -402,9 +402,9 @@ func (c *Cache) load(b *cacheBlock) {
 // fetch fills dst with a block.
 func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
 	ctx := context.Background()
-	if b.prefetched && c.o.Ahead > 0 {
+	if b.prefetched && c.o.PrefetchTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.o.Ahead)
+		ctx, cancel = context.WithTimeout(ctx, c.o.PrefetchTimeout)
 		defer cancel()
 	}
 	o := b.key.object

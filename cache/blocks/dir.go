@@ -36,7 +36,7 @@ func (d *disk) open() (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := owndir.Self(root, d.shared)
+	self, err := owndir.Self(root, d.groupWritable)
 	if err != nil {
 		root.Close()
 		if errors.As(err, new(owndir.Refusal)) {
@@ -56,7 +56,7 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 	}
 	root.RemoveAll(name)
 	err := root.Mkdir(name, 0o700)
-	if err == nil && d.shared {
+	if err == nil && d.groupWritable {
 		err = root.Chmod(name, owndir.Mode(true))
 	}
 	return err
@@ -65,7 +65,7 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 // create makes a file to write to.
 func (d *disk) create(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil && d.shared {
+	if err == nil && d.groupWritable {
 		err = f.Chmod(0o660)
 	}
 	return f, err

@@ -61,7 +61,7 @@ func TestWhoseDirectory(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, o := newSource(3*blockBytes), options(t, 10)
-			o.Shared = test.shared
+			o.GroupWritable = test.shared
 			test.make(t, o.Dir)
 			object := s.open(t, o, io.Discard, "a")
 			err := object.cache.Check()
@@ -90,7 +90,7 @@ func TestOther(t *testing.T) {
 	}
 	syscall.Umask(0o077)
 	s := newSource(10 * blockBytes)
-	o := Options{Dir: dir, Shared: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
+	o := Options{Dir: dir, GroupWritable: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 	object := s.open(t, o, os.Stdout, "a")
 	must(t, object.cache.Check())
 	for i := range object.count() {
@@ -147,7 +147,7 @@ func TestBadEntries(t *testing.T) {
 		os.Truncate(block(6), 100),
 		os.WriteFile(block(10)+"x", []byte("x"), 0o600),
 		os.WriteFile(outside+"/used", []byte("precious"), 0o600), os.Remove(in(usedFile)), os.Symlink(outside+"/used", in(usedFile)),
-		os.RemoveAll(in(sharesDir)), os.Symlink(outside, in(sharesDir)))
+		os.RemoveAll(in(workingSetsDir)), os.Symlink(outside, in(workingSetsDir)))
 	before, err := os.ReadDir(outside)
 	must(t, err)
 	s.fetched.Store(0)

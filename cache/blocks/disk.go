@@ -40,10 +40,10 @@ import (
 // removed at any time. A block whose content does not match its name counts as missing: the trailer
 // has a checksum of its bytes, of its object's identity and of its index.
 type disk struct {
-	dir    string
-	shared bool  // whether a group shares the directory
-	limit  int64 // maximum size of all blocks, in bytes
-	log    *slog.Logger
+	dir           string
+	groupWritable bool  // whether a group shares the directory
+	limit         int64 // maximum size of all blocks, in bytes
+	log           *slog.Logger
 
 	paused atomic.Int64          // end of the pause in reads and writes, in nanoseconds since 1970
 	full   atomic.Int64          // end of the pause in writes, in nanoseconds since 1970

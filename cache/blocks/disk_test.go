@@ -51,7 +51,7 @@ func TestFull(t *testing.T) {
 	if err != nil || len(objects) != 1 || objects[0].Name != "http://store/bucket/a" || objects[0].Blocks != 10 {
 		t.Errorf("the directory has %+v (%v), want 10 blocks of a", objects, err)
 	}
-	if len(sets) != 1 || !sets[0].Live || sets[0].Needed != 2*o.Limit || sets[0].Kept != o.Limit || sets[0].Enough != 2*o.Limit {
+	if len(sets) != 1 || !sets[0].Live || sets[0].Needed != 2*o.Limit || sets[0].Stored != o.Limit || sets[0].Enough != 2*o.Limit {
 		t.Errorf("the directory has %+v, want one working set of 20 blocks, which has room for 10", sets)
 	}
 	for range 2 {

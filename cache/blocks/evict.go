@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	usedFile  = "used"
-	sharesDir = "shares"
+	usedFile       = "used"
+	workingSetsDir = "shares"
 )
 
 // usedIn is the bytes of all blocks, for a caller that holds the lock.
@@ -65,7 +65,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.horizon.Load()
-	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool { return other.file == s.file || other.Read.UnixNano() >= horizon })
+	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool { return other.file == s.file || other.Touched.UnixNano() >= horizon })
 	// Evicting more than needed saves measuring the directory for every block.
 	removed, err := d.evict(victims, over+d.limit/64)
 	if err != nil {
@@ -112,7 +112,7 @@ func victimsIn(objects []ObjectUsage, sets []SavedWorkingSet, inUse func(SavedWo
 			}
 			v := victim{path: filepath.Join(o.dir, strconv.FormatInt(index, 10)), bytes: bytes}
 			if i := slices.IndexFunc(sets, func(s SavedWorkingSet) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
-				v.read = sets[i].Read
+				v.read = sets[i].Touched
 			}
 			victims = append(victims, v)
 		}
@@ -164,7 +164,7 @@ type ObjectUsage struct {
 
 // Usage returns what the directory has of objects, and the working sets, the last read first.
 func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
-	d := &disk{dir: o.Dir, shared: o.Shared}
+	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
@@ -183,11 +183,11 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 		for _, o := range objects {
 			for index, bytes := range o.blocks {
 				if holds(s.Spans, o.dir, index) {
-					s.Kept += bytes
+					s.Stored += bytes
 				}
 			}
 		}
-		if !s.Live || time.Since(s.Read) > silent || s.Kept >= s.Needed || s.Enough <= o.Limit {
+		if !s.Live || time.Since(s.Touched) > idleTime || s.Stored >= s.Needed || s.Enough <= o.Limit {
 			s.Enough = 0
 		}
 	}
@@ -196,7 +196,7 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 
 // Prune removes the blocks that no reader needs, and returns their size in bytes.
 func Prune(o Options) (removed int64, err error) {
-	d := &disk{dir: o.Dir, shared: o.Shared}
+	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
 	if _, err := os.Stat(o.Dir); errors.Is(err, fs.ErrNotExist) { // measure would make it
 		return 0, nil
 	}

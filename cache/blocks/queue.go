@@ -2,8 +2,8 @@ package blocks
 
 const maxLoading = 32 // blocks prefetched at a time
 
-// AtOnce returns the maximum number of blocks that are prefetched at a time.
-func (o Options) AtOnce() int { return min(o.maxUnread(), maxLoading) }
+// MaxPrefetches returns the maximum number of blocks that are prefetched at a time.
+func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 
 // maxUnread returns how many buffers prefetched blocks may hold until they are read. The others are
 // for readers that wait.

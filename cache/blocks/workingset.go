@@ -32,11 +32,11 @@ type WorkingSet struct {
 	Needed int64  // bytes of the files of its blocks
 	Blocks int64
 
-	disk  *disk
-	file  string // name in sharesDir
-	spans []span
-	read  atomic.Int64 // time of the last read, in nanoseconds since 1970
-	saved atomic.Int64 // time when read was last saved; in the far future while it is being saved
+	disk    *disk
+	file    string // name in workingSetsDir
+	spans   []span
+	touched atomic.Int64 // time of the last read, in nanoseconds since 1970
+	saved   atomic.Int64 // time when touched was last saved; in the far future while it is being saved
 
 	refused atomic.Int64 // blocks that get no room before room is looked for again
 	horizon atomic.Int64 // working sets last read before that time make room for it, in nanoseconds since 1970
@@ -44,15 +44,15 @@ type WorkingSet struct {
 	enough  atomic.Int64 // limit that it needs, in bytes; 0 if it never lacked room
 
 	mu          sync.Mutex
-	held        *os.File // its file, with a lock of this process; guarded by mu, like savedEnough
+	lock        *os.File // its file, with a lock of this process; guarded by mu, like savedEnough
 	savedEnough int64    // enough, as the file has it
 }
 
 const (
 	// saveEvery is how often the time of the last read is saved for other processes.
 	saveEvery = 100 * time.Millisecond
-	// silent is how long a reader has been silent that does not read now.
-	silent = time.Minute
+	// idleTime is how long a reader has been silent that does not read now.
+	idleTime = time.Minute
 	// maxFailedEvictions is how often in a row no room is found before the log says so: blocks are
 	// prefetched for a while for a reader that stops.
 	maxFailedEvictions = 4
@@ -128,7 +128,7 @@ func (d *disk) workingSetOf(k key) *WorkingSet {
 	defer d.mu.Unlock()
 	last, object := &d.none, k.object.identity.name()
 	for _, s := range d.sets {
-		if s.read.Load() > last.read.Load() && holds(s.spans, object, k.index) {
+		if s.touched.Load() > last.touched.Load() && holds(s.spans, object, k.index) {
 			last = s
 		}
 	}
@@ -138,7 +138,7 @@ func (d *disk) workingSetOf(k key) *WorkingSet {
 // Touch records that the working set is read. It does not wait.
 func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()
-	s.read.Store(now)
+	s.touched.Store(now)
 	if saved := s.saved.Load(); now-saved > int64(saveEvery) && s.saved.CompareAndSwap(saved, math.MaxInt64) {
 		go func() {
 			s.save()
@@ -151,8 +151,8 @@ func (s *WorkingSet) Touch() {
 // not read now. It waits until that is saved.
 func (s *WorkingSet) BeginFill() {
 	now := time.Now()
-	s.read.Store(now.UnixNano())
-	s.horizon.Store(now.Add(-silent).UnixNano())
+	s.touched.Store(now.UnixNano())
+	s.horizon.Store(now.Add(-idleTime).UnixNano())
 	s.save()
 }
 
@@ -172,14 +172,14 @@ func (s *WorkingSet) save() {
 
 // saveIn is save for a caller that holds the lock.
 func (s *WorkingSet) saveIn(root *os.Root) error {
-	d, name := s.disk, filepath.Join(sharesDir, s.file)
+	d, name := s.disk, filepath.Join(workingSetsDir, s.file)
 	if s == &d.none {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	read, enough := time.Unix(0, s.read.Load()), s.enough.Load()
-	if s.held != nil && isLinked(s.held) && s.savedEnough == enough && root.Chtimes(name, read, read) == nil {
+	read, enough := time.Unix(0, s.touched.Load()), s.enough.Load()
+	if s.lock != nil && isLinked(s.lock) && s.savedEnough == enough && root.Chtimes(name, read, read) == nil {
 		return nil
 	}
 	f, err := openRegular(root, name)
@@ -188,15 +188,15 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 		f.Close()
 		text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
-		if err := cmp.Or(d.makeDir(root, sharesDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
+		if err := cmp.Or(d.makeDir(root, workingSetsDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
 			return err
 		}
 		if f, err = openRegular(root, name); err != nil {
 			return err
 		}
 	}
-	s.held.Close()
-	s.held, s.savedEnough = f, enough
+	s.lock.Close()
+	s.lock, s.savedEnough = f, enough
 	return owndir.Lock(f, unix.LOCK_SH)
 }
 
@@ -217,37 +217,37 @@ type SavedWorkingSet struct {
 	Enough int64  `json:"enough,omitempty"`
 	Spans  []span `json:"spans"`
 
-	Kept int64     `json:"-"` // bytes in the directory; set by Usage
-	Live bool      `json:"-"` // whether a process that has read it lives
-	Read time.Time `json:"-"` // time of the last read
-	file string
+	Stored  int64     `json:"-"` // bytes in the directory; set by Usage
+	Live    bool      `json:"-"` // whether a process that has read it lives
+	Touched time.Time `json:"-"` // time of the last read
+	file    string
 }
 
 // savedIn returns the working sets that a directory knows, the last read first. If tidy is true,
 // which needs the lock, it removes files that are none, or that were not read for long.
 func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
-	eachFile(root, sharesDir, func(file fs.FileInfo) {
-		s, name := SavedWorkingSet{file: file.Name(), Read: file.ModTime()}, filepath.Join(sharesDir, file.Name())
+	eachFile(root, workingSetsDir, func(file fs.FileInfo) {
+		s, name := SavedWorkingSet{file: file.Name(), Touched: file.ModTime()}, filepath.Join(workingSetsDir, file.Name())
 		f, err := openRegular(root, name)
 		if err == nil {
 			err = json.NewDecoder(f).Decode(&s)
 			s.Live = owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
 			f.Close()
 		}
-		if err != nil || !s.Live && time.Since(s.Read) > forgetAfter {
+		if err != nil || !s.Live && time.Since(s.Touched) > forgetAfter {
 			if tidy {
 				root.RemoveAll(name)
 			}
 			return
 		}
 		d.mu.Lock()
-		if own := d.sets[s.file]; own != nil && own.read.Load() > s.Read.UnixNano() {
-			s.Read = time.Unix(0, own.read.Load())
+		if own := d.sets[s.file]; own != nil && own.touched.Load() > s.Touched.UnixNano() {
+			s.Touched = time.Unix(0, own.touched.Load())
 		}
 		d.mu.Unlock()
 		all = append(all, s)
 	})
-	slices.SortFunc(all, func(a, b SavedWorkingSet) int { return b.Read.Compare(a.Read) })
+	slices.SortFunc(all, func(a, b SavedWorkingSet) int { return b.Touched.Compare(a.Touched) })
 	return all
 }
 

@@ -22,7 +22,7 @@ func touched(o *CachedObject, from, to int64) *WorkingSet {
 // ends is as if the process had ended that has the object.
 func (o *CachedObject) ends() {
 	for _, s := range o.cache.disk.sets {
-		s.held.Close()
+		s.lock.Close()
 	}
 }
 

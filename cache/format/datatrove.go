@@ -23,7 +23,7 @@ func parseDatatrove(in *Input) (f Format, is bool, err error) {
 	if !strings.HasSuffix(in.Path, ".ds") {
 		return f, false, nil
 	}
-	metadata, err := in.Beside(in.Path + MetadataSuffix)
+	metadata, err := in.OpenSidecar(in.Path + MetadataSuffix)
 	if metadata == nil {
 		return f, false, err
 	}

@@ -18,7 +18,7 @@ type Options struct {
 	GuessedDType bool        // DType is a guess
 	Axes         []int       // of an element; nil for tokens, or where only the file says it
 	Tensor       string      // the name of the one to serve, of a file with several
-	Beside       string      // the name of an array that lies beside another; empty for the main one
+	AlignedArray string      // the name of an array that lies beside another; empty for the main one
 }
 
 const (
@@ -76,11 +76,11 @@ var parsers = []parser{
 
 // An Input is a file to find the format of.
 type Input struct {
-	Path    string
-	Size    int64
-	Content io.ReaderAt
-	Beside  func(path string) (*Input, error) // another file, nil where there is none
-	Options Options
+	Path        string
+	Size        int64
+	Content     io.ReaderAt
+	OpenSidecar func(path string) (*Input, error) // another file, nil where there is none
+	Options     Options
 }
 
 // read returns n bytes from byte off on. The error says that the file is too short for that.
@@ -155,19 +155,19 @@ func (in *Input) isForeign() error {
 
 // key is the key of the configuration for the dtype of headerless files.
 func (in *Input) key() string {
-	if in.Options.Beside != "" {
+	if in.Options.AlignedArray != "" {
 		return "dtype"
 	}
 	return "token_dtype"
 }
 
-// told reports whether the configuration says which dtype the numbers have.
-func (in *Input) told() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
+// isConfigured reports whether the configuration says which dtype the numbers have.
+func (in *Input) isConfigured() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
 
 // agrees returns an error if Options contradict the file.
 func (in *Input) agrees(f Format) error {
 	switch {
-	case in.told() && f.DType != in.Options.DType:
+	case in.isConfigured() && f.DType != in.Options.DType:
 		return fmt.Errorf("%s: its numbers are %s, as the file says, whose format is %s, but %s says %s; leave %[4]s out",
 			in.Path, f.DType, f.Name, in.key(), in.Options.DType)
 	case in.Options.Axes != nil && !slices.Equal(f.Axes, in.Options.Axes):
@@ -186,16 +186,16 @@ func (in *Input) headerless() (f Format, err error) {
 	}
 	for _, end := range []string{".index", ".metadata"} {
 		if of, ok := strings.CutSuffix(in.Path, end); ok {
-			if beside, err := in.Beside(of); beside != nil || err != nil {
+			if beside, err := in.OpenSidecar(of); beside != nil || err != nil {
 				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name that file alone", in.Path, of))
 			}
 		}
 	}
 	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
-	case !in.told() && strings.HasSuffix(in.Path, ".npy"):
+	case !in.isConfigured() && strings.HasSuffix(in.Path, ".npy"):
 		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s",
 			in.Path, in.key(), dtypes)
-	case !in.told() && (in.Options.Beside != "" || in.Options.Axes != nil):
+	case !in.isConfigured() && (in.Options.AlignedArray != "" || in.Options.Axes != nil):
 		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.key(), dtypes)
 	}
 	f = Format{Name: Headerless, DType: in.Options.DType, Axes: in.Options.Axes}

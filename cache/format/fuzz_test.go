@@ -59,7 +59,7 @@ func readFile(t testing.TB, path string) []byte {
 // inMemory is an input of bytes, with others beside it by their suffixes.
 func inMemory(path string, raw []byte, o Options, besides map[string][]byte) *Input {
 	in := &Input{Path: path, Size: int64(len(raw)), Content: bytes.NewReader(raw), Options: o}
-	in.Beside = func(path string) (*Input, error) {
+	in.OpenSidecar = func(path string) (*Input, error) {
 		raw, ok := besides[path]
 		if !ok {
 			return nil, nil

@@ -32,8 +32,8 @@ const (
 	negative = 0xffff // the upper half of -1, or of -100: what stands for no token in int32 files
 )
 
-// Look inspects the bytes from off on.
-func (s *Inspection) Look(off int64, block []byte) {
+// Visit inspects the bytes from off on.
+func (s *Inspection) Visit(off int64, block []byte) {
 	if s.beyond == nil && s.VocabSize > 0 {
 		s.beyond = s.findBeyond(off, block)
 	}
@@ -54,7 +54,7 @@ func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError 
 			break
 		}
 		if v := f.DType.Bits(block[at:]); v >= uint64(s.VocabSize) {
-			return &array.VocabularyError{Place: array.Place{Path: s.Path, Index: index}, Token: s.Format.DType.Text(v), Size: s.VocabSize}
+			return &array.VocabularyError{Location: array.Location{Path: s.Path, Index: index}, Token: s.Format.DType.Text(v), Size: s.VocabSize}
 		}
 	}
 	return nil

@@ -74,7 +74,7 @@ func parseMegatron(in *Input) (f Format, is bool, err error) {
 	if path == "" {
 		return f, false, nil
 	}
-	idx, err := in.Beside(path)
+	idx, err := in.OpenSidecar(path)
 	if idx == nil {
 		return f, false, err
 	}

@@ -13,18 +13,18 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// writers tells whether a process has a file open for writing. The kernel refuses a lease while one
-// has, and lets no process open the file for writing while the lease is held. Only the file's
+// writeState tells whether a process has a file open for writing. The kernel refuses a lease while
+// one has, and lets no process open the file for writing while the lease is held. Only the file's
 // owner, or a process with CAP_LEASE, gets a lease.
-type writers int
+type writeState int
 
 const (
-	unknown writers = iota
+	unknown writeState = iota
 	written
 	unwritten // guaranteed until unleaseFile
 )
 
-func leaseFile(f *os.File) writers {
+func leaseFile(f *os.File) writeState {
 	var fs unix.Statfs_t
 	if eintr.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
 		return unknown

@@ -34,9 +34,9 @@ var (
 	}()
 )
 
-// keepsOpen reports whether the file keeps a descriptor between reads. Dropping pages from the page
+// staysOpen reports whether the file keeps a descriptor between reads. Dropping pages from the page
 // cache requires one.
-func (f *File) keepsOpen() bool {
+func (f *File) staysOpen() bool {
 	return f.access == StayOpen || f.access == Advise && f.dropPageCache
 }
 
@@ -62,7 +62,7 @@ func (f *File) ensureOpen() (*openedFile, error) {
 	}
 	f.opened = nil
 	count, most := &mappings, int64(maxMappings)
-	if f.keepsOpen() {
+	if f.staysOpen() {
 		count, most = &descriptors, maxDescriptors
 	}
 	if count.Add(1) > most {
@@ -108,7 +108,7 @@ func (f *File) openOrMap() (*openedFile, error) {
 		return nil, f.failed("mmap", err)
 	}
 	adviseNew(bytes)
-	if !f.keepsOpen() {
+	if !f.staysOpen() {
 		unix.Close(fd)
 		fd = -1
 	}

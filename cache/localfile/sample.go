@@ -27,7 +27,7 @@ const sampleSize = 4096
 
 // NewSample takes a sample of blocks that lie evenly from a file's first byte to its last, or of all of a file that is no larger, and shows them
 // to look.
-func NewSample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) (s Sample, err error) {
+func NewSample(content io.ReaderAt, size, blocks int64, visit func(off int64, block []byte)) (s Sample, err error) {
 	s.Blocks = blocks
 	length := int64(sampleSize)
 	if size <= blocks*sampleSize {
@@ -49,7 +49,7 @@ func NewSample(content io.ReaderAt, size, blocks int64, look func(off int64, blo
 			return s, errs[i]
 		}
 		sum.Write(read[i])
-		look(off, read[i])
+		visit(off, read[i])
 	}
 	s.Sum = [sha256.Size]byte(sum.Sum(nil))
 	return s, nil

@@ -303,13 +303,13 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 			refreshed = true
 			continue
 		}
-		if !passes(last.err) || once && last.culprit == theEndpoint {
+		if !isTemporary(last.err) || once && last.culprit == theEndpoint {
 			return o.failed(what, last.err)
 		}
 		select {
 		case <-ctx.Done():
 			if !hurried && ctx.Err() == context.DeadlineExceeded {
-				c.outages.gaveUp(o, last.culprit, shown(last.err), share)
+				c.outages.gaveUp(o, last.culprit, redacted(last.err), share)
 			}
 			return o.failed(what, last.err)
 		case <-time.After(min(max(this.asked, wait/2+rand.N(wait/2)), share)):
@@ -355,7 +355,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	a.culprit = culpritOf(a.err, a.answered)
 	switch {
 	case a.err != nil && caller.Err() != nil: // the caller gave up: the store may be fine
-	case !passes(a.err):
+	case !isTemporary(a.err):
 		c.outages.succeeded(o)
 	default:
 		c.outages.failed(o, a.culprit)
@@ -398,8 +398,8 @@ func (c *Client) ask(ctx context.Context, o Object) error {
 // expired are the errors for credentials that were good once.
 var expired = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 
-// passes reports whether there is an error, and it may be gone when it is tried again.
-func passes(err error) bool {
+// isTemporary reports whether there is an error, and it may be gone when it is tried again.
+func isTemporary(err error) bool {
 	var stays permanent
 	var untrusted *tls.CertificateVerificationError
 	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.As(err, &untrusted) || errors.Is(err, context.Canceled) {
@@ -419,17 +419,17 @@ func passes(err error) bool {
 
 // failed is an error that says what could not be done with the object, and why.
 func (o Object) failed(what string, err error) error {
-	return fmt.Errorf("%s: %s: %w", o.Name(), what, shown(err))
+	return fmt.Errorf("%s: %s: %w", o.Name(), what, redacted(err))
 }
 
-// shown is err without the request and its headers, with what helps.
-func shown(err error) error {
+// redacted is err without the request and its headers, with what helps.
+func redacted(err error) error {
 	var response minio.ErrorResponse
 	var request *url.Error
 	var untrusted *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &response):
-		return explained(response)
+		return explainResponse(response)
 	case errors.As(err, &untrusted):
 		return fmt.Errorf("%w; SSL_CERT_FILE names a file with the certificates of authorities to trust", untrusted)
 	case errors.As(err, &request):
@@ -438,7 +438,7 @@ func shown(err error) error {
 	return err
 }
 
-func explained(r minio.ErrorResponse) error {
+func explainResponse(r minio.ErrorResponse) error {
 	text := strings.TrimSuffix(strings.TrimSpace(fmt.Sprintf("%d %s: %s", r.StatusCode, r.Code, r.Message)), ":")
 	switch {
 	case r.StatusCode == http.StatusPreconditionFailed:

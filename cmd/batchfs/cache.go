@@ -83,7 +83,7 @@ func workingSetInWords(s blocks.SavedWorkingSet) string {
 	if !s.Live {
 		reader += ", which no mount reads"
 	}
-	return fmt.Sprintf("%s: %d bytes needed, %d kept; last read at %s", reader, s.Needed, s.Kept, s.Read.Format(time.DateTime))
+	return fmt.Sprintf("%s: %d bytes needed, %d kept; last read at %s", reader, s.Needed, s.Stored, s.Touched.Format(time.DateTime))
 }
 
 func fillCommand() *cobra.Command {
@@ -169,7 +169,7 @@ func noteCache(o blocks.Options, to *state.Gauges) {
 			}
 			for _, s := range sets {
 				if s.Live {
-					needed, there = needed+s.Needed, there+s.Kept
+					needed, there = needed+s.Needed, there+s.Stored
 				}
 			}
 			to.CacheUsed.Store(used)

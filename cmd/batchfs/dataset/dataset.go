@@ -55,7 +55,7 @@ func (p *Progress) opened() {
 }
 
 // Open opens all splits: see [Opener.OpenSplit]. Unless p is nil, they are opened for a mount: Open refuses
-// a file that a process has open for writing, see [blob.Unwritten].
+// a file that a process has open for writing, see [blob.CheckNoWriters].
 func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range o.Config.Splits {
@@ -118,7 +118,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 			opts.Previous = previous[part.Source][len(arrays)]
 		}
 		if p != nil {
-			opts.Unwritten, opts.Opened = previous == nil, p.opened
+			opts.CheckNoWriters, opts.Opened = previous == nil, p.opened
 		}
 		a, err := cache.Open(part.Files, opts)
 		if part.Name != "" && h.Arrays != nil {

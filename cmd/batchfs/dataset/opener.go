@@ -27,7 +27,7 @@ func NewOpener(c *config.Config) *Opener {
 				Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store),
 			},
 			Blocks: blocks.Options{
-				Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: shares.Blocks, Ahead: c.Mount.Timeout / 5,
+				Dir: s.CacheDir, GroupWritable: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: shares.Blocks, PrefetchTimeout: c.Mount.Timeout / 5,
 			},
 		},
 		Tables: sampler.NewTables(shares.Tables),

@@ -51,7 +51,7 @@ func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
 		}
 		for n, paths := range arrays {
 			p := Part{Source: i, Files: paths, Options: options(s, o, i, n, h)}
-			p.Name = p.Options.Beside
+			p.Name = p.Options.AlignedArray
 			parts = append(parts, p)
 		}
 	}
@@ -80,6 +80,6 @@ func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
 		o.Access = localfile.Pread
 	}
 	b := s.BesideOf(i)[n-1]
-	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
+	o.Format, o.Tensor, o.DType, o.Axes, o.AlignedArray = b.Format, b.Tensor, b.DType, b.Shape, b.Name
 	return o
 }

@@ -199,7 +199,7 @@ func (w *watcher) pass() {
 	w.answered.Store(clock.Now())
 	defer w.answered.Store(0)
 	for _, a := range v.dataset.arrays {
-		a.LookNext()
+		a.RevalidateNext()
 	}
 	check(v.dataset.blobs(), func(file blob.Blob, err error) {
 		w.answered.Store(clock.Now())

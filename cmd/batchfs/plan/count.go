@@ -182,7 +182,7 @@ func (c *corpus) needsOf(block extent, steps uint64, r *rand.Rand) (needs []need
 		needs, err = c.found(block, steps)
 	} else { // These draw with replacement: at any time a block is needed as often as windows that touch it are drawn.
 		a := c.sources[block.source].arrays[0]
-		starts := float64(a.Len()) - float64(len(a.Runs()))*c.step()
+		starts := float64(a.Len()) - float64(len(a.Extents()))*c.step()
 		rate := c.rowsPerStep(block.source) * min((float64(block.end-block.begin)+c.step())/starts, 1)
 		for step := r.ExpFloat64() / rate; step < float64(steps); step += r.ExpFloat64() / rate {
 			needs = append(needs, need{r.IntN(c.hosts), uint64(step)})

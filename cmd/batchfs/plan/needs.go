@@ -188,7 +188,7 @@ func (n *Needs) open(c *corpus, counted *count, latency float64, limits limits) 
 	n.MountRequests = cmp.Or(c.opened, (n.Objects+999)/1000+n.Objects*(2+samples))
 	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency
 	n.FleetMount = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
-	rounds := math.Ceil(float64(counted.first) / float64(c.blocks.AtOnce()))
+	rounds := math.Ceil(float64(counted.first) / float64(c.blocks.MaxPrefetches()))
 	n.FirstBatch = max(rounds*latency, float64(counted.first)*counted.blockBytes()/limits.bandwidth)
 }
 
@@ -220,7 +220,7 @@ func (n *Needs) judge(c *corpus, latency float64, limits limits) {
 	say(n.FleetMount <= n.MountSeconds+60, mounting,
 		fmt.Sprintf("one alone takes %s; make objects of more tokens, or mount some hosts after others", lasting(n.MountSeconds)))
 	// While a request takes its time, so many must be under way.
-	under, atOnce := most*latency, float64(c.blocks.AtOnce())
+	under, atOnce := most*latency, float64(c.blocks.MaxPrefetches())
 	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(under))*n.BlockBytes*2)
 	if under > 32 {
 		help = fmt.Sprintf("32 may be at most, and trainers will wait for the store; %s, or %s", fill, nearer)

@@ -38,7 +38,7 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*found,
 	f, last := &found{Hits: []hit{}, Next: from}, min(from, s.data.Len())+searched
 	begin := int64(0) // of the source, among the positions of all
 	for i, arrays := range s.data.Arrays() {
-		for _, run := range arrays[0].Runs() {
+		for _, run := range arrays[0].Extents() {
 			end := begin + run.Start + run.Len
 			for f.Next < min(end, last) && len(f.Hits) < maxHits {
 				if err := f.piece(ctx, arrays[0], s.texts[i], begin, end, []byte(text)); err != nil {
