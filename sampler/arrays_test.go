@@ -166,7 +166,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 	for round := range few(150, 1000) {
 		s := Settings{
-			Split: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
+			Name: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
 			Layout: []Layout{XY, WholeRows, Elements}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],
 		}
 		s.Rank = r.IntN(s.World)
@@ -238,7 +238,7 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 	} {
 		from := newNumbered(test.dtype, 0, 1<<22, test.axes...)
 		from.zeros = true
-		q, err := New([]Source{{Main: from}}, Settings{Split: "train", BatchSize: test.rows, DType: Native, Layout: Elements, Order: Shuffle, World: 1})
+		q, err := New([]Source{{Main: from}}, Settings{Name: "train", BatchSize: test.rows, DType: Native, Layout: Elements, Order: Shuffle, World: 1})
 		must(t, err)
 		dst := make([]byte, request)
 		for off := test.off; off < test.of; off += request {
@@ -261,7 +261,7 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 		all = append(all, tokens, mask)
 		sources = append(sources, Source{Main: tokens, Beside: []Array{mask}})
 	}
-	q, err := New(sources, Settings{Split: "train", BatchSize: 4, BlockSize: 1000, DType: Native, Layout: XY, Order: Random, World: 1,
+	q, err := New(sources, Settings{Name: "train", BatchSize: 4, BlockSize: 1000, DType: Native, Layout: XY, Order: Random, World: 1,
 		Weights: []float64{1, 1}, Arrays: []Beside{{"mask", AtY}}})
 	must(t, err)
 	for _, test := range []struct {
@@ -335,7 +335,7 @@ func TestConvertEveryPair(t *testing.T) {
 
 // What no file can hold is refused in words: no size wraps.
 func TestNewRefusesArrays(t *testing.T) {
-	s := Settings{Split: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
+	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {
 		main, beside Array

@@ -55,7 +55,7 @@ func BenchmarkArrays(b *testing.B) {
 		return a
 	}
 	mask, top := open(array.Uint8, localfile.Pread, make([]byte, n)), open(array.Float16, localfile.Pread, make([]byte, n*8*2), 8)
-	plain := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
+	plain := Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
 	documents, all := plain, plain
 	documents.Ends, documents.Documents = EndsByToken, true
 	all.Ends, all.Documents, all.Arrays = EndsByToken, true, []Beside{{"mask", AtY}, {"top", AtX}}

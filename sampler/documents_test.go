@@ -125,7 +125,7 @@ func TestRowsOfDocuments(t *testing.T) {
 		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
 			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T%99, 3*groupDocuments-7)} {
 				ends := someDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
-				s := Settings{Split: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
+				s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
 					Rows: kind, Ends: EndsByIndex}
 				q, err := New([]Source{documented(array.Uint32, ends)}, s)
 				must(t, err)
@@ -161,7 +161,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 	for range few(40, 300) {
 		n := 2 + r.IntN(120)
 		s := Settings{
-			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
+			Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
 			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, WholeRows}[r.IntN(2)],
 			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []Beside{{"logits", AtX}},
 		}
@@ -307,7 +307,7 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		var got []array.Window
 		source := documented(array.Uint32, someDocuments(r, 200, 60))
 		source.Main = recorded{source.Main, &got}
-		q, err := New([]Source{source}, Settings{Split: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
+		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
 			World: 1, Rows: kind, Ends: EndsByIndex})
 		must(t, err)
 		for k := range uint64(20) {

@@ -109,7 +109,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 				}
 				var ranks []*Sequence
 				for rank := range world {
-					q, err := New(tokens, Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order,
+					q, err := New(tokens, Settings{Name: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order,
 						Seed: 7, Rank: rank, World: world, Weights: a.weights})
 					must(t, err)
 					ranks = append(ranks, q)
@@ -124,7 +124,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for _, kind := range documentKinds {
 		for _, order := range []Order{Random, Shuffle, Sequential} {
-			q, err := New([]Source{documented(array.Uint32, someDocuments(r, few(30, groupDocuments+100), 12))}, Settings{Split: "train",
+			q, err := New([]Source{documented(array.Uint32, someDocuments(r, few(30, groupDocuments+100), 12))}, Settings{Name: "train",
 				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
 			must(t, err)
 			checkFind(t, []*Sequence{q}, int64(few(1, 997)))
@@ -208,7 +208,7 @@ func TestWithIsNew(t *testing.T) {
 	changes := []func(*Settings){
 		func(*Settings) {},
 		func(s *Settings) { s.BatchSize, s.Seed = 5, 8 },
-		func(s *Settings) { s.BlockSize, s.Split = 3, "val" },
+		func(s *Settings) { s.BlockSize, s.Name = 3, "val" },
 		func(s *Settings) { s.DType, s.Layout = Native, WholeRows },
 		func(s *Settings) { s.Order, s.Rank, s.World = Shuffle, 2, 3 },
 		func(s *Settings) { s.Order = Sequential },
@@ -220,7 +220,7 @@ func TestWithIsNew(t *testing.T) {
 	}
 	for _, a := range corpora {
 		tokens := a.open(t)
-		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: Random, Seed: 7, World: 1, Weights: a.weights}
+		base := Settings{Name: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: Random, Seed: 7, World: 1, Weights: a.weights}
 		q, err := New(tokens, base)
 		must(t, err)
 		for _, before := range changes {

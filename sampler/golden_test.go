@@ -86,7 +86,7 @@ type goldenArray struct {
 
 func (g *golden) compute(t *testing.T) (batches []string) {
 	s := Settings{
-		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
+		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.Mask,
 		ShuffleBlock: g.Block, LocalWorld: g.LocalWorld,
 	}

@@ -150,7 +150,7 @@ func FuzzStart(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := Settings{Split: "train", Order: Random, Seed: seed}
+		s := Settings{Name: "train", Order: Random, Seed: seed}
 		if inOrder {
 			s.Order = Sequential
 		}

@@ -58,7 +58,7 @@ func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequen
 		o.Access = localfile.Remap
 	}
 	tokens := openSources(t, [][]string{paths}, o)
-	s.Split = "train"
+	s.Name = "train"
 	def(&s.BatchSize, 4)
 	def(&s.BlockSize, 8)
 	def(&s.World, 1)
@@ -182,7 +182,7 @@ func FuzzRead(f *testing.F) {
 		}
 		tokens.runs, _ = rooms(flags&join != 0, []int64{30, 25, 7_000, 22, 40, 33}[:1+int(shards-1)%6]...)
 		s := Settings{
-			Split: "train", BatchSize: 1 + int((batchSize-1)%8), BlockSize: 1 + int((blockSize-1)%21), Layout: XY, Order: Random,
+			Name: "train", BatchSize: 1 + int((batchSize-1)%8), BlockSize: 1 + int((blockSize-1)%21), Layout: XY, Order: Random,
 			World: 1 + int((world-1)%8), DType: []array.DType{array.Uint16, array.Uint32, array.Int32, array.Int64, Native}[dtype%5],
 		}
 		s.Rank = int(rank) % s.World
@@ -244,7 +244,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
 	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
 	from.Beside = []Array{from.Main}
-	q, err := New([]Source{from, from}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
+	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
 		Weights: []float64{1, 2}, Arrays: []Beside{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})
 	must(t, err)
 	for _, off := range []int64{0, 12345} {

@@ -17,7 +17,7 @@ const MaxAxes = 29
 
 // Settings are what a batch depends on besides its tokens and its number. They must be within the bounds.
 type Settings struct {
-	Split     string      // its name: two splits of one seed draw different rows
+	Name      string      // its name: two splits of one seed draw different rows
 	BatchSize int         // B, rows of a batch
 	BlockSize int         // T, tokens of a row of x
 	DType     array.DType // of the tokens, or integers, in a batch; Native: as in the files

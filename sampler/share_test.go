@@ -27,7 +27,7 @@ type shared struct {
 }
 
 func (s shared) settings(rank int) Settings {
-	return Settings{Split: "train", BatchSize: s.b, BlockSize: s.t, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
+	return Settings{Name: "train", BatchSize: s.b, BlockSize: s.t, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
 		Rank: rank, World: s.hosts * s.local, ShuffleBlock: s.block, LocalWorld: s.local}
 }
 

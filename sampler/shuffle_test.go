@@ -8,7 +8,7 @@ import (
 // shuffled is the order of a split's n windows.
 func shuffled(t testing.TB, split string, seed uint64, n int64) *epochs {
 	t.Helper()
-	return ordered(t, Settings{Split: split, Order: Shuffle, Seed: seed}, room(t, n)).(*epochs)
+	return ordered(t, Settings{Name: split, Order: Shuffle, Seed: seed}, room(t, n)).(*epochs)
 }
 
 // The windows come from an implementation in Python's integers that shares nothing with this one.

@@ -118,9 +118,9 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 // newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
 // "split/source", and each host with a share adds "/host3". No split has a name with a slash.
 func newOrder(s Settings, source, host int, of share) (order, error) {
-	name, w := s.Split, of.starts
+	name, w := s.Name, of.starts
 	if len(s.Weights) > 1 {
-		name = fmt.Sprintf("%s/%d", s.Split, source)
+		name = fmt.Sprintf("%s/%d", s.Name, source)
 	}
 	if s.ShuffleBlock > 0 {
 		name = fmt.Sprintf("%s/host%d", name, host)

@@ -53,13 +53,13 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 	for _, weights := range [][]float64{{1}, {7, 2, 1}, {0.11, 0.37, 0.52}} {
 		for _, order := range []Order{Random, Shuffle, Sequential} {
 			for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
-				s := Settings{Split: "train", BatchSize: batchSize, BlockSize: 8, DType: Native, Layout: XY, Order: order, Seed: 3, World: world, Weights: weights}
+				s := Settings{Name: "train", BatchSize: batchSize, BlockSize: 8, DType: Native, Layout: XY, Order: order, Seed: 3, World: world, Weights: weights}
 				var alone, ranks []*Sequence
 				for i := range weights {
 					only := s
 					only.BatchSize, only.World, only.Weights = 1, 1, nil
 					if len(weights) > 1 {
-						only.Split = fmt.Sprintf("train/%d", i)
+						only.Name = fmt.Sprintf("train/%d", i)
 					}
 					q, err := New(tokens[i:i+1], only)
 					must(t, err)
@@ -148,7 +148,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 	}{
 		{2, 1 << 18, XY, 30_000}, {2, 5000, XY, 20_000}, {2, 1, XY, 20_000}, {2, 1025, WholeRows, 4100}, {1, 1024, XY, 4096},
 	} {
-		q, err := New(sources[:test.sources], Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16,
+		q, err := New(sources[:test.sources], Settings{Name: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16,
 			Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}[:test.sources]})
 		must(t, err)
 		for _, off := range []int64{0, 1, max(q.Batch().Bytes()/2-700, 0)} {

@@ -33,7 +33,7 @@ func manyFiles(tables *Tables) Source {
 // Sequences of one block size share their windows, whatever else they differ in and whichever sequence made them. What another
 // sequence takes does not depend on the number of files, and the windows of a block size that no sequence has are collected.
 func TestSequencesShareTheirWindows(t *testing.T) {
-	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, World: 1, Weights: []float64{1, 2}}
+	base := Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, World: 1, Weights: []float64{1, 2}}
 	first, err := New([]Source{manyFiles(nil), manyFiles(nil)}, base)
 	must(t, err)
 	of := map[int]*Sequence{1024: first}
@@ -87,7 +87,7 @@ func TestTablesAreBounded(t *testing.T) {
 	tables := NewTables(limit)
 	documents := documented(array.Uint32, someDocuments(rand.New(rand.NewPCG(1, 1)), few(12, 40)*groupDocuments, 20))
 	documents.Tables = tables
-	s := Settings{Split: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+	s := Settings{Name: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
 	packed, err := New([]Source{documents}, s)
 	must(t, err)
 	all := []*Sequence{packed}

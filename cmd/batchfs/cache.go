@@ -109,7 +109,7 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	paths := cmd.Flags().Args()
 	if len(paths) == 0 {
 		for _, s := range o.Config.Splits {
-			paths = append(paths, s.Split)
+			paths = append(paths, s.Name)
 		}
 	}
 	var splits []*dataset.Dataset
@@ -129,7 +129,7 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 				return err
 			}
 		}
-		if set := d.WorkingSet(d.Split.Name()); set != nil {
+		if set := d.WorkingSet(d.Split.Path()); set != nil {
 			splits, sets = append(splits, d), append(sets, set)
 			of += set.Needed
 		}

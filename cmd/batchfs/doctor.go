@@ -132,7 +132,7 @@ func (d *doctor) lookAtAll() {
 	}
 	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
-		d.lookBehind(behind(s), "splits."+s.Split, func() (string, error) { return tokensOf(s, o) })
+		d.lookBehind(behind(s), "splits."+s.Name, func() (string, error) { return tokensOf(s, o) })
 	}
 	if d.config.Store.CacheDir != "" {
 		d.look("block cache", func() (string, error) { return blockCache(o.Remote.Blocks) })
@@ -259,7 +259,7 @@ func (d *doctor) mountedSplits() {
 		d.look("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
-		d.lookBehind(behind(s), "mounted "+s.Split, func() (string, error) { return lookFrom(m, s) })
+		d.lookBehind(behind(s), "mounted "+s.Name, func() (string, error) { return lookFrom(m, s) })
 	}
 }
 
@@ -356,7 +356,7 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	of := map[string]string{}
 	splits, _ := splitsOf(m) // which another user may not know
 	for _, s := range splits {
-		of[s.Split] = behind(s)
+		of[s.Name] = behind(s)
 	}
 	var stuck []string
 	for name, since := range waiting {

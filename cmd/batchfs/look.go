@@ -47,7 +47,7 @@ func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
 		return "", err
 	}
 	defer said.Close()
-	cmd := exec.Command("/proc/self/exe", "look", split.Split) // that user may not be able to follow the path of the program
+	cmd := exec.Command("/proc/self/exe", "look", split.Name) // that user may not be able to follow the path of the program
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
 	if int(user.Uid) != os.Geteuid() {

@@ -186,7 +186,7 @@ func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, e
 	}
 	for _, s := range splits {
 		if err := s.TryRead(); err != nil {
-			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
+			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Name, err)
 		}
 	}
 	o.Remote.Flush() // so that the worker finds what was fetched here
@@ -199,6 +199,6 @@ func describe(mountpoint string, splits []*dataset.Dataset) []string {
 	for _, s := range splits {
 		lines = append(lines, "  "+s.Summary())
 	}
-	next := filepath.Join(mountpoint, splits[0].Split.Split, "next")
+	next := filepath.Join(mountpoint, splits[0].Split.Name, "next")
 	return append(lines, fmt.Sprintf("each open of %s is a fresh batch; %s/README says more", next, mountpoint))
 }

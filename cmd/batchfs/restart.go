@@ -55,7 +55,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 			splits, err := splitsOf(m)
 			for _, s := range splits {
 				if _, unreadable := lookFrom(m, s); unreadable != nil {
-					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Split), unreadable))
+					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Name), unreadable))
 				}
 			}
 			return err

@@ -51,7 +51,7 @@ func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string,
 			return err
 		}
 		for _, s := range c.Splits {
-			paths = append(paths, s.Split)
+			paths = append(paths, s.Name)
 		}
 	}
 	page, err := view.New(by)

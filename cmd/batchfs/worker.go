@@ -83,9 +83,9 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		splits = append(splits, newSequence(s))
 	}
 	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
-	shares := c.Shares()
+	shares := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		Memory: fs.Memory{PrefetchBatches: c.Memory.Ahead, PrefetchBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
+		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: shares.Prefetch, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
 		Access: fs.Access{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
@@ -120,7 +120,7 @@ type sequence struct {
 
 func newSequence(s *dataset.Served) *sequence {
 	return &sequence{s, fs.Spec{
-		Name:          s.Split.Name(),
+		Name:          s.Split.Path(),
 		Batch:         s.Sequence.Batch(),
 		Steps:         s.Steps,
 		Start:         s.Split.Start,

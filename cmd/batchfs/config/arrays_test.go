@@ -11,9 +11,9 @@ import (
 
 // Arrays of a split and of its sources are read from tables in any way that TOML has, with their defaults.
 func TestArraysBesideTokens(t *testing.T) {
-	mask := Beside{Name: "mask", Files: []string{"mask.npy"}, At: sampler.AtY, Format: "auto"}
-	top := Beside{Name: "top_k", Files: []string{"a.bin", "b-*.bin"}, At: sampler.AtX, DType: array.Float16, Shape: []int{4, 2}, Format: "headerless", Tensor: "t"}
-	for text, want := range map[string][][]Beside{
+	mask := AlignedArray{Name: "mask", Files: []string{"mask.npy"}, At: sampler.AtY, Format: "auto"}
+	top := AlignedArray{Name: "top_k", Files: []string{"a.bin", "b-*.bin"}, At: sampler.AtX, DType: array.Float16, Shape: []int{4, 2}, Format: "headerless", Tensor: "t"}
+	for text, want := range map[string][][]AlignedArray{
 		`[splits.train]
 tokens = "a.bin"
 [[splits.train.arrays]]
@@ -46,7 +46,7 @@ arrays = [{name = "mask", files = "mask.npy"}]`: {{mask}, {mask}},
 		}
 		s := c.Splits[0]
 		for i, list := range want {
-			if got := s.BesideOf(i); !reflect.DeepEqual(got, list) {
+			if got := s.AlignedOf(i); !reflect.DeepEqual(got, list) {
 				t.Errorf("%s:\nsource %d has %+v, want %+v", text, i, got, list)
 			}
 		}

@@ -27,7 +27,7 @@ func decodeText(text string, sets ...string) (*Config, error) {
 // settings is a split without what only messages need.
 func settings(s *Split) Split {
 	plain := *s
-	plain.named, plain.origins, plain.fetched = origin{}, nil, 0
+	plain.named, plain.keyRefs, plain.fetched = keyRef{}, nil, 0
 	return plain
 }
 
@@ -248,7 +248,7 @@ func TestSet(t *testing.T) {
 		{[]string{"splits.a.tokens=x", "splits.val.tokens=y"}, func(c *Config) any {
 			var all []string
 			for _, s := range c.Splits {
-				all = append(all, fmt.Sprintf("%s %s %d", s.Split, s.Tokens, s.Seed))
+				all = append(all, fmt.Sprintf("%s %s %d", s.Name, s.Tokens, s.Seed))
 			}
 			return all
 		}, []string{"train [a.bin] 1", "val [y] 2", "a [x] 1"}},
@@ -281,7 +281,7 @@ func TestSources(t *testing.T) {
 		c, err := decodeText(test.text, test.sets...)
 		if err != nil {
 			t.Errorf("%q, --set %q: %v", test.text, test.sets, err)
-		} else if got := c.Splits[0]; !reflect.DeepEqual(got.Sources, want) || got.Split != "mix" || got.Tokens != nil {
+		} else if got := c.Splits[0]; !reflect.DeepEqual(got.Sources, want) || got.Name != "mix" || got.Tokens != nil {
 			t.Errorf("%q, --set %q: %+v", test.text, test.sets, got)
 		}
 	}
@@ -409,9 +409,9 @@ func checkValid(t testing.TB, c *Config) {
 	check(min(m.UID, m.GID) >= 0 && max(m.UID, m.GID) < math.MaxUint32, "uid, gid", m)
 	check(m.Timeout >= 100*time.Millisecond && m.Grace >= 0 && max(m.Timeout, m.Grace) <= 24*time.Hour, "durations", m)
 	for _, s := range c.Splits {
-		check(!names[s.Split] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Split), "name", s.Split)
-		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Split), "name", s.Split)
-		names[s.Split] = true
+		check(!names[s.Name] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Name), "name", s.Name)
+		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Name), "name", s.Name)
+		names[s.Name] = true
 		check((len(s.Tokens) > 0) != (len(s.Sources) > 0), "tokens and sources", s.Tokens)
 		for _, source := range s.sources() {
 			check(!slices.Contains(source.Tokens, "") && (len(s.Sources) == 0 || source.Weight > 0 && !math.IsInf(source.Weight, 0)), "source", source)
@@ -422,7 +422,7 @@ func checkValid(t testing.TB, c *Config) {
 		check(s.ShuffleBlock == 0 && s.LocalWorld == 1 || s.ShuffleBlock >= 64<<10 && s.ShuffleBlock <= 1<<40 && s.Order == sampler.Shuffle &&
 			s.Rows == sampler.Windows && s.World%s.LocalWorld == 0, "shuffle_block, local_world", []any{s.ShuffleBlock, s.LocalWorld, s.World, s.Order})
 		check(s.Seed < 1<<63 && s.Start < 1<<40 && s.Steps <= 1<<40, "seed, start, steps", []uint64{s.Seed, s.Start, s.Steps})
-		for _, b := range s.Beside {
+		for _, b := range s.Aligned {
 			check(len(b.Files) > 0 && regexp.MustCompile(`\A[a-z0-9_]{1,32}\z`).MatchString(b.Name), "array", b)
 		}
 	}

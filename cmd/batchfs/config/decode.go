@@ -78,7 +78,7 @@ func (r RawConfig) documents() (docs []*document, err error) {
 
 func (s *Split) settle() {
 	s.Settings.Arrays = nil
-	for _, b := range s.BesideOf(0) {
+	for _, b := range s.AlignedOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.Beside{Name: b.Name, At: b.At})
 	}
 	ofDocuments := s.Rows != sampler.Windows
@@ -93,19 +93,19 @@ func (s *Split) settle() {
 
 // WithFound returns the split with what lies beside its files where the configuration says nothing: the last token of a document, or
 // -1, and arrays of each source.
-func (s *Split) WithFound(eot int64, arrays [][]Beside) *Split {
+func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 	n := *s
-	if !s.Wrote("eot") && s.Ends != sampler.EndsUnknown {
+	if !s.IsSet("eot") && s.Ends != sampler.EndsUnknown {
 		n.EndOfText = eot
 	}
 	switch {
-	case s.WroteArrays() || len(arrays) == 0:
+	case s.ArraysAreSet() || len(arrays) == 0:
 	case len(s.Sources) == 0:
-		n.Beside = arrays[0]
+		n.Aligned = arrays[0]
 	default:
 		n.Sources = slices.Clone(s.Sources)
 		for i := range arrays {
-			n.Sources[i].Beside = arrays[i]
+			n.Sources[i].Aligned = arrays[i]
 		}
 	}
 	n.settle()
@@ -113,7 +113,7 @@ func (s *Split) WithFound(eot int64, arrays [][]Beside) *Split {
 }
 
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
-	at, v := origin{d, k}, d.value(k)
+	at, v := keyRef{d, k}, d.value(k)
 	if k[0] == "splits" && len(k) > 1 {
 		if err := checkName(k[1]); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
@@ -133,7 +133,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	case len(k) == 1 && k[0] == "mountpoint":
 		return setKey(at, v, c, nil, &topTable)
 	case len(k) == 2 && k[0] == "batch":
-		return setKey(at, v, batch, batch.origins, &batchTable)
+		return setKey(at, v, batch, batch.keyRefs, &batchTable)
 	case len(k) == 2 && known:
 		i := slices.IndexFunc(allTables, func(t *table) bool { return t.name == "["+k[0]+"]" })
 		return setKey(at, v, target, nil, allTables[i])
@@ -148,7 +148,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
 }
 
-func (s *Split) decodeKey(at origin, v any) error {
+func (s *Split) decodeKey(at keyRef, v any) error {
 	switch at.key[2] {
 	case "tokens":
 		s.dir = at.doc.relative("")
@@ -156,10 +156,10 @@ func (s *Split) decodeKey(at origin, v any) error {
 		s.dir = at.doc.relative("")
 		return s.setSources(at, v)
 	case "arrays":
-		s.besides, s.origins["arrays"] = at.doc.relative(""), at
-		return setBeside(at, v, &s.Beside)
+		s.alignedDir, s.keyRefs["arrays"] = at.doc.relative(""), at
+		return setAligned(at, v, &s.Aligned)
 	}
-	return setKey(at, v, s, s.origins, &batchTable, &splitTable)
+	return setKey(at, v, s, s.keyRefs, &batchTable, &splitTable)
 }
 
 func checkName(name string) error {
@@ -173,12 +173,12 @@ func checkName(name string) error {
 }
 
 // split returns the split that a key names: at first a copy of [batch].
-func (c *Config) split(at origin, batch *Split) *Split {
+func (c *Config) split(at keyRef, batch *Split) *Split {
 	if s, err := c.Named(at.key[1]); err == nil {
 		return s
 	}
 	s := *batch
-	s.Split, s.named, s.origins = at.key[1], at, maps.Clone(batch.origins)
+	s.Name, s.named, s.keyRefs = at.key[1], at, maps.Clone(batch.keyRefs)
 	c.Splits = append(c.Splits, &s)
 	return &s
 }
@@ -189,16 +189,16 @@ var listRules = map[string]string{
 	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
 }
 
-func (s *Split) setSources(at origin, v any) (err error) {
-	s.origins["sources"] = at
-	delete(s.origins, "sources.arrays")
+func (s *Split) setSources(at keyRef, v any) (err error) {
+	s.keyRefs["sources"] = at
+	delete(s.keyRefs, "sources.arrays")
 	if s.Sources, err = decodeTables[Source](at, v, &sourceTable, "tokens", "weight"); err != nil {
 		return err
 	}
 	for i, table := range tables(v) {
 		if beside, ok := table["arrays"]; ok {
-			s.origins["sources.arrays"] = at.inner(strconv.Itoa(i))
-			if err := setBeside(at.inner(strconv.Itoa(i), "arrays"), beside, &s.Sources[i].Beside); err != nil {
+			s.keyRefs["sources.arrays"] = at.inner(strconv.Itoa(i))
+			if err := setAligned(at.inner(strconv.Itoa(i), "arrays"), beside, &s.Sources[i].Aligned); err != nil {
 				return err
 			}
 		}
@@ -206,18 +206,18 @@ func (s *Split) setSources(at origin, v any) (err error) {
 	return nil
 }
 
-// setBeside sets arrays beside tokens from a list of tables, which may be empty.
-func setBeside(at origin, v any, list *[]Beside) (err error) {
+// setAligned sets arrays beside tokens from a list of tables, which may be empty.
+func setAligned(at keyRef, v any, list *[]AlignedArray) (err error) {
 	if none, ok := v.([]any); ok && len(none) == 0 {
-		*list = []Beside{}
+		*list = []AlignedArray{}
 		return nil
 	}
-	*list, err = decodeTables[Beside](at, v, &arrayTable, "files", "name")
+	*list, err = decodeTables[AlignedArray](at, v, &arrayTable, "files", "name")
 	return err
 }
 
 // decodeTables decodes a list of tables, each of which needs the keys in must.
-func decodeTables[C any](at origin, v any, keys *table, must ...string) (all []C, err error) {
+func decodeTables[C any](at keyRef, v any, keys *table, must ...string) (all []C, err error) {
 	list := tables(v)
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRules[at.key[len(at.key)-1]], show(v))
@@ -241,8 +241,8 @@ func decodeTables[C any](at origin, v any, keys *table, must ...string) (all []C
 	return all, nil
 }
 
-// setKey sets the field of c for a key, which must be in one of some tables, and keeps its origin in origins, unless that is nil.
-func setKey(at origin, v any, c any, origins map[string]origin, known ...*table) error {
+// setKey sets the field of c for a key, which must be in one of some tables, and keeps its keyRef in refs, unless that is nil.
+func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) error {
 	name := at.key[len(at.key)-1]
 	var names []string
 	for _, t := range known {
@@ -259,8 +259,8 @@ func setKey(at origin, v any, c any, origins map[string]origin, known ...*table)
 		if k.set != nil && !k.set(c, v) { // lists of tables are decoded by the caller
 			return fmt.Errorf("%s: must be %s (got %s)", at, k.rule, show(v))
 		}
-		if origins != nil {
-			origins[name] = at
+		if refs != nil {
+			refs[name] = at
 		}
 		return nil
 	}
@@ -269,7 +269,7 @@ func setKey(at origin, v any, c any, origins map[string]origin, known ...*table)
 }
 
 // unknownKey is the error for a key that its table does not have: it names the table that has the key, or else lists this table's names.
-func unknownKey(at origin, names []string) error {
+func unknownKey(at keyRef, names []string) error {
 	name := at.key[len(at.key)-1]
 	for _, t := range allTables {
 		home := t.name

@@ -20,18 +20,18 @@ type document struct {
 	tree map[string]any
 }
 
-// An origin is the key, in a document, that set a value.
-type origin struct {
+// A keyRef is the key, in a document, that set a value.
+type keyRef struct {
 	doc *document
 	key toml.Key
 }
 
-func (o origin) inner(names ...string) origin {
-	return origin{o.doc, append(slices.Clone(o.key), names...)}
+func (o keyRef) inner(names ...string) keyRef {
+	return keyRef{o.doc, append(slices.Clone(o.key), names...)}
 }
 
 // String names the key and where it stands, as the beginning of a message.
-func (o origin) String() string {
+func (o keyRef) String() string {
 	if o.doc.name == "" {
 		return "--set " + o.key.String()
 	}

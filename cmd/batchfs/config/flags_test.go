@@ -56,7 +56,7 @@ func TestData(t *testing.T) {
 			for i, path := range all[0].Main {
 				all[0].Main[i] = filepath.Base(path)
 			}
-			got[s.Split] = strings.Join(all[0].Main, " ")
+			got[s.Name] = strings.Join(all[0].Main, " ")
 		}
 		if got["train"] != test.train || got["val"] != test.val {
 			t.Errorf("%s: %v, want %s and %s", test.files, got, test.train, test.val)

@@ -20,7 +20,7 @@ func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 func (s *Split) With(settings string) (*Split, error) {
 	n := *s
 	if n.base == nil {
-		n.base, n.path = s, s.Split
+		n.base, n.path = s, s.Name
 	}
 	n.path += "/" + settings
 	seen := map[string]bool{}
@@ -60,19 +60,19 @@ func (s *Split) Values() map[string]any {
 	return all
 }
 
-// Name returns the name of the directory: the split's name, and a slash and settings of a path that differ from the split's own.
+// Path returns the name of the directory: the split's name, and a slash and settings of a path that differ from the split's own.
 // Equal settings have one name however they are written.
-func (s *Split) Name() string {
+func (s *Split) Path() string {
 	if s.base == nil {
-		return s.Split
+		return s.Name
 	}
 	own := s.base.Values()
 	differ := s.Values()
 	maps.DeleteFunc(differ, func(key string, value any) bool { return value == own[key] })
 	if len(differ) == 0 {
-		return s.Split
+		return s.Name
 	}
-	return s.Split + "/" + JoinSettings(differ)
+	return s.Name + "/" + JoinSettings(differ)
 }
 
 // JoinSettings returns settings as they stand in a path, sorted by key.

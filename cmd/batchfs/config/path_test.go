@@ -56,13 +56,13 @@ func TestPathsHaveOneName(t *testing.T) {
 			s, err := under(base, path)
 			if err != nil {
 				t.Errorf("%s: %v", path, err)
-			} else if s.Name() != name {
-				t.Errorf("%s: has the name %s, want %s", path, s.Name(), name)
+			} else if s.Path() != name {
+				t.Errorf("%s: has the name %s, want %s", path, s.Path(), name)
 			}
 		}
 	}
-	if base.Name() != "train" {
-		t.Errorf("the split has the name %s", base.Name())
+	if base.Path() != "train" {
+		t.Errorf("the split has the name %s", base.Path())
 	}
 }
 
@@ -79,12 +79,12 @@ func TestLongestName(t *testing.T) {
 	if n := len(JoinSettings(longest)); n >= 250 {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
-	base.Split = strings.Repeat("x", 100)
+	base.Name = strings.Repeat("x", 100)
 	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
 	s, err := base.With(JoinSettings(longest))
 	testfiles.NoError(t, err)
-	if n := len(s.Name()); n >= 100+1+250 {
-		t.Errorf("%d bytes: %s", n, s.Name())
+	if n := len(s.Path()); n >= 100+1+250 {
+		t.Errorf("%d bytes: %s", n, s.Path())
 	}
 }
 
@@ -116,7 +116,7 @@ func TestPathErrors(t *testing.T) {
 		s, err := under(base, test.path)
 		want := "train/" + test.path + ": " + test.want
 		if err == nil {
-			t.Errorf("%q: accepted as %s", test.path, s.Name())
+			t.Errorf("%q: accepted as %s", test.path, s.Path())
 		} else if err.Error() != want || errors.Is(err, syscall.ENOENT) {
 			t.Errorf("%q:\n got %s\nwant %s, and not ENOENT", test.path, err, want)
 		}
@@ -163,22 +163,22 @@ func FuzzPath(f *testing.F) {
 		}
 		settings := strings.Split(first, ",")
 		slices.Reverse(settings)
-		if backwards, err := base.With(strings.Join(settings, ",")); err != nil || backwards.Name() != s.Name() {
-			t.Fatalf("%q: %v, is not %s", settings, err, s.Name())
+		if backwards, err := base.With(strings.Join(settings, ",")); err != nil || backwards.Path() != s.Path() {
+			t.Fatalf("%q: %v, is not %s", settings, err, s.Path())
 		}
 		for _, s := range []*Split{s, within(s, second)} {
 			checkValid(t, &Config{Memory: valid.Memory, Mount: valid.Mount, Splits: []*Split{s}})
 			again := base
-			if _, settings, differs := strings.Cut(s.Name(), "/"); differs {
+			if _, settings, differs := strings.Cut(s.Path(), "/"); differs {
 				if again, err = base.With(settings); err != nil {
-					t.Fatalf("%q, %q: %s: %v", first, second, s.Name(), err)
+					t.Fatalf("%q, %q: %s: %v", first, second, s.Path(), err)
 				}
 			}
-			if again.Name() != s.Name() || !maps.Equal(again.Values(), s.Values()) {
-				t.Fatalf("%q, %q: %s is %v, its name makes %s of %v", first, second, s.Name(), s.Values(), again.Name(), again.Values())
+			if again.Path() != s.Path() || !maps.Equal(again.Values(), s.Values()) {
+				t.Fatalf("%q, %q: %s is %v, its name makes %s of %v", first, second, s.Path(), s.Values(), again.Path(), again.Values())
 			}
-			if len(s.Name()) >= 100+1+250 {
-				t.Fatalf("%q, %q: the name has %d bytes", first, second, len(s.Name()))
+			if len(s.Path()) >= 100+1+250 {
+				t.Fatalf("%q, %q: the name has %d bytes", first, second, len(s.Path()))
 			}
 		}
 	})

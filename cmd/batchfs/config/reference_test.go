@@ -111,7 +111,7 @@ func TestReferenceIsValid(t *testing.T) {
 	}
 	for i, name := range []string{"train", "val"} {
 		want := settings(defaultSplit())
-		want.Split, want.Tokens, want.dir = name, []string{"data/" + name + ".bin"}, "."
+		want.Name, want.Tokens, want.dir = name, []string{"data/" + name + ".bin"}, "."
 		if name == "val" {
 			want.Order = "sequential"
 		}

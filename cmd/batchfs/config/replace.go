@@ -16,14 +16,14 @@ func (c *Config) CanReplace(old *Config) error {
 		}
 	}
 	for _, oldSplit := range old.Splits {
-		split, err := c.Named(oldSplit.Split)
+		split, err := c.Named(oldSplit.Name)
 		if err != nil {
-			return fmt.Errorf("splits.%s is mounted, and the configuration has it no more; %s", oldSplit.Split, fix)
+			return fmt.Errorf("splits.%s is mounted, and the configuration has it no more; %s", oldSplit.Name, fix)
 		}
 		now, then := split.fixedByMount(), oldSplit.fixedByMount()
 		for _, key := range slices.Sorted(maps.Keys(then)) {
 			if !reflect.DeepEqual(now[key], then[key]) {
-				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Split, key, then[key], now[key], fix)
+				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Name, key, then[key], now[key], fix)
 			}
 		}
 	}
@@ -40,7 +40,7 @@ func (s *Split) fixedByMount() map[string]any {
 	for i := range sources {
 		sources[i].VocabSize = 0
 	}
-	all := map[string]any{"sources": sources, "arrays": s.Beside}
+	all := map[string]any{"sources": sources, "arrays": s.Aligned}
 	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {
 		if k.get != nil && !k.restart {
 			all[k.name] = k.get(s)

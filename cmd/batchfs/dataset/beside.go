@@ -29,7 +29,7 @@ type hint struct {
 	TokenDType array.DType // "": nothing
 	EOT        int64       // one more than the token that is the last of each document; 0: nothing
 
-	Arrays [][]config.Beside // of each source; nil where the configuration has the key
+	Arrays [][]config.AlignedArray // of each source; nil where the configuration has the key
 }
 
 // apply returns a split that knows what this hint says of documents and arrays, and nothing of another one.
@@ -54,7 +54,7 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	case len(guessed) < len(all):
 		v, _, err = vocabulary.Of(guessed)
 	}
-	if err == nil && !s.WroteArrays() {
+	if err == nil && !s.ArraysAreSet() {
 		for _, from := range files {
 			arrays, err := besideShards(from.Main, shards)
 			if err != nil {
@@ -77,7 +77,7 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 }
 
 // besideShards returns the arrays beside files. All files must have the same.
-func besideShards(files []string, shards map[string]vocabulary.Shard) (list []config.Beside, err error) {
+func besideShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {
 			all = append(all, a.Name+" of "+a.DType)
@@ -86,7 +86,7 @@ func besideShards(files []string, shards map[string]vocabulary.Shard) (list []co
 	}
 	first := described(files[0])
 	for n, a := range shards[files[0]].Arrays {
-		b, ok := config.NewBeside(a.Name, a.DType)
+		b, ok := config.NewAlignedArray(a.Name, a.DType)
 		if !ok {
 			return nil, fmt.Errorf("vocab.json beside %s names an array %q that no split can have", files[0], first[n])
 		}

@@ -130,7 +130,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 			}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+			return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 		}
 		sources[part.Source] = append(arrays, a)
 	}
@@ -152,7 +152,7 @@ func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h hint, f
 		d.files++
 	}
 	if err := d.bind(s); err != nil {
-		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	return d, nil
 }
@@ -253,7 +253,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 		err = n.countSteps()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.Origin(), err)
+		return nil, fmt.Errorf("%s: %w", s.MessagePrefix(), err)
 	}
 	return &n, nil
 }

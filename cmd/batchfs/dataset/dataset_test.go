@@ -154,13 +154,13 @@ func TestLabelIsAPath(t *testing.T) {
 			}
 			must(t, err)
 			name, settings, _ := strings.Cut(there.label(), "/")
-			if name != d.Split.Split || len(settings) > 255 {
-				t.Errorf("%s/%s: label %s", d.Split.Split, path, there.label())
+			if name != d.Split.Name || len(settings) > 255 {
+				t.Errorf("%s/%s: label %s", d.Split.Name, path, there.label())
 			}
 			for _, from := range []*Dataset{d, there.Dataset} {
 				back := mustWith(t, from, settings)
 				if !reflect.DeepEqual(back.Sequence.Settings, there.Sequence.Settings) || back.label() != there.label() {
-					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Split, path, back.Sequence.Settings, back.label(),
+					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Name, path, back.Sequence.Settings, back.label(),
 						there.Sequence.Settings, there.label())
 				}
 				sameBatches(t, there.label(), back, there.Dataset, there.Sequence.Batch().Bytes())

@@ -44,7 +44,7 @@ func (d *Dataset) label() string {
 	if !d.Sequence.DType.IsInteger() {
 		all["dtype"] = sampler.Native // there is no other
 	}
-	return d.Split.Split + "/" + config.JoinSettings(all)
+	return d.Split.Name + "/" + config.JoinSettings(all)
 }
 
 // Metadata names the sequence and its data in .safetensors files.
@@ -133,7 +133,7 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 func (d *Dataset) arrayInfos() (list []map[string]any) {
 	for _, a := range d.Sequence.Batch().Arrays {
 		info := map[string]any{"name": a.Name, "dtype": a.DType, "shape": a.Shape, "offset": a.Offset}
-		for n, b := range d.Split.BesideOf(0) {
+		for n, b := range d.Split.AlignedOf(0) {
 			if b.Name != a.Name {
 				continue
 			}
@@ -181,11 +181,11 @@ func (d *Dataset) Summary() string {
 	batch := q.Batch()
 	stack := batch.Stack()
 	beside := ""
-	for _, b := range d.Split.BesideOf(0) {
+	for _, b := range d.Split.AlignedOf(0) {
 		beside += ", array " + b.Name
 	}
 	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
+		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
 }
 
 func (d *Dataset) inBlocks() (text string) {
@@ -221,7 +221,7 @@ func (d *Dataset) Counted() string {
 
 func (d *Dataset) settings() map[string]any {
 	all := d.pathSettings()
-	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
+	all["split"], all["join"], all["token_dtype"] = d.Split.Name, d.Split.Join, d.Sequence.Stored()
 	if d.Split.Ends != sampler.EndsUnknown {
 		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
 	}

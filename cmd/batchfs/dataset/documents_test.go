@@ -52,7 +52,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 	ends := writeDocuments(t)
 	for _, d := range mustOpenConfig(t) {
 		if n := len(originsOf(d, 3)); int64(n) != d.Origins().Len() {
-			t.Errorf("%s: %d bytes, want %d", d.Split.Split, n, d.Origins().Len())
+			t.Errorf("%s: %d bytes, want %d", d.Split.Name, n, d.Origins().Len())
 		}
 		for k := range uint64(40) {
 			var got struct {
@@ -69,21 +69,21 @@ func TestOriginsOfDocuments(t *testing.T) {
 			for j, row := range got.Rows {
 				first := uint64(binary.LittleEndian.Uint32(x[4*8*j:]))
 				if row.Start != first || first >= ends[row.Document] || row.Document > 0 && first < ends[row.Document-1] {
-					t.Fatalf("%s: row %d of batch %d is said to begin at %d in document %d, and begins at %d", d.Split.Split, j, k, row.Start, row.Document, first)
+					t.Fatalf("%s: row %d of batch %d is said to begin at %d in document %d, and begins at %d", d.Split.Name, j, k, row.Start, row.Document, first)
 				}
 				if words := fmt.Sprintf(" a.bin from token %d on, document %d\n", row.Start, row.Document); !strings.Contains(strings.ReplaceAll(text.String(), abs(t, "a.bin"), "a.bin"), words) {
-					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Split, words, &text)
+					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Name, words, &text)
 				}
 				if words := fmt.Sprintf("%d pieces\n", row.Pieces); row.Pieces > 1 && !strings.Contains(text.String(), words) {
-					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Split, words, &text)
+					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Name, words, &text)
 				}
-				if row.Pieces != 1 && d.Split.Split != "packed" || row.Pieces < 1 {
-					t.Errorf("%s: %d pieces", d.Split.Split, row.Pieces)
+				if row.Pieces != 1 && d.Split.Name != "packed" || row.Pieces < 1 {
+					t.Errorf("%s: %d pieces", d.Split.Name, row.Pieces)
 				}
 				found, err := d.Find(t.Context(), int64(first), row.Epoch, func(int64, int64) {})
 				must(t, err)
 				if words := fmt.Sprintf(`"batch": %d,`, k); !strings.Contains(string(found.JSON()), words) {
-					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Split, first, k, found.JSON())
+					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Name, first, k, found.JSON())
 				}
 			}
 		}

@@ -45,7 +45,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		source++
 	}
 	at := d.mains[source].Locate(in)
-	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
+	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Name}
 	hits, err := d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil

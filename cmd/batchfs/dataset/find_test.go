@@ -17,7 +17,7 @@ import (
 func TestFind(t *testing.T) {
 	for _, d := range openMany(t) {
 		if _, words := findIn(t, d, 3, math.MaxUint64); !strings.HasSuffix(words, ":\n  in no batch\n") { // an epoch that no batch is in
-			t.Errorf("%s: %s", d.Split.Split, words)
+			t.Errorf("%s: %s", d.Split.Name, words)
 		}
 		file, index := 0, int64(0)
 		for pos := range d.Len() {
@@ -26,7 +26,7 @@ func TestFind(t *testing.T) {
 			}
 			for epoch := range uint64(2) {
 				f, words := findIn(t, d, pos, epoch)
-				wantWords := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:\n", index, d.Files()[file], pos, d.Split.Split, epoch)
+				wantWords := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:\n", index, d.Files()[file], pos, d.Split.Name, epoch)
 				var finds []string
 				for _, at := range f.Finds {
 					finds = append(finds, fmt.Sprintf(`{"batch":%d,"rank":%d,"j":%d,"row":%d,"index":%d}`, at.Batch, at.Rank, at.J, at.Row, at.Index))
@@ -90,7 +90,7 @@ func TestFindInterrupted(t *testing.T) {
 	cancel()
 	for _, d := range openMany(t) {
 		if f, err := d.Find(ctx, 3, 0, func(int64, int64) {}); f != nil || fmt.Sprint(err) != "interrupted" {
-			t.Errorf("%s: %+v, %v", d.Split.Split, f, err)
+			t.Errorf("%s: %+v, %v", d.Split.Name, f, err)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (d *Dataset) addOrder(all map[string]any) {
 			all["seed"] = uint32(q.Seed) + uint32(q.Rank)
 		}
 	case sampler.Random, sampler.Shuffle:
-		all["split"], all["seed"] = q.Split, q.Seed // both select the random stream
+		all["split"], all["seed"] = q.Name, q.Seed // both select the random stream
 	}
 	if q.ShuffleBlock > 0 {
 		all["shuffle_block"], all["local_world"] = q.ShuffleBlock, q.LocalWorld
@@ -110,7 +110,7 @@ func (d *Dataset) interpretation() []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
 	for i := range d.sources {
-		for _, b := range s.BesideOf(i) {
+		for _, b := range s.AlignedOf(i) {
 			list = append(list, []any{b.Tensor, b.DType})
 		}
 	}

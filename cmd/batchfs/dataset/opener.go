@@ -19,7 +19,7 @@ type Opener struct {
 
 // NewOpener returns an opener for a configuration, which must not change any more. It opens nothing.
 func NewOpener(c *config.Config) *Opener {
-	s, shares := c.Store, c.Shares()
+	s, shares := c.Store, c.DivideBudget()
 	return &Opener{
 		Config: c,
 		Remote: &blob.Remote{

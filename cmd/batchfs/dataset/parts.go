@@ -34,16 +34,16 @@ func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
 	h, err := besideFiles(s, files)
 	if err == nil {
 		s = h.apply(s)
-		if err = s.CheckBeside(); err != nil {
+		if err = s.CheckAligned(); err != nil {
 			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
 		}
 	}
 	if err != nil {
-		return nil, nil, hint{}, fmt.Errorf("splits.%s: %w", s.Split, err)
+		return nil, nil, hint{}, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	var parts []Part
 	for i, from := range files {
-		arrays := slices.Concat([][]string{from.Main}, from.Beside)
+		arrays := slices.Concat([][]string{from.Main}, from.Aligned)
 		if h.Arrays != nil {
 			for _, b := range h.Arrays[i] {
 				arrays = append(arrays, b.Files)
@@ -63,7 +63,7 @@ func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
 	m := by.Config.Memory
 	o := cache.Options{Remote: by.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {
-		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
+		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.IsSet("token_dtype")
 		if o.GuessedDType {
 			o.DType = cmp.Or(h.TokenDType, o.DType)
 		}
@@ -79,7 +79,7 @@ func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
 	if o.Access == localfile.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
 		o.Access = localfile.Pread
 	}
-	b := s.BesideOf(i)[n-1]
+	b := s.AlignedOf(i)[n-1]
 	o.Format, o.Tensor, o.DType, o.Axes, o.AlignedArray = b.Format, b.Tensor, b.DType, b.Shape, b.Name
 	return o
 }

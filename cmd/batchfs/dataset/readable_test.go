@@ -28,7 +28,7 @@ on_change = "follow"
 	c, err := s.Config()
 	must(t, err)
 	readable := func(split string) string {
-		i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
+		i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Name == split })
 		d, err := s.Readable(c.Splits[i], NewOpener(c))
 		switch {
 		case errors.Is(err, syscall.ESTALE):

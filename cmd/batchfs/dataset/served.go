@@ -30,7 +30,7 @@ func newServed(d *Dataset, w *watcher) *Served {
 		infoLen: sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
 	}
 	if d.isRemote() {
-		s.set = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Name())) })
+		s.set = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Path())) })
 		s.ahead = newLookahead(d)
 	}
 	return s

@@ -59,7 +59,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			test.write(t)
 			var flags config.Flags
 			for _, d := range mustOpenConfig(t) {
-				flags.Sets = append(flags.Sets, "splits."+d.Split.Split+".on_change=follow")
+				flags.Sets = append(flags.Sets, "splits."+d.Split.Name+".on_change=follow")
 			}
 			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
 			want := under(t, openFlags(t, flags), paths)
@@ -120,7 +120,7 @@ func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served
 	for _, s := range all {
 		for _, path := range paths {
 			if in, err := withPath(s, path); err == nil { // not every split may have all settings
-				found[s.Split.Split+"/"+path] = in
+				found[s.Split.Name+"/"+path] = in
 			}
 		}
 	}
@@ -160,7 +160,7 @@ func mustNow(t *testing.T, s *Served) *Served {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {
-		t.Fatalf("%s: %v", s.Split.Name(), err)
+		t.Fatalf("%s: %v", s.Split.Path(), err)
 	}
 	return now
 }

@@ -56,7 +56,7 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
-		Name:        d.Split.Split,
+		Name:        d.Split.Name,
 		Hint:        d.hint,
 		Fingerprint: d.fingerprint,
 		TorchState:  d.Split.TorchState,
@@ -137,7 +137,7 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
 			log.Warn("no lease can be had on token files, so who writes to them is not known: one that is overwritten in place is served when it "+
 				"has not changed for a while; better rename a new file over it, or run batchfs as the owner of the files or with CAP_LEASE",
-				"split", split.Split, "file", file)
+				"split", split.Name, "file", file)
 		}
 	}
 }
@@ -149,7 +149,7 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 	changed := func(d *Dataset) error {
 		mu.Lock()
 		defer mu.Unlock()
-		i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == d.Split.Split })
+		i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == d.Split.Name })
 		s.Splits[i] = d.snapshot()
 		file, err := s.File()
 		if err != nil {
@@ -181,9 +181,9 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 }
 
 func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
-	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Split })
+	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Name })
 	if i < 0 {
-		return nil, fmt.Errorf("the mount has no split %s", split.Split)
+		return nil, fmt.Errorf("the mount has no split %s", split.Name)
 	}
 	data := s.Splits[i]
 	split = data.Hint.apply(split)
@@ -194,7 +194,7 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 		for n, manifest := range manifests {
 			array, err := cache.Reopen(manifest, options(split, o, i, n, data.Hint))
 			if err != nil {
-				return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
+				return nil, fmt.Errorf("splits.%s: %w", split.Name, err)
 			}
 			sources[i] = append(sources[i], array)
 		}

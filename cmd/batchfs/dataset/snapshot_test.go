@@ -57,12 +57,12 @@ func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 
 func same(t testing.TB, a, b *Served) {
 	t.Helper()
-	if a.Split.Name() != b.Split.Name() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
+	if a.Split.Path() != b.Split.Path() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
 		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())
 	}
 	for k := range uint64(5) {
 		if !bytes.Equal(batch(t, a.Read, a.Sequence.Batch().Bytes(), k), batch(t, b.Read, b.Sequence.Batch().Bytes(), k)) {
-			t.Errorf("%s: batch %d differs", a.Split.Name(), k)
+			t.Errorf("%s: batch %d differs", a.Split.Path(), k)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func TestReload(t *testing.T) {
 			continue
 		}
 		c, err := fresh.Config()
-		if err != nil || c.Memory.Ahead != 7 {
+		if err != nil || c.Memory.PrefetchBatches != 7 {
 			t.Errorf("%s: %+v, %v", test.text, c, err)
 		}
 		serve(t, fresh, nil)

@@ -260,7 +260,7 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause
 	w.view.Store(&view{dataset: fresh})
 	old.release() // sequences that are not read anymore also hold its sources
 	for change := range changes {
-		w.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.Version, "file", change.Path,
+		w.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Name, "changes", fresh.Version, "file", change.Path,
 			"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
 		break
 	}

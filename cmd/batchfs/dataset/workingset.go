@@ -46,7 +46,7 @@ func (d *Dataset) Fill(ctx context.Context, set *cache.WorkingSet, progress func
 		}
 	}, progress)
 	if err != nil {
-		return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
+		return fmt.Errorf("splits.%s: %w", d.Split.Name, err)
 	}
 	return nil
 }

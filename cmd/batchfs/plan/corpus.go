@@ -110,7 +110,7 @@ func (o *options) open(path string) (*corpus, error) {
 		return nil, err
 	}
 	c := &corpus{hosts: o.hosts, ranks: o.gpus, blocks: blocks.Options{
-		Limit: from.Store.CacheBytes, BlockBytes: from.Store.BlockBytes, Memory: from.Memory.BlocksShare(),
+		Limit: from.Store.CacheBytes, BlockBytes: from.Store.BlockBytes, Memory: from.Memory.BlocksPortion(),
 	}}
 	if len(sizes) > 0 {
 		err = c.imagine(from, sizes)
@@ -138,7 +138,7 @@ func (c *corpus) ofRanks(split *config.Split) string {
 // onlyWindows returns an error for rows that are made of documents: where those begin, only an index says.
 func onlyWindows(s *config.Split) error {
 	if s.Rows != "" && s.Rows != sampler.Windows {
-		return fmt.Errorf("%s: plan knows rows = \"windows\" only (got %q); leave rows out, to see about what the others need", s.Origin("rows"), s.Rows)
+		return fmt.Errorf("%s: plan knows rows = \"windows\" only (got %q); leave rows out, to see about what the others need", s.MessagePrefix("rows"), s.Rows)
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	}
 	c.sequence, c.opened = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
 	for i, arrays := range d.Arrays() {
-		name := d.Split.Split
+		name := d.Split.Name
 		if len(d.Split.Sources) > 0 {
 			name = strings.Join(d.Split.Sources[i].Tokens, " ")
 		}

@@ -113,11 +113,11 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	c.judge()
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
-			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Split && refused[p.Kind] }) {
+			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && refused[p.Kind] }) {
 				continue
 			}
 			if _, err := opener.OpenSplit(s); err != nil {
-				c.found(Problem{Kind: Unmounted, Split: s.Split}, "%v", err)
+				c.found(Problem{Kind: Unmounted, Split: s.Name}, "%v", err)
 			}
 		}
 	}
@@ -138,13 +138,13 @@ func (f *checked) problem(kind string) Problem {
 func (c *check) open(openers []*dataset.Opener) error {
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
-			c.report.Splits = append(c.report.Splits, s.Split)
+			c.report.Splits = append(c.report.Splits, s.Name)
 			parts, err := opener.Parts(s)
 			if err != nil {
 				return err
 			}
 			for _, described := range parts {
-				c.openPart(&part{Part: described, split: s.Split})
+				c.openPart(&part{Part: described, split: s.Name})
 			}
 		}
 	}

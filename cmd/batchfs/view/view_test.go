@@ -26,7 +26,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	v, err := New("")
 	testfiles.NoError(t, err)
 	for _, d := range all {
-		testfiles.NoError(t, v.Add(d.Split.Split, d))
+		testfiles.NoError(t, v.Add(d.Split.Name, d))
 	}
 	return v, all
 }
@@ -106,7 +106,7 @@ func TestRows(t *testing.T) {
 				}
 			}
 			if b := bytes.Join(got, nil); !bytes.Equal(b, want) {
-				t.Errorf("%s by %d: % x, want % x", d.Split.Split, n, b, want)
+				t.Errorf("%s by %d: % x, want % x", d.Split.Name, n, b, want)
 			}
 		}
 	}

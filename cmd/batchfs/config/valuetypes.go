@@ -13,15 +13,15 @@ import (
 	"batchfs/cache/array"
 )
 
-// A kind is what the value of a key must be, and the field that holds it.
-type kind struct {
+// A valueType is what the value of a key must be, and the field that holds it.
+type valueType struct {
 	rule string                       // for messages and config.toml
 	set  func(c, value any) (ok bool) // sets the field of c, a pointer to a struct; not ok for a value that breaks the rule
 	get  func(c any) any
 }
 
-func kindOf[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) kind {
-	return kind{
+func newValueType[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) valueType {
+	return valueType{
 		rule: rule,
 		set: func(c, value any) bool {
 			v, ok := parse(value)
@@ -32,41 +32,41 @@ func kindOf[C, F any](field func(*C) *F, rule string, parse func(value any) (F, 
 	}
 }
 
-func whole[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) kind {
-	return kindOf(field, fmt.Sprintf("a whole number from %d to %d", least, most), func(value any) (N, bool) {
+func whole[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) valueType {
+	return newValueType(field, fmt.Sprintf("a whole number from %d to %d", least, most), func(value any) (N, bool) {
 		n, ok := value.(int64)
 		return N(n), ok && n >= least && n <= most
 	})
 }
 
-func truth[C any](field func(*C) *bool) kind {
-	return kindOf(field, "true or false", func(value any) (b, ok bool) {
+func truth[C any](field func(*C) *bool) valueType {
+	return newValueType(field, "true or false", func(value any) (b, ok bool) {
 		b, ok = value.(bool)
 		return b, ok
 	})
 }
 
-func text[C any](field func(*C) *string, rule string) kind {
-	return kindOf(field, rule, func(value any) (string, bool) {
+func text[C any](field func(*C) *string, rule string) valueType {
+	return newValueType(field, rule, func(value any) (string, bool) {
 		s, ok := value.(string)
 		return s, ok && s != ""
 	})
 }
 
-func address[C any](field func(*C) *netip.AddrPort) kind {
-	return kindOf(field, `an IP address and a port, as in "127.0.0.1:9137"`, func(value any) (netip.AddrPort, bool) {
+func address[C any](field func(*C) *netip.AddrPort) valueType {
+	return newValueType(field, `an IP address and a port, as in "127.0.0.1:9137"`, func(value any) (netip.AddrPort, bool) {
 		s, ok := value.(string)
 		a, err := netip.ParseAddrPort(s)
 		return a, ok && err == nil
 	})
 }
 
-func word[C any, S ~string](field func(*C) *S, words ...S) kind {
+func word[C any, S ~string](field func(*C) *S, words ...S) valueType {
 	rule := string(words[0])
 	for _, s := range words[1 : len(words)-1] {
 		rule += ", " + string(s)
 	}
-	return kindOf(field, rule+" or "+string(words[len(words)-1]), func(value any) (S, bool) {
+	return newValueType(field, rule+" or "+string(words[len(words)-1]), func(value any) (S, bool) {
 		s, ok := value.(string)
 		return S(s), ok && slices.Contains(words, S(s))
 	})
@@ -76,17 +76,17 @@ func integers() []array.DType {
 	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 }
 
-func duration[C any](field func(*C) *time.Duration, least, most time.Duration) kind {
+func duration[C any](field func(*C) *time.Duration, least, most time.Duration) valueType {
 	rule := fmt.Sprintf(`a duration from %v to %s, as in "90s"`, least, strings.TrimSuffix(most.String(), "0m0s"))
-	return kindOf(field, rule, func(value any) (time.Duration, bool) {
+	return newValueType(field, rule, func(value any) (time.Duration, bool) {
 		s, ok := value.(string)
 		d, err := time.ParseDuration(s)
 		return d, ok && err == nil && d >= least && d <= most
 	})
 }
 
-func paths[C any](field func(*C) *[]string) kind {
-	return kindOf(field, "a path, a glob, or a list of them", func(value any) (list []string, ok bool) {
+func paths[C any](field func(*C) *[]string) valueType {
+	return newValueType(field, "a path, a glob, or a list of them", func(value any) (list []string, ok bool) {
 		values, isList := value.([]any)
 		if !isList {
 			values = []any{value}
@@ -103,9 +103,9 @@ func paths[C any](field func(*C) *[]string) kind {
 }
 
 // shape is the shape of an element of an array.
-func shape[C any](field func(*C) *[]int) kind {
+func shape[C any](field func(*C) *[]int) valueType {
 	const maxNumbers = 1 << 31
-	return kindOf(field, fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most"), func(value any) (shape []int, ok bool) {
+	return newValueType(field, fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most"), func(value any) (shape []int, ok bool) {
 		values, ok := value.([]any)
 		numbers := int64(1)
 		for _, v := range values {
@@ -121,9 +121,9 @@ func shape[C any](field func(*C) *[]int) kind {
 }
 
 // size is a number of bytes, or 0. A path shows the shortest text for it.
-func size[C any](field func(*C) *int64, least, most int64) kind {
+func size[C any](field func(*C) *int64, least, most int64) valueType {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
-	k := kindOf(field, rule, func(value any) (int64, bool) {
+	k := newValueType(field, rule, func(value any) (int64, bool) {
 		n, ok := value.(int64)
 		if s, isText := value.(string); isText {
 			n, ok = sizeOf(s)
@@ -158,7 +158,7 @@ func sizeText(n int64) string {
 	return fmt.Sprint(n)
 }
 
-var documents = kind{
+var documents = valueType{
 	rule: `true, false or "files"`,
 	set: func(c, value any) bool {
 		s := c.(*Split)
@@ -170,7 +170,7 @@ var documents = kind{
 	get: func(c any) any { return c.(*Split).DocumentsSetting() },
 }
 
-var mode = kind{
+var mode = valueType{
 	rule: `octal digits of reading only, as in "0440"`,
 	set: func(c, value any) bool {
 		s, ok := value.(string)
@@ -181,13 +181,13 @@ var mode = kind{
 	get: func(c any) any { return fmt.Sprintf("%04o", c.(*Mount).Mode) },
 }
 
-var fingerprint = kindOf(func(c *Split) *string { return &c.Expect }, "32 lower-case hexadecimal digits", func(value any) (string, bool) {
+var fingerprint = newValueType(func(c *Split) *string { return &c.Expect }, "32 lower-case hexadecimal digits", func(value any) (string, bool) {
 	s, ok := value.(string)
 	_, err := hex.DecodeString(s)
 	return s, ok && err == nil && len(s) == 32 && strings.ToLower(s) == s
 })
 
-var weight = kindOf(func(c *Source) *float64 { return &c.Weight }, "a number above 0", func(value any) (float64, bool) {
+var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a number above 0", func(value any) (float64, bool) {
 	w, ok := value.(float64)
 	if n, isInt := value.(int64); isInt {
 		w, ok = float64(n), true
@@ -198,7 +198,7 @@ var weight = kindOf(func(c *Source) *float64 { return &c.Weight }, "a number abo
 // reserved are the names of arrays that a batch has by itself, and the one name in a safetensors header that is no tensor.
 var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 
-var arrayName = kindOf(func(c *Beside) *string { return &c.Name },
+var arrayName = newValueType(func(c *AlignedArray) *string { return &c.Name },
 	"1 to 32 letters a to z, digits and _, and none of "+strings.Join(reserved, ", "), func(value any) (string, bool) {
 		s, ok := value.(string)
 		const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
