@@ -146,12 +146,12 @@ func wanted(t testing.TB, q *Sequence, sources []Source, k uint64) (all []byte) 
 			case "source":
 				put(int64(source))
 			default:
-				i := slices.IndexFunc(q.Settings.Arrays, func(b Beside) bool { return b.Name == a.Name })
+				i := slices.IndexFunc(q.Settings.Arrays, func(b AlignedArray) bool { return b.Name == a.Name })
 				first := 0
 				if q.Layout != Elements && q.Settings.Arrays[i].At == AtY {
 					first = 1
 				}
-				elements(sources[source].Beside[i], first, max(T, 1), 0)
+				elements(sources[source].Aligned[i], first, max(T, 1), 0)
 			}
 		}
 	}
@@ -182,7 +182,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 		}
 		var kinds []*stub
 		for i := range r.IntN(4) {
-			s.Arrays = append(s.Arrays, Beside{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
+			s.Arrays = append(s.Arrays, AlignedArray{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
 			kinds = append(kinds, newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...))
 		}
 		var sources []Source
@@ -197,7 +197,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			}
 			from := Source{Main: newNumbered(main.dtype, salt, ends[count], main.axes...), Documents: ends}
 			for _, kind := range kinds {
-				from.Beside = append(from.Beside, newNumbered(kind.dtype, r.Int64(), ends[count], kind.axes...))
+				from.Aligned = append(from.Aligned, newNumbered(kind.dtype, r.Int64(), ends[count], kind.axes...))
 			}
 			sources, s.Weights = append(sources, from), append(s.Weights, float64(1+r.IntN(3)))
 		}
@@ -259,10 +259,10 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 	for range 2 {
 		tokens, mask := newNumbered(array.Uint16, 0, 1e6), newNumbered(array.Uint8, 0, 1e6)
 		all = append(all, tokens, mask)
-		sources = append(sources, Source{Main: tokens, Beside: []Array{mask}})
+		sources = append(sources, Source{Main: tokens, Aligned: []Array{mask}})
 	}
 	q, err := New(sources, Settings{Name: "train", BatchSize: 4, BlockSize: 1000, DType: Native, Layout: XY, Order: Random, World: 1,
-		Weights: []float64{1, 1}, Arrays: []Beside{{"mask", AtY}}})
+		Weights: []float64{1, 1}, Arrays: []AlignedArray{{"mask", AtY}}})
 	must(t, err)
 	for _, test := range []struct {
 		name   string
@@ -350,7 +350,7 @@ func TestNewRefusesArrays(t *testing.T) {
 	} {
 		from, s := Source{Main: test.main}, s
 		if test.beside != nil {
-			from.Beside, s.Arrays = []Array{test.beside}, []Beside{{"beside", AtY}}
+			from.Aligned, s.Arrays = []Array{test.beside}, []AlignedArray{{"beside", AtY}}
 		}
 		_, err := New([]Source{from}, s)
 		if err == nil && test.want != "" || err != nil && (test.want == "" || !strings.Contains(err.Error(), test.want)) {

@@ -58,7 +58,7 @@ func BenchmarkArrays(b *testing.B) {
 	plain := Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
 	documents, all := plain, plain
 	documents.Ends, documents.Documents = EndsByToken, true
-	all.Ends, all.Documents, all.Arrays = EndsByToken, true, []Beside{{"mask", AtY}, {"top", AtX}}
+	all.Ends, all.Documents, all.Arrays = EndsByToken, true, []AlignedArray{{"mask", AtY}, {"top", AtX}}
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
 		main := open(array.Uint16, access, tokens)
 		for _, test := range []struct {
@@ -69,7 +69,7 @@ func BenchmarkArrays(b *testing.B) {
 			{"plain", plain, nil}, {"documents", documents, nil}, {"mask+top+documents", all, []Array{mask, top}},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
-				q, err := New([]Source{{Main: main, Beside: test.beside}}, test.settings)
+				q, err := New([]Source{{Main: main, Aligned: test.beside}}, test.settings)
 				must(b, err)
 				dst := make([]byte, q.Batch().Bytes())
 				b.SetBytes(int64(len(dst)))

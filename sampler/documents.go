@@ -27,7 +27,7 @@ type documentRows struct {
 	sums    prefixSums // of each group's rows
 	packers sync.Pool  // of *groupPacker, each for one group at a time
 	tables  *Tables
-	made    []atomic.Pointer[group] // by group; nil: it is not in memory
+	cached  []atomic.Pointer[group] // by group; nil: it is not in memory
 }
 
 // Larger groups waste less of a row, and take more memory and time to make.
@@ -52,12 +52,12 @@ func (w windowSpec) cut(n int64) (full int64, rest int32) {
 
 // A group is never written once it is kept.
 type group struct {
-	entries  []entry // by row; behind the last one, an entry that ends it
+	rowRuns  []rowRun // by row; behind the last one, an entry that ends it
 	segments []groupSegment
 }
 
-// An entry is one row, or several full rows of a document, T tokens apart.
-type entry struct {
+// A rowRun is one row, or several full rows of a document, T tokens apart.
+type rowRun struct {
 	row   int64 // the first, in the group
 	first int32 // its first segment
 }
@@ -71,7 +71,7 @@ type groupSegment struct {
 // newDocumentRows counts the rows of a source, unless sums are what it counted before.
 func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
-	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, made: make([]atomic.Pointer[group], groups)}
+	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, cached: make([]atomic.Pointer[group], groups)}
 	r.packers.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
@@ -141,11 +141,11 @@ func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 func (r *documentRows) lay(p *groupPacker) {
 	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
 	clear(p.next)
-	p.entries, p.segments = p.entries[:0], p.segments[:0]
+	p.rowRuns, p.segments = p.rowRuns[:0], p.segments[:0]
 	rows, rest := int64(0), 0
 	begin := func(count int64, segments int32) (first int32) {
 		first = int32(len(p.segments))
-		p.entries = append(p.entries, entry{rows, first})
+		p.rowRuns = append(p.rowRuns, rowRun{rows, first})
 		p.segments = append(p.segments, make([]groupSegment, segments)...)
 		rows += count
 		return first
@@ -180,9 +180,9 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	if err != nil {
 		return list, err
 	}
-	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > in }) - 1
-	slot, shift := 0, (in-g.entries[i].row)*r.step
-	for _, p := range g.segments[g.entries[i].first:g.entries[i+1].first] {
+	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > in }) - 1
+	slot, shift := 0, (in-g.rowRuns[i].row)*r.step
+	for _, p := range g.segments[g.rowRuns[i].first:g.rowRuns[i+1].first] {
 		list = append(list, Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)})
 		slot += int(p.len)
 	}
@@ -221,7 +221,7 @@ func (r *documentRows) holding(pos int64) (list []rowRange, err error) {
 func (r *documentRows) groups() []int64 { return r.sums }
 
 func (r *documentRows) group(g int64) (*group, error) {
-	if found := r.made[g].Load(); found != nil {
+	if found := r.cached[g].Load(); found != nil {
 		return found, nil
 	}
 	p := r.packers.Get().(*groupPacker)
@@ -230,7 +230,7 @@ func (r *documentRows) group(g int64) (*group, error) {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
 	r.lay(p)
-	made := &group{slices.Clone(p.entries), slices.Clone(p.segments)}
-	keep(r.tables, &r.made[g], made, 16*int64(len(made.entries)+len(made.segments)))
+	made := &group{slices.Clone(p.rowRuns), slices.Clone(p.segments)}
+	cacheTable(r.tables, &r.cached[g], made, 16*int64(len(made.rowRuns)+len(made.segments)))
 	return made, nil
 }

@@ -163,7 +163,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
 			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, WholeRows}[r.IntN(2)],
-			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []Beside{{"logits", AtX}},
+			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []AlignedArray{{"logits", AtX}},
 		}
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
 		var ends documentEndsAt
@@ -175,7 +175,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 				ends = append(ends, i+1)
 			}
 		}
-		from := Source{Main: tokens, Beside: []Array{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
+		from := Source{Main: tokens, Aligned: []Array{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
 		s.Ends = EndsByIndex
 		byIndex, err := New([]Source{from}, s)
 		must(t, err)
@@ -206,7 +206,7 @@ func TestBlocksPermute(t *testing.T) {
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
 		w := &starts{disjoint: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
-		o := newBlocks([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
+		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
 		var last []uint64
 		for epoch := range uint64(few(3, 20)) {
 			seen := make([]bool, test.rows)
@@ -228,7 +228,7 @@ func TestBlocksPermute(t *testing.T) {
 				for _, row := range span {
 					blocks[(row+uint64(test.rows)-o.begin(epoch))%uint64(test.rows)/o.size] = true
 				}
-				if len(blocks) > mixedBlocks+1 {
+				if len(blocks) > mixedRuns+1 {
 					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
 				}
 			}

@@ -19,7 +19,7 @@ func (q *Sequence) Elements(j, index int) (list []string) {
 	if q.Layout == Elements {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}
-	for _, p := range q.parts.list[:q.parts.batch.Main] {
+	for _, p := range q.layout.list[:q.layout.batch.Main] {
 		if column := index - p.first; column >= 0 && column < p.len {
 			list = append(list, fmt.Sprintf("%s[%d, %d]", p.name, j, column))
 		}
@@ -36,7 +36,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, err
 	}
 	o := from.order
-	r, own, all := uint64(from.share.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
+	r, own, all := uint64(from.hostShare.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	rowOf := func(index uint64) uint64 { // the global number
 		row := q.mixture.rowOf(source, index)
 		return row/own*all + uint64(host)*own + row%own

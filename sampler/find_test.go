@@ -65,8 +65,8 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	for _, q := range ranks {
 		together, _ := q.together()
 		for i := range q.sources {
-			rows, of := q.Share(i)
-			last = max(last, (epochs*uint64(q.sources[i].share.n)/uint64(rows)+2)*uint64(of)/uint64(q.BatchSize*together)+1)
+			rows, of := q.Weight(i)
+			last = max(last, (epochs*uint64(q.sources[i].hostShare.n)/uint64(rows)+2)*uint64(of)/uint64(q.BatchSize*together)+1)
 		}
 	}
 	for k := range last + 1 {

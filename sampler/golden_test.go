@@ -94,7 +94,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		s.Ends = EndsByToken
 	}
 	for _, a := range g.Arrays {
-		s.Arrays = append(s.Arrays, Beside{a.Name, a.At})
+		s.Arrays = append(s.Arrays, AlignedArray{a.Name, a.At})
 	}
 	sources := g.Sources
 	if sources == nil {
@@ -123,7 +123,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		for n, a := range g.Arrays {
 			beside := newNumbered(a.DType, 0, length(tokens[i]), a.Shape...)
 			beside.salt = begin*numbersOf(beside) + int64(n) + 1
-			tokens[i].Beside = append(tokens[i].Beside, beside)
+			tokens[i].Aligned = append(tokens[i].Aligned, beside)
 		}
 		begin += length(tokens[i])
 	}

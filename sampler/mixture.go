@@ -25,7 +25,7 @@ type mixture struct {
 type pick struct{ source, before uint32 }
 
 func newMixture(weights []float64) (*mixture, error) {
-	shares, err := newShares(weights)
+	shares, err := apportion(weights)
 	if err != nil {
 		return nil, err
 	}
@@ -55,9 +55,9 @@ func (m *mixture) before(source int, n uint64) uint64 {
 	return n/d*a + least
 }
 
-// newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
+// apportion brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
 // maxPeriod-ths by the method of largest remainders. A weight is the decimal number that it prints as: 0.7 is 7/10.
-func newShares(weights []float64) ([]int, error) {
+func apportion(weights []float64) ([]int, error) {
 	if len(weights) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
 	}

@@ -70,7 +70,7 @@ func TestMixtureShares(t *testing.T) {
 		{[]float64{9035582489, 1234567}, []int{1048433, 143}},
 		{[]float64{1000000, 1000000, 97154}, []int{500000, 499999, 48577}}, // equal remainders
 	} {
-		if got, err := newShares(test.weights); !slices.Equal(got, test.want) {
+		if got, err := apportion(test.weights); !slices.Equal(got, test.want) {
 			t.Errorf("%v: shares %v, error %v, want %v", test.weights, got, err, test.want)
 		}
 	}
@@ -80,7 +80,7 @@ func TestMixtureShares(t *testing.T) {
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
-		shares, err := newShares(weights)
+		shares, err := apportion(weights)
 		must(t, err)
 		d, count := len(m.pattern), make([]int, len(weights))
 		within := func(source, n int) {
@@ -131,7 +131,7 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 	}
 	for _, weights := range all {
 		m := newTestMixture(t, weights...)
-		shares, err := newShares(weights)
+		shares, err := apportion(weights)
 		must(t, err)
 		d, count := len(m.pattern), make([]int, len(weights))
 		for n := range min(d, 10_000) {

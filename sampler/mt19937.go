@@ -16,12 +16,12 @@ const (
 	mtDegree = 19937 // bits of the state: the upper bit of its first word, and all bits of the other words
 )
 
-// A block is mtWords words of mt19937, one after the other and not yet tempered.
-type block [mtWords]uint32
+// An mtState is mtWords words of mt19937, one after the other and not yet tempered.
+type mtState [mtWords]uint32
 
-// seeded is the state after init_genrand(seed).
-func seeded(seed uint32) *block {
-	x := &block{seed}
+// seedState is the state after init_genrand(seed).
+func seedState(seed uint32) *mtState {
+	x := &mtState{seed}
 	for i := 1; i < len(x); i++ {
 		x[i] = 1812433253*(x[i-1]^x[i-1]>>30) + uint32(i)
 	}
@@ -42,18 +42,18 @@ func temper(y uint32) uint32 {
 	return y ^ y>>18
 }
 
-// blocksPerJump is about how many blocks skip makes in the time of a jump.
-const blocksPerJump = 4096
+// statesPerJump is about how many states skip makes in the time of a jump.
+const statesPerJump = 4096
 
 // skip returns the n-th block after this one.
-func (x *block) skip(n uint64) *block {
+func (x *mtState) skip(n uint64) *mtState {
 	var words [2 * mtWords]uint32
 	copy(words[mtWords:], x[:])
 	for range n {
 		copy(words[:], words[mtWords:])
 		extend(words[:])
 	}
-	b := block(words[mtWords:])
+	b := mtState(words[mtWords:])
 	return &b
 }
 
@@ -63,7 +63,7 @@ func (x *block) skip(n uint64) *block {
 //
 // It must not be called on what seeded returns: the lower 31 bits of the first word there are in no state. Any later word is
 // whole in the state before it.
-func (x *block) jump(n uint64) *block {
+func (x *mtState) jump(n uint64) *mtState {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])
 	extend(words[:])
@@ -75,7 +75,7 @@ func (x *block) jump(n uint64) *block {
 			subtle.XORBytes(sum[:], sum[:], from[at:])
 		}
 	}
-	b := new(block)
+	b := new(mtState)
 	binary.Decode(sum[:], binary.LittleEndian, b)
 	return b
 }

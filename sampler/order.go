@@ -9,7 +9,7 @@ type order interface {
 
 // epochs is an order that has each window of a share once an epoch.
 type epochs struct {
-	share
+	hostShare
 	permutation
 }
 

@@ -10,15 +10,15 @@ import (
 	"batchfs/cache/array"
 )
 
-// A request is one Read.
-type request struct {
+// A readJob is one Read.
+type readJob struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan    // one for each array of each source, source after source
 	planned  int       // segments of the rows of all plans
 	plan     *plan     // plan of the array that is being read
 	column   int       // number of that array in its source
-	shown    []span    // rows of the batch being planned that dst shows, for each part
+	rows     []span    // rows of the batch being planned that dst shows, for each part
 	edge     []byte    // numbers at an end of dst, which shows the first or the last of them in part
 	ends     []int     // for planned rows, the indexes behind the last tokens of documents
 	segments []Segment // segments of the row being planned
@@ -26,8 +26,8 @@ type request struct {
 	visit func(i int, raw []byte) error // copyRow, made once because to make it is to allocate
 }
 
-var requests = sync.Pool{New: func() any {
-	req := new(request)
+var readJobs = sync.Pool{New: func() any {
+	req := new(readJob)
 	req.visit = req.copyRow
 	return req
 }}
@@ -43,18 +43,18 @@ type row struct {
 	base   int // byte of dst at which the row's batch begins; it may lie before dst
 	j      int // number of the row in the batch
 	source int
-	ends   span // in request.ends
+	ends   span // in readJob.ends
 	first  int  // index in the row of the first number of a window
 }
 
 // A view is what dst shows of the numbers of a part in one row.
 type view struct {
-	*part
+	*batchArray
 	at   int // byte of dst at which the first number of the part begins in the row; it may lie before dst
 	span     // the numbers shown
 }
 
-func (req *request) view(p *part, base, j int) view {
+func (req *readJob) view(p *batchArray, base, j int) view {
 	at := p.row(base, j)
 	return view{p, at, overlap(at, p.size, p.len, len(req.dst))}
 }
@@ -82,12 +82,12 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	req := requests.Get().(*request) // nothing is planned in it
+	req := readJobs.Get().(*readJob) // nothing is planned in it
 	req.sequence, req.dst = q, dst
 	// Plans behind the last one keep the memory of their windows.
-	arrays := len(q.sources) * len(q.parts.columns)
+	arrays := len(q.sources) * len(q.layout.columns)
 	req.plans = slices.Grow(req.plans[:0], arrays)[:arrays]
-	size := q.parts.batch.Bytes()
+	size := q.layout.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
 		if k >= MaxBatches {
@@ -101,7 +101,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 		return err
 	}
 	req.sequence, req.dst = nil, nil // the pool must not keep them from the collector
-	requests.Put(req)
+	readJobs.Put(req)
 	return nil
 }
 
@@ -111,8 +111,8 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	if k >= MaxBatches {
 		return true
 	}
-	req := requests.Get().(*request) // for the memory of its segments
-	defer requests.Put(req)
+	req := readJobs.Get().(*readJob) // for the memory of its segments
+	defer readJobs.Put(req)
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
@@ -121,7 +121,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 			return false
 		}
 		for _, p := range req.segments {
-			for c, column := range q.parts.columns {
+			for c, column := range q.layout.columns {
 				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: p.Len * column.numbers}) {
 					return false
 				}
@@ -132,8 +132,8 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 }
 
 // fetch reads what is planned. If it fails, the request cannot be used again.
-func (req *request) fetch() error {
-	q, columns := req.sequence, len(req.sequence.parts.columns)
+func (req *readJob) fetch() error {
+	q, columns := req.sequence, len(req.sequence.layout.columns)
 	for i := range req.plans {
 		p := &req.plans[i]
 		if len(p.windows) == 0 {
@@ -150,13 +150,13 @@ func (req *request) fetch() error {
 }
 
 // planBatch plans the rows that dst shows of batch k, which begins at byte base of dst. It fetches when there are many.
-func (req *request) planBatch(k uint64, base int) error {
-	req.shown = req.shown[:0]
-	for i := range req.sequence.parts.list {
-		p := &req.sequence.parts.list[i]
+func (req *readJob) planBatch(k uint64, base int) error {
+	req.rows = req.rows[:0]
+	for i := range req.sequence.layout.list {
+		p := &req.sequence.layout.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), req.sequence.BatchSize, len(req.dst))
 		for j := shown.from; j < shown.to; j++ {
-			if slices.ContainsFunc(req.shown, func(s span) bool { return j >= s.from && j < s.to }) {
+			if slices.ContainsFunc(req.rows, func(s span) bool { return j >= s.from && j < s.to }) {
 				continue // it is planned
 			}
 			if req.planned >= maxPlanned {
@@ -168,12 +168,12 @@ func (req *request) planBatch(k uint64, base int) error {
 				return err
 			}
 		}
-		req.shown = append(req.shown, shown)
+		req.rows = append(req.rows, shown)
 	}
 	return nil
 }
 
-func (req *request) planRow(k uint64, r row) (err error) {
+func (req *readJob) planRow(k uint64, r row) (err error) {
 	q := req.sequence
 	source, start := q.Start(k, r.j)
 	rows := q.sources[source].starts
@@ -193,22 +193,22 @@ func (req *request) planRow(k uint64, r row) (err error) {
 		used = p.At + p.Len
 	}
 	req.planned += len(req.segments)
-	if q.parts.computed {
+	if q.layout.derives {
 		req.putRow(r, used)
 	}
 	return nil
 }
 
 // planWindows plans the windows for what dst shows of some indexes of a row, which lie side by side in its source. start is where index 0 would be.
-func (req *request) planWindows(r row, start int64, indexes span) {
+func (req *readJob) planWindows(r row, start int64, indexes span) {
 	q := req.sequence
-	for c, column := range q.parts.columns {
+	for c, column := range q.layout.columns {
 		lo, hi := math.MaxInt, 0
-		for i := range q.parts.list {
-			v := req.view(&q.parts.list[i], r.base, r.j)
+		for i := range q.layout.list {
+			v := req.view(&q.layout.list[i], r.base, r.j)
 			switch {
 			case v.empty():
-			case v.of == copied && v.column == c:
+			case v.derived == copied && v.column == c:
 				lo, hi = min(lo, v.first+v.from), max(hi, v.first+v.to)
 				if v.masked && q.Ends == EndsByToken {
 					lo = min(lo, v.from) // the token before a target may be the last of its document
@@ -222,25 +222,25 @@ func (req *request) planWindows(r row, start int64, indexes span) {
 			continue
 		}
 		r.first = lo
-		to := &req.plans[r.source*len(q.parts.columns)+c]
+		to := &req.plans[r.source*len(q.layout.columns)+c]
 		to.windows = append(to.windows, array.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, r)
 	}
 }
 
 // putRow puts the numbers of a row that are in no file. used is how many of its indexes have tokens.
-func (req *request) putRow(r row, used int) {
+func (req *readJob) putRow(r row, used int) {
 	q := req.sequence
-	for i := range q.parts.list {
-		v := req.view(&q.parts.list[i], r.base, r.j)
+	for i := range q.layout.list {
+		v := req.view(&q.layout.list[i], r.base, r.j)
 		switch {
 		case v.empty():
-		case v.of == copied:
-			v.from = max(v.from, used*q.parts.columns[v.column].numbers-v.first)
+		case v.derived == copied:
+			v.from = max(v.from, used*q.layout.columns[v.column].numbers-v.first)
 			req.putSame(v, v.filler)
-		case v.of == tokensOfRow:
+		case v.derived == tokensOfRow:
 			req.putSame(v, int64(min(used, q.BlockSize)))
-		case v.of == sourceOfRow:
+		case v.derived == sourceOfRow:
 			req.putSame(v, int64(r.source))
 		case v.ofDocuments() && q.Ends != EndsByToken:
 			req.putDocuments(v, req.ends[r.ends.from:r.ends.to])
@@ -249,9 +249,9 @@ func (req *request) putRow(r row, used int) {
 }
 
 // copyRow puts the numbers of window i of the current array where dst shows them.
-func (req *request) copyRow(i int, raw []byte) error {
+func (req *readJob) copyRow(i int, raw []byte) error {
 	q := req.sequence
-	column, r, start := q.parts.columns[req.column], req.plan.rows[i], req.plan.windows[i].Start
+	column, r, start := q.layout.columns[req.column], req.plan.rows[i], req.plan.windows[i].Start
 	ends := req.ends[r.ends.from:r.ends.to]
 	if req.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
@@ -263,13 +263,13 @@ func (req *request) copyRow(i int, raw []byte) error {
 			ends = req.ends
 		}
 	}
-	for n := range q.parts.list {
-		v := req.view(&q.parts.list[n], r.base, r.j)
+	for n := range q.layout.list {
+		v := req.view(&q.layout.list[n], r.base, r.j)
 		if v.ofDocuments() && req.column == 0 && q.Ends == EndsByToken && !v.empty() {
 			req.putDocuments(v, ends)
 		}
 		v.span = span{max(v.from, r.first-v.first), min(v.to, r.first+len(raw)/column.width-v.first)}
-		if v.of != copied || v.column != req.column || v.empty() {
+		if v.derived != copied || v.column != req.column || v.empty() {
 			continue
 		}
 		first := v.first + v.from - r.first // of the part's numbers in raw
@@ -277,7 +277,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 		if bad := v.convert(whole, raw[first*column.width:][:(v.to-v.from)*column.width]); bad >= 0 {
 			return q.overflow(r.source, req.column, start+int64(first+bad), column.text(raw, first+bad), v.dtype)
 		}
-		if req.show(v, whole); v.masked {
+		if req.copyOut(v, whole); v.masked {
 			req.mask(v, ends)
 		}
 	}
@@ -285,7 +285,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 }
 
 // space is where to put the numbers of a view: in dst, or beside it where the first or the last lies in dst in part.
-func (req *request) space(v view) []byte {
+func (req *readJob) space(v view) []byte {
 	at, n := v.at+v.from*v.size, (v.to-v.from)*v.size
 	if at >= 0 && at+n <= len(req.dst) {
 		return req.dst[at : at+n]
@@ -294,28 +294,28 @@ func (req *request) space(v view) []byte {
 	return req.edge
 }
 
-// show copies to dst what was put beside it.
-func (req *request) show(v view, whole []byte) {
+// copyOut copies to dst what was put beside it.
+func (req *readJob) copyOut(v view, whole []byte) {
 	if at := v.at + v.from*v.size; at < 0 || at+len(whole) > len(req.dst) {
 		copy(req.dst[max(at, 0):], whole[max(-at, 0):])
 	}
 }
 
 // mask marks the targets of a view that are not of the document of the token before.
-func (req *request) mask(v view, ends []int) {
+func (req *readJob) mask(v view, ends []int) {
 	first, _ := slices.BinarySearch(ends, v.from+1)
 	last, _ := slices.BinarySearch(ends, v.to+1)
 	for _, end := range ends[first:last] {
-		req.putSame(view{v.part, v.at, span{end - 1, end}}, maskedTarget)
+		req.putSame(view{v.batchArray, v.at, span{end - 1, end}}, maskedTarget)
 	}
 }
 
-func (req *request) putDocuments(v view, ends []int) {
+func (req *readJob) putDocuments(v view, ends []int) {
 	t := req.sequence.BlockSize
 	from, to := v.from, v.to
 	whole := req.space(v)
 	numbers := as[int32](whole)
-	if v.of == documentEnds {
+	if v.derived == documentEnds {
 		for i := range numbers {
 			numbers[i] = int32(t)
 			if column := from + i; column == 0 {
@@ -336,10 +336,10 @@ func (req *request) putDocuments(v view, ends []int) {
 			begin = end
 		}
 	}
-	req.show(v, whole)
+	req.copyOut(v, whole)
 }
 
-func (req *request) putSame(v view, value int64) {
+func (req *readJob) putSame(v view, value int64) {
 	if v.empty() {
 		return
 	}
@@ -349,12 +349,12 @@ func (req *request) putSame(v view, value int64) {
 	for done := copy(whole, number[:v.size]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
-	req.show(v, whole)
+	req.copyOut(v, whole)
 }
 
 // overflow is the error for number i of an array of a source.
 func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
-	at := q.sources[source].arrays[column].Locate(i / int64(q.parts.columns[column].numbers))
+	at := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].numbers))
 	what := "token"
 	if q.Layout == Elements {
 		what = "a number of element"

@@ -20,7 +20,7 @@ type Sequence struct {
 	Settings
 	sources []source
 	mixture *mixture
-	parts   parts
+	layout  batchLayout
 	batches int64 // BatchesPerEpoch
 }
 
@@ -52,8 +52,8 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 }
 
 func alike(a, b Source, s Settings) error {
-	if len(a.Beside) != len(s.Arrays) || len(b.Beside) != len(s.Arrays) {
-		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Beside), len(b.Beside), len(s.Arrays))
+	if len(a.Aligned) != len(s.Arrays) || len(b.Aligned) != len(s.Arrays) {
+		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
 	}
 	for i, x := range a.arrays() {
 		y := b.arrays()[i]
@@ -91,7 +91,7 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 		n.sources = append(n.sources, source)
 	}
 	if n.batches, err = n.countBatches(); err == nil {
-		n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
+		n.layout, err = newBatchLayout(&s, q.sources[0].arrays, len(q.sources))
 	}
 	return n, err
 }
@@ -104,7 +104,7 @@ func (q *Sequence) countBatches() (least int64, err error) {
 	for host := range hosts {
 		rows := int64(0)
 		for i := range q.sources {
-			of, err := q.sources[i].shareOf(q.Settings, host)
+			of, err := q.sources[i].hostShareOf(q.Settings, host)
 			if err != nil {
 				return 0, err
 			}
@@ -148,15 +148,15 @@ func (s *Settings) suits(sources []source) error {
 
 // Batch describes a batch. Its main arrays are the layout's. The others lie beside the tokens; cu_seqlens of shape (B, T+1) and
 // positions of shape (B, T); lengths of shape (B,); and, of a mixture, source of shape (B,).
-func (q *Sequence) Batch() array.Batch { return q.parts.batch }
+func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 
 // Stored is the dtype of the main array in the files.
-func (q *Sequence) Stored() array.DType { return q.parts.columns[0].stored }
+func (q *Sequence) Stored() array.DType { return q.layout.columns[0].stored }
 
 // RowsPerEpoch is R, the number of disjoint windows of all sources together; with shuffle_block, of the host's share.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
-		n += s.share.n
+		n += s.hostShare.n
 	}
 	return n
 }
@@ -164,8 +164,10 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf is how many disjoint windows source i has, in the shares of all hosts together.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjoint }
 
-// Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
-func (q *Sequence) Share(i int) (rows, of int) { return len(q.mixture.rows[i]), len(q.mixture.pattern) }
+// Weight is the weight of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
+func (q *Sequence) Weight(i int) (rows, of int) {
+	return len(q.mixture.rows[i]), len(q.mixture.pattern)
+}
 
 // Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
 func (q *Sequence) Needed(i int) (from, to int64) {
@@ -173,7 +175,7 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
-	return s.share.at(0), s.share.at(s.share.n-1) + s.starts.len
+	return s.hostShare.at(0), s.hostShare.at(s.hostShare.n-1) + s.starts.len
 }
 
 // BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows, or those of the host with the smallest
@@ -233,5 +235,5 @@ func (q *Sequence) Groups() (all [][]int64) {
 // Epoch is the epoch of row j of batch k: of its source, or of the host's share of its source.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
-	return index / uint64(q.sources[source].share.n)
+	return index / uint64(q.sources[source].hostShare.n)
 }

@@ -243,9 +243,9 @@ func TestReadsAllocateNothing(t *testing.T) {
 
 	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
 	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
-	from.Beside = []Array{from.Main}
+	from.Aligned = []Array{from.Main}
 	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
-		Weights: []float64{1, 2}, Arrays: []Beside{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})
+		Weights: []float64{1, 2}, Arrays: []AlignedArray{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})
 	must(t, err)
 	for _, off := range []int64{0, 12345} {
 		dst, k := make([]byte, q.Batch().Bytes()-2*off), uint64(0)

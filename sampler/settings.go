@@ -32,14 +32,14 @@ type Settings struct {
 	ShuffleBlock int64
 	LocalWorld   int // then the ranks of a host, which divide World: ranks h*LocalWorld, ..., (h+1)*LocalWorld-1 are on host h
 
-	Weights     []float64 // of the sources, each above 0; nil for one source
-	Arrays      []Beside  // what each source has beside its main array, in the order of Source.Beside
-	Rows        Rows      // what a row holds; "" is Windows
-	Ends        Ends      // how the end of a document is known
-	EOT         uint64    // the token that ends a document, with EndsByToken; else what fills a row up behind its tokens
-	Documents   bool      // a batch says where documents end, in the arrays cu_seqlens and positions
-	MaskTargets bool      // an element of y that is not of its document is -100
-	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
+	Weights     []float64      // of the sources, each above 0; nil for one source
+	Arrays      []AlignedArray // what each source has beside its main array, in the order of Source.Aligned
+	Rows        Rows           // what a row holds; "" is Windows
+	Ends        Ends           // how the end of a document is known
+	EOT         uint64         // the token that ends a document, with EndsByToken; else what fills a row up behind its tokens
+	Documents   bool           // a batch says where documents end, in the arrays cu_seqlens and positions
+	MaskTargets bool           // an element of y that is not of its document is -100
+	TorchState  []byte         // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
 // together is how many ranks go through an epoch together, all of them or a host's, and the number of this rank's host.
@@ -62,8 +62,8 @@ const (
 	Elements  Layout = "rows"   // rows of shape (B, ...): elements of any array, whatever the block size
 )
 
-// Beside is an array that each source has beside its main one.
-type Beside struct {
+// An AlignedArray is an array that each source has beside its main one.
+type AlignedArray struct {
 	Name string
 	At   At
 }

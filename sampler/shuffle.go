@@ -8,9 +8,9 @@ import (
 // shuffle permutes all windows at once.
 type shuffle struct{ permutations }
 
-func (o *shuffle) permute(epoch, row uint64) uint64 { return o.at(epoch, 0, row) }
+func (o *shuffle) permute(epoch, row uint64) uint64 { return o.apply(epoch, 0, row) }
 
-func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.of(epoch, 0, window) }
+func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.invert(epoch, 0, window) }
 
 // permutations are of the numbers below n, one for each epoch and stream, by an alternating Feistel network with cycle walking (Black
 // and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
@@ -42,8 +42,8 @@ func newPermutations(key [2]uint64, n uint64) permutations {
 	return permutations{key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1, last: new(atomic.Pointer[streamKeys])}
 }
 
-// at is the i-th number of a permutation.
-func (o *permutations) at(epoch, stream, i uint64) uint64 {
+// apply is the i-th number of a permutation.
+func (o *permutations) apply(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {
 		left, right := i>>o.shift, i&o.right
@@ -60,8 +60,8 @@ func (o *permutations) at(epoch, stream, i uint64) uint64 {
 	}
 }
 
-// of is the inverse of at.
-func (o *permutations) of(epoch, stream, i uint64) uint64 {
+// invert is the inverse of apply.
+func (o *permutations) invert(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {
 		if i < 2 {

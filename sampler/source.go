@@ -47,7 +47,7 @@ type Documents interface {
 // A Source is arrays of one length. The elements at one position belong together.
 type Source struct {
 	Main      Array
-	Beside    []Array   // as Settings.Arrays
+	Aligned   []Array   // as Settings.Arrays
 	Documents Documents // nil: where they end is unknown
 
 	// Groups is what Groups of such a sequence gave. Without it, rows of documents are counted: a second for some 10^7 documents.
@@ -61,16 +61,16 @@ type source struct {
 	documents Documents
 	vocab     vocabulary
 	cache     *windowCache // shared by all sequences of these tokens
-	share                  // the windows of an epoch
+	hostShare              // the windows of an epoch
 	order     order
 }
 
-func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Beside...) }
+func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Aligned...) }
 
 // newSource is a source without settings.
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
-	for _, beside := range from.Beside {
+	for _, beside := range from.Aligned {
 		a, b := main.Extents(), beside.Extents()
 		if len(a) != len(b) { // which files may be cut elsewhere
 			a, b = []array.Extent{{Name: a[0].Name, Len: main.Len()}}, []array.Extent{{Name: b[0].Name, Len: beside.Len()}}
@@ -85,7 +85,7 @@ func newSource(from Source, s Settings) (source, error) {
 	if from.Tables == nil {
 		from.Tables = NewTables(defaultTables)
 	}
-	cache := &windowCache{of: from, counted: s.window(), made: map[windowSpec]weak.Pointer[starts]{}}
+	cache := &windowCache{source: from, counted: s.window(), cached: map[windowSpec]weak.Pointer[starts]{}}
 	return source{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
@@ -94,20 +94,20 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 		return s, err
 	}
 	_, host := settings.together()
-	if s.share, err = s.shareOf(settings, host); err != nil {
+	if s.hostShare, err = s.hostShareOf(settings, host); err != nil {
 		return s, err
 	}
-	s.order, err = newOrder(settings, i, host, s.share)
+	s.order, err = newOrder(settings, i, host, s.hostShare)
 	return s, err
 }
 
-// shareOf needs settings for which s has starts.
-func (s *source) shareOf(settings Settings, host int) (share, error) {
+// hostShareOf needs settings for which s has starts.
+func (s *source) hostShareOf(settings Settings, host int) (hostShare, error) {
 	if settings.ShuffleBlock == 0 {
 		return s.starts.whole(), nil
 	}
 	hosts := settings.World / settings.LocalWorld
-	of := newShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
+	of := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
 	if of.n == 0 {
 		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
 			"or world to fewer ranks", s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
@@ -117,7 +117,7 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 
 // newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
 // "split/source", and each host with a share adds "/host3". No split has a name with a slash.
-func newOrder(s Settings, source, host int, of share) (order, error) {
+func newOrder(s Settings, source, host int, of hostShare) (order, error) {
 	name, w := s.Name, of.starts
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Name, source)
@@ -133,7 +133,7 @@ func newOrder(s Settings, source, host int, of share) (order, error) {
 		return &epochs{of, sequential{}}, nil
 	case Shuffle:
 		if of.block > 0 {
-			return &epochs{of, newBlocks(key, uint64(of.n), uint64(of.block))}, nil
+			return &epochs{of, newRunShuffle(key, uint64(of.n), uint64(of.block))}, nil
 		}
 		return &epochs{of, &shuffle{newPermutations(key, uint64(of.n))}}, nil
 	case Torch, Torch26:

@@ -8,10 +8,10 @@ import (
 // Tables keep in memory where rows begin: how many windows there are up to each file, and groups of rows of documents. Beyond a limit
 // they drop what was made first; it is made again when it is wanted. Tables are safe for concurrent use.
 type Tables struct {
-	mu    sync.Mutex // guards all below; no other lock is taken under it
-	limit int64      // bytes
-	bytes int64      // of all made
-	made  []table    // in the order in which they were made
+	mu     sync.Mutex // guards all below; no other lock is taken under it
+	limit  int64      // bytes
+	bytes  int64      // of all made
+	cached []table    // in the order in which they were made
 }
 
 type table struct {
@@ -35,18 +35,18 @@ func (t *Tables) Bytes() int64 {
 	return t.bytes
 }
 
-// keep puts a value of so many bytes into a slot, which is emptied when t drops the value. Two readers may have made a value at once, because
+// cacheTable puts a value of so many bytes into a slot, which is emptied when t drops the value. Two readers may have made a value at once, because
 // nothing is locked while it is made: one of them keeps it.
-func keep[T any](t *Tables, slot *atomic.Pointer[T], value *T, bytes int64) {
+func cacheTable[T any](t *Tables, slot *atomic.Pointer[T], value *T, bytes int64) {
 	if !slot.CompareAndSwap(nil, value) {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.bytes += bytes + tableBytes
-	for ; t.bytes > t.limit && len(t.made) > 0; t.made = t.made[1:] {
-		t.made[0].drop()
-		t.bytes -= t.made[0].bytes
+	for ; t.bytes > t.limit && len(t.cached) > 0; t.cached = t.cached[1:] {
+		t.cached[0].drop()
+		t.bytes -= t.cached[0].bytes
 	}
-	t.made = append(t.made, table{bytes + tableBytes, func() { slot.Store(nil) }})
+	t.cached = append(t.cached, table{bytes + tableBytes, func() { slot.Store(nil) }})
 }

@@ -14,29 +14,29 @@ type torch struct {
 	starts        *starts
 	batch, global uint64 // rows of a batch: of this rank, and of all
 	width         uint64 // words of a draw
-	first         *block
+	first         *mtState
 
 	mu     sync.Mutex      // guards recent; no other lock is taken under it
-	recent []numberedBlock // by last use, latest first; at most maxRecent
+	recent []numberedState // by last use, latest first; at most maxRecent
 }
 
 // maxRecent is how many readers can go through distant parts of one sequence without a jump at every block.
 const maxRecent = 64
 
-type numberedBlock struct {
+type numberedState struct {
 	number uint64
-	*block
+	*mtState
 }
 
 func newTorch(s Settings, w *starts) (o *torch, err error) {
-	if len(w.runs) > 1 {
-		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.runs))
+	if len(w.extents) > 1 {
+		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.extents))
 	}
 	o = &torch{starts: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
 	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
 		o.width = 2
 	}
-	x, next := seeded(uint32(s.Seed)+uint32(s.Rank)), mtWords
+	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
 	if s.TorchState != nil {
 		if s.Rank != 0 || s.World != 1 {
 			return nil, fmt.Errorf("torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank %d of %d)",
@@ -49,12 +49,12 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 	var words [2 * mtWords]uint32
 	copy(words[:], x[:])
 	extend(words[:])
-	o.first = (*block)(words[next:])
+	o.first = (*mtState)(words[next:])
 	return o, nil
 }
 
 // parseTorchState returns the last words made, and which of them is drawn next: mtWords for the first to be made.
-func parseTorchState(raw []byte) (x *block, next int, err error) {
+func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 	var s struct { // CPUGeneratorImplState of PyTorch
 		Seed         uint64
 		Left, Seeded int32
@@ -73,7 +73,7 @@ func parseTorchState(raw []byte) (x *block, next int, err error) {
 		return nil, 0, fmt.Errorf("bytes 8 to 23 are left = %d, seeded = %d and next = %d; seeded must not be 0, and left and next must add up to %d",
 			s.Left, s.Seeded, s.Next, mtWords+1)
 	}
-	x = new(block)
+	x = new(mtState)
 	for i, w := range s.Words {
 		x[i] = uint32(w)
 	}
@@ -82,7 +82,7 @@ func parseTorchState(raw []byte) (x *block, next int, err error) {
 
 func (o *torch) start(row uint64) int64 {
 	draw, perBlock := row/o.global*o.batch+row%o.batch, mtWords/o.width
-	x, i := o.block(draw/perBlock), draw%perBlock*o.width
+	x, i := o.stateAt(draw/perBlock), draw%perBlock*o.width
 	word := uint64(temper(x[i]))
 	if o.width == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
@@ -90,27 +90,27 @@ func (o *torch) start(row uint64) int64 {
 	return o.starts.at(int64(word % uint64(o.starts.all)))
 }
 
-// block returns a block, from recent or newly made. A jump keeps other readers of the sequence waiting for some milliseconds.
-func (o *torch) block(number uint64) *block {
+// stateAt returns a state, from recent or newly computed. A jump keeps other readers of the sequence waiting for some milliseconds.
+func (o *torch) stateAt(number uint64) *mtState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	near := numberedBlock{0, o.first}
+	near := numberedState{0, o.first}
 	for i, b := range o.recent {
 		if b.number == number {
 			copy(o.recent[1:], o.recent[:i])
 			o.recent[0] = b
-			return b.block
+			return b.mtState
 		}
 		if b.number > near.number && b.number < number {
 			near = b
 		}
 	}
-	if ahead := number - near.number; ahead <= blocksPerJump {
-		near.block = near.skip(ahead)
+	if ahead := number - near.number; ahead <= statesPerJump {
+		near.mtState = near.skip(ahead)
 	} else {
-		near.block = o.first.jump(number)
+		near.mtState = o.first.jump(number)
 	}
 	near.number = number
 	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, near)
-	return near.block
+	return near.mtState
 }

@@ -104,7 +104,7 @@ type mt19937 struct {
 }
 
 func newMT19937(seed uint32) *mt19937 {
-	return &mt19937{x: *seeded(seed)}
+	return &mt19937{x: *seedState(seed)}
 }
 
 // untempered makes the next word.
@@ -223,7 +223,7 @@ func TestTorchRefuses(t *testing.T) {
 func TestTorchRandomAccess(t *testing.T) {
 	for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
 		s := Settings{Order: Torch, Seed: 42, BatchSize: 12, World: 1}
-		rows := 2 * blocksPerJump * mtWords / width // so far, some blocks are jumped to
+		rows := 2 * statesPerJump * mtWords / width // so far, some blocks are jumped to
 		want, g := make([]int64, rows), newMT19937(42)
 		for row := range want {
 			want[row] = g.draw(width, starts)

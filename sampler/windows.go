@@ -59,14 +59,14 @@ type rowRange struct{ from, to, at int64 }
 type starts struct {
 	windowSpec
 	rowContent
-	runs          []array.Extent
+	extents       []array.Extent
 	all, disjoint int64                       // numbers of starts, and of starts a step apart
 	upTo          *atomic.Pointer[prefixSums] // disjoint starts up to each run, if tables have them
 	tables        *Tables
 }
 
 func newStarts(runs []array.Extent, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
-	s := &starts{windowSpec: spec, rowContent: content, runs: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
+	s := &starts{windowSpec: spec, rowContent: content, extents: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
 	for _, r := range runs {
 		if r.Len < s.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, s.len)
@@ -79,21 +79,21 @@ func newStarts(runs []array.Extent, spec windowSpec, content rowContent, tables 
 
 // at returns start i of all. Each run before it has len-1 positions at which no window begins.
 func (s *starts) at(i int64) int64 {
-	run := sort.Search(len(s.runs), func(n int) bool { return i < s.runs[n].Start+s.runs[n].Len-int64(n+1)*(s.len-1) })
+	run := sort.Search(len(s.extents), func(n int) bool { return i < s.extents[n].Start+s.extents[n].Len-int64(n+1)*(s.len-1) })
 	return i + int64(run)*(s.len-1)
 }
 
 // disjointAt returns start i of those a step apart.
 func (s *starts) disjointAt(i int64) int64 {
 	run, rest := s.disjointUpTo().find(i)
-	return s.runs[run].Start + rest*s.step
+	return s.extents[run].Start + rest*s.step
 }
 
-// runAt returns the run that holds a position, or the last one for the position behind all, and how
-// many disjoint windows are before it.
-func (s *starts) runAt(pos int64) (run array.Extent, before int64) {
-	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].Start > pos }) - 1
-	return s.runs[i], s.disjointUpTo().before(i)
+// extentAt returns the extent that holds a position, or the last one for the position behind all,
+// and how many disjoint windows are before it.
+func (s *starts) extentAt(pos int64) (run array.Extent, before int64) {
+	i := sort.Search(len(s.extents), func(i int) bool { return s.extents[i].Start > pos }) - 1
+	return s.extents[i], s.disjointUpTo().before(i)
 }
 
 // disjointUpTo computes the sums at their first use, and again after they were dropped.
@@ -101,12 +101,12 @@ func (s *starts) disjointUpTo() prefixSums {
 	if sums := s.upTo.Load(); sums != nil {
 		return *sums
 	}
-	sums, sum := make(prefixSums, len(s.runs)), int64(0)
-	for i, r := range s.runs {
+	sums, sum := make(prefixSums, len(s.extents)), int64(0)
+	for i, r := range s.extents {
 		sum += s.fit(r.Len)
 		sums[i] = sum
 	}
-	keep(s.tables, s.upTo, &sums, 8*int64(len(sums)))
+	cacheTable(s.tables, s.upTo, &sums, 8*int64(len(sums)))
 	return sums
 }
 
@@ -167,41 +167,41 @@ func (w *windowRows) groups() []int64 { return nil }
 // A windowCache holds the starts of one source by their spec, which all its sequences share. The
 // collector frees starts that no sequence uses any more. A windowCache is safe for concurrent use.
 type windowCache struct {
-	of      Source
+	source  Source
 	counted windowSpec // specifies the rows that Source.Groups counts
 
-	mu   sync.Mutex                          // held while starts are made, so that they are made once
-	made map[windowSpec]weak.Pointer[starts] // guarded by mu
+	mu     sync.Mutex                          // held while starts are made, so that they are made once
+	cached map[windowSpec]weak.Pointer[starts] // guarded by mu
 }
 
 func (c *windowCache) get(spec windowSpec) (*starts, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.made[spec].Value(); s != nil {
+	if s := c.cached[spec].Value(); s != nil {
 		return s, nil
 	}
 	s, err := c.make(spec)
 	if err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(c.made, func(_ windowSpec, made weak.Pointer[starts]) bool { return made.Value() == nil })
-	c.made[spec] = weak.Make(s)
+	maps.DeleteFunc(c.cached, func(_ windowSpec, made weak.Pointer[starts]) bool { return made.Value() == nil })
+	c.cached[spec] = weak.Make(s)
 	return s, nil
 }
 
 func (c *windowCache) make(spec windowSpec) (*starts, error) {
-	runs := c.of.Main.Extents()
+	runs := c.source.Main.Extents()
 	if spec.rows == "" {
-		return newStarts(runs, spec, &windowRows{spec, c.of.Documents}, c.of.Tables)
+		return newStarts(runs, spec, &windowRows{spec, c.source.Documents}, c.source.Tables)
 	}
 	var sums prefixSums
 	if spec == c.counted {
-		sums = c.of.Groups
+		sums = c.source.Groups
 	}
-	rows, err := newDocumentRows(c.of.Documents, spec, sums, c.of.Tables)
+	rows, err := newDocumentRows(c.source.Documents, spec, sums, c.source.Tables)
 	if err != nil {
 		return nil, err
 	}
 	numbers := []array.Extent{{Name: runs[0].Name, Len: rows.sums[len(rows.sums)-1]}}
-	return newStarts(numbers, windowSpec{len: 1, step: 1}, rows, c.of.Tables)
+	return newStarts(numbers, windowSpec{len: 1, step: 1}, rows, c.source.Tables)
 }

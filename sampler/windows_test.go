@@ -67,7 +67,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 		cache.mu.Lock()
 		defer cache.mu.Unlock()
 		left := 0
-		for _, made := range cache.made {
+		for _, made := range cache.cached {
 			if made.Value() != nil {
 				left++
 			}

@@ -79,7 +79,7 @@ func (r RawConfig) documents() (docs []*document, err error) {
 func (s *Split) settle() {
 	s.Settings.Arrays = nil
 	for _, b := range s.AlignedOf(0) {
-		s.Settings.Arrays = append(s.Settings.Arrays, sampler.Beside{Name: b.Name, At: b.At})
+		s.Settings.Arrays = append(s.Settings.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
 	}
 	ofDocuments := s.Rows != sampler.Windows
 	switch {

@@ -210,7 +210,7 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 		return from, fmt.Errorf("%s, and nothing says where the documents of %s end: %s", needs, main.Files()[0], ways)
 	}
 	for _, beside := range d.sources[i][1:] {
-		from.Beside = append(from.Beside, beside)
+		from.Aligned = append(from.Aligned, beside)
 	}
 	return from, nil
 }

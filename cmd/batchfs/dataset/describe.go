@@ -96,7 +96,7 @@ func (d *Dataset) EpochBatches() uint64 {
 // Shares are the part of the rows that each source of a mixture has, or nil.
 func (d *Dataset) Shares() (list []float64) {
 	for i := range d.Split.Sources {
-		rows, of := d.Sequence.Share(i)
+		rows, of := d.Sequence.Weight(i)
 		list = append(list, float64(rows)/float64(of))
 	}
 	return list
@@ -119,7 +119,7 @@ func (d *Dataset) epochEnd() (batch uint64, rows int) {
 func (d *Dataset) sourceInfos() (list []map[string]any) {
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
-		rows, of := d.Sequence.Share(i) // so many of so many rows
+		rows, of := d.Sequence.Weight(i) // so many of so many rows
 		info := map[string]any{"files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": of}
 		if main.VocabSize() > 0 {
 			info["vocab_size"] = main.VocabSize()

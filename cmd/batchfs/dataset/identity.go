@@ -39,7 +39,7 @@ func (d *Dataset) deciding() map[string]any {
 		at = append(at, []any{a.Name, a.At})
 	}
 	for i := range d.Split.Sources {
-		rows, _ := q.Share(i)
+		rows, _ := q.Weight(i)
 		shares = append(shares, rows)
 	}
 	all["arrays"], all["shares"] = arrays, shares

@@ -171,7 +171,7 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 
 // rowsPerStep is how many rows of a step, of all hosts, are of a source.
 func (c *corpus) rowsPerStep(source int) float64 {
-	rows, of := c.sequence.Share(source)
+	rows, of := c.sequence.Weight(source)
 	return float64(c.sequence.BatchSize*c.sequence.World) * float64(rows) / float64(of)
 }
 

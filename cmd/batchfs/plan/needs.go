@@ -102,7 +102,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.step())
 	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranks) / seconds
 	for i, s := range c.sources {
-		rows, of := q.Share(i)
+		rows, of := q.Weight(i)
 		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Share: float64(rows) / float64(of)}
 		source.Epochs = float64(steps) * c.rowsPerStep(i) / float64(s.windows)
 		needs.Tokens += source.Tokens

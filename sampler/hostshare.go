@@ -2,9 +2,9 @@ package sampler
 
 import "math/bits"
 
-// A share is the windows of a source that an epoch has, once each: all windows, or the windows of a host, which lie within a stretch of
+// A hostShare is the windows of a source that an epoch has, once each: all windows, or the windows of a host, which lie within a stretch of
 // the source. Where the stretch begins in the middle of a run, windows begin anew there; from the next run on they are the source's.
-type share struct {
+type hostShare struct {
 	starts *starts
 	n      int64 // windows
 	from   int64 // position of the first
@@ -13,26 +13,26 @@ type share struct {
 	block  int64 // windows of the blocks that are shuffled, or 0
 }
 
-func (s *starts) whole() share {
-	all := share{starts: s, n: s.disjoint}
+func (s *starts) whole() hostShare {
+	all := hostShare{starts: s, n: s.disjoint}
 	if groups := int64(len(s.groups())); groups > 0 {
 		all.block = (s.disjoint + groups - 1) / groups
 	}
 	return all
 }
 
-// newShare is the share of one of several hosts, with blocks of so many bytes. The source, an array, is cut between hosts: see Array.Cut.
-func newShare(w *starts, a Array, bytes int64, host, hosts int) share {
+// newHostShare is the share of one of several hosts, with blocks of so many bytes. The source, an array, is cut between hosts: see Array.Cut.
+func newHostShare(w *starts, a Array, bytes int64, host, hosts int) hostShare {
 	_, from := cutAt(a, bytes, host, hosts)
 	to, _ := cutAt(a, bytes, host+1, hosts)
 	column := columnOf(a)
-	s := share{starts: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
-	run, first := w.runAt(from)
+	s := hostShare{starts: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
+	run, first := w.extentAt(from)
 	if s.first = first; from > run.Start {
 		s.head = w.fit(min(to, run.Start+run.Len) - from)
 		s.first += w.fit(run.Len)
 	}
-	run, behind := w.runAt(to)
+	run, behind := w.extentAt(to)
 	s.n = s.head + max(behind+w.fit(to-run.Start)-s.first, 0)
 	return s
 }
@@ -45,7 +45,7 @@ func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
 }
 
 // at is the position of window i.
-func (s *share) at(i int64) int64 {
+func (s *hostShare) at(i int64) int64 {
 	if i < s.head {
 		return s.from + i*s.starts.step
 	}
