@@ -125,7 +125,7 @@ func newSequence(s *dataset.Served) *sequence {
 		Steps:         s.Steps,
 		Start:         s.Split.Start,
 		EpochBatches:  s.EpochBatches(),
-		SourceWeights: s.Shares(),
+		SourceWeights: s.SourceWeights(),
 		TokensLen:     s.TokensLen(),
 		Metadata:      s.Metadata(),
 		Version:       fs.Version(s.Version),

@@ -34,7 +34,7 @@ type Dataset struct {
 	arrays      []*cache.Array   // all arrays of all sources
 	mains       []*cache.Array   // main array of each source
 	tables      *sampler.Tables  // shared by all splits
-	hint        hint
+	hint        vocabHint
 	fingerprint string        // hash that identifies the files of all sources
 	formats     func() string // returns formatsOf(sources), computed at the first call
 	files       int           // number of files of all arrays, including their document indexes
@@ -95,7 +95,7 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 // open opens a split. previous are its sources before their files changed, or nil. If it is nil and p
 // is not, the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, parts, h, err := o.partsOf(s)
+	s, parts, h, err := o.arraySpecsOf(s)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 		a, err := cache.Open(part.Files, opts)
 		if part.Name != "" && h.Arrays != nil {
 			if err == nil {
-				err = alongside(arrays[0], a)
+				err = checkAligned(arrays[0], a)
 			}
 			if err != nil {
 				err = fmt.Errorf("%w; vocab.json beside the tokens names it; %s", err, noArrays)
@@ -139,7 +139,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 
 // newDataset binds token files to the settings of a split. groups are the Groups of an earlier
 // Sequence of the same split, or nil.
-func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
+func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
 	for _, arrays := range sources {

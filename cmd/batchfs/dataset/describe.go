@@ -93,8 +93,8 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// Shares are the part of the rows that each source of a mixture has, or nil.
-func (d *Dataset) Shares() (list []float64) {
+// SourceWeights returns the part of the rows that each source of a mixture has, or nil.
+func (d *Dataset) SourceWeights() (list []float64) {
 	for i := range d.Split.Sources {
 		rows, of := d.Sequence.Weight(i)
 		list = append(list, float64(rows)/float64(of))

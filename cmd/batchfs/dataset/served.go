@@ -15,11 +15,11 @@ import (
 // methods may be called concurrently.
 type Served struct {
 	*Dataset
-	watch   *watcher
-	origins func() *Origins
-	infoLen func() int64
-	set     func() *cache.WorkingSet
-	ahead   *lookahead // nil where nothing lies in a store
+	watch      *watcher
+	origins    func() *Origins
+	infoLen    func() int64
+	set        func() *cache.WorkingSet
+	prefetcher *blockPrefetcher // nil where nothing lies in a store
 }
 
 func newServed(d *Dataset, w *watcher) *Served {
@@ -31,7 +31,7 @@ func newServed(d *Dataset, w *watcher) *Served {
 	}
 	if d.isRemote() {
 		s.set = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Path())) })
-		s.ahead = newLookahead(d)
+		s.prefetcher = newBlockPrefetcher(d)
 	}
 	return s
 }
@@ -43,11 +43,11 @@ func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 // Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. Of objects, it has fetched what the
 // batches need that follow.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
-	if s.ahead != nil {
+	if s.prefetcher != nil {
 		if set := s.set(); set != nil {
 			set.Touch()
 		}
-		s.ahead.reads(k + uint64((off+int64(len(dst)))/s.ahead.bytes))
+		s.prefetcher.reads(k + uint64((off+int64(len(dst)))/s.prefetcher.bytes))
 	}
 	return s.Sequence.Read(dst, k, off)
 }

@@ -33,7 +33,7 @@ type Snapshot struct {
 type splitSnapshot struct {
 	Name        string
 	Sources     [][]cache.Manifest // of the arrays of each
-	Hint        hint
+	Hint        vocabHint
 	Fingerprint string
 	TorchState  []byte
 	Version     uint64

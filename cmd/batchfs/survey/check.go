@@ -77,7 +77,7 @@ type checked struct {
 }
 
 type part struct {
-	dataset.Part
+	dataset.ArraySpec
 	split string
 	files []*checked
 }
@@ -139,12 +139,12 @@ func (c *check) open(openers []*dataset.Opener) error {
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
 			c.report.Splits = append(c.report.Splits, s.Name)
-			parts, err := opener.Parts(s)
+			parts, err := opener.ArraySpecs(s)
 			if err != nil {
 				return err
 			}
 			for _, described := range parts {
-				c.openPart(&part{Part: described, split: s.Name})
+				c.openPart(&part{ArraySpec: described, split: s.Name})
 			}
 		}
 	}

@@ -9,8 +9,9 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// A lookahead fetches from the store what the next batches need, while batches are read in order.
-type lookahead struct {
+// A blockPrefetcher fetches from the store what the next batches need, while batches are read in
+// order.
+type blockPrefetcher struct {
 	d     *Dataset
 	bytes int64  // of a batch
 	most  uint64 // batches to look ahead
@@ -24,20 +25,20 @@ const (
 	// Several threads read in order, each up to so many batches from the others.
 	inOrder = 64
 	// Rows to look ahead, or one batch if that has more.
-	maxRowsAhead = 4096
+	maxPrefetchedRows = 4096
 )
 
-func newLookahead(d *Dataset) *lookahead {
-	return &lookahead{
+func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
+	return &blockPrefetcher{
 		d:     d,
 		bytes: d.Sequence.Batch().Bytes(),
-		most:  uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1)),
+		most:  uint64(max(maxPrefetchedRows/d.Sequence.BatchSize, 1)),
 		last:  d.Split.Start,
 	}
 }
 
 // reads notes that a reader is at batch k, and does not wait.
-func (l *lookahead) reads(k uint64) {
+func (l *blockPrefetcher) reads(k uint64) {
 	l.by.Pass(k)
 	if l.mu.TryLock() { // else another reader's look is as good
 		go func() {
@@ -50,7 +51,7 @@ func (l *lookahead) reads(k uint64) {
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
 // from wants the blocks of batches from k on, nearest first, until there is no more room.
-func (l *lookahead) from(k uint64) {
+func (l *blockPrefetcher) from(k uint64) {
 	far := k+inOrder < l.last || k > l.last+inOrder
 	l.last = k
 	if far {

@@ -11,9 +11,9 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// alongside returns an error unless each file of an array has as many elements as the file of tokens beside it. Package sampler
+// checkAligned returns an error unless each file of an array has as many elements as the file of tokens beside it. Package sampler
 // compares only the sums.
-func alongside(main, beside *cache.Array) error {
+func checkAligned(main, beside *cache.Array) error {
 	tokens := main.Manifest().Files
 	for i, f := range beside.Manifest().Files {
 		if n, of := f.Format.Count, tokens[i].Format.Count; n != of {
@@ -23,8 +23,8 @@ func alongside(main, beside *cache.Array) error {
 	return nil
 }
 
-// A hint is what the vocab.json beside token files says of them, where the configuration says nothing.
-type hint struct {
+// A vocabHint is what the vocab.json beside token files says of them, where the configuration says nothing.
+type vocabHint struct {
 	VocabSize  int64       // 0: nothing
 	TokenDType array.DType // "": nothing
 	EOT        int64       // one more than the token that is the last of each document; 0: nothing
@@ -33,13 +33,13 @@ type hint struct {
 }
 
 // apply returns a split that knows what this hint says of documents and arrays, and nothing of another one.
-func (h hint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
+func (h vocabHint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
 
 const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
 
-// besideFiles returns what vocab.json says beside the files of sources without a vocab_size. If all have one, a vocab.json that cannot be
+// readVocabHint returns what vocab.json says beside the files of sources without a vocab_size. If all have one, a vocab.json that cannot be
 // used is no error, and only its other fields count.
-func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
+func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
 		all = append(all, files[i].Main...)
@@ -56,7 +56,7 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	}
 	if err == nil && !s.ArraysAreSet() {
 		for _, from := range files {
-			arrays, err := besideShards(from.Main, shards)
+			arrays, err := alignedShards(from.Main, shards)
 			if err != nil {
 				return h, fmt.Errorf("%w; %s", err, noArrays)
 			}
@@ -76,8 +76,8 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	return h, nil
 }
 
-// besideShards returns the arrays beside files. All files must have the same.
-func besideShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
+// alignedShards returns the arrays beside files. All files must have the same.
+func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {
 			all = append(all, a.Name+" of "+a.DType)

@@ -11,27 +11,27 @@ import (
 	"batchfs/sampler"
 )
 
-// A Part is an array of a source as the configuration describes it. Its files need not exist.
-type Part struct {
+// An ArraySpec is an array of a source as the configuration describes it. Its files need not exist.
+type ArraySpec struct {
 	Source  int
 	Name    string // of an array beside the tokens; empty for the main one
 	Files   []string
 	Options cache.Options // to open some of the files with
 }
 
-// Parts are the arrays of all sources of a split, the main one of each source first.
-func (o *Opener) Parts(s *config.Split) ([]Part, error) {
-	_, parts, _, err := o.partsOf(s)
+// ArraySpecs returns the arrays of all sources of a split, the main one of each source first.
+func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
+	_, parts, _, err := o.arraySpecsOf(s)
 	return parts, err
 }
 
-// partsOf returns a split that knows what lies beside its files, its parts, and what vocab.json says.
-func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
+// arraySpecsOf returns a split that knows what lies beside its files, its arrays, and what vocab.json says.
+func (o *Opener) arraySpecsOf(s *config.Split) (*config.Split, []ArraySpec, vocabHint, error) {
 	files, err := s.Files(o.Remote)
 	if err != nil {
-		return nil, nil, hint{}, err
+		return nil, nil, vocabHint{}, err
 	}
-	h, err := besideFiles(s, files)
+	h, err := readVocabHint(s, files)
 	if err == nil {
 		s = h.apply(s)
 		if err = s.CheckAligned(); err != nil {
@@ -39,9 +39,9 @@ func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
 		}
 	}
 	if err != nil {
-		return nil, nil, hint{}, fmt.Errorf("splits.%s: %w", s.Name, err)
+		return nil, nil, vocabHint{}, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
-	var parts []Part
+	var parts []ArraySpec
 	for i, from := range files {
 		arrays := slices.Concat([][]string{from.Main}, from.Aligned)
 		if h.Arrays != nil {
@@ -50,7 +50,7 @@ func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
 			}
 		}
 		for n, paths := range arrays {
-			p := Part{Source: i, Files: paths, Options: options(s, o, i, n, h)}
+			p := ArraySpec{Source: i, Files: paths, Options: options(s, o, i, n, h)}
 			p.Name = p.Options.AlignedArray
 			parts = append(parts, p)
 		}
@@ -59,7 +59,7 @@ func (o *Opener) partsOf(s *config.Split) (*config.Split, []Part, hint, error) {
 }
 
 // options returns how to open array n of source i; 0 is the main one.
-func options(s *config.Split, by *Opener, i, n int, h hint) cache.Options {
+func options(s *config.Split, by *Opener, i, n int, h vocabHint) cache.Options {
 	m := by.Config.Memory
 	o := cache.Options{Remote: by.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {
