@@ -7,13 +7,13 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
-	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/scan"
 	"batchfs/cmd/batchfs/terminal"
 )
 
 func checkCommand() *cobra.Command {
 	var src config.Flags
-	var o survey.CheckOptions
+	var o scan.CheckOptions
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check SPLIT...",
@@ -55,7 +55,7 @@ SPLIT is one of the configuration, or the path of one in a mount, which then has
 	return cmd
 }
 
-func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o survey.CheckOptions, asJSON bool) error {
+func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.CheckOptions, asJSON bool) error {
 	var openers []*dataset.Opener
 	for _, path := range paths {
 		opener, err := configuredSplit(src, path)
@@ -64,7 +64,7 @@ func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o survey
 		}
 		openers = append(openers, opener)
 	}
-	report, err := survey.Check(cmd.Context(), openers, o, cmd.ErrOrStderr())
+	report, err := scan.Check(cmd.Context(), openers, o, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/scan"
 )
 
 func indexCommand() *cobra.Command {
@@ -27,7 +27,7 @@ The index gets its name when it is complete. One that says otherwise is replaced
 				return err
 			}
 			for _, file := range args {
-				index, err := survey.WriteIndex(cmd.Context(), file, o, eot, force, cmd.ErrOrStderr())
+				index, err := scan.WriteIndex(cmd.Context(), file, o, eot, force, cmd.ErrOrStderr())
 				if err != nil {
 					return err
 				}

@@ -15,7 +15,7 @@ import (
 	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
-	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/scan"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -49,7 +49,7 @@ func mustBe[S ~string](flag string, value S, of []S) error {
 func infoCommand() *cobra.Command {
 	var flags fileFlags
 	var asJSON bool
-	o := survey.LookOptions{}
+	o := scan.InfoOptions{}
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
 		Short: "Say what token files hold: format, tokens, ids, documents, text",
@@ -68,7 +68,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			if o.Open, err = flags.options(); err != nil {
 				return err
 			}
-			var s survey.Survey
+			var s scan.Survey
 			var bad []error
 			for _, arg := range args {
 				files := []string{arg} // a shell resolves globs of files
@@ -79,7 +79,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
 					}
 				}
 				for _, file := range files {
-					if err := s.Look(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {
+					if err := s.AddFile(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {
 						bad = append(bad, err)
 					}
 				}

@@ -19,7 +19,7 @@ func listCommand() *cobra.Command {
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
 		RunE: atOnce(func(cmd *cobra.Command, _ []string) error {
-			mounts, err := top.Look("")
+			mounts, err := top.Mounts("")
 			if err != nil {
 				return err
 			}

@@ -44,8 +44,8 @@ func (p *page) WriteHeader(int)     {}
 type collector struct{ *state.Shared }
 
 type (
-	shared = *state.Shared
-	entry  = *state.SequenceState
+	shared        = *state.Shared
+	sequenceState = *state.SequenceState
 )
 
 // A metric has one value of a mount, or one of each sequence.
@@ -61,7 +61,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 func gauge[T any, N int64 | uint64 | float64](name, help string, value func(T) N) metric[T] {
 	var labels []string
-	if _, isOfSequence := any(*new(T)).(entry); isOfSequence {
+	if _, isOfSequence := any(*new(T)).(sequenceState); isOfSequence {
 		labels = sequenceLabels
 	}
 	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, func(of T) float64 { return float64(value(of)) }}
@@ -99,28 +99,28 @@ var ofMount = []metric[shared]{
 	counter("store_errors", "Requests to stores with an answer of 429 or 5xx, or none.", func(s shared) int64 { return s.Store.Errors.Load() }),
 }
 
-var ofSequence = []metric[entry]{
-	gauge("cursor", "The number of the batch that the next reader of next takes.", entry.Next),
-	counter("batches", "Batches that readers began to get.", func(e entry) uint64 { return e.Begun.Load() }),
-	counter("reads", "Requests that were answered with batches.", func(e entry) uint64 { return e.Reads.Load() }),
-	counter("ready_reads", "Requests that were answered with batches that were ready.", func(e entry) uint64 { return e.Ready.Load() }),
-	counter("read_bytes", "Bytes of batches that readers got.", func(e entry) uint64 { return e.Bytes.Load() }),
-	counter("reader_wait_seconds", "How long readers of next waited, from their second request on.", func(e entry) float64 { return seconds(e.Waited.Load()) }),
-	counter("reader_gap_seconds", "How long readers of next did something else in between.", func(e entry) float64 { return seconds(e.Gap.Load()) }),
-	counter("given_back", "Batch numbers that went back to the cursor.", func(e entry) uint64 { return e.NumbersReturned.Load() }),
+var ofSequence = []metric[sequenceState]{
+	gauge("cursor", "The number of the batch that the next reader of next takes.", sequenceState.Next),
+	counter("batches", "Batches that readers began to get.", func(e sequenceState) uint64 { return e.Begun.Load() }),
+	counter("reads", "Requests that were answered with batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
+	counter("ready_reads", "Requests that were answered with batches that were ready.", func(e sequenceState) uint64 { return e.Ready.Load() }),
+	counter("read_bytes", "Bytes of batches that readers got.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
+	counter("reader_wait_seconds", "How long readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
+	counter("reader_gap_seconds", "How long readers of next did something else in between.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
+	counter("given_back", "Batch numbers that went back to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
 	errorsOf,
 }
 
 var (
 	sequenceLabels = []string{"split", "settings"}
-	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e entry) uint64 { return e.Errors.Load() })
+	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e sequenceState) uint64 { return e.Errors.Load() })
 	buildInfo      = describe("build_info", "The version that serves.", "version")
 	splitInfo      = describe("split_info", "The fingerprint of the tokens of a split.", "split", "fingerprint")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
 	readWait       = describe("read_wait_seconds", "How long requests for next waited in the worker until they were answered.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows of batches that readers began to get, of each source of a mixture.", "split", "source")
-	sourceShare    = describe("source_share_ratio", "The part of the rows that a source should have.", "split", "source")
+	sourceWeight   = describe("source_share_ratio", "The part of the rows that a source should have.", "split", "source")
 	leftOut        = describe("sequences_left_out", "Directories of settings that are open and have no metrics, because there are so many.")
 )
 
@@ -168,7 +168,7 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 				of, number := &c.Sources[s.Number][i], strconv.Itoa(i)
 				if share := of.Weight(); share > 0 {
 					send(sourceRows, prometheus.CounterValue, float64(of.Rows.Load()), s.Split, number)
-					send(sourceShare, prometheus.GaugeValue, share, s.Split, number)
+					send(sourceWeight, prometheus.GaugeValue, share, s.Split, number)
 				}
 			}
 		}
@@ -195,15 +195,16 @@ func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i in
 	return prometheus.MustNewConstHistogram(desc, total, sum, below, labels...)
 }
 
-// A Sequence is one that is open: a split, or one under settings whose files the kernel knows.
-type Sequence struct {
+// SequenceStats has the state of a sequence that is open: a split, or one under settings whose
+// files the kernel knows.
+type SequenceStats struct {
 	*state.SequenceState
 	Number          int
 	Split, Settings string
 }
 
 // Open are the sequences that are open. Another process may add and remove some meanwhile, so no two have one name.
-func Open(shared *state.Shared) (open []Sequence) {
+func Open(shared *state.Shared) (open []SequenceStats) {
 	seen := map[string]bool{}
 	for n := range shared.SequencesUsed() {
 		e := &shared.Sequences[n+1]
@@ -213,7 +214,7 @@ func Open(shared *state.Shared) (open []Sequence) {
 			continue
 		}
 		seen[name] = true
-		open = append(open, Sequence{e, n + 1, split, settings})
+		open = append(open, SequenceStats{e, n + 1, split, settings})
 	}
 	return open
 }

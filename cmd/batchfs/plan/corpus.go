@@ -113,7 +113,7 @@ func (o *options) open(path string) (*corpus, error) {
 		Limit: from.Store.CacheBytes, BlockBytes: from.Store.BlockBytes, Memory: from.Memory.BlocksPortion(),
 	}}
 	if len(sizes) > 0 {
-		err = c.imagine(from, sizes)
+		err = c.synthesize(from, sizes)
 	} else {
 		err = c.find(from, path)
 	}
@@ -169,8 +169,9 @@ func (c *corpus) find(from *config.Config, path string) error {
 	return nil
 }
 
-// imagine makes the sequence of sources whose sizes alone are known, under the settings of [batch].
-func (c *corpus) imagine(from *config.Config, sizes []size) error {
+// synthesize makes the sequence of sources whose sizes alone are known, under the settings of
+// [batch].
+func (c *corpus) synthesize(from *config.Config, sizes []size) error {
 	split, err := from.Named("plan")
 	if err == nil {
 		err = onlyWindows(split)

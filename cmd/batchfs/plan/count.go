@@ -18,7 +18,7 @@ type count struct {
 	perBatch, perStep float64 // blocks that hold a batch of one rank, and the batches of a host's ranks in a step
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
-	kept              float64 // how many steps later the memory of a host still has a block
+	stored            float64 // how many steps later the memory of a host still has a block
 	blocks, bytes     int64   // of the corpus
 	steps             uint64  // that touches are of: 0 to steps-1
 	touches           []touch
@@ -35,8 +35,8 @@ type touch struct {
 }
 
 const (
-	looked   = 20_000  // rows of a stretch of steps
-	searched = 500_000 // times that the sampler is asked where an element is read
+	countedSteps = 20_000  // rows of a stretch of steps
+	searched     = 500_000 // times that the sampler is asked where an element is read
 )
 
 // count counts the blocks of steps below a number: of stretches of steps all of them, and of some blocks, evenly spaced, all steps that
@@ -44,7 +44,7 @@ const (
 func (c *corpus) count(ctx context.Context, steps uint64, progress func(done float64)) (*count, error) {
 	n := &count{steps: steps}
 	for i := range 4 {
-		if err := c.lookAt(steps/4*uint64(i), i == 0, n); err != nil {
+		if err := c.countBatch(steps/4*uint64(i), i == 0, n); err != nil {
 			return nil, err
 		}
 	}
@@ -59,8 +59,8 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 	return n, nil
 }
 
-// lookAt counts the blocks of the first host in some steps from k on.
-func (c *corpus) lookAt(k uint64, first bool, n *count) error {
+// countBatch counts the blocks of the first host in some steps from k on.
+func (c *corpus) countBatch(k uint64, first bool, n *count) error {
 	type block struct {
 		source, column, file int
 		number               int64
@@ -75,7 +75,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 		}
 		ranks = append(ranks, q)
 	}
-	steps := min(max(looked/(c.ranks*c.sequence.BatchSize), 1), 100)
+	steps := min(max(countedSteps/(c.ranks*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
 	// A block stays in memory while it is among those that are known to be needed next: as many as memory holds, and as many again of each
 	// rank. Of more than twice as many, memory would not hold those that are needed again.
@@ -106,7 +106,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	}
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
-	n.kept += float64(kept) / 4
+	n.stored += float64(kept) / 4
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)
 	}
@@ -219,7 +219,7 @@ func (n *count) add(needs []need, blocks, bytes float64) {
 	for i, now := range needs {
 		if i == 0 || needs[i-1].host != now.host {
 			first, after = now.step, 0
-		} else if after = now.step - needs[i-1].step; float64(after) <= n.kept {
+		} else if after = now.step - needs[i-1].step; float64(after) <= n.stored {
 			continue
 		}
 		n.touches = append(n.touches, touch{step: now.step, first: first, after: after, blocks: blocks, bytes: bytes})
@@ -252,7 +252,7 @@ func (n *count) fullAt(limit int64) (step uint64, needed float64) {
 // no memory, which so keeps the other blocks for longer.
 func (n *count) fetches(limit int64, visit func(t touch)) {
 	full, needed := n.fullAt(limit)
-	kept := n.kept / max(1-float64(limit)/needed, 1e-9)
+	kept := n.stored / max(1-float64(limit)/needed, 1e-9)
 	for _, t := range n.touches {
 		if t.step == t.first || t.first >= full && float64(t.after) > kept {
 			visit(t)

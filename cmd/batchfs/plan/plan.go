@@ -2,7 +2,7 @@
 //
 // It makes the sequences of all ranks over a corpus whose sizes alone are known, or over the corpus of a configuration, and counts
 // the blocks that their batches lie in (count.go): with the sampler that picks the rows of a mount, and the function with which the block
-// cache finds the blocks of a row. From these counts it computes rates, sizes and prices (needs.go).
+// cache finds the blocks of a row. From these counts it computes rates, sizes and prices (estimate.go).
 package plan
 
 import (
@@ -146,7 +146,7 @@ func (o *options) check(args []string) error {
 	return chart.Check(o.plot)
 }
 
-func (o *options) plan(ctx context.Context, path string, progress func(more float64)) (*Needs, error) {
+func (o *options) plan(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
 	limits := limits{bandwidth: math.Inf(1)}
 	var err error
 	if o.bandwidth != "" {
@@ -172,5 +172,5 @@ func (o *options) plan(ctx context.Context, path string, progress func(more floa
 	if err != nil {
 		return nil, err
 	}
-	return o.needs(c, n, epoch, steps, limits), nil
+	return o.estimate(c, n, epoch, steps, limits), nil
 }

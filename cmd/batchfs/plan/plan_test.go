@@ -28,7 +28,7 @@ func plan(t *testing.T, args ...string) (out string, err error) {
 }
 
 // needs returns what a run with steps of a second needs.
-func needs(t *testing.T, args ...string) (n Needs) {
+func needs(t *testing.T, args ...string) (n Estimate) {
 	t.Helper()
 	out, err := plan(t, append([]string{"--json", "--step", "1s"}, args...)...)
 	testfiles.NoError(t, err)
@@ -44,7 +44,7 @@ func near(t *testing.T, what string, got, want float64) {
 }
 
 // said fails unless the verdicts of a plan have some words.
-func said(t *testing.T, n Needs, words ...string) {
+func said(t *testing.T, n Estimate, words ...string) {
 	t.Helper()
 	var all string
 	for _, v := range n.Verdicts {

@@ -13,7 +13,7 @@ import (
 	"batchfs/internal/printable"
 )
 
-func (n *Needs) print(out io.Writer) {
+func (n *Estimate) print(out io.Writer) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", short(float64(n.Tokens)), terminal.Size(n.Bytes), short(float64(n.Objects)),
 		short(float64(n.Blocks)), terminal.Size(n.BlockBytes))
@@ -29,12 +29,12 @@ func (n *Needs) print(out io.Writer) {
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		most := slices.MaxFunc(n.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
 		for _, s := range n.Sources {
-			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), short(float64(s.Tokens)), percent(s.Share), terminal.Bar(s.Epochs, most), short(s.Epochs))
+			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), short(float64(s.Tokens)), percent(s.Weight), terminal.Bar(s.Epochs, most), short(s.Epochs))
 		}
 		w.Flush()
 	}
 	fmt.Fprintln(&text, "\nBytes a second from the store to a host, until step")
-	most := slices.MaxFunc(n.Timeline, func(a, b Moment) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
+	most := slices.MaxFunc(n.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
 	for _, m := range n.Timeline[:min(2*parts, len(n.Timeline))] {
 		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(m.Step)), terminal.Bar(m.Bytes, most), rate(m.Bytes))
 	}
@@ -53,7 +53,7 @@ func (n *Needs) print(out io.Writer) {
 	io.WriteString(out, printable.Text(text.String()))
 }
 
-func (n *Needs) printRates(out io.Writer) {
+func (n *Estimate) printRates(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
 	hosts := float64(n.Hosts)
@@ -79,7 +79,7 @@ func (n *Needs) printRates(out io.Writer) {
 	line("block cache for all that a host needs", n.ShareBytes, rate)
 }
 
-func (n *Needs) charts() []chart.Chart {
+func (n *Estimate) charts() []chart.Chart {
 	var rate, hits chart.Line
 	for _, m := range n.Timeline {
 		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.Bytes/1e6)

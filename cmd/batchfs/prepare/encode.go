@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-type coding struct {
+type encodeOptions struct {
 	tokenizer
 	width    int // of a token, in bytes
 	fields   []field
@@ -33,26 +33,26 @@ type encoded struct {
 	ends   []int64 // of documents, in tokens
 }
 
-type worker struct {
-	*coding
+type encodeWorker struct {
+	*encodeOptions
 	encoder
 	scratch []uint32
 }
 
-func (c *coding) run(batches <-chan *batch) {
-	w := &worker{coding: c, encoder: c.NewEncoder()}
+func (c *encodeOptions) run(batches <-chan *chunk) {
+	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
 	for b := range batches {
-		b.err = w.batch(b)
+		b.err = w.encode(b)
 		close(b.done)
 	}
 }
 
-func (w *worker) batch(b *batch) error {
+func (w *encodeWorker) encode(b *chunk) error {
 	b.out[0].tokens = make([]byte, 0, b.size) // about what they take
-	for i := range b.chunks {
-		c := &b.chunks[i]
+	for i := range b.pieces {
+		c := &b.pieces[i]
 		var err error
-		switch c.in.kind {
+		switch c.in.format {
 		case text:
 			err = w.text(b, c)
 		case jsonl:
@@ -68,7 +68,7 @@ func (w *worker) batch(b *batch) error {
 	return nil
 }
 
-func (w *worker) text(b *batch, c *chunk) error {
+func (w *encodeWorker) text(b *chunk, c *textPiece) error {
 	t, bad := w.valid(c.text)
 	switch {
 	case w.skip && (bad >= 0 || c.invalid):
@@ -94,7 +94,7 @@ func (w *worker) text(b *batch, c *chunk) error {
 	return nil
 }
 
-func (w *worker) row(b *batch, c *chunk) error {
+func (w *encodeWorker) row(b *chunk, c *textPiece) error {
 	t, bad := w.valid(c.text)
 	switch {
 	case w.skip && bad >= 0:
@@ -106,7 +106,7 @@ func (w *worker) row(b *batch, c *chunk) error {
 	return w.document(b, []maskedText{{t, w.fields[0].mask}})
 }
 
-func (w *worker) lines(b *batch, c *chunk) error {
+func (w *encodeWorker) lines(b *chunk, c *textPiece) error {
 	number := c.at.Line
 	for line := range bytes.Lines(c.text) {
 		number++
@@ -132,7 +132,7 @@ func (w *worker) lines(b *batch, c *chunk) error {
 }
 
 // document encodes the texts of a whole document. One without text is left out.
-func (w *worker) document(b *batch, texts []maskedText) error {
+func (w *encodeWorker) document(b *chunk, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
@@ -155,13 +155,13 @@ func (w *worker) document(b *batch, texts []maskedText) error {
 }
 
 // begin begins a document. What separates it from others is no target that a trainer should learn from.
-func (w *worker) begin(out *encoded) {
+func (w *encodeWorker) begin(out *encoded) {
 	if w.eot >= 0 && w.eotFirst {
 		w.put(out, []uint32{uint32(w.eot)}, 0)
 	}
 }
 
-func (w *worker) end(out *encoded, mask byte) {
+func (w *encodeWorker) end(out *encoded, mask byte) {
 	if w.eot >= 0 && !w.eotFirst {
 		w.put(out, []uint32{uint32(w.eot)}, mask)
 	}
@@ -169,7 +169,7 @@ func (w *worker) end(out *encoded, mask byte) {
 }
 
 // append encodes a text, in parts that do not change its tokens.
-func (w *worker) append(out *encoded, t []byte, mask byte) error {
+func (w *encodeWorker) append(out *encoded, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
 		if len(t) > chunkSize {
@@ -187,7 +187,7 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 	return nil
 }
 
-func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
+func (w *encodeWorker) put(out *encoded, tokens []uint32, mask byte) {
 	at := len(out.tokens)
 	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
 	to := out.tokens[at:]
@@ -212,7 +212,7 @@ const valBytes = 1 << 16 // of a document that the choice depends on
 
 // inVal chooses documents for val by the first valBytes of their text: other documents, names and places do not matter, and copies
 // of a text fall on the same side.
-func (c *coding) inVal(t []byte) bool {
+func (c *encodeOptions) inVal(t []byte) bool {
 	if c.val == 0 {
 		return false
 	}
@@ -221,7 +221,7 @@ func (c *coding) inVal(t []byte) bool {
 }
 
 // valid returns a text in valid UTF-8, each other byte replaced by U+FFFD, and -1, or the first byte that may not be replaced.
-func (c *coding) valid(t []byte) ([]byte, int) {
+func (c *encodeOptions) valid(t []byte) ([]byte, int) {
 	switch {
 	case c.any || utf8.Valid(t):
 		return t, -1
@@ -245,21 +245,21 @@ func invalid(t []byte) int {
 // running are the goroutines of pipeline. After an error they may outlive it.
 var running sync.WaitGroup
 
-// pipeline reads from a position on, encodes with all cores, and calls write with each batch in the order of the input. What
+// pipeline reads from a position on, encodes with all cores, and calls write with each chunk in the order of the input. What
 // is under way takes some multiple of chunkSize bytes. It returns at once when it is interrupted or write fails: the reader may wait for
 // a pipe or a disk.
-func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *batch), write func(*batch) error) error {
+func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	workers := runtime.GOMAXPROCS(0)
 	slots := make(chan struct{}, max(16, 4*workers)) // a MiB of text each
-	todo := make(chan *batch, cap(slots))
-	ordered := make(chan *batch, cap(slots))
+	todo := make(chan *chunk, cap(slots))
+	ordered := make(chan *chunk, cap(slots))
 
-	r.emit = func(b *batch) error {
+	r.emit = func(b *chunk) error {
 		b.done = make(chan struct{})
-		b.slots = min(cap(slots), 1+b.size/(2*chunkSize))
-		for range b.slots {
+		b.quota = min(cap(slots), 1+b.size/(2*chunkSize))
+		for range b.quota {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
@@ -280,7 +280,7 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ba
 		close(ordered)
 	})
 	for {
-		var b *batch
+		var b *chunk
 		select {
 		case b = <-ordered:
 		case <-ctx.Done():
@@ -300,7 +300,7 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ba
 		if err != nil {
 			return err
 		}
-		for range b.slots {
+		for range b.quota {
 			<-slots
 		}
 	}

@@ -13,11 +13,11 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-const places = 16 // samples, at most
+const maxSamples = 16 // samples, at most
 
 // estimate says about how many tokens there will be. It encodes samples that begin at places evenly spaced over the bytes of all
 // inputs, and takes the bytes up to the next place for such as the sample.
-func (o *options) estimate(ctx context.Context, inputs []*input, c *coding) error {
+func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOptions) error {
 	var all int64
 	texts := 0 // which are documents
 	for _, in := range inputs {
@@ -25,17 +25,17 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *coding) erro
 			return fmt.Errorf("%s: is not a regular file, and --dry-run would use up what it reads", in.path)
 		}
 		all += in.size()
-		if in.kind == text && in.size() > 0 {
+		if in.format == text && in.size() > 0 {
 			texts++
 		}
 	}
 	most := 4 * chunkSize // of a sample
-	n := min(places, 1+all/int64(most))
+	n := min(maxSamples, 1+all/int64(most))
 	var bytes int
 	var tokens, documents float64
 	var s sample
 	for i := range n {
-		from, err := place(inputs, all/n*i)
+		from, err := locate(inputs, all/n*i)
 		if err != nil {
 			return err
 		}
@@ -65,16 +65,16 @@ func round(x float64) int64 {
 	return int64(math.Round(x/unit) * unit)
 }
 
-// place returns a position near a byte of all inputs. It is at the beginning of a file that is compressed, or parquet; of another, at
+// locate returns a position near a byte of all inputs. It is at the beginning of a file that is compressed, or parquet; of another, at
 // a line of jsonl, or at a character.
-func place(inputs []*input, at int64) (position, error) {
+func locate(inputs []*input, at int64) (position, error) {
 	i := 0
 	for i < len(inputs)-1 && at >= inputs[i].size() {
 		at -= inputs[i].size()
 		i++
 	}
 	in := inputs[i]
-	if at == 0 || in.kind == parquet {
+	if at == 0 || in.format == parquet {
 		return position{Input: i}, nil
 	}
 	s, err := in.open(nil, 0, func(int) {})
@@ -95,9 +95,9 @@ func place(inputs []*input, at int64) (position, error) {
 			return position{Input: i + 1}, nil
 		case err != nil:
 			return position{}, fmt.Errorf("%s: %w", in.path, err)
-		case in.kind == text && utf8.RuneStart(b):
+		case in.format == text && utf8.RuneStart(b):
 			return position{Input: i, Offset: at, Within: true}, nil
-		case in.kind == jsonl && b == '\n':
+		case in.format == jsonl && b == '\n':
 			return position{Input: i, Offset: at + 1}, nil
 		}
 	}
@@ -111,22 +111,22 @@ type sample struct {
 	documents int // lines and rows
 }
 
-func takeSample(ctx context.Context, inputs []*input, from position, c *coding, most int) (sample, error) {
+func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, most int) (sample, error) {
 	s := sample{from: from}
-	w := &worker{coding: c, encoder: c.NewEncoder()}
+	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
 	enough := errors.New("enough")
 	size := 0
 	r := newReader(inputs, c)
-	r.emit = func(b *batch) error {
-		if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
+	r.emit = func(b *chunk) error {
+		if err := cmp.Or(ctx.Err(), w.encode(b)); err != nil {
 			return err
 		}
 		for _, e := range b.out {
 			s.tokens += len(e.tokens) / c.width
 			s.documents += len(e.ends)
 		}
-		for _, c := range b.chunks {
-			if c.in.kind == text && c.ends {
+		for _, c := range b.pieces {
+			if c.in.format == text && c.ends {
 				s.documents--
 			}
 		}
@@ -140,7 +140,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *coding, 
 	switch {
 	case err == enough:
 		err = nil
-	case err != nil && from.Offset > 0 && inputs[from.Input].kind == jsonl:
+	case err != nil && from.Offset > 0 && inputs[from.Input].format == jsonl:
 		err = fmt.Errorf("%w (lines of %s counted from byte %d on)", err, inputs[from.Input].path, from.Offset)
 	}
 	return s, err

@@ -67,12 +67,12 @@ type maskedText struct {
 
 // texts appends the texts of a line, in the order of the fields. Fields that lead into one list are taken together, element by element. Of
 // several that lead to the same text, the mask is that of the first whose conditions hold, or 0.
-func (c *coding) texts(list []maskedText, line []byte) ([]maskedText, error) {
+func (c *encodeOptions) texts(list []maskedText, line []byte) ([]maskedText, error) {
 	return c.choose(list, line, c.fields, 0)
 }
 
 // choose appends the texts that fields lead to from a value, which they have led to down to a depth of their paths.
-func (c *coding) choose(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
+func (c *encodeOptions) choose(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
 	for len(fields) > 0 && err == nil {
 		n := together(fields, depth)
 		group := fields[:n]
@@ -114,7 +114,7 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 
 // chooseElements appends the texts of the elements of a list. Elements for which a condition of --field does not hold have none; of --mask, theirs
 // have mask 0.
-func (c *coding) chooseElements(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
+func (c *encodeOptions) chooseElements(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
 		return nil, fmt.Errorf("field %s %w", group[0].path[depth].text, err)

@@ -11,7 +11,7 @@ import (
 	tokenfile "batchfs/cache/format"
 )
 
-type format struct {
+type outputFormat struct {
 	extension string
 	header    func(tokens int64, width int) []byte // always of one length; nil for none
 	most      int64                                // tokens of a shard; 0 for any number
@@ -29,7 +29,7 @@ type shard struct {
 	tokenizer         string
 }
 
-var formats = map[string]format{
+var outputFormats = map[string]outputFormat{
 	"headerless": {extension: ".bin", ends: indexOf},
 	"llm.c":      {extension: ".bin", ends: indexOf, header: tokenfile.LLMCHeader, most: tokenfile.MaxLLMC},
 	"npy":        {extension: ".npy", ends: indexOf, header: tokenfile.NpyHeader},

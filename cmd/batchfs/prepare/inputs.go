@@ -18,16 +18,16 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// A kind is what a file of documents looks like, once it is decompressed.
-type kind string
+// An inputFormat is what a file of documents looks like, once it is decompressed.
+type inputFormat string
 
 const (
-	text    kind = "text"    // one document
-	jsonl   kind = "jsonl"   // a document in each line
-	parquet kind = "parquet" // a document in each row
+	text    inputFormat = "text"    // one document
+	jsonl   inputFormat = "jsonl"   // a document in each line
+	parquet inputFormat = "parquet" // a document in each row
 )
 
-func kindOf(path string) kind {
+func inputFormatOf(path string) inputFormat {
 	name := strings.ToLower(path)
 	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
 	case ".jsonl", ".ndjson":
@@ -40,9 +40,9 @@ func kindOf(path string) kind {
 
 // An input is a file of documents, or standard input.
 type input struct {
-	path string
-	kind kind
-	info fs.FileInfo // as it was when it was found; nil for standard input
+	path   string
+	format inputFormat
+	info   fs.FileInfo // as it was when it was found; nil for standard input
 }
 
 // once reports an input that can be read only once, such as a pipe.
@@ -94,8 +94,8 @@ func (in *input) invalid() (bool, error) {
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
-// include patterns matches, if there are any. as is the kind of all, or empty where names tell.
-func findInputs(args, include []string, as kind) ([]*input, error) {
+// include patterns matches, if there are any. as is the format of all, or empty where names tell.
+func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
 			return nil, fmt.Errorf("--include %s: %w", pattern, doublestar.ErrBadPattern)
@@ -132,9 +132,9 @@ func findInputs(args, include []string, as kind) ([]*input, error) {
 			return nil, fmt.Errorf("%s: is named twice: name each text once", path)
 		}
 		seen[path] = true
-		in := &input{path: path, kind: as}
-		if in.kind == "" {
-			in.kind = kindOf(path)
+		in := &input{path: path, format: as}
+		if in.format == "" {
+			in.format = inputFormatOf(path)
 		}
 		if path != "-" {
 			var err error
@@ -210,7 +210,7 @@ func included(path string, patterns []string) bool {
 func digest(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
-		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.kind)
+		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.format)
 		if in.info != nil {
 			fmt.Fprintf(h, "%d\n", in.info.Size())
 		}

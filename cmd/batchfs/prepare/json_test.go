@@ -26,7 +26,7 @@ func FuzzTextOf(f *testing.F) {
 			t.Skip("leads into a list")
 		}
 		path := strings.Split(dotted, ".")
-		c := coding{fields: []field{newField(dotted, 0)}}
+		c := encodeOptions{fields: []field{newField(dotted, 0)}}
 		texts, err := c.texts(nil, line)
 		var text, want string
 		if err == nil {

@@ -1,8 +1,8 @@
 // Package prepare has the command `batchfs prepare`, which turns text into token files to mount.
 //
-// A reader (read.go) cuts the inputs (inputs.go) into batches of about a mebibyte. Workers decode (json.go) and encode (encode.go)
-// them with a tokenizer (tokenizer.go). Each batch then goes, in the order of the inputs, to the shards of train and val
-// (shards.go), in a format (format.go). A run (run.go) does all that; now and then a checkpoint (state.go) says which position of the
+// A reader (read.go) cuts the inputs (inputs.go) into chunks of about a mebibyte. Workers decode (json.go) and encode (encode.go)
+// them with a tokenizer (tokenizer.go). Each chunk then goes, in the order of the inputs, to the shards of train and val
+// (shards.go), in a format (format.go). A run (run.go) does all that; now and then a checkpoint (checkpoint.go) says which position of the
 // inputs the shards have come to.
 package prepare
 
@@ -21,17 +21,17 @@ import (
 
 // settings are the options that decide what the token files hold.
 type settings struct {
-	By          string  `json:"by"`
-	As          kind    `json:"as"`
-	Field       string  `json:"field"`
-	Mask        string  `json:"mask"`
-	Special     bool    `json:"special"`
-	Invalid     string  `json:"invalid"`
-	EOT         string  `json:"eot"`
-	EOTToken    string  `json:"eot_token"`
-	Val         float64 `json:"val"`
-	Format      string  `json:"format"`
-	ShardTokens int64   `json:"shard_tokens"`
+	By          string      `json:"by"`
+	As          inputFormat `json:"as"`
+	Field       string      `json:"field"`
+	Mask        string      `json:"mask"`
+	Special     bool        `json:"special"`
+	Invalid     string      `json:"invalid"`
+	EOT         string      `json:"eot"`
+	EOTToken    string      `json:"eot_token"`
+	Val         float64     `json:"val"`
+	Format      string      `json:"format"`
+	ShardTokens int64       `json:"shard_tokens"`
 }
 
 type options struct {
@@ -120,7 +120,7 @@ func (o *options) register(cmd *cobra.Command) {
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	o.stdin, o.out, o.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-	c, err := o.coding()
+	c, err := o.newEncodeOptions()
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		o.say("%s is complete: the same command made it of the same texts", o.dir)
 		return o.report()
 	}
-	w, err := openWorkplace(o.dir)
+	w, err := openWorkDir(o.dir)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	if !s.Complete {
 		o.sayContinuing(s, inputs)
 		if err := o.complete(cmd.Context(), w, s, inputs, c); err != nil {
-			if w.kept {
+			if w.hasCheckpoint {
 				err = fmt.Errorf("%w; the same command continues from what is done", err)
 			}
 			return err
@@ -170,14 +170,14 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	return o.report()
 }
 
-// coding checks the options, and returns what they say about tokens.
-func (o *options) coding() (*coding, error) {
-	c := &coding{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", any: o.By == vocabulary.Byte, val: o.Val}
-	_, known := formats[o.Format]
+// newEncodeOptions checks the options, and returns what they say about tokens.
+func (o *options) newEncodeOptions() (*encodeOptions, error) {
+	c := &encodeOptions{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", any: o.By == vocabulary.Byte, val: o.Val}
+	_, known := outputFormats[o.Format]
 	switch {
 	case !(o.Val >= 0 && o.Val < 1): // so put, it refuses NaN too
 		return nil, fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", o.Val)
-	case !slices.Contains([]kind{"", text, jsonl, parquet}, o.As):
+	case !slices.Contains([]inputFormat{"", text, jsonl, parquet}, o.As):
 		return nil, fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", o.As)
 	case !slices.Contains([]string{"error", "replace", "skip"}, o.Invalid):
 		return nil, fmt.Errorf("--invalid: must be error, replace or skip (got %q)", o.Invalid)
@@ -217,19 +217,19 @@ func maskFields(list string) (fields []field, err error) {
 }
 
 // suits refuses texts that the options are not for.
-func (o *options) suits(inputs []*input, c *coding) error {
+func (o *options) suits(inputs []*input, c *encodeOptions) error {
 	for _, in := range inputs {
 		switch {
-		case in.kind == parquet && (len(c.fields) > 1 || c.fields[0].inList()):
+		case in.format == parquet && (len(c.fields) > 1 || c.fields[0].inList()):
 			return fmt.Errorf("%s: of a parquet file, one column of text is read: write the rows as lines of .jsonl for %s", in.path, cmp.Or(o.Mask, o.Field))
-		case in.kind == text && in.once() && c.skip:
+		case in.format == text && in.once() && c.skip:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}
 	}
 	return nil
 }
 
-func (c *coding) use(t tokenizer, eot string) {
+func (c *encodeOptions) use(t tokenizer, eot string) {
 	c.tokenizer, c.width, c.eot = t, 2, -1
 	if t.Size() > 1<<16 {
 		c.width = 4

@@ -20,7 +20,7 @@ func (o *options) say(format string, args ...any) error {
 }
 
 // sayTokens is the first line of a run: it is printed before anything is looked for or read.
-func (o *options) sayTokens(c *coding) {
+func (o *options) sayTokens(c *encodeOptions) {
 	switch {
 	case c.eot >= 0 && c.eotFirst:
 		o.say("tokens of %s: %s (%d) begins each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
@@ -32,8 +32,8 @@ func (o *options) sayTokens(c *coding) {
 }
 
 // warnOfNoEOT warns where documents run into one another, and --eot does not say so.
-func (o *options) warnOfNoEOT(inputs []*input, c *coding) {
-	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].kind == text {
+func (o *options) warnOfNoEOT(inputs []*input, c *encodeOptions) {
+	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].format == text {
 		return
 	}
 	way := "only the index beside a file says where they end"
@@ -44,7 +44,7 @@ func (o *options) warnOfNoEOT(inputs []*input, c *coding) {
 }
 
 // sayContinuing tells a run that continues from one that begins.
-func (o *options) sayContinuing(s *state, inputs []*input) {
+func (o *options) sayContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {
 		all := sizes(inputs)
 		o.say("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))

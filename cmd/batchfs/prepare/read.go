@@ -24,7 +24,7 @@ var (
 
 var byteOrderMark = []byte("\ufeff")
 
-// A position is a point between two chunks, from which reading can begin again.
+// A position is a point between two text pieces, from which reading can begin again.
 type position struct {
 	Input  int   `json:"input"`
 	Offset int64 `json:"offset"` // in what the input holds decompressed, in bytes; in a parquet file, in rows
@@ -34,8 +34,8 @@ type position struct {
 	Read   int64 `json:"read"` // bytes of all inputs, as they are on the disk
 }
 
-// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
-type chunk struct {
+// A textPiece is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
+type textPiece struct {
 	text         []byte
 	in           *input
 	at           position // where it begins
@@ -43,13 +43,13 @@ type chunk struct {
 	invalid      bool     // the whole text is left out, as it is not UTF-8
 }
 
-// A batch is chunks that are encoded together.
-type batch struct {
-	chunks []chunk
+// A chunk is text pieces that are encoded together.
+type chunk struct {
+	pieces []textPiece
 	size   int      // of all texts
-	end    position // of the next batch
+	end    position // of the next chunk
 
-	slots int // that it takes of what may be under way
+	quota int // that it takes of what may be under way
 	out   [len(splits)]encoded
 	err   error
 	done  chan struct{} // closed when out, err and leftOut are there
@@ -57,12 +57,12 @@ type batch struct {
 	leftOut vocabulary.LeftOut
 }
 
-func (b *batch) leaveOut(what string) {
+func (b *chunk) leaveOut(what string) {
 	b.leftOut.First = cmp.Or(b.leftOut.First, what)
 	b.leftOut.Documents++
 }
 
-// A reader cuts inputs into batches.
+// A reader cuts inputs into chunks.
 type reader struct {
 	inputs  []*input
 	column  []string // the names, one in another, of the column of a parquet file
@@ -74,28 +74,28 @@ type reader struct {
 	cut   func(text []byte) int  // how much of a text can be encoded without the rest
 	inVal func(text []byte) bool // of a text that begins so
 	tail  int64                  // of a single text, val begins at this offset; 0 if inVal says
-	emit  func(*batch) error     // is not called again after an error
+	emit  func(*chunk) error     // is not called again after an error
 
-	batch   *batch
+	chunk   *chunk
 	buf     []byte
 	stopped error // the error of emit
 }
 
 // newReader returns a reader of the inputs for c. The caller must set stdin to read standard input,
 // and scratch to read compressed Parquet files.
-func newReader(inputs []*input, c *coding) *reader {
+func newReader(inputs []*input, c *encodeOptions) *reader {
 	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, whole: c.skip && !c.any}
 }
 
 func (r *reader) read(from position) error {
-	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
+	r.chunk, r.buf = new(chunk), make([]byte, 0, chunkSize)
 	before := sizes(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
 		r.bytes = before
 		before += in.size()
 		read, offset := r.readText, from.Offset
-		if in.kind == parquet {
+		if in.format == parquet {
 			read, offset = r.readRows, 0
 		}
 		s, err := in.open(r.stdin, offset, r.count)
@@ -114,24 +114,24 @@ func (r *reader) read(from position) error {
 		}
 	}
 	from.Read = before
-	r.batch.end = from
-	return r.emit(r.batch)
+	r.chunk.end = from
+	return r.emit(r.chunk)
 }
 
 func (r *reader) count(n int) { r.bytes += int64(n) }
 
-// add appends a chunk that ends at a position, and emits a batch that is large enough.
-func (r *reader) add(c chunk, end position) error {
+// add appends a text piece that ends at a position, and emits a chunk that is large enough.
+func (r *reader) add(c textPiece, end position) error {
 	c.text = bytes.Clone(c.text)
-	r.batch.chunks = append(r.batch.chunks, c)
-	r.batch.size += len(c.text)
+	r.chunk.pieces = append(r.chunk.pieces, c)
+	r.chunk.size += len(c.text)
 	end.Read = r.bytes
-	r.batch.end = end
-	if r.batch.size < chunkSize/2 && len(r.batch.chunks) < 1<<14 {
+	r.chunk.end = end
+	if r.chunk.size < chunkSize/2 && len(r.chunk.pieces) < 1<<14 {
 		return nil
 	}
-	full := r.batch
-	r.batch = new(batch)
+	full := r.chunk
+	r.chunk = new(chunk)
 	r.stopped = r.emit(full)
 	return r.stopped
 }
@@ -159,7 +159,7 @@ func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 // readText reads a text, or lines of jsonl, in parts that can be encoded one without the other.
 func (r *reader) readText(s *stream, at position) error {
 	r.buf = r.buf[:0]
-	lines := s.in.kind == jsonl
+	lines := s.in.format == jsonl
 	for want := chunkSize; ; {
 		end, err := r.fill(s, &at, want)
 		if err != nil {
@@ -176,7 +176,7 @@ func (r *reader) readText(s *stream, at position) error {
 		default:
 			n = r.cut(r.buf)
 		}
-		c := chunk{in: s.in, at: at, begins: !at.Within, ends: end}
+		c := textPiece{in: s.in, at: at, begins: !at.Within, ends: end}
 		if r.whole && !lines && c.begins && !end {
 			if c.invalid, err = s.in.invalid(); err != nil {
 				return err
@@ -258,8 +258,8 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 			row += group.NumRows()
 			continue
 		}
-		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
-		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
+		values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
+		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(values)
 		if err := pages.SeekToRow(at.Offset - row); err != nil {
 			pages.Close()
 			return err
@@ -267,8 +267,8 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		row += group.NumRows()
 		err := r.readPages(s.in, pages, &at, bytes)
 		pages.Close()
-		if chunk.err != nil {
-			return fmt.Errorf("column %s %w", name, chunk.err)
+		if values.err != nil {
+			return fmt.Errorf("column %s %w", name, values.err)
 		}
 		if err != nil {
 			return err
@@ -310,7 +310,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 			}
 			r.count(int(bytes * float64(n)))
 			for _, value := range values[:n] {
-				c := chunk{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
+				c := textPiece{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
 				at.Offset++
 				if len(c.text) > maxLine {
 					return fmt.Errorf("row %d has more than %d bytes, the most that is held in memory: shorten it", at.Offset, maxLine)

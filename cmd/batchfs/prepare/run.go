@@ -62,8 +62,8 @@ func (o *options) finished(inputs []*input) bool {
 func changed(info os.FileInfo) time.Time { return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()) }
 
 // begin returns where to begin: at the last checkpoint, if there is one of the same command.
-func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
-	begin := &state{Settings: o.settings, Inputs: digest(o.sources(inputs), true)}
+func (o *options) begin(w *workDir, inputs []*input) (*checkpoint, error) {
+	begin := &checkpoint{Settings: o.settings, Inputs: digest(o.sources(inputs), true)}
 	s, err := w.load()
 	if s != nil {
 		switch {
@@ -74,12 +74,12 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir.Name())
 		default:
-			w.kept = true
+			w.hasCheckpoint = true
 			return s, nil
 		}
 	}
 	if err != nil && !o.force {
-		w.kept = true
+		w.hasCheckpoint = true
 		return nil, err
 	}
 	if _, err := o.stale(inputs); err != nil {
@@ -140,20 +140,20 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// complete goes from a state to a complete one.
-func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
+// complete goes from a checkpoint to a complete one.
+func (o *options) complete(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
 	r.stdin, r.scratch = o.stdin, w.dir.Name()
 	if err := o.count(ctx, r, c); err != nil {
 		return err
 	}
-	out := &output{dir: w.dir, format: formats[o.Format], width: c.width, most: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
+	out := &output{dir: w.dir, format: outputFormats[o.Format], width: c.width, most: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
 	var written [len(splits)]*split
 	for i := range splits {
 		written[i] = &split{output: out, name: splits[i], splitState: s.Splits[i]}
 		defer written[i].close()
 	}
-	checkpoint := func(at position) error {
+	save := func(at position) error {
 		if slices.ContainsFunc(inputs, (*input).once) { // it has other text the next time
 			return nil
 		}
@@ -166,7 +166,7 @@ func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs [
 		}
 		return w.save(s)
 	}
-	if err := o.encode(ctx, r, s, c, written, checkpoint); err != nil {
+	if err := o.encode(ctx, r, s, c, written, save); err != nil {
 		return err
 	}
 	var sums [len(splits)]vocabulary.Split
@@ -181,7 +181,7 @@ func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs [
 		}
 	}
 	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
-		w.kept = false
+		w.hasCheckpoint = false
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, as documents are not divided: give more of them, a larger --val, or --val 0 for none",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
@@ -198,18 +198,18 @@ func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs [
 	}
 	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
 	s.Complete = true
-	return checkpoint(position{Input: len(inputs)})
+	return save(position{Input: len(inputs)})
 }
 
-// encode writes the tokens of what r reads from the position of a state on, and checkpoints: the first after a second, and then every ten.
-func (o *options) encode(ctx context.Context, r *reader, s *state, c *coding, written [len(splits)]*split, checkpoint func(position) error) error {
+// encode writes the tokens of what r reads from the position of a checkpoint on, and checkpoints: the first after a second, and then every ten.
+func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
 	progress := o.progress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
 	var tokens int64
 	began := time.Now()
 	next := began.Add(time.Second)
-	return pipeline(ctx, r, s.Position, c.run, func(b *batch) error {
-		save := time.Now().After(next)
+	return pipeline(ctx, r, s.Position, c.run, func(b *chunk) error {
+		due := time.Now().After(next)
 		s.leaveOut(b.leftOut)
 		for i, split := range written {
 			tokens += int64(len(b.out[i].tokens) / c.width)
@@ -217,22 +217,22 @@ func (o *options) encode(ctx context.Context, r *reader, s *state, c *coding, wr
 			if err != nil {
 				return err
 			}
-			save = save || completed
+			due = due || completed
 		}
 		progress.upTo(b.end)
 		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
-		if !save {
+		if !due {
 			return nil
 		}
 		next = time.Now().Add(10 * time.Second)
-		return checkpoint(b.end)
+		return save(b.end)
 	})
 }
 
 // count goes through the inputs once before they are encoded where that is needed: for the characters that there are, and for where
 // val begins in a single text.
-func (o *options) count(ctx context.Context, r *reader, c *coding) error {
-	single := len(r.inputs) == 1 && r.inputs[0].kind == text && o.Val > 0
+func (o *options) count(ctx context.Context, r *reader, c *encodeOptions) error {
+	single := len(r.inputs) == 1 && r.inputs[0].format == text && o.Val > 0
 	if o.By != vocabulary.Char && !single {
 		return nil
 	}
@@ -251,7 +251,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	counting.val = 0
 	var tokens int64
 	r.inVal, r.cut = counting.inVal, counting.Cut
-	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
+	err := pipeline(ctx, r, position{}, counting.run, func(b *chunk) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		progress.upTo(b.end)
 		return nil
@@ -277,7 +277,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 }
 
 // offset is where a text has so many characters, or bytes, before it.
-func (o *options) offset(in *input, c *coding, n int64) (int64, error) {
+func (o *options) offset(in *input, c *encodeOptions, n int64) (int64, error) {
 	s, err := in.open(o.stdin, 0, func(int) {})
 	if err != nil {
 		return 0, err
@@ -302,7 +302,7 @@ func (o *options) offset(in *input, c *coding, n int64) (int64, error) {
 	return at, nil
 }
 
-func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split, s *state, inputs []*input) error {
+func (o *options) manifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
 	m := vocabulary.Manifest{
 		Tokenizer: c.Name(), Format: o.Format, Run: o.run(inputs), LeftOut: s.LeftOut,
 		Splits:     map[string]vocabulary.Split{},

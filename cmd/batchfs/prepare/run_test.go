@@ -220,7 +220,7 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
 
 	// Somebody else at work.
-	w, err := openWorkplace("out")
+	w, err := openWorkDir("out")
 	testfiles.NoError(t, err)
 	defer w.close()
 	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare writes there")

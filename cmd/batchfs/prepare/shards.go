@@ -19,7 +19,7 @@ var splits = [...]string{"train", "val"}
 
 type output struct {
 	dir       *os.Root
-	format    format
+	format    outputFormat
 	width     int
 	most      int64 // tokens of a shard; 0 for one shard of all
 	masked    bool

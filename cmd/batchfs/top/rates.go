@@ -24,7 +24,7 @@ type Rates struct {
 
 // rate compares all sequences with what they were in an earlier frame.
 func (f *frame) rate(then *frame) {
-	earlier := map[string]*Sequence{}
+	earlier := map[string]*SequenceStats{}
 	for _, m := range then.mounts {
 		for _, s := range m.Sequences {
 			earlier[m.Mountpoint+"\x00"+s.Name] = s
@@ -39,10 +39,10 @@ func (f *frame) rate(then *frame) {
 	}
 }
 
-func (s *Sequence) since(was *Sequence, seconds float64) *Rates {
+func (s *SequenceStats) since(was *SequenceStats, seconds float64) *Rates {
 	r := &Rates{Batches: float64(s.Batches-was.Batches) / seconds, Bytes: float64(s.Bytes-was.Bytes) / seconds}
 	if reads := s.Reads - was.Reads; reads > 0 {
-		r.Ready = share(float64(s.Ready-was.Ready), float64(reads))
+		r.Ready = fraction(float64(s.Ready-was.Ready), float64(reads))
 	}
 	waits := s.waits
 	for i := range waits {
@@ -53,17 +53,17 @@ func (s *Sequence) since(was *Sequence, seconds float64) *Rates {
 		for _, before := range was.Readers {
 			if before.PID == reader.PID {
 				waited, gap := max(reader.Waited-before.Waited, 0), max(reader.Gap-before.Gap, 0)
-				reader.WaitedShare = share(waited, waited+gap)
+				reader.WaitedFraction = fraction(waited, waited+gap)
 			}
 		}
-		if w := reader.WaitedShare; w != nil && (r.Waited == nil || *w > *r.Waited) {
+		if w := reader.WaitedFraction; w != nil && (r.Waited == nil || *w > *r.Waited) {
 			r.Waited = w
 		}
 	}
 	return r
 }
 
-func share(part, of float64) *float64 {
+func fraction(part, of float64) *float64 {
 	if of <= 0 {
 		return nil
 	}

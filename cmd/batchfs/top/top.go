@@ -38,7 +38,7 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 				}
 			}
 			look := func() (*frame, error) {
-				mounts, err := w.look(mountpoint)
+				mounts, err := w.poll(mountpoint)
 				if err == nil && mountpoint != "" && len(mounts) == 0 {
 					err = fmt.Errorf("%s: no batchfs is mounted there; batchfs list names the mounts of this machine", args[0])
 				}
@@ -51,7 +51,7 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 			if !terminal.Is(cmd.OutOrStdout()) {
 				return printLines(cmd, first, look)
 			}
-			m := &model{look: look, history: map[string][]float64{}, width: 80, height: 24}
+			m := &model{poll: look, history: map[string][]float64{}, width: 80, height: 24}
 			m.add(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // a signal
@@ -99,7 +99,7 @@ func printJSON(out io.Writer, f *frame) error {
 
 // A model is what the terminal shows.
 type model struct {
-	look          func() (*frame, error)
+	poll          func() (*frame, error)
 	frames        []*frame             // of the last seconds, the earliest first
 	history       map[string][]float64 // batches a second of the last minute
 	width, height int
@@ -141,7 +141,7 @@ func (m *model) Init() tea.Cmd { return next() }
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tick:
-		f, err := m.look()
+		f, err := m.poll()
 		if err != nil {
 			m.err = err
 			return m, tea.Quit

@@ -53,7 +53,7 @@ func (f *frame) headline() line {
 		for _, s := range m.Sequences {
 			numbered = numbered || s.Rates != nil && s.Rates.Bytes > 0 && len(s.Readers) == 0
 			for _, r := range s.Readers {
-				if r.WaitedShare != nil && (worst == nil || *r.WaitedShare > *worst.WaitedShare) {
+				if r.WaitedFraction != nil && (worst == nil || *r.WaitedFraction > *worst.WaitedFraction) {
 					worst, of = r, m.Mountpoint+"/"+s.Name
 				}
 			}
@@ -65,11 +65,11 @@ func (f *frame) headline() line {
 	case worst == nil:
 		return line{text: question + "No process reads next"}
 	}
-	answer, bad := "No", *worst.WaitedShare > waitsTooLong
+	answer, bad := "No", *worst.WaitedFraction > waitsTooLong
 	if bad {
 		answer = "YES"
 	}
-	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedShare), of), bad}
+	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedFraction), of), bad}
 }
 
 func (m *Mount) line() line {
@@ -86,17 +86,17 @@ func (m *Mount) storeLines() []line {
 		served += s.Bytes
 	}
 	text := fmt.Sprintf("  store: fetched %s, %s of what was read; %s of blocks were there", terminal.Size(m.Fetched),
-		percent(share(float64(m.Fetched), float64(served))), percent(share(float64(m.Hits), float64(m.Hits+m.Waits))))
+		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.Hits), float64(m.Hits+m.Waits))))
 	if m.CacheLimit == 0 {
 		return []line{{text: text}}
 	}
-	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(share(float64(m.Kept), float64(m.Needed))),
+	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(fraction(float64(m.Stored), float64(m.Needed))),
 		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
 	unkept := false
 	for _, reason := range []struct {
 		blocks int64
 		text   string
-	}{{m.Unkept, "found no room"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time: its disk is slow"}} {
+	}{{m.Unstored, "found no room"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time: its disk is slow"}} {
 		if reason.blocks > 0 {
 			kept += fmt.Sprintf("; %d %s", reason.blocks, reason.text)
 			unkept = true
@@ -105,7 +105,7 @@ func (m *Mount) storeLines() []line {
 	return []line{{text: text}, {kept, unkept}}
 }
 
-func (s *Sequence) lines(name int, history []float64) []line {
+func (s *SequenceStats) lines(name int, history []float64) []line {
 	r, epoch := s.Rates, "-"
 	if r == nil {
 		r = &Rates{}
@@ -121,14 +121,14 @@ func (s *Sequence) lines(name int, history []float64) []line {
 	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
 		name, shown, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
 	for _, reader := range s.Readers {
-		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
-		all = append(all, line{text, reader.WaitedShare != nil && *reader.WaitedShare > waitsTooLong})
+		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedFraction))
+		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > waitsTooLong})
 	}
 	if len(s.Readers) == 0 && r.Bytes > 0 {
 		all = append(all, line{text: "    reads of numbered files: what their readers wait is not visible"})
 	}
 	if s.Errors > 0 {
-		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.Fault), true})
+		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.LastError), true})
 	}
 	return all
 }

@@ -15,7 +15,7 @@ import (
 // twoFrames are two looks, a second apart, at a mount whose reader waited for a part of that second, beside a dead mount.
 func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
 	look := func(second int) *frame {
-		s := &Sequence{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
+		s := &SequenceStats{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
 		s.waits[5] = uint64(49 * second) // from 32 to 64 µs
 		s.waits[15] = uint64(second)
 		for _, r := range readers {
@@ -24,8 +24,8 @@ func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
 			s.Readers = append(s.Readers, &at)
 		}
 		return &frame{time.Unix(int64(second), 0), []*Mount{
-			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unkept: 1, CacheLimit: 1e9, Needed: 4e9, Kept: 3e9,
-				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*Sequence{s}},
+			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unstored: 1, CacheLimit: 1e9, Needed: 4e9, Stored: 3e9,
+				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*SequenceStats{s}},
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
 	}
@@ -74,9 +74,9 @@ func TestRates(t *testing.T) {
 // Whatever the terminal's size, each line fits, and names of others move no cursor.
 func TestScreen(t *testing.T) {
 	_, now := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
-	now.mounts[0].Sequences[0].Errors, now.mounts[0].Sequences[0].Fault = 3, "first\nsecond\x07"
+	now.mounts[0].Sequences[0].Errors, now.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
 	for range 40 {
-		now.mounts[0].Sequences = append(now.mounts[0].Sequences, &Sequence{Name: "train/seed=1"})
+		now.mounts[0].Sequences = append(now.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1"})
 	}
 	history := map[string][]float64{"/mnt/a\x00train": {0, 1, 2, 4}}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
@@ -105,13 +105,13 @@ func TestScreen(t *testing.T) {
 // The model keeps a minute, and scrolls no further than its last line.
 func TestModel(t *testing.T) {
 	second := 0
-	m := &model{history: map[string][]float64{}, width: 80, height: 5, look: func() (*frame, error) {
+	m := &model{history: map[string][]float64{}, width: 80, height: 5, poll: func() (*frame, error) {
 		second++
 		return &frame{time.Unix(int64(second), 0), []*Mount{{Mountpoint: "/m", State: "serving", Processes: []metrics.Process{{Name: "worker"}},
-			Sequences: []*Sequence{{Name: "train", Batches: uint64(10 * second)}}}}}, nil
+			Sequences: []*SequenceStats{{Name: "train", Batches: uint64(10 * second)}}}}}, nil
 	}}
 	for range 100 {
-		f, _ := m.look()
+		f, _ := m.poll()
 		m.add(f)
 	}
 	if h := m.history["/m\x00train"]; len(h) != inHistory || h[0] != 10 || len(m.frames) != inWindow {

@@ -24,7 +24,7 @@ func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) er
 		Handler:           open.track(checkHost(handler)),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       2 * time.Minute,
-		ConnState:         open.note,
+		ConnState:         open.record,
 		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connection{}, c) },
 		ErrorLog:          errorLog,
 	}
@@ -45,8 +45,8 @@ type connections struct {
 // connection is the key for the net.Conn of a request in the request's context.
 type connection struct{}
 
-// note records new and closed connections. It is the server's ConnState callback.
-func (o *connections) note(c net.Conn, state http.ConnState) {
+// record records new and closed connections. It is the server's ConnState callback.
+func (o *connections) record(c net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch state {

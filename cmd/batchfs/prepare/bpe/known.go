@@ -17,22 +17,22 @@ const (
 
 // known are the tokens of pieces that were met before.
 type known struct {
-	sets [][2]entry          // by hash, each a line of the processor's cache
+	sets [][2]pieceTokens    // by hash, each a line of the processor's cache
 	read uint64              // unused: without it, the compiler would leave out what begin reads
 	rest map[string][]uint32 // of pieces that are longer, or have more tokens, than an entry holds
 }
 
-// An entry is a short piece and its tokens. A piece is compared as two numbers, which hold its bytes and their number, so an entry is
+// A pieceTokens is a short piece and its tokens. A piece is compared as two numbers, which hold its bytes and their number, so an entry is
 // never another piece's.
-type entry struct {
+type pieceTokens struct {
 	low, high uint64 // the highest four bits are the number of tokens; if more than few, those are in rest
 	tokens    [few]uint32
 }
 
-func (e *entry) is(low, high uint64) bool { return (e.low^low)|(e.high^high)<<4 == 0 }
+func (e *pieceTokens) is(low, high uint64) bool { return (e.low^low)|(e.high^high)<<4 == 0 }
 
 func newKnown() known {
-	k := known{sets: make([][2]entry, 1<<setBits), rest: map[string][]uint32{}}
+	k := known{sets: make([][2]pieceTokens, 1<<setBits), rest: map[string][]uint32{}}
 	// In pages of 4 KiB, most look-ups would wait for a page's address as well. It is only advice.
 	sets := reflect.ValueOf(k.sets)
 	syscall.Syscall(syscall.SYS_MADVISE, sets.Pointer(), uintptr(sets.Len())*sets.Type().Elem().Size(), syscall.MADV_HUGEPAGE)
@@ -92,7 +92,7 @@ func (k *known) begin(lookups []lookup, text []byte, i int, ends []int) {
 }
 
 // find returns the entry of a piece, or nil.
-func (k *known) find(l *lookup) *entry {
+func (k *known) find(l *lookup) *pieceTokens {
 	set := &k.sets[l.set]
 	way := 0
 	if set[1].is(l.low, l.high) { // a number that depends on it, so that it is no branch
@@ -110,7 +110,7 @@ func (k *known) add(piece []byte, tokens []uint32) {
 		low, high := shortPiece(piece, 0, len(piece))
 		set := &k.sets[k.set(low, high)]
 		set[1] = set[0]
-		set[0] = entry{low: low, high: high | uint64(min(len(tokens), few+1))<<60}
+		set[0] = pieceTokens{low: low, high: high | uint64(min(len(tokens), few+1))<<60}
 		copy(set[0].tokens[:], tokens)
 	}
 	if len(piece) <= longest && (len(piece) > short || len(tokens) > few) {

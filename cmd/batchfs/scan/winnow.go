@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"cmp"
@@ -24,12 +24,12 @@ type winnower struct {
 	n     int64    // numbers so far
 	first int64    // position of the first number
 
-	queue  []print // the run that was picked last, unless later ones have it, and then each that is less than all behind it
-	picked int64   // where the run begins that was picked last
+	queue  []runHash // the run that was picked last, unless later ones have it, and then each that is less than all behind it
+	picked int64     // where the run begins that was picked last
 }
 
-// A print is a fingerprint of the run of numbers from At on.
-type print struct {
+// A runHash is a fingerprint of the run of numbers from At on.
+type runHash struct {
 	Hash uint64
 	At   int64
 }
@@ -48,7 +48,7 @@ func newWinnower(w, first int64) *winnower {
 }
 
 // add continues the stream, and appends what it picks to prints.
-func (z *winnower) add(numbers []uint64, prints []print) []print {
+func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 	sum, n, last, mask := z.sum, z.n, z.last, int64(len(z.last)-1)
 	for _, v := range numbers {
 		v++
@@ -57,14 +57,14 @@ func (z *winnower) add(numbers []uint64, prints []print) []print {
 		n++
 		// One and the same number over and over shows nothing.
 		if hash := (sum ^ sum>>32) * base; hash <= z.small && n >= z.w && sum != v*z.ones {
-			prints = z.look(print{hash, z.first + n - z.w}, prints)
+			prints = z.look(runHash{hash, z.first + n - z.w}, prints)
 		}
 	}
 	z.sum, z.n = sum, n
 	return z.pass(z.first+n-z.w+1, prints)
 }
 
-func (z *winnower) look(run print, prints []print) []print {
+func (z *winnower) look(run runHash, prints []runHash) []runHash {
 	prints = z.pass(run.At, prints)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
@@ -81,7 +81,7 @@ func (z *winnower) look(run print, prints []print) []print {
 }
 
 // pass picks the least of w runs that begin before a position.
-func (z *winnower) pass(at int64, prints []print) []print {
+func (z *winnower) pass(at int64, prints []runHash) []runHash {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
 		prints = z.pick(prints)
@@ -89,7 +89,7 @@ func (z *winnower) pass(at int64, prints []print) []print {
 	return prints
 }
 
-func (z *winnower) pick(prints []print) []print {
+func (z *winnower) pick(prints []runHash) []runHash {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At
 		prints = append(prints, z.queue[0])
@@ -97,8 +97,8 @@ func (z *winnower) pick(prints []print) []print {
 	return prints
 }
 
-// A common is n numbers that stand twice: from a and from b on.
-type common struct{ a, b, n int64 }
+// A duplicateRun is n numbers that stand twice: from a and from b on.
+type duplicateRun struct{ a, b, n int64 }
 
 // streamOf is the stream of the number at a position.
 func streamOf(starts []int64, at int64) int {
@@ -109,19 +109,19 @@ func streamOf(starts []int64, at int64) int {
 	return i
 }
 
-// commonRuns returns the runs that prints of w numbers show, each as long as they show it, by a and then b. starts are where the
+// duplicateRuns returns the runs that prints of w numbers show, each as long as they show it, by a and then b. starts are where the
 // streams begin in the numbers of all of them, in order. It sorts prints.
-func commonRuns(prints []print, w int64, starts []int64) (runs []common) {
-	slices.SortFunc(prints, func(x, y print) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
-	var pairs []common
+func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateRun) {
+	slices.SortFunc(prints, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
+	var pairs []duplicateRun
 	for i := 1; i < len(prints); i++ {
 		x, y := prints[i-1], prints[i]
 		// Runs that lie within each other show a period, not that something stands twice.
 		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamOf(starts, x.At) != streamOf(starts, y.At)) {
-			pairs = append(pairs, common{x.At, y.At, w})
+			pairs = append(pairs, duplicateRun{x.At, y.At, w})
 		}
 	}
-	slices.SortFunc(pairs, func(x, y common) int { return cmp.Or(cmp.Compare(x.b-x.a, y.b-y.a), cmp.Compare(x.a, y.a)) })
+	slices.SortFunc(pairs, func(x, y duplicateRun) int { return cmp.Or(cmp.Compare(x.b-x.a, y.b-y.a), cmp.Compare(x.a, y.a)) })
 	for _, p := range pairs {
 		if len(runs) > 0 {
 			last := &runs[len(runs)-1]
@@ -133,6 +133,6 @@ func commonRuns(prints []print, w int64, starts []int64) (runs []common) {
 		}
 		runs = append(runs, p)
 	}
-	slices.SortFunc(runs, func(x, y common) int { return cmp.Or(cmp.Compare(x.a, y.a), cmp.Compare(x.b, y.b)) })
+	slices.SortFunc(runs, func(x, y duplicateRun) int { return cmp.Or(cmp.Compare(x.a, y.a), cmp.Compare(x.b, y.b)) })
 	return runs
 }

@@ -17,9 +17,9 @@ import (
 // maxPage is the most bytes of a page of parquet, because parquet-go holds it whole. Tests make it smaller.
 var maxPage int64 = 256 << 20
 
-// A chunkReader reads a column chunk of a parquet file. It refuses a page that is larger than maxPage, or larger than its header says
+// A columnReader reads a column chunk of a parquet file. It refuses a page that is larger than maxPage, or larger than its header says
 // when it is decompressed: parquet-go trusts the header.
-type chunkReader struct {
+type columnReader struct {
 	file      io.ReaderAt
 	codec     parquetformat.CompressionCodec
 	next, end int64 // of the pages that were not checked yet
@@ -30,12 +30,12 @@ type chunkReader struct {
 	err error
 }
 
-func newChunkReader(file io.ReaderAt, chunk *parquetformat.ColumnMetaData) *chunkReader {
-	c := &chunkReader{file: file, codec: chunk.Codec, next: chunk.DataPageOffset}
-	if chunk.DictionaryPageOffset != 0 {
-		c.next = chunk.DictionaryPageOffset
+func newColumnReader(file io.ReaderAt, meta *parquetformat.ColumnMetaData) *columnReader {
+	c := &columnReader{file: file, codec: meta.Codec, next: meta.DataPageOffset}
+	if meta.DictionaryPageOffset != 0 {
+		c.next = meta.DictionaryPageOffset
 	}
-	c.end = c.next + chunk.TotalCompressedSize
+	c.end = c.next + meta.TotalCompressedSize
 	switch c.codec {
 	case parquetformat.Gzip:
 		c.inflate = new(gzip.Reader)
@@ -49,7 +49,7 @@ func newChunkReader(file io.ReaderAt, chunk *parquetformat.ColumnMetaData) *chun
 	return c
 }
 
-func (c *chunkReader) ReadAt(b []byte, at int64) (int, error) {
+func (c *columnReader) ReadAt(b []byte, at int64) (int, error) {
 	for c.err == nil && c.next < min(at+int64(len(b)), c.end) {
 		c.err = c.check()
 	}
@@ -60,7 +60,7 @@ func (c *chunkReader) ReadAt(b []byte, at int64) (int, error) {
 }
 
 // check checks the next page.
-func (c *chunkReader) check() error {
+func (c *columnReader) check() error {
 	section := io.NewSectionReader(c.file, c.next, c.end-c.next)
 	in := bufio.NewReader(section)
 	var h parquetformat.PageHeader
@@ -98,7 +98,7 @@ func (c *chunkReader) check() error {
 }
 
 // inflated is how many bytes a page has when it is decompressed, or most.
-func (c *chunkReader) inflated(page io.Reader, most int64) (int64, error) {
+func (c *columnReader) inflated(page io.Reader, most int64) (int64, error) {
 	switch {
 	case c.codec == parquetformat.Snappy:
 		n, err := binary.ReadUvarint(bufio.NewReader(page))

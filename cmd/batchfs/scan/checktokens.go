@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"fmt"
@@ -47,7 +47,7 @@ func (c *check) judgeTokens(f *checked) {
 	}
 	if p.Count > 0 {
 		c.found(p, "%s: %s not below vocab_size, which is %d; the first is %s, token %d of the file; are the file, token_dtype and vocab_size right?",
-			f.path, terminal.Count(p.Count, "token is", "tokens are"), f.part.Options.VocabSize, token, p.Index)
+			f.path, terminal.Count(p.Count, "token is", "tokens are"), f.splitArray.Options.VocabSize, token, p.Index)
 	}
 	if f.failed {
 		return

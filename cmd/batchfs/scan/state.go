@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"bytes"
@@ -40,7 +40,7 @@ func openState(key string, restart bool) (state *os.File, done []result, err err
 	return state, done, nil
 }
 
-func (r result) keep(state *os.File) error {
+func (r result) save(state *os.File) error {
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err

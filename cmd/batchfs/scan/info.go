@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"context"
@@ -49,8 +49,8 @@ type Sample struct {
 	Text  jsontext.String `json:"text"`
 }
 
-// LookOptions say how to look at files.
-type LookOptions struct {
+// InfoOptions say how to look at files.
+type InfoOptions struct {
 	Open cache.Options // of each file
 	EOT  int64         // the token that ends a document, or -1
 	All  bool          // read everything, not a sample
@@ -78,9 +78,9 @@ const (
 	sampledBytes  = 4 << 20
 )
 
-// Look reads a sample of a file, or the whole file, and adds what it holds to s. It shows on stderr how much it has read. If only the index
+// AddFile reads a sample of a file, or the whole file, and adds what it holds to s. It shows on stderr how much it has read. If only the index
 // of the documents is wrong, it adds the rest and returns an error.
-func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
+func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
 	if v, o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
@@ -126,7 +126,7 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 }
 
 // countDocuments counts the documents in the index of a file, if it has one.
-func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o LookOptions) error {
+func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)
 	if err != nil || a.Documents() == nil {
@@ -146,7 +146,7 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Loo
 	})
 }
 
-func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptions, stderr io.Writer) error {
+func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o InfoOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {

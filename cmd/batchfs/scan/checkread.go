@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"context"
@@ -23,14 +23,14 @@ type segment struct {
 }
 
 type result struct {
-	File   int    `json:"file"`
-	Index  int    `json:"segment"`
-	Sum    []byte `json:"sum"`              // SHA-256 of its bytes
-	Beyond int64  `json:"beyond,omitempty"` // tokens not below vocab_size
-	First  int64  `json:"first,omitempty"`  // the first of them
-	Token  string `json:"token,omitempty"`  // and its value
-	Zeros  int64  `json:"zeros,omitempty"`  // numbers at its end that are 0
-	Prints []byte `json:"prints,omitempty"` // Hash and At of each, 8 bytes each
+	File      int    `json:"file"`
+	Index     int    `json:"segment"`
+	Sum       []byte `json:"sum"`              // SHA-256 of its bytes
+	Beyond    int64  `json:"beyond,omitempty"` // tokens not below vocab_size
+	First     int64  `json:"first,omitempty"`  // the first of them
+	Token     string `json:"token,omitempty"`  // and its value
+	Zeros     int64  `json:"zeros,omitempty"`  // numbers at its end that are 0
+	RunHashes []byte `json:"prints,omitempty"` // Hash and At of each, 8 bytes each
 
 	err error
 }
@@ -40,7 +40,7 @@ func (c *check) key() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 2, c.size, c.window) // the first is the version of this
 	for _, f := range c.files {
-		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.part.Options.VocabSize, f.part.Name)
+		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.splitArray.Options.VocabSize, f.splitArray.Name)
 		if f.array != nil {
 			m := f.array.Manifest().Files[0]
 			fmt.Fprintf(sum, "%+v %x %+v\n", m.Identity, m.Sample.Sum, m.Format)
@@ -122,7 +122,7 @@ func (c *check) readSegments(ctx context.Context, todo []segment, progress *term
 			if ctx.Err() != nil {
 				return errInterrupted
 			}
-			c.note(r)
+			c.record(r)
 		case <-ctx.Done():
 			return errInterrupted
 		}
@@ -130,7 +130,7 @@ func (c *check) readSegments(ctx context.Context, todo []segment, progress *term
 	return nil
 }
 
-func (c *check) note(r result) {
+func (c *check) record(r result) {
 	f := c.files[r.File]
 	if r.err != nil {
 		if !f.failed {
@@ -140,7 +140,7 @@ func (c *check) note(r result) {
 		return
 	}
 	f.results[r.Index] = r
-	if c.state != nil && r.keep(c.state) != nil {
+	if c.state != nil && r.save(c.state) != nil {
 		c.state = nil // its disk is full
 	}
 }
@@ -148,18 +148,18 @@ func (c *check) note(r result) {
 func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}
-	sum, d, prints := sha256.New(), decoder{dtype: f.array.DType()}, []print(nil)
+	sum, d, prints := sha256.New(), decoder{dtype: f.array.DType()}, []runHash(nil)
 	var winnower *winnower
 	behind := s.to
-	if f.part.main() {
+	if f.splitArray.main() {
 		winnower = newWinnower(c.window, f.base+s.from)
 		behind = min(s.to+2*c.window-2, f.numbers) // runs that begin in the segment may end in the next one
 	}
-	vocab := uint64(f.part.Options.VocabSize)
+	vocab := uint64(f.splitArray.Options.VocabSize)
 	r.err = read(ctx, f.array, s.from, s.to, func(at int64, raw []byte) error {
 		sum.Write(raw)
 		progress.Add(len(raw))
-		if !f.part.main() {
+		if !f.splitArray.main() {
 			return nil
 		}
 		list := d.decode(raw)
@@ -178,8 +178,8 @@ func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress
 	}
 	r.Sum = sum.Sum(nil)
 	for _, p := range prints {
-		r.Prints = binary.LittleEndian.AppendUint64(r.Prints, p.Hash)
-		r.Prints = binary.LittleEndian.AppendUint64(r.Prints, uint64(p.At))
+		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, p.Hash)
+		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, uint64(p.At))
 	}
 	return r
 }

@@ -17,22 +17,22 @@ import (
 	"batchfs/internal/owndir"
 )
 
-// A workplace is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
+// A workDir is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
 // names; others begin with ".".
-type workplace struct {
-	out  *os.Root // DIR
-	dir  *os.Root
-	lock *os.File
-	kept bool // there is a checkpoint to go on from
+type workDir struct {
+	out           *os.Root // DIR
+	dir           *os.Root
+	lock          *os.File
+	hasCheckpoint bool // there is a checkpoint to go on from
 }
 
 const (
-	workplaceName = ".prepare"
-	stateName     = ".state.json"
+	workDirName    = ".prepare"
+	checkpointName = ".state.json"
 )
 
-// A state is a checkpoint: all files of the workplace hold at least what it says, and what they hold beyond is written again.
-type state struct {
+// A checkpoint says how far a run has come: all files of the working directory hold at least what it says, and what they hold beyond is written again.
+type checkpoint struct {
 	Settings settings                `json:"settings"`
 	Inputs   string                  `json:"inputs"` // their digest
 	Position position                `json:"position"`
@@ -43,7 +43,7 @@ type state struct {
 	Stale    []string `json:"stale"`    // files of DIR to remove then
 }
 
-func (s *state) leaveOut(more vocabulary.LeftOut) {
+func (s *checkpoint) leaveOut(more vocabulary.LeftOut) {
 	if s.LeftOut == nil && more.Documents > 0 {
 		s.LeftOut = &vocabulary.LeftOut{First: more.First}
 	}
@@ -52,12 +52,12 @@ func (s *state) leaveOut(more vocabulary.LeftOut) {
 	}
 }
 
-// made matches the names of all files that prepare writes in a workplace. Nothing else is removed there, or moved to DIR.
-var made = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
+// createdFile matches the names of all files that prepare writes in a working directory. Nothing else is removed there, or moved to DIR.
+var createdFile = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
 
-// openWorkplace makes DIR and its workplace where they are missing. Only one process at a time has it.
-func openWorkplace(out string) (*workplace, error) {
-	w := new(workplace)
+// openWorkDir makes DIR and its working directory where they are missing. Only one process at a time has it.
+func openWorkDir(out string) (*workDir, error) {
+	w := new(workDir)
 	err := os.MkdirAll(out, 0o777)
 	if err == nil {
 		w.out, err = os.OpenRoot(out)
@@ -66,24 +66,24 @@ func openWorkplace(out string) (*workplace, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	if err := w.open(); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(out, workplaceName), err)
+		return nil, fmt.Errorf("%s: %w", filepath.Join(out, workDirName), err)
 	}
 	return w, nil
 }
 
-// open opens the workplace. Others must not have made it: they could lead what is written and removed there elsewhere.
-func (w *workplace) open() error {
-	if err := w.out.Mkdir(workplaceName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+// open opens the working directory. Others must not have made it: they could lead what is written and removed there elsewhere.
+func (w *workDir) open() error {
+	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	info, err := w.out.Lstat(workplaceName)
+	info, err := w.out.Lstat(workDirName)
 	if err == nil && !info.IsDir() {
 		err = errors.New("is no directory, and prepare works in a directory of its own: move it away, or choose another --out")
 	}
 	if err != nil {
 		return err
 	}
-	if w.dir, err = w.out.OpenRoot(workplaceName); err != nil {
+	if w.dir, err = w.out.OpenRoot(workDirName); err != nil {
 		return err
 	}
 	if w.lock, err = owndir.Self(w.dir, false); err != nil {
@@ -95,18 +95,18 @@ func (w *workplace) open() error {
 	return nil
 }
 
-// close leaves the workplace, and removes it unless there is a checkpoint.
-func (w *workplace) close() {
-	if !w.kept {
+// close leaves the working directory, and removes it unless there is a checkpoint.
+func (w *workDir) close() {
+	if !w.hasCheckpoint {
 		w.clear()
-		w.out.Remove(workplaceName)
+		w.out.Remove(workDirName)
 	}
 	w.lock.Close()
 	w.dir.Close()
 	w.out.Close()
 }
 
-func (w *workplace) clear() error {
+func (w *workDir) clear() error {
 	names, err := w.names()
 	for _, name := range names {
 		if err == nil {
@@ -116,47 +116,47 @@ func (w *workplace) clear() error {
 	return err
 }
 
-// names returns the names of all files that prepare made in the workplace.
-func (w *workplace) names() ([]string, error) {
+// names returns the names of all files that prepare made in the working directory.
+func (w *workDir) names() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
-	return slices.DeleteFunc(names, func(name string) bool { return !made.MatchString(name) }), err
+	return slices.DeleteFunc(names, func(name string) bool { return !createdFile.MatchString(name) }), err
 }
 
 // load returns the last checkpoint, or nil if there is none.
-func (w *workplace) load() (*state, error) {
-	raw, err := w.dir.ReadFile(stateName)
+func (w *workDir) load() (*checkpoint, error) {
+	raw, err := w.dir.ReadFile(checkpointName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	s := new(state)
+	s := new(checkpoint)
 	if err == nil {
 		err = json.Unmarshal(raw, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: give --force to begin again", filepath.Join(w.dir.Name(), stateName), err)
+		return nil, fmt.Errorf("%s: %w: give --force to begin again", filepath.Join(w.dir.Name(), checkpointName), err)
 	}
 	return s, nil
 }
 
-func (w *workplace) save(s *state) error {
-	err := create(w.dir, stateName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
+func (w *workDir) save(s *checkpoint) error {
+	err := create(w.dir, checkpointName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
 	if err == nil {
-		err = w.dir.Rename(stateName+".new", stateName)
+		err = w.dir.Rename(checkpointName+".new", checkpointName)
 	}
 	if err == nil {
 		err = w.lock.Sync()
 	}
-	w.kept = w.kept || err == nil
+	w.hasCheckpoint = w.hasCheckpoint || err == nil
 	return err
 }
 
 // files are the names that DIR is to get. The vocabulary is first: a mount that follows a change of the tokens reads it again then.
-func (w *workplace) files() ([]string, error) {
+func (w *workDir) files() ([]string, error) {
 	names, err := w.names()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
 	slices.Sort(names)
@@ -164,8 +164,8 @@ func (w *workplace) files() ([]string, error) {
 	return names, err
 }
 
-// publish moves the files of a complete run to DIR, and removes the workplace.
-func (w *workplace) publish(s *state) error {
+// publish moves the files of a complete run to DIR, and removes the working directory.
+func (w *workDir) publish(s *checkpoint) error {
 	for _, name := range s.Stale {
 		if err := w.out.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -174,13 +174,13 @@ func (w *workplace) publish(s *state) error {
 	names, err := w.files()
 	for _, name := range names {
 		if err == nil {
-			err = w.out.Rename(filepath.Join(workplaceName, name), name)
+			err = w.out.Rename(filepath.Join(workDirName, name), name)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	w.kept = false
+	w.hasCheckpoint = false
 	dir, err := w.out.Open(".")
 	if err != nil {
 		return err

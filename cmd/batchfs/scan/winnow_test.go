@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"math/rand/v2"
@@ -6,7 +6,7 @@ import (
 )
 
 // printsOf are the prints of a stream that begins at first, added in parts of any length.
-func printsOf(rng *rand.Rand, w int, numbers []uint64, first int64) (prints []print) {
+func printsOf(rng *rand.Rand, w int, numbers []uint64, first int64) (prints []runHash) {
 	z := newWinnower(int64(w), first)
 	for len(numbers) > 0 {
 		n := min(1+rng.IntN(100), len(numbers))
@@ -36,7 +36,7 @@ func TestWinnowFindsCommonRuns(t *testing.T) {
 		b := append(append(randomNumbers(rng, other, 1000), run...), randomNumbers(rng, rng.IntN(5*w), 1000)...)
 		all, start := append(append([]uint64{}, a...), b...), int64(len(a))
 		prints := append(printsOf(rng, w, a, 0), printsOf(rng, w, b, start)...)
-		runs := commonRuns(prints, int64(w), []int64{0, start})
+		runs := duplicateRuns(prints, int64(w), []int64{0, start})
 		found := false
 		for _, r := range runs {
 			for i := range r.n {

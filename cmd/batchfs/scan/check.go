@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"cmp"
@@ -67,26 +67,26 @@ type Problem struct {
 }
 
 type checked struct {
-	part    *part
-	path    string
-	array   *cache.Array // nil if it cannot be opened
-	numbers int64
-	base    int64    // where its numbers begin, counted over all files of main arrays
-	results []result // of its segments
-	failed  bool     // a part could not be read
+	splitArray *splitArray
+	path       string
+	array      *cache.Array // nil if it cannot be opened
+	numbers    int64
+	base       int64    // where its numbers begin, counted over all files of main arrays
+	results    []result // of its segments
+	failed     bool     // a part could not be read
 }
 
-type part struct {
+type splitArray struct {
 	dataset.ArraySpec
 	split string
 	files []*checked
 }
 
-func (p *part) main() bool { return p.Name == "" }
+func (p *splitArray) main() bool { return p.Name == "" }
 
 type check struct {
 	report  Report
-	parts   []*part
+	arrays  []*splitArray
 	files   []*checked
 	numbers int64    // numbers in all main arrays opened so far
 	window  int64    // length of a window of fingerprints, in numbers
@@ -131,7 +131,7 @@ func (c *check) found(p Problem, format string, args ...any) {
 }
 
 func (f *checked) problem(kind string) Problem {
-	return Problem{Kind: kind, Split: f.part.split, File: jsontext.String(f.path)}
+	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path)}
 }
 
 // open opens each file as an array by itself, so that a bad one does not hide the others.
@@ -144,7 +144,7 @@ func (c *check) open(openers []*dataset.Opener) error {
 				return err
 			}
 			for _, described := range parts {
-				c.openPart(&part{ArraySpec: described, split: s.Name})
+				c.openArray(&splitArray{ArraySpec: described, split: s.Name})
 			}
 		}
 	}
@@ -152,12 +152,12 @@ func (c *check) open(openers []*dataset.Opener) error {
 	return nil
 }
 
-func (c *check) openPart(p *part) {
-	c.parts = append(c.parts, p)
+func (c *check) openArray(p *splitArray) {
+	c.arrays = append(c.arrays, p)
 	o := p.Options
 	o.Access, o.VocabSize = localfile.Pread, 0 // all tokens are compared later, and counted
 	for _, path := range p.Files {
-		f := &checked{part: p, path: path}
+		f := &checked{splitArray: p, path: path}
 		p.files, c.files = append(p.files, f), append(c.files, f)
 		a, err := cache.Open([]string{path}, o)
 		if err != nil {
@@ -195,8 +195,8 @@ func (c *check) countRepeated() {
 	}
 	all, repeated := map[string]int64{}, map[string]int64{}
 	for _, f := range c.mains() {
-		all[f.part.split] += f.array.Len()
-		runs := twice[file{f.part.split, f.path}]
+		all[f.splitArray.split] += f.array.Len()
+		runs := twice[file{f.splitArray.split, f.path}]
 		if len(runs) == 0 {
 			continue
 		}
@@ -204,7 +204,7 @@ func (c *check) countRepeated() {
 		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
 		end := int64(0)
 		for _, p := range runs {
-			repeated[f.part.split] += max(0, p.Index+p.Count-max(p.Index, end))
+			repeated[f.splitArray.split] += max(0, p.Index+p.Count-max(p.Index, end))
 			end = max(end, p.Index+p.Count)
 			if v != nil && isTokens(f.array) {
 				text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v) // an error has its own problem

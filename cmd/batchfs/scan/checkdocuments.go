@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"context"
@@ -13,7 +13,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		if !isTokens(f.array) {
 			continue
 		}
-		o := f.part.Options
+		o := f.splitArray.Options
 		o.Access, o.VocabSize, o.Documents = localfile.Pread, 0, cache.DocumentsIndexed
 		a, err := cache.Open([]string{f.path}, o)
 		if err == nil && a.Documents() != nil {

@@ -1,4 +1,4 @@
-package survey
+package scan
 
 import (
 	"bytes"
@@ -271,9 +271,9 @@ func TestWriteIndex(t *testing.T) {
 }
 
 // look surveys a file, and returns what it prints.
-func look(t *testing.T, path string, o LookOptions) (s Survey, text string) {
+func look(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	t.Helper()
-	testfiles.NoError(t, s.Look(t.Context(), path, o, io.Discard))
+	testfiles.NoError(t, s.AddFile(t.Context(), path, o, io.Discard))
 	var out bytes.Buffer
 	s.Print(&out)
 	return s, out.String()
@@ -284,7 +284,7 @@ func TestLook(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
-	o := LookOptions{EOT: 0}
+	o := InfoOptions{EOT: 0}
 	o.Open.DType = "uint16"
 	s, text := look(t, "a.bin", o)
 	f := s.Files[0]
@@ -313,7 +313,7 @@ func TestLook(t *testing.T) {
 func TestLookAtFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})
-	o := LookOptions{EOT: -1}
+	o := InfoOptions{EOT: -1}
 	o.Open.DType = "uint16"
 	if _, err := WriteIndex(t.Context(), "a.bin", o.Open, 0, false, io.Discard); err != nil {
 		t.Fatal(err)
@@ -330,7 +330,7 @@ func TestLookAtFormats(t *testing.T) {
 	if want := "npy, float32, shape [2 3], 24 bytes\n"; s.Files[0].Tokens != 0 || !strings.Contains(text, want) {
 		t.Errorf("%s\nlacks %q", text, want)
 	}
-	if err := s.Look(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 2 || s.Files[1].Tokens != 1 {
+	if err := s.AddFile(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 2 || s.Files[1].Tokens != 1 {
 		t.Errorf("a wrong index: %v, %+v", err, s.Files)
 	}
 }
@@ -344,7 +344,7 @@ func TestLookSamples(t *testing.T) {
 	save(t, "a.bin", []uint16{7})
 	const size = 5 * sampledBlocks * sampledBytes / 4
 	testfiles.NoError(t, os.Truncate("a.bin", size))
-	o := LookOptions{EOT: -1}
+	o := InfoOptions{EOT: -1}
 	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
 		s, text := look(t, "a.bin", o)

@@ -9,45 +9,45 @@ import (
 	"batchfs/sampler"
 )
 
-// Needs are what a run needs. Rates are of a second, and of a host unless they say otherwise.
-type Needs struct {
-	Tokens        int64     `json:"tokens"`
-	Bytes         int64     `json:"bytes"`
-	Objects       int       `json:"objects"`
-	Blocks        int64     `json:"blocks"`
-	BlockBytes    int64     `json:"block_bytes"`
-	Order         string    `json:"order"`
-	Hosts         int       `json:"hosts"`
-	GPUs          int       `json:"gpus"`
-	BatchSize     int       `json:"batch_size"`
-	BlockSize     int       `json:"block_size"`
-	StepSeconds   float64   `json:"step_seconds"`
-	StepTokens    int64     `json:"step_tokens"` // of all hosts
-	EpochSteps    uint64    `json:"epoch_steps"`
-	Steps         uint64    `json:"steps"`
-	Epochs        float64   `json:"epochs"`
-	RunSeconds    float64   `json:"run_seconds"`
-	BatchBytes    int64     `json:"batch_bytes"` // that a rank reads in a step
-	BatchBlocks   float64   `json:"batch_blocks"`
-	StepBlocks    float64   `json:"step_blocks"`
-	ReadRate      float64   `json:"read_rate"` // bytes that trainers read
-	First         Traffic   `json:"first_epoch"`
-	Later         Traffic   `json:"later_epochs"`
-	Requests      float64   `json:"requests"` // of the run, of all hosts, with those to mount
-	Fetched       float64   `json:"fetched_bytes"`
-	Price         float64   `json:"price"`         // of these, in dollars
-	HostRequests  float64   `json:"host_requests"` // of the run, without those to mount
-	HostFetched   float64   `json:"host_fetched_bytes"`
-	CacheBytes    int64     `json:"cache_bytes"`
-	ShareBytes    float64   `json:"share_bytes"` // the blocks that a host needs in the run
-	Caches        []Cache   `json:"caches"`
-	MountRequests int       `json:"mount_requests"`      // of a host, each time that it mounts
-	MountSeconds  float64   `json:"mount_seconds"`       // of a host alone
-	FleetMount    float64   `json:"fleet_mount_seconds"` // of all hosts at once
-	FirstBatch    float64   `json:"first_batch_seconds"`
-	Sources       []Source  `json:"sources"`
-	Timeline      []Moment  `json:"timeline"`
-	Verdicts      []Verdict `json:"verdicts"`
+// An Estimate is what a run needs. Rates are of a second, and of a host unless they say otherwise.
+type Estimate struct {
+	Tokens        int64           `json:"tokens"`
+	Bytes         int64           `json:"bytes"`
+	Objects       int             `json:"objects"`
+	Blocks        int64           `json:"blocks"`
+	BlockBytes    int64           `json:"block_bytes"`
+	Order         string          `json:"order"`
+	Hosts         int             `json:"hosts"`
+	GPUs          int             `json:"gpus"`
+	BatchSize     int             `json:"batch_size"`
+	BlockSize     int             `json:"block_size"`
+	StepSeconds   float64         `json:"step_seconds"`
+	StepTokens    int64           `json:"step_tokens"` // of all hosts
+	EpochSteps    uint64          `json:"epoch_steps"`
+	Steps         uint64          `json:"steps"`
+	Epochs        float64         `json:"epochs"`
+	RunSeconds    float64         `json:"run_seconds"`
+	BatchBytes    int64           `json:"batch_bytes"` // that a rank reads in a step
+	BatchBlocks   float64         `json:"batch_blocks"`
+	StepBlocks    float64         `json:"step_blocks"`
+	ReadRate      float64         `json:"read_rate"` // bytes that trainers read
+	First         Traffic         `json:"first_epoch"`
+	Later         Traffic         `json:"later_epochs"`
+	Requests      float64         `json:"requests"` // of the run, of all hosts, with those to mount
+	Fetched       float64         `json:"fetched_bytes"`
+	Price         float64         `json:"price"`         // of these, in dollars
+	HostRequests  float64         `json:"host_requests"` // of the run, without those to mount
+	HostFetched   float64         `json:"host_fetched_bytes"`
+	CacheBytes    int64           `json:"cache_bytes"`
+	ShareBytes    float64         `json:"share_bytes"` // the blocks that a host needs in the run
+	Caches        []Cache         `json:"caches"`
+	MountRequests int             `json:"mount_requests"`      // of a host, each time that it mounts
+	MountSeconds  float64         `json:"mount_seconds"`       // of a host alone
+	FleetMount    float64         `json:"fleet_mount_seconds"` // of all hosts at once
+	FirstBatch    float64         `json:"first_batch_seconds"`
+	Sources       []Source        `json:"sources"`
+	Timeline      []TimelinePoint `json:"timeline"`
+	Verdicts      []Verdict       `json:"verdicts"`
 }
 
 // Traffic is what a host fetches from the store in an epoch.
@@ -68,12 +68,12 @@ type Cache struct {
 type Source struct {
 	Name   string  `json:"name"`
 	Tokens int64   `json:"tokens"`
-	Share  float64 `json:"share"` // of all rows
+	Weight float64 `json:"share"` // of all rows
 	Epochs float64 `json:"epochs"`
 }
 
-// A Moment is the mean rate from the one before to a step.
-type Moment struct {
+// A TimelinePoint is the mean rate from the one before to a step.
+type TimelinePoint struct {
 	Step  uint64  `json:"step"`
 	Bytes float64 `json:"bytes"`
 }
@@ -89,11 +89,11 @@ type limits struct{ bandwidth, requests float64 }
 // A timeline has so many parts of an epoch, unless that has fewer steps.
 const parts = 10
 
-// needs are what a run of so many steps needs, by what was counted.
-func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
+// estimate returns what a run of so many steps needs, by what was counted.
+func (o *options) estimate(c *corpus, n *count, epoch, steps uint64, limits limits) *Estimate {
 	q := c.sequence
 	seconds := o.step.Seconds()
-	needs := &Needs{
+	needs := &Estimate{
 		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranks,
 		BatchSize: q.BatchSize, BlockSize: int(c.step()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
 		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
@@ -103,7 +103,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranks) / seconds
 	for i, s := range c.sources {
 		rows, of := q.Weight(i)
-		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Share: float64(rows) / float64(of)}
+		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Weight: float64(rows) / float64(of)}
 		source.Epochs = float64(steps) * c.rowsPerStep(i) / float64(s.windows)
 		needs.Tokens += source.Tokens
 		needs.Sources = append(needs.Sources, source)
@@ -112,7 +112,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 		}
 	}
 	needs.fetch(n)
-	needs.keep(n)
+	needs.cacheSizes(n)
 	needs.open(c, n, o.latency.Seconds(), limits)
 
 	hosts := float64(c.hosts)
@@ -123,7 +123,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	return needs
 }
 
-func (n *Needs) fetch(counted *count) {
+func (n *Estimate) fetch(counted *count) {
 	bins := min(parts, n.EpochSteps)
 	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
 	counted.fetches(n.CacheBytes, func(t touch) {
@@ -144,7 +144,7 @@ func (n *Needs) fetch(counted *count) {
 		to.Mean += bin.Mean / long / of
 		to.Requests += bin.Requests / long / of
 		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
-		n.Timeline = append(n.Timeline, Moment{uint64(i+1) * n.EpochSteps / bins, bin.Mean / long})
+		n.Timeline = append(n.Timeline, TimelinePoint{uint64(i+1) * n.EpochSteps / bins, bin.Mean / long})
 	}
 	// At the beginning, nothing is kept.
 	most := counted.cold / n.StepSeconds
@@ -156,7 +156,7 @@ func (n *Needs) fetch(counted *count) {
 	}
 }
 
-func (n *Needs) keep(counted *count) {
+func (n *Estimate) cacheSizes(counted *count) {
 	again := 0.0
 	for _, t := range counted.touches {
 		if t.step == t.first && t.step < n.Steps {
@@ -181,7 +181,7 @@ func (n *Needs) keep(counted *count) {
 }
 
 // open sets what it takes to mount, and to read the first batch.
-func (n *Needs) open(c *corpus, counted *count, latency float64, limits limits) {
+func (n *Estimate) open(c *corpus, counted *count, latency float64, limits limits) {
 	// Objects are listed, a thousand with a request, and opened 32 at a time: each is looked at, an index beside it too, and its first bytes and
 	// then samples are read.
 	samples := max(2, 64/max(n.Objects, 1))
@@ -193,7 +193,7 @@ func (n *Needs) open(c *corpus, counted *count, latency float64, limits limits) 
 }
 
 // judge says what is within its limit, and what helps where it is not.
-func (n *Needs) judge(c *corpus, latency float64, limits limits) {
+func (n *Estimate) judge(c *corpus, latency float64, limits limits) {
 	say := func(ok bool, text, help string) {
 		if !ok {
 			text += ": " + help
@@ -236,7 +236,7 @@ func (n *Needs) judge(c *corpus, latency float64, limits limits) {
 }
 
 // help is what brings rows nearer to each other, what keeps all that a host needs, and what fetches it before the run.
-func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
+func (n *Estimate) help(c *corpus) (nearer, keep, fill string) {
 	nearer = `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
 	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
 	if c.sequence.ShuffleBlock == 0 {

@@ -31,15 +31,15 @@ type Mount struct {
 	Requests   int64             `json:"store_requests"`
 	Hits       int64             `json:"cache_hits"`
 	Waits      int64             `json:"cache_waits"`
-	Unkept     int64             `json:"cache_unkept_blocks"`
+	Unstored   int64             `json:"cache_unkept_blocks"`
 	Failed     int64             `json:"cache_failed_blocks"`
 	Slow       int64             `json:"cache_slow_blocks"`
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
 	Needed     int64             `json:"cache_needed_bytes"` // what an epoch of its readers needs
-	Kept       int64             `json:"cache_kept_bytes"`   // the part of Needed that is in the cache
+	Stored     int64             `json:"cache_kept_bytes"`   // the part of Needed that is in the cache
 	Processes  []metrics.Process `json:"processes,omitempty"`
-	Sequences  []*Sequence       `json:"sequences,omitempty"`
+	Sequences  []*SequenceStats  `json:"sequences,omitempty"`
 }
 
 // Resident is the memory of all processes of the mount.
@@ -50,36 +50,37 @@ func (m *Mount) Resident() (n int64) {
 	return n
 }
 
-// A Sequence is one that is open in a mount. Rates says what happened since an earlier look.
-type Sequence struct {
-	Name    string    `json:"name"`
-	Cursor  uint64    `json:"cursor"`
-	Epoch   *float64  `json:"epoch"` // at the cursor; nil: the order has none
-	Batches uint64    `json:"batches"`
-	Bytes   uint64    `json:"bytes"`
-	Reads   uint64    `json:"reads"`
-	Ready   uint64    `json:"ready_reads"`
-	Errors  uint64    `json:"errors"`
-	Fault   string    `json:"last_error,omitempty"`
-	Readers []*Reader `json:"readers"` // of next: others are not visible
-	Rates   *Rates    `json:"rates,omitempty"`
-	waits   [len(state.WaitBounds) + 1]uint64
+// SequenceStats has the numbers of a sequence that is open in a mount. Rates says what happened
+// since an earlier look.
+type SequenceStats struct {
+	Name      string    `json:"name"`
+	Cursor    uint64    `json:"cursor"`
+	Epoch     *float64  `json:"epoch"` // at the cursor; nil: the order has none
+	Batches   uint64    `json:"batches"`
+	Bytes     uint64    `json:"bytes"`
+	Reads     uint64    `json:"reads"`
+	Ready     uint64    `json:"ready_reads"`
+	Errors    uint64    `json:"errors"`
+	LastError string    `json:"last_error,omitempty"`
+	Readers   []*Reader `json:"readers"` // of next: others are not visible
+	Rates     *Rates    `json:"rates,omitempty"`
+	waits     [len(state.WaitBounds) + 1]uint64
 }
 
 // A Reader is a process that reads next.
 type Reader struct {
-	PID         int      `json:"pid"`
-	Command     string   `json:"command"`
-	Waited      float64  `json:"waited_seconds"`
-	Gap         float64  `json:"gap_seconds"`
-	WaitedShare *float64 `json:"waited_share"` // of the time since an earlier look; nil: not known
+	PID            int      `json:"pid"`
+	Command        string   `json:"command"`
+	Waited         float64  `json:"waited_seconds"`
+	Gap            float64  `json:"gap_seconds"`
+	WaitedFraction *float64 `json:"waited_share"` // of the time since an earlier look; nil: not known
 }
 
-// Look looks at the mounts of this machine, or at the one at a path.
-func Look(mountpoint string) ([]*Mount, error) {
+// Mounts looks at the mounts of this machine, or at the one at a path.
+func Mounts(mountpoint string) ([]*Mount, error) {
 	var w watcher
 	defer w.close()
-	return w.look(mountpoint)
+	return w.poll(mountpoint)
 }
 
 // A watcher looks again and again. What costs more, it does every few seconds: to find mounts, and to map their memory.
@@ -105,7 +106,7 @@ func (w *watcher) close() {
 	w.found = nil
 }
 
-func (w *watcher) look(mountpoint string) (mounts []*Mount, err error) {
+func (w *watcher) poll(mountpoint string) (mounts []*Mount, err error) {
 	if time.Since(w.listed) > listEvery {
 		w.close()
 		all, err := mount.All()
@@ -121,13 +122,13 @@ func (w *watcher) look(mountpoint string) (mounts []*Mount, err error) {
 		w.listed = time.Now()
 	}
 	for _, m := range w.found {
-		mounts = append(mounts, m.look())
+		mounts = append(mounts, m.poll())
 	}
 	slices.SortFunc(mounts, func(a, b *Mount) int { return strings.Compare(a.Mountpoint, b.Mountpoint) })
 	return mounts, nil
 }
 
-func (w *watched) look() *Mount {
+func (w *watched) poll() *Mount {
 	m := &Mount{Mountpoint: w.Mountpoint, State: w.state(), Supervisor: w.Supervisor, User: w.Owner}
 	s := w.shared
 	if s == nil || m.State == "dead" {
@@ -136,14 +137,14 @@ func (w *watched) look() *Mount {
 	m.Version, m.Uptime = s.Program(), time.Since(time.Unix(0, s.Began)).Seconds()
 	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
 	m.Fetched, m.Requests = s.Store.Bytes.Load(), s.Store.Requests.Load()
-	m.Hits, m.Waits, m.Unkept = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
+	m.Hits, m.Waits, m.Unstored = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
 	m.Failed, m.Slow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
 	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
-	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
+	m.Needed, m.Stored = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.Open(s) {
-		m.Sequences = append(m.Sequences, sequenceOf(s, open, readers[open.Number]))
+		m.Sequences = append(m.Sequences, sequenceStatsOf(s, open, readers[open.Number]))
 	}
 	return m
 }
@@ -163,10 +164,10 @@ func (w *watched) state() string {
 	return "serving"
 }
 
-func sequenceOf(shared *state.Shared, open metrics.Sequence, readers []*Reader) *Sequence {
-	s := &Sequence{
+func sequenceStatsOf(shared *state.Shared, open metrics.SequenceStats, readers []*Reader) *SequenceStats {
+	s := &SequenceStats{
 		Name: strings.TrimSuffix(open.Split+"/"+open.Settings, "/"), Cursor: open.Next(), Batches: open.Begun.Load(), Bytes: open.Bytes.Load(),
-		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), Fault: open.LastError(), Readers: readers,
+		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), LastError: open.LastError(), Readers: readers,
 	}
 	if batches := shared.EpochBatches(open.Number); batches > 0 {
 		epoch := float64(s.Cursor) / float64(batches)

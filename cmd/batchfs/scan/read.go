@@ -1,6 +1,6 @@
-// Package survey reads token files from one end to the other: [Look] says what they hold, [Check] what is wrong with the files
+// Package scan reads token files from one end to the other: [Survey.AddFile] says what they hold, [Check] what is wrong with the files
 // of splits, and [WriteIndex] where their documents end. None keeps more than a bounded part of a file in memory.
-package survey
+package scan
 
 import (
 	"context"
