@@ -63,7 +63,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 		Short:   short,
 		Example: fmt.Sprintf("  batchfs cache %s -c config.toml", name),
 		Args:    cobra.NoArgs,
-		RunE: atOnce(func(cmd *cobra.Command, _ []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {
 			c, err := flags.Load()
 			if err != nil {
 				return err
@@ -157,8 +157,8 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	return err
 }
 
-// noteCache notes every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
-func noteCache(o blocks.Options, to *state.Gauges) {
+// recordCacheUse records every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
+func recordCacheUse(o blocks.Options, to *state.Gauges) {
 	for o.Dir != "" {
 		began := time.Now()
 		objects, sets, err := blocks.Usage(o)

@@ -38,7 +38,7 @@ settings of that mount.`,
   batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			d, err := openSplit(&src, args[0])
 			if err != nil {
 				return err

@@ -41,7 +41,7 @@ waits for a mount that hangs.`,
   batchfs doctor -c config.toml
   batchfs doctor --mounted /mnt/batches`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
 			switch {
 			case !mounted:
@@ -53,9 +53,9 @@ waits for a mount that hangs.`,
 				d.config.Mountpoint = args[0]
 			}
 			if mounted {
-				d.lookAtMounted()
+				d.checkMounted()
 			} else {
-				d.lookAtAll()
+				d.checkAll()
 			}
 			if d.wrong > 0 {
 				return fmt.Errorf("%d to fix", d.wrong)
@@ -78,10 +78,10 @@ type doctor struct {
 	wrong  int // findings that need a fix
 }
 
-const lookLimit = 5 * time.Second
+const checkLimit = 5 * time.Second
 
 func newDoctor(out io.Writer) *doctor {
-	return &doctor{out: out, limit: lookLimit, root: "/", config: config.Default()}
+	return &doctor{out: out, limit: checkLimit, root: "/", config: config.Default()}
 }
 
 // mayMount says whether this process may mount without a helper.
@@ -93,7 +93,7 @@ func mayMount() bool {
 
 func (d *doctor) configure(f *config.Flags) {
 	c := d.config
-	if d.look("configuration", func() (_ string, err error) {
+	if d.check("configuration", func() (_ string, err error) {
 		if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
 			c = d.config
 			return "none, so no token files are looked at; -c or --data names some", nil
@@ -107,9 +107,9 @@ func (d *doctor) configure(f *config.Flags) {
 	}
 }
 
-func (d *doctor) lookAtMounted() {
-	if d.look("mountpoint", func() (string, error) {
-		m, _, err := insideMount(d.config.Mountpoint)
+func (d *doctor) checkMounted() {
+	if d.check("mountpoint", func() (string, error) {
+		m, _, err := requireMount(d.config.Mountpoint)
 		if err != nil {
 			return "", err
 		}
@@ -119,30 +119,31 @@ func (d *doctor) lookAtMounted() {
 	}
 }
 
-func (d *doctor) lookAtAll() {
+func (d *doctor) checkAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
 	if m == nil || !m.HandedOver { // else another process has mounted
-		d.look("/dev/fuse", d.device)
-		d.look("right to mount", d.right)
+		d.check("/dev/fuse", d.device)
+		d.check("right to mount", d.right)
 	}
-	d.look("kernel", d.kernel)
-	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
+	d.check("kernel", d.kernel)
+	if d.check("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
 		d.mountedSplits()
-		d.look("access", func() (string, error) { return access(m) })
+		d.check("access", func() (string, error) { return access(m) })
 	}
 	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
-		d.lookBehind(behind(s), "splits."+s.Name, func() (string, error) { return tokensOf(s, o) })
+		d.checkWithin(storageHint(s), "splits."+s.Name, func() (string, error) { return tokensOf(s, o) })
 	}
 	if d.config.Store.CacheDir != "" {
-		d.look("block cache", func() (string, error) { return blockCache(o.Remote.Blocks) })
+		d.check("block cache", func() (string, error) { return blockCache(o.Remote.Blocks) })
 	}
-	d.look("memory", d.memory)
+	d.check("memory", d.memory)
 }
 
-// look prints the finding of examine: a detail, or an error that says what is wrong and what helps.
-func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
-	return d.lookBehind(onDisk, what, examine)
+// check prints the finding of examine: a detail, or an error that says what is wrong and what
+// helps.
+func (d *doctor) check(what string, examine func() (string, error)) (ok bool) {
+	return d.checkWithin(onDisk, what, examine)
 }
 
 // What may not answer, and what helps.
@@ -151,15 +152,15 @@ const (
 	inStore = "its store, or the network on the way there, seems to be down; look at store.endpoint"
 )
 
-// behind is what lies behind the files of a split.
-func behind(s *config.Split) string {
+// storageHint is what lies behind the files of a split.
+func storageHint(s *config.Split) string {
 	if s.IsRemote() {
 		return inStore
 	}
 	return onDisk
 }
 
-func (d *doctor) lookBehind(behind, what string, examine func() (string, error)) (ok bool) {
+func (d *doctor) checkWithin(behind, what string, examine func() (string, error)) (ok bool) {
 	var detail string
 	ended := make(chan error, 1)
 	go func() {
@@ -171,7 +172,7 @@ func (d *doctor) lookBehind(behind, what string, examine func() (string, error))
 	select {
 	case err = <-ended:
 	case <-time.After(d.limit):
-		err = errNoAnswer(d.limit, behind)
+		err = errNoReply(d.limit, behind)
 	}
 	if err == nil {
 		printf(d.out, "ok   %s: %s\n", what, detail)
@@ -182,7 +183,7 @@ func (d *doctor) lookBehind(behind, what string, examine func() (string, error))
 	return false
 }
 
-func errNoAnswer(limit time.Duration, behind string) error {
+func errNoReply(limit time.Duration, behind string) error {
 	return fmt.Errorf("no answer in %v, %s", limit, behind)
 }
 
@@ -250,16 +251,16 @@ func (d *doctor) mountpoint() (string, error) {
 }
 
 func (d *doctor) mountedSplits() {
-	m, _, err := insideMount(d.config.Mountpoint)
+	m, _, err := requireMount(d.config.Mountpoint)
 	if err != nil {
 		return // it was unmounted meanwhile
 	}
 	splits, err := splitsOf(m)
-	if err != nil && !mayNotLook(m, err) {
-		d.look("mounted splits", func() (string, error) { return "", err })
+	if err != nil && !isForeign(m, err) {
+		d.check("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
-		d.lookBehind(behind(s), "mounted "+s.Name, func() (string, error) { return lookFrom(m, s) })
+		d.checkWithin(storageHint(s), "mounted "+s.Name, func() (string, error) { return probeSplit(m, s) })
 	}
 }
 
@@ -290,8 +291,8 @@ func remapAdvice(mapped, busy int64) string {
 	return ""
 }
 
-// mayNotLook says whether err means that this process may not look into the memory of a mount's supervisor.
-func mayNotLook(m *mount.Mounted, err error) bool {
+// isForeign says whether err means that this process may not look into the memory of a mount's supervisor.
+func isForeign(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
@@ -313,7 +314,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 			"to let others, that user mounts it with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
 	shared, err := m.State()
-	if mayNotLook(m, err) {
+	if isForeign(m, err) {
 		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can look closer", m.Mountpoint, m.Owner), nil
 	}
 	if err != nil {
@@ -356,7 +357,7 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	of := map[string]string{}
 	splits, _ := splitsOf(m) // which another user may not know
 	for _, s := range splits {
-		of[s.Name] = behind(s)
+		of[s.Name] = storageHint(s)
 	}
 	var stuck []string
 	for name, since := range waiting {

@@ -64,7 +64,7 @@ func TestDoctor(t *testing.T) {
 			"ok   memory: 224 MiB are free here"},
 	} {
 		d, said := machine(t, test.files)
-		if ok := d.look(test.name, func() (string, error) { return test.look(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
+		if ok := d.check(test.name, func() (string, error) { return test.look(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
 			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.wrong)
 		}
 		if !strings.HasPrefix(said.String(), test.want) || strings.Count(said.String(), "\n") != 1 {
@@ -92,16 +92,16 @@ func TestDoctorDoesNotWait(t *testing.T) {
 	d.limit = 10 * time.Millisecond
 	stuck := make(chan struct{})
 	defer close(stuck)
-	d.look("splits.train", func() (string, error) {
+	d.check("splits.train", func() (string, error) {
 		<-stuck
 		return "", nil
 	})
-	d.lookBehind(inStore, "splits.far", func() (string, error) { // a store that is down is not the disk's fault
+	d.checkWithin(inStore, "splits.far", func() (string, error) { // a store that is down is not the disk's fault
 		<-stuck
 		return "", nil
 	})
 	d.limit = time.Minute
-	d.look("memory", d.memory)
+	d.check("memory", d.memory)
 	for i, want := range []string{"FIX  splits.train: no answer in 10ms, the disk or ", "FIX  splits.far: no answer in 10ms, its store, or the network ", "ok   memory: "} {
 		if got := strings.Split(said.String(), "\n")[i]; !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)

@@ -64,7 +64,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
   batchfs info ids.bin --token-dtype uint32 --json
   batchfs info 's3://corpora/web/train_*.bin'`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) (err error) {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) (err error) {
 			if o.Open, err = flags.options(); err != nil {
 				return err
 			}

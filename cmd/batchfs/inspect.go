@@ -37,7 +37,7 @@ that mount.`,
   batchfs inspect train/rank=3,world=8 12345 --json
   batchfs inspect train --find 1000000 --epoch 2`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			finding := cmd.Flags().Changed("find")
 			var k uint64
 			switch {

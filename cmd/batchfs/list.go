@@ -18,7 +18,7 @@ func listCommand() *cobra.Command {
 		Long:    "List every batchfs that is mounted here, in whatever state it is. No mount is touched, so one that hangs does not hold this up.",
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
-		RunE: atOnce(func(cmd *cobra.Command, _ []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {
 			mounts, err := top.Mounts("")
 			if err != nil {
 				return err

@@ -50,9 +50,9 @@ func printableAttr(_ []string, a slog.Attr) slog.Attr {
 // maxQueued lines wait for such a file, and further ones are dropped. Otherwise a line is written when Write returns, so that it is
 // there even if the program dies next.
 type lineWriter struct {
-	out   io.Writer
-	queue chan queuedLine
-	late  atomic.Bool // a line was not written in time, and none since
+	out     io.Writer
+	queue   chan queuedLine
+	stalled atomic.Bool // a line was not written in time, and none since
 }
 
 type queuedLine struct {
@@ -88,11 +88,11 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	default:
 		return n, nil
 	}
-	if !w.late.Load() {
+	if !w.stalled.Load() {
 		select {
 		case <-q.written:
 		case <-time.After(patience):
-			w.late.Store(true)
+			w.stalled.Store(true)
 		}
 	}
 	return n, nil
@@ -102,7 +102,7 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 func (w *lineWriter) run() {
 	for q := range w.queue {
 		w.out.Write(q.line)
-		w.late.Store(false)
+		w.stalled.Store(false)
 		close(q.written)
 	}
 }
@@ -122,8 +122,9 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printed prints an error as main does, but does not wait for a standard error that takes nothing.
-func printed(err error) error {
+// printAndExit prints an error as main does, but does not wait for a standard error that takes
+// nothing.
+func printAndExit(err error) error {
 	if err == nil {
 		return nil
 	}

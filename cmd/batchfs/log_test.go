@@ -53,7 +53,7 @@ func TestLogToAHangingFile(t *testing.T) {
 	for range 10 * maxQueued {
 		w.Write([]byte("line\n"))
 	}
-	if !w.late.Load() {
+	if !w.stalled.Load() {
 		t.Error("it does not count as hanging")
 	}
 	text := make(chan string)
@@ -62,7 +62,7 @@ func TestLogToAHangingFile(t *testing.T) {
 		text <- string(all)
 	}()
 	w.flush()
-	if w.late.Load() {
+	if w.stalled.Load() {
 		t.Error("it counts as hanging still")
 	}
 	write.Close()

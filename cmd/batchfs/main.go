@@ -1,5 +1,5 @@
 // Command batchfs mounts token files as training batches. Each subcommand has a file. The
-// subcommands in open.go, keep.go, worker.go and look.go are hidden, because other subcommands and
+// subcommands in open.go, supervise.go, worker.go and probe.go are hidden, because other subcommands and
 // the supervisor start them.
 package main
 
@@ -83,8 +83,8 @@ func untilInterrupted(ctx context.Context, f func() error) error {
 	}
 }
 
-// atOnce makes a command end at the first signal, whatever it waits for.
-func atOnce(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+// interruptible makes a command end at the first signal, whatever it waits for.
+func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return untilInterrupted(cmd.Context(), func() error { return run(cmd, args) })
 	}
@@ -108,7 +108,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), openCommand(), keepCommand(), workerCommand(), lookCommand(),
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), openCommand(), superviseCommand(), workerCommand(), probeCommand(),
 		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(),
 		bench.Command(), plan.Command(), top.Command(), listCommand(), whyCommand(), versionCommand())
 	return root

@@ -118,7 +118,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		logTo = s.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printed(keep(cmd.Context(), s.snapshot, s.config, s.connection, s.file, logTo, func() {
+	return printAndExit(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.file, logTo, func() {
 		s.describe(out)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", s.snapshot.Mountpoint)
 	}))
@@ -173,7 +173,7 @@ func (s *starting) describe(out io.Writer) {
 // inBackground starts a process that keeps the mount, and returns once that process serves it.
 func (s *starting) inBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
-	daemon, ready, err := startKeeper(logFile, s.connection, s.file)
+	daemon, ready, err := startSupervisor(logFile, s.connection, s.file)
 	if err != nil {
 		return err
 	}
@@ -200,8 +200,9 @@ func (s *starting) inBackground(cmd *cobra.Command) error {
 	return daemon.Process.Release()
 }
 
-// startKeeper starts a process that writes to ready when batches can be read, or why they cannot.
-func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
+// startSupervisor starts a process that writes to ready when batches can be read, or why they
+// cannot.
+func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {
 		return nil, nil, err
@@ -216,7 +217,7 @@ func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cm
 		return nil, nil, err
 	}
 	defer child.Close()
-	daemon = exec.Command(program, "keep")
+	daemon = exec.Command(program, "supervise")
 	daemon.Stderr = log
 	daemon.ExtraFiles = []*os.File{child, snapshot}
 	if connection != nil {

@@ -130,7 +130,7 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 	return nil, "", nil
 }
 
-func insideMount(path string) (m *mount.Mounted, below string, err error) {
+func requireMount(path string) (m *mount.Mounted, below string, err error) {
 	m, below, err = findMount(path)
 	if err == nil && m == nil {
 		err = fmt.Errorf("%s: no batchfs is mounted there", path)
@@ -140,7 +140,7 @@ func insideMount(path string) (m *mount.Mounted, below string, err error) {
 
 // mountedAt returns the batchfs that is mounted at a path.
 func mountedAt(path string) (*mount.Mounted, error) {
-	m, below, err := insideMount(path)
+	m, below, err := requireMount(path)
 	if err == nil && "/"+below != m.Root {
 		return nil, fmt.Errorf("%s: no batchfs is mounted there, but at %s", path, m.Mountpoint)
 	}

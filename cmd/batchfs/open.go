@@ -143,7 +143,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	if c.Mountpoint == "" {
 		return nil, errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
-	mountpoint, err := f.place(c)
+	mountpoint, err := f.chooseMountpoint(c)
 	if err != nil {
 		return nil, err
 	}
@@ -160,8 +160,9 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	return &opened{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
-// place returns the absolute path of the mountpoint. It checks one that is not mounted yet.
-func (f *mountFlags) place(c *config.Config) (mountpoint string, err error) {
+// chooseMountpoint returns the absolute path of the mountpoint. It checks one that is not mounted
+// yet.
+func (f *mountFlags) chooseMountpoint(c *config.Config) (mountpoint string, err error) {
 	if f.fd >= 0 {
 		return filepath.Abs(c.Mountpoint) // a check would hang: no worker serves the mount yet
 	}

@@ -22,7 +22,7 @@ file is refused, and the old process keeps serving. Afterwards it is an error if
 SIGHUP to the process that keeps the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			m, err := mountedAt(args[0])
 			if err != nil {
 				return err
@@ -54,7 +54,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 			printf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
-				if _, unreadable := lookFrom(m, s); unreadable != nil {
+				if _, unreadable := probeSplit(m, s); unreadable != nil {
 					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Name), unreadable))
 				}
 			}

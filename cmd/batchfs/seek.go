@@ -25,12 +25,12 @@ A cursor lives as long as the mount, whichever process serves it.`,
 		Example: `  batchfs seek /mnt/batches/train 1000
   batchfs seek /mnt/batches/train/rank=3,world=8 1000`,
 		Args: cobra.ExactArgs(2),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			number, err := strconv.ParseUint(args[1], 10, 64)
 			if err != nil || number >= fs.MaxBatches {
 				return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), args[1])
 			}
-			m, below, err := insideMount(args[0])
+			m, below, err := requireMount(args[0])
 			switch {
 			case err != nil:
 				return err

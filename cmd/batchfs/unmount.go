@@ -31,7 +31,7 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
 			m, err := mountedAt(args[0])
 			if err != nil {
 				return err

@@ -31,7 +31,7 @@ SPLIT is one of the configuration, with settings or without, or the path of one 
   batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8
   batchfs view --data fineweb --by gpt2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := atOnce(func(cmd *cobra.Command, args []string) error { return serveView(cmd, &src, args, by, port) })(cmd, args)
+			err := interruptible(func(cmd *cobra.Command, args []string) error { return serveView(cmd, &src, args, by, port) })(cmd, args)
 			if cmd.Context().Err() != nil { // Ctrl-C is how it ends
 				return nil
 			}

@@ -25,8 +25,8 @@ the error says what a program is told as ENOENT, EINVAL, ESTALE or EIO.
 status.json of a mount has the last ten names that were not there, and names its log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
-		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
-			m, below, err := insideMount(args[0])
+		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+			m, below, err := requireMount(args[0])
 			if err != nil {
 				return err
 			}
@@ -34,7 +34,7 @@ status.json of a mount has the last ten names that were not there, and names its
 				return err
 			}
 			if err := tryRead(args[0]); err != nil {
-				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(noted(m, filepath.Clean(below)+"/"), namesBeside(args[0])), err)
+				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(recordedReason(m, filepath.Clean(below)+"/"), siblingNames(args[0])), err)
 			}
 			printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			return nil
@@ -57,8 +57,8 @@ func tryRead(path string) error {
 	return errors.Unwrap(err)
 }
 
-// noted is what status.json says of a name on the way to a path in the mount, or of the sequence that the path leads to, or "".
-func noted(m *mount.Mounted, below string) (why string) {
+// recordedReason is what status.json says of a name on the way to a path in the mount, or of the sequence that the path leads to, or "".
+func recordedReason(m *mount.Mounted, below string) (why string) {
 	var status struct {
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
 		Splits   map[string]struct {
@@ -81,8 +81,8 @@ func noted(m *mount.Mounted, below string) (why string) {
 	return why
 }
 
-// namesBeside are the names in the last directory of a path that there is: the kernel remembers which are not there, and asks no more.
-func namesBeside(path string) string {
+// siblingNames are the names in the last directory of a path that there is: the kernel remembers which are not there, and asks no more.
+func siblingNames(path string) string {
 	var names []string
 	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		entries, _ := os.ReadDir(dir)

@@ -91,7 +91,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		},
 		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
-		Serving: func() { noteCache(o.Remote.Blocks, &w.Shared.Gauges) },
+		Serving: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
 		Log:     log,
 	})
 }

@@ -30,9 +30,9 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	return c.Splits, nil
 }
 
-// lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
+// probeSplit probes a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
 // mount's own do, because root can read files that they cannot.
-func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
+func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	user, err := m.Credential()
 	if err != nil {
 		return "", err
@@ -47,7 +47,7 @@ func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
 		return "", err
 	}
 	defer said.Close()
-	cmd := exec.Command("/proc/self/exe", "look", split.Name) // that user may not be able to follow the path of the program
+	cmd := exec.Command("/proc/self/exe", "probe", split.Name) // that user may not be able to follow the path of the program
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
 	if int(user.Uid) != os.Geteuid() {
@@ -58,11 +58,11 @@ func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	said.SetReadDeadline(time.Now().Add(lookLimit))
+	said.SetReadDeadline(time.Now().Add(checkLimit))
 	text, err := io.ReadAll(said)
 	if err != nil {
 		cmd.Process.Kill() // and not waited for
-		return "", errNoAnswer(lookLimit, behind(split))
+		return "", errNoReply(checkLimit, storageHint(split))
 	}
 	if err := cmd.Wait(); err != nil {
 		return "", errors.New(cmp.Or(string(text), "the process that looked ended: "+err.Error()))
@@ -70,14 +70,14 @@ func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
 	return string(text), nil
 }
 
-// lookCommand looks at a split of a mount, for lookFrom, which starts it with a snapshot open.
-func lookCommand() *cobra.Command {
+// probeCommand probes a split of a mount, for probeSplit, which starts it with a snapshot open.
+func probeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    "look SPLIT",
+		Use:    "probe SPLIT",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			detail, err := lookAt(os.NewFile(3, "snapshot"), args[0])
+			detail, err := probe(os.NewFile(3, "snapshot"), args[0])
 			if err != nil {
 				fmt.Fprint(cmd.OutOrStdout(), err)
 				return exitStatus(1)
@@ -88,7 +88,7 @@ func lookCommand() *cobra.Command {
 	}
 }
 
-func lookAt(file *os.File, split string) (string, error) {
+func probe(file *os.File, split string) (string, error) {
 	snapshot, err := dataset.ReadSnapshot(file)
 	if err != nil {
 		return "", err

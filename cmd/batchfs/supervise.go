@@ -25,15 +25,15 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// serving is what `keep` writes to the process that started it when batches can be read. Any other text is the error.
+// serving is what `supervise` writes to the process that started it when batches can be read. Any other text is the error.
 const serving = "serving"
 
-// keepCommand keeps a mount in the background. `mount -d` starts it with two files open: a pipe for serving or an error, and
+// superviseCommand supervises a mount in the background. `mount -d` starts it with two files open: a pipe for serving or an error, and
 // a snapshot; and with a third, the connection, if that was handed over.
-func keepCommand() *cobra.Command {
+func superviseCommand() *cobra.Command {
 	var handedOver bool
 	cmd := &cobra.Command{
-		Use:    "keep",
+		Use:    "supervise",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,21 +56,21 @@ func keepCommand() *cobra.Command {
 				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = keep(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(serving) })
+				err = runSupervisor(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(serving) })
 			}
 			if err != nil {
 				tell(err.Error())
 			}
-			return printed(err)
+			return printAndExit(err)
 		},
 	}
 	cmd.Flags().BoolVar(&handedOver, "handed-over", false, "the connection is open as the third file")
 	return cmd
 }
 
-// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the snapshot. keep
+// runSupervisor mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the snapshot. runSupervisor
 // calls ready once, when batches can be read.
-func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
+func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive the reader of its output, and writing to a terminal (stty tostop) must not stop it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
 	if os.Getenv("GOGC") == "" {
