@@ -12,7 +12,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // copyOver replaces a file by a copy of the same time, in which change may change something.
@@ -106,7 +106,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 			must(t, readOne(tokens))
 		}
 		stop.Store(true)
-		wait.End(t, "the goroutines", wg.Wait)
+		testwait.End(t, "the goroutines", wg.Wait)
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // In these tests token i of the array is i, in the bits that it has.
@@ -140,7 +140,7 @@ func TestReadAnyWindows(t *testing.T) {
 							}
 						})
 					}
-					wait.End(t, "the goroutines", wg.Wait)
+					testwait.End(t, "the goroutines", wg.Wait)
 				})
 			}
 		}

@@ -17,7 +17,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cache/localfile"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // writeIndex writes the index of documents with such ends beside a file.
@@ -87,7 +87,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 					})
 				}
 			}
-			wait.End(t, "the goroutines", wg.Wait)
+			testwait.End(t, "the goroutines", wg.Wait)
 			must(t, a.CheckAll())
 			if n := len(slices.Collect(a.Blobs())); n != 2*len(lens) {
 				t.Errorf("%d files", n)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // noting is a counting sequence that notes in what order its batches were made.
@@ -135,7 +135,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 			}
 		})
 	}
-	wait.End(t, "the goroutines", wg.Wait)
+	testwait.End(t, "the goroutines", wg.Wait)
 }
 
 // A batch that was made is not delivered once its tokens are found changed, nor one that could not be made.

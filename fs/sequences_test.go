@@ -14,7 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/state"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // train is the sequences of a mount of one split, with its directory.
@@ -248,12 +248,12 @@ func TestKernelIsToldToForget(t *testing.T) {
 		}
 	}()
 	for i := range n - maxRecent {
-		if p := wait.For(t, "a name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
+		if p := testwait.For(t, "a name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
 			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
 	q.mustLookUp(t, dir, "seed=last")
-	if p := wait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
+	if p := testwait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
 	}
 }
@@ -472,7 +472,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 			}
 		}
 	})
-	defer wait.End(t, "the goroutines", wg.Wait)
+	defer testwait.End(t, "the goroutines", wg.Wait)
 	defer close(stop)
 	for range 20_000 {
 		in := &fuse.InHeader{NodeId: uint64(tr.find("train"))}

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // torchDraws are calls of torch.randint(range, (n,)), one after the other.
@@ -253,7 +253,7 @@ func TestTorchRandomAccess(t *testing.T) {
 				}
 			})
 		}
-		wait.End(t, "the readers", readers.Wait)
+		testwait.End(t, "the readers", readers.Wait)
 		if n := len(together.recent); n > maxRecent {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // ofBlock is the window of rows with x and y of a block size.
@@ -62,7 +62,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	clear(all)
 	clear(of)
 	cache := first.sources[0].cache
-	wait.Until(t, "the windows of 1 block size are left", func() bool {
+	testwait.Until(t, "the windows of 1 block size are left", func() bool {
 		runtime.GC()
 		cache.mu.Lock()
 		defer cache.mu.Unlock()
@@ -120,7 +120,7 @@ func TestTablesAreBounded(t *testing.T) {
 			}
 		})
 	}
-	wait.End(t, "the readers", together.Wait)
+	testwait.End(t, "the readers", together.Wait)
 	if n := most.Load(); n > limit || n < limit/4 {
 		t.Errorf("tables took up to %d bytes, may take %d", n, limit)
 	}

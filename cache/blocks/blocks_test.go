@@ -18,7 +18,7 @@ import (
 
 	"batchfs/cache/localfile"
 	"batchfs/cache/store"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 const blockBytes = 4096
@@ -114,7 +114,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 			}
 		})
 	}
-	wait.End(t, "the goroutines", all.Wait)
+	testwait.End(t, "the goroutines", all.Wait)
 	first.cache.Flush()
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
@@ -163,9 +163,9 @@ func TestSameBlocksAtOnce(t *testing.T) {
 		}
 		objects = append(objects, object)
 	}
-	wait.Until(t, "fetches of each block by each process", func() bool { return under.Load() == processes*blocks })
+	testwait.Until(t, "fetches of each block by each process", func() bool { return under.Load() == processes*blocks })
 	close(s.gate)
-	wait.End(t, "the processes", all.Wait)
+	testwait.End(t, "the processes", all.Wait)
 	present := int64(0)
 	for _, object := range objects {
 		readAll(t, s, object)
@@ -201,7 +201,7 @@ func TestWithoutDirectory(t *testing.T) {
 				}
 			})
 		}
-		wait.End(t, "the goroutines", all.Wait)
+		testwait.End(t, "the goroutines", all.Wait)
 		if n := o.cache.MemoryBytes(); n > 4*blockBytes {
 			t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
 		}
@@ -246,7 +246,7 @@ func TestAhead(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.compare(o, 50) }()
 	close(s.gate)
-	if err := wait.For(t, "a read", done); err != nil {
+	if err := testwait.For(t, "a read", done); err != nil {
 		t.Error(err)
 	}
 	readAll(t, s, o)

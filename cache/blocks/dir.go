@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/owndir"
+	"batchfs/internal/privatedir"
 )
 
 // Check returns an error if others than those that the options name may write to the directory.
@@ -24,7 +24,7 @@ func (c *Cache) Check() error {
 		}
 		return err
 	})
-	if errors.As(err, new(owndir.Refusal)) {
+	if errors.As(err, new(privatedir.NotPrivateError)) {
 		return err
 	}
 	return nil // the cache does without a directory that fails
@@ -36,10 +36,10 @@ func (d *disk) open() (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := owndir.Self(root, d.groupWritable)
+	self, err := privatedir.Open(root, d.groupWritable)
 	if err != nil {
 		root.Close()
-		if errors.As(err, new(owndir.Refusal)) {
+		if errors.As(err, new(privatedir.NotPrivateError)) {
 			err = fmt.Errorf("store.cache_dir: %s: %w, and blocks of others are not served: name another directory, or one in it, which is made; "+
 				"store.cache_shared = true is for one that a group shares", d.dir, err)
 		}
@@ -57,7 +57,7 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 	root.RemoveAll(name)
 	err := root.Mkdir(name, 0o700)
 	if err == nil && d.groupWritable {
-		err = root.Chmod(name, owndir.Mode(true))
+		err = root.Chmod(name, privatedir.Mode(true))
 	}
 	return err
 }
@@ -111,7 +111,7 @@ func removeUnfinished(root *os.Root) {
 	}
 	if lock, err := root.Open("."); err == nil {
 		defer lock.Close()
-		if owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
+		if privatedir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
 			root.RemoveAll(unfinishedFile)
 		}
 	}
@@ -134,7 +134,7 @@ func (d *disk) locked(do func(root *os.Root) error) error {
 		return err
 	}
 	defer lock.Close()
-	if err := owndir.Lock(lock, unix.LOCK_EX); err != nil {
+	if err := privatedir.Lock(lock, unix.LOCK_EX); err != nil {
 		return err
 	}
 	root.RemoveAll(unfinishedFile)

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 const nobody = 65534
@@ -237,7 +237,7 @@ func TestHeldLock(t *testing.T) {
 	}
 	hold.Close()
 	must(t, holder.Wait())
-	wait.Until(t, "the working set is saved as read", func() bool {
+	testwait.Until(t, "the working set is saved as read", func() bool {
 		_, sets, err = Usage(o)
 		must(t, err)
 		return len(sets) > 0 && sets[0].Live

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 func used(t *testing.T, o Options) (n int64) {
@@ -170,7 +170,7 @@ func TestSilentDisk(t *testing.T) {
 	syscall.Unmount(o.Dir, syscall.MNT_DETACH)
 	fuse.Close()
 	object.cache.disk.paused.Store(0)
-	wait.Until(t, "blocks are kept after the disk answers again", func() bool {
+	testwait.Until(t, "blocks are kept after the disk answers again", func() bool {
 		readAll(t, s, object)
 		return used(t, o) >= 5*(blockBytes+trailerBytes)
 	})

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/internal/eintr"
-	"batchfs/internal/owndir"
+	"batchfs/internal/privatedir"
 )
 
 // A WorkingSet is the blocks that a reader needs in an epoch. Readers of the same blocks have one
@@ -184,7 +184,7 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	}
 	f, err := openRegular(root, name)
 	// The file is good if another process holds it, and this one may set its time.
-	if err != nil || s.savedEnough != enough || root.Chtimes(name, read, read) != nil || owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
+	if err != nil || s.savedEnough != enough || root.Chtimes(name, read, read) != nil || privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
 		f.Close()
 		text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
@@ -197,7 +197,7 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	}
 	s.lock.Close()
 	s.lock, s.savedEnough = f, enough
-	return owndir.Lock(f, unix.LOCK_SH)
+	return privatedir.Lock(f, unix.LOCK_SH)
 }
 
 // warnTooSmall logs once that blocks are fetched again in every epoch, and the remedy.
@@ -231,7 +231,7 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 		f, err := openRegular(root, name)
 		if err == nil {
 			err = json.NewDecoder(f).Decode(&s)
-			s.Live = owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
+			s.Live = privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
 			f.Close()
 		}
 		if err != nil || !s.Live && time.Since(s.Touched) > forgetAfter {

@@ -15,7 +15,7 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // A log to a pipe without a reader does not block. When the pipe is read, the log continues with whole lines.
@@ -31,7 +31,7 @@ func TestLogToAFullPipe(t *testing.T) {
 			log.Error("line", "long", long)
 		}
 		flush()
-		read.SetReadDeadline(time.Now().Add(wait.Limit))
+		read.SetReadDeadline(time.Now().Add(testwait.Limit))
 		for lines := bufio.NewScanner(read); ; log.Error("last") {
 			if !lines.Scan() {
 				t.Fatal("no line to read: ", lines.Err())

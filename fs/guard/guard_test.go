@@ -15,7 +15,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs. A READ
@@ -199,9 +199,9 @@ func TestWaitedForAdmission(t *testing.T) {
 	for range slots + 1 {
 		all.Go(func() { g.read(1, 1, 100) })
 	}
-	wait.Until(t, "a waiting request", func() bool { return g.disk.users() == slots && g.o.Shared.Gauges.Waiting.Load() == 1 })
+	testwait.Until(t, "a waiting request", func() bool { return g.disk.users() == slots && g.o.Shared.Gauges.Waiting.Load() == 1 })
 	release()
-	wait.End(t, "the handlers", all.Wait)
+	testwait.End(t, "the handlers", all.Wait)
 	if n := g.disk.waited.Load(); n != 1 {
 		t.Errorf("%d READs know that they waited, want 1", n)
 	}
@@ -220,7 +220,7 @@ func TestLatePages(t *testing.T) {
 	defer release()
 	var all sync.WaitGroup
 	all.Go(func() { fill(1, 1000) })
-	wait.Until(t, "a handler", func() bool { return g.disk.users() == 1 })
+	testwait.Until(t, "a handler", func() bool { return g.disk.users() == 1 })
 	g.expire()
 	for _, offset := range []uint64{901, 1000, 1099} {
 		if status := fill(1, offset); status != fuse.EIO {
@@ -230,9 +230,9 @@ func TestLatePages(t *testing.T) {
 	for _, other := range [][2]uint64{{1, 900}, {1, 1100}, {2, 1000}} {
 		all.Go(func() { fill(other[0], other[1]) })
 	}
-	wait.Until(t, "other handlers", func() bool { return g.disk.users() == 4 })
+	testwait.Until(t, "other handlers", func() bool { return g.disk.users() == 4 })
 	release()
-	wait.End(t, "the handlers", all.Wait)
+	testwait.End(t, "the handlers", all.Wait)
 	if status := fill(1, 1000); !status.Ok() {
 		t.Errorf("once the disk answers: %v", status)
 	}
@@ -254,7 +254,7 @@ func TestLateRequests(t *testing.T) {
 	} {
 		all.Go(func() { handle(header(id)) })
 	}
-	wait.Until(t, "four handlers", func() bool { return g.disk.users() == 4 })
+	testwait.Until(t, "four handlers", func() bool { return g.disk.users() == 4 })
 	g.expire()
 	for id := uint64(2); id <= 8; id += 2 {
 		if errno, _ := g.replies.Load(id); errno != syscall.ETIMEDOUT {
@@ -265,7 +265,7 @@ func TestLateRequests(t *testing.T) {
 		t.Errorf("%d handlers run, waiting: %v", len(g.requests), waiting)
 	}
 	release()
-	wait.End(t, "the handlers", all.Wait)
+	testwait.End(t, "the handlers", all.Wait)
 	slices.Sort(g.disk.calls)
 	want := []string{"discard", "fault 2", "fault 4", "fault 6", "fault 8", "forget 1 of 77", "release 88", "undo 2", "undo 4", "undo 6", "undo 8"}
 	if !slices.Equal(g.disk.calls, want) {
@@ -321,25 +321,25 @@ func TestHangingSplit(t *testing.T) {
 		for range readers {
 			all.Go(func() { g.read(1, rows, 1000) })
 		}
-		wait.Until(t, "readers that use the files, and all others in the queue", func() bool {
+		testwait.Until(t, "readers that use the files, and all others in the queue", func() bool {
 			return g.disk.users() == slots && g.splits[1].waiting.Load() == int64(readers-slots)
 		})
 		other := make(chan fuse.Status, 1)
 		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has permits of its own
-		wait.Until(t, "a handler of the other length", func() bool { return g.disk.users() == slots+1 })
+		testwait.Until(t, "a handler of the other length", func() bool { return g.disk.users() == slots+1 })
 		g.expire()
 		answered := 0
 		g.replies.Range(func(_, _ any) bool { answered++; return true })
 		if answered != readers+1 || g.disk.most != slots+1 {
 			t.Errorf("%d requests of %d were answered, %d used the files at once", answered, readers+1, g.disk.most)
 		}
-		wait.Until(t, "the end of those that waited", func() bool { return g.splits[1].waiting.Load() == 0 })
+		testwait.Until(t, "the end of those that waited", func() bool { return g.splits[1].waiting.Load() == 0 })
 		release()
 		if status := g.read(2, 1, 1); !status.Ok() {
 			t.Errorf("another split: %v", status)
 		}
 		<-other
-		wait.End(t, "the readers", all.Wait)
+		testwait.End(t, "the readers", all.Wait)
 		if status := g.read(1, 1, 1); !status.Ok() {
 			t.Errorf("a request when the files answer again: %v", status)
 		}
@@ -382,7 +382,7 @@ func TestRepliesAreBounded(t *testing.T) {
 		all.Go(func() { g.read(1, 1, mount.MaxRequest) })
 	}
 	s := &g.splits[1]
-	wait.Until(t, "as many handlers as have room, and the others in the queue", func() bool {
+	testwait.Until(t, "as many handlers as have room, and the others in the queue", func() bool {
 		return g.disk.users() == most/mount.MaxRequest && s.waiting.Load() == 50-most/mount.MaxRequest
 	})
 	if taken, waiting := g.o.Shared.ReplyBytes.Load(), g.o.Shared.Gauges.Waiting.Load(); taken != most || waiting != 46 {
@@ -390,12 +390,12 @@ func TestRepliesAreBounded(t *testing.T) {
 	}
 	small := make(chan fuse.Status, 1)
 	go func() { small <- g.read(1, 1, smallReply) }()
-	wait.Until(t, "a small reply, which waits for none", func() bool { return g.disk.users() == most/mount.MaxRequest+1 })
+	testwait.Until(t, "a small reply, which waits for none", func() bool { return g.disk.users() == most/mount.MaxRequest+1 })
 	if g.TryPrefetch(1) {
 		t.Error("a prefetch begins while requests wait")
 	}
 	release()
-	wait.End(t, "the readers", all.Wait)
+	testwait.End(t, "the readers", all.Wait)
 	<-small
 	g.isIdle(t)
 }
@@ -413,7 +413,7 @@ func TestQueueLosesExpiredRequests(t *testing.T) {
 	var all sync.WaitGroup
 	begin := func(size, running int, waiting int64) {
 		all.Go(func() { g.read(1, 1, size) })
-		wait.Until(t, "the request", func() bool { return g.disk.users() == running && g.splits[1].waiting.Load() == waiting })
+		testwait.Until(t, "the request", func() bool { return g.disk.users() == running && g.splits[1].waiting.Load() == waiting })
 	}
 	begin(mount.MaxRequest-smallReply-1, 1, 0)
 	begin(mount.MaxRequest, 1, 1)
@@ -427,9 +427,9 @@ func TestQueueLosesExpiredRequests(t *testing.T) {
 	for range 8 {
 		g.tick()
 	}
-	wait.Until(t, "the last request", func() bool { return g.disk.users() == 2 && g.splits[1].waiting.Load() == 0 })
+	testwait.Until(t, "the last request", func() bool { return g.disk.users() == 2 && g.splits[1].waiting.Load() == 0 })
 	release()
-	wait.End(t, "the readers", all.Wait)
+	testwait.End(t, "the readers", all.Wait)
 	g.isIdle(t)
 }
 
@@ -442,12 +442,12 @@ func TestTooManyWait(t *testing.T) {
 	for range shortPermits(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
-	wait.Until(t, "a full queue", func() bool { return g.splits[1].waiting.Load() == maxWaiting })
+	testwait.Until(t, "a full queue", func() bool { return g.splits[1].waiting.Load() == maxWaiting })
 	if status := g.read(1, 1, 1); status.Ok() {
 		t.Error("one request more waits")
 	}
 	release()
-	wait.End(t, "the readers", all.Wait)
+	testwait.End(t, "the readers", all.Wait)
 }
 
 func TestFreePages(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 
 	"batchfs/fs/state"
 	"batchfs/internal/process"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // noError ends the test if there is an error.
@@ -245,7 +245,7 @@ func TestConnectAtOnce(t *testing.T) {
 				}
 			})
 		}
-		wait.End(t, "the goroutines", all.Wait)
+		testwait.End(t, "the goroutines", all.Wait)
 		mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == dir })
 		if err != nil || made.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
 			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", made.Load(), refused.Load(), len(mounts), err)

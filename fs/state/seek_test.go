@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // Each seek among readers is obeyed at once, no number is given twice, and no more slots are used than there are handles at once.
@@ -36,7 +36,7 @@ func TestSeekAmongReaders(t *testing.T) {
 			t.Errorf("after a seek to %d a reader got %d", (n+1)*stride, k)
 		}
 	}
-	wait.End(t, "the goroutines", all.Wait)
+	testwait.End(t, "the goroutines", all.Wait)
 	numbers := slices.Concat(got...)
 	slices.Sort(numbers)
 	if used := h.shared.slotsUsed.Load(); used > readers+1 {

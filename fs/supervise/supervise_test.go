@@ -19,7 +19,7 @@ import (
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/process"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // noError ends the test if there is an error.
@@ -142,7 +142,7 @@ func (r *run) ready(t *testing.T) {
 	t.Helper()
 	noError(t, r.begin(false))
 	for !r.worker.serves {
-		noError(t, r.received(r.worker, wait.For(t, "a message of the worker", r.worker.messages)))
+		noError(t, r.received(r.worker, testwait.For(t, "a message of the worker", r.worker.messages)))
 	}
 }
 
@@ -163,7 +163,7 @@ func (r *run) run() error {
 
 func (r *run) await(t *testing.T) error {
 	t.Helper()
-	return wait.For(t, "the end of the supervisor", r.done)
+	return testwait.For(t, "the end of the supervisor", r.done)
 }
 
 // end ends the mount.
@@ -188,11 +188,11 @@ func TestEndedWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "serve")
 	r.start(t)
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} { // Go ends with status 2 of SIGQUIT
-		wait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
+		testwait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
 		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
 		syscall.Kill(first, sig)
-		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
+		testwait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
 	}
 	noError(t, r.end(t))
 	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 2 || strings.Count(text, `why="exit status 2"`) != 1 {
@@ -211,10 +211,10 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 	first := r.worker
 	for range 10 {
 		noError(t, r.ping())
-		noError(t, r.received(first, wait.For(t, "a pong", first.messages)))
+		noError(t, r.received(first, testwait.For(t, "a pong", first.messages)))
 	}
 	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
-	wait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
+	testwait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
 	pings := 0
 	for ; r.worker == first; pings++ {
 		noError(t, r.ping())
@@ -233,7 +233,7 @@ func TestRestart(t *testing.T) {
 		t.Helper()
 		before := r.shared.Restarts.Load()
 		r.restart <- syscall.SIGHUP
-		wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > before })
+		testwait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > before })
 		return r.shared.LastRestart.String()
 	}
 	first := int(r.shared.Worker.Load())
@@ -265,7 +265,7 @@ func TestStopBeforeItServes(t *testing.T) {
 	r := newRun(t, "hang")
 	r.Grace = time.Hour
 	go func() { r.done <- r.serve() }()
-	wait.Until(t, "a worker", func() bool { return len(children()) > 0 })
+	testwait.Until(t, "a worker", func() bool { return len(children()) > 0 })
 	r.stop <- syscall.SIGTERM
 	if err := r.await(t); err != ErrInterrupted {
 		t.Errorf("%v, want: %v", err, ErrInterrupted)
@@ -289,7 +289,7 @@ func TestRestartInTheGracePeriod(t *testing.T) {
 func TestGivingUp(t *testing.T) {
 	r := newRun(t, "serve")
 	r.start(t)
-	wait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
+	testwait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
 	r.workersWill("end when it serves")
 	for _, child := range children() {
 		var pid int
@@ -330,12 +330,12 @@ func TestMachineLetsNoneServe(t *testing.T) {
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
-			wait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
+			testwait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
 			silent := r.shared.Heartbeat.Load()
 			switch test.end {
 			case "it lets one":
 				r.workersWill("serve")
-				wait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > silent })
+				testwait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > silent })
 				r.ends()
 			case "unmount":
 				r.ends()
@@ -360,7 +360,7 @@ func TestLateWorker(t *testing.T) {
 	r.unresponsiveLimit = 2 * checkEvery
 	r.worker.serves = false
 	late := r.worker
-	wait.Until(t, "the end of its time", func() bool {
+	testwait.Until(t, "the end of its time", func() bool {
 		noError(t, r.checkProcesses())
 		return r.worker != late
 	})
@@ -377,9 +377,9 @@ func TestWorked(t *testing.T) {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		began := time.Now()
 		noError(t, p.cmd.Start())
-		wait.Until(t, script, func() bool { return p.hasThread("R") != all })
+		testwait.Until(t, script, func() bool { return p.hasThread("R") != all })
 		var worked time.Duration
-		wait.Until(t, script, func() bool {
+		testwait.Until(t, script, func() bool {
 			worked = p.runnableTime(while)
 			return (worked == while) == all && worked > 0
 		})
@@ -399,7 +399,7 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	first := int(r.shared.Worker.Load())
 	restarts := r.shared.Restarts.Load()
 	r.restart <- syscall.SIGHUP
-	wait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
+	testwait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
 	if why := r.shared.LastRestart.String(); !strings.Contains(why, "handed over") || int(r.shared.Worker.Load()) != first {
 		t.Errorf("a restart: %q", why)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/moby/sys/mountinfo"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -179,7 +179,7 @@ func TestInterruptedCommands(t *testing.T) {
 			d.Await(t, 1)
 			began := time.Now()
 			e2e.NoError(t, cmd.Process.Signal(sig))
-			wait.For(t, "the end", ended)
+			testwait.For(t, "the end", ended)
 			e2e.InTime(t, args[0], time.Since(began), time.Second)
 			if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
 				t.Errorf("%s, %v: %v %s", args, sig, cmd.ProcessState, &stderr)
@@ -215,7 +215,7 @@ func TestInterruptedMount(t *testing.T) {
 				d.Await(t, 1)
 				began := time.Now()
 				e2e.NoError(t, cmd.Process.Signal([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i]))
-				wait.For(t, "the end", ended)
+				testwait.For(t, "the end", ended)
 				e2e.InTime(t, "the end", time.Since(began), time.Second)
 				if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
 					t.Errorf("%v %s", cmd.ProcessState, &stderr)

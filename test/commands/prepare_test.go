@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -168,7 +168,7 @@ func TestPrepareIdle(t *testing.T) {
 				})
 				e2e.NoError(t, cmd.Process.Signal(c.sig))
 			}
-			wait.For(t, "the end", ended)
+			testwait.For(t, "the end", ended)
 			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
 				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
 			}

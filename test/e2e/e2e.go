@@ -17,11 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // Limit bounds every wait of a test, for a command or for a state.
-const Limit = wait.Limit
+const Limit = testwait.Limit
 
 // NeedFUSE skips a test on a machine that cannot mount, and fails it in CI.
 func NeedFUSE(t testing.TB) {
@@ -83,7 +83,7 @@ func InTime(t testing.TB, what string, took, most time.Duration) {
 }
 
 // Await waits until a function returns true. It fails the test after Limit.
-var Await = wait.Until
+var Await = testwait.Until
 
 // Tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
 func Tokens(t testing.TB, path string, n, width int) string {

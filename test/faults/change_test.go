@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -109,7 +109,7 @@ func (r *readers) await(t *testing.T, n, from int) {
 func (r *readers) finish(t *testing.T) []reading {
 	t.Helper()
 	r.in.Close()
-	e2e.NoError(t, wait.For(t, "the end of the readers", r.done))
+	e2e.NoError(t, testwait.For(t, "the end of the readers", r.done))
 	return r.lines
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -107,7 +107,7 @@ func TestUnkillable(t *testing.T) {
 	d.Await(t, 3) // the same read, in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
-	wait.For(t, "the end", ended)
+	testwait.For(t, "the end", ended)
 	m.AwaitEnd(t)
 	e2e.InTime(t, "the end", time.Since(began), 10*time.Second)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -180,7 +180,7 @@ func TestHangingCheck(t *testing.T) {
 	})
 	s.slow.Delay(t, s.last, 0)
 	e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
-	if slowest := wait.For(t, "the end of the reader", done); slowest > hang/2 {
+	if slowest := testwait.For(t, "the end of the reader", done); slowest > hang/2 {
 		t.Errorf("a batch of other shards took %v", slowest)
 	}
 }

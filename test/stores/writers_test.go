@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -102,7 +102,7 @@ func TestFourWriters(t *testing.T) {
 			}
 		})
 	}
-	wait.End(t, "the four writers", all.Wait)
+	testwait.End(t, "the four writers", all.Wait)
 	for _, m := range mounts {
 		keepsAll(t, m)
 	}
@@ -146,7 +146,7 @@ func TestKilledWriter(t *testing.T) {
 		ended := e2e.Begin(t, cmd)
 		e2e.Await(t, "a block that is being written", func() bool { return len(unfinished()) > 0 })
 		e2e.NoError(t, cmd.Process.Signal(syscall.SIGKILL))
-		wait.For(t, "the end of the killed process", ended)
+		testwait.For(t, "the end of the killed process", ended)
 	}
 	disk.Delay(t, "write", 0)
 	left := unfinished()[0]

@@ -11,7 +11,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/internal/clock"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // positions are n numbers from 0 on.
@@ -185,7 +185,7 @@ func TestWatcherRests(t *testing.T) {
 			t.Fatalf("version %d after %d changes", now.Version, changes)
 		}
 		s.watch.used.Store(clock.Now() - 2*int64(quiet))
-		wait.Until(t, "the end of the goroutine", func() bool {
+		testwait.Until(t, "the end of the goroutine", func() bool {
 			select {
 			case s.watch.urgent <- struct{}{}:
 			default:

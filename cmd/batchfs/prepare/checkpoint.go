@@ -14,7 +14,7 @@ import (
 	"syscall"
 
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/internal/owndir"
+	"batchfs/internal/privatedir"
 )
 
 // A workDir is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
@@ -86,10 +86,10 @@ func (w *workDir) open() error {
 	if w.dir, err = w.out.OpenRoot(workDirName); err != nil {
 		return err
 	}
-	if w.lock, err = owndir.Self(w.dir, false); err != nil {
+	if w.lock, err = privatedir.Open(w.dir, false); err != nil {
 		return fmt.Errorf("%w: choose another --out, or remove it", err)
 	}
-	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || owndir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || privatedir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return errors.New("another batchfs prepare writes there: wait until it has ended")
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // Texts within lists are taken in the order of the list, each once. A mask is on exactly the texts that its conditions name.
@@ -129,7 +129,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	wantSame(t, filesOf(t, "out"), files)
 	refused(t, args+" --eot begin", ": exists: give --force")
 	testfiles.Write(t, map[string]string{"older.jsonl": strings.ToUpper(lines(documents[:200]))})
-	wait.Until(t, "a time after that of vocab.json", func() bool {
+	testwait.Until(t, "a time after that of vocab.json", func() bool {
 		testfiles.NoError(t, os.Chtimes("older.jsonl", old, old))
 		older, errOlder := os.Stat("older.jsonl")
 		written, err := os.Stat("out/vocab.json")

@@ -10,7 +10,7 @@ import (
 	"os"
 	"testing"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/testwait"
 )
 
 // A request from this machine must name it by an address, or by a name that no site on the Internet
@@ -79,7 +79,7 @@ func TestHalfRequests(t *testing.T) {
 		}
 	}
 	slow := send("GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
-	wait.For(t, "the slow request", began)
+	testwait.For(t, "the slow request", began)
 	var halves []net.Conn
 	for range 3 * maxConnections {
 		halves = append(halves, send("GET / HT"))
@@ -87,7 +87,7 @@ func TestHalfRequests(t *testing.T) {
 	answered(send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))
 	close(finish)
 	answered(slow)
-	wait.End(t, "their ends", func() {
+	testwait.End(t, "their ends", func() {
 		for _, c := range halves {
 			io.ReadAll(c)
 		}

@@ -1,6 +1,6 @@
-// Package owndir opens directories of one's own, into which other users can put nothing. They are used through an os.Root, so that no
+// Package privatedir opens directories of one's own, into which other users can put nothing. They are used through an os.Root, so that no
 // link leads out of them.
-package owndir
+package privatedir
 
 import (
 	"fmt"
@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Refusal says why a directory is not one's own.
-type Refusal string
+// A NotPrivateError says why a directory is not one's own.
+type NotPrivateError string
 
-func (r Refusal) Error() string { return string(r) }
+func (r NotPrivateError) Error() string { return string(r) }
 
 // Mode is the permissions of a directory of one's own, or of one that a group shares.
 func Mode(group bool) os.FileMode {
@@ -24,9 +24,9 @@ func Mode(group bool) os.FileMode {
 	return 0o700
 }
 
-// Self opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
-// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that Mode lacks.
-func Self(root *os.Root, group bool) (*os.File, error) {
+// Open opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
+// a group shares may belong to another user, if this process is of its group. Open takes away the permissions that Mode lacks.
+func Open(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {
 		return nil, err
@@ -48,11 +48,11 @@ func protect(dir *os.File, group bool) error {
 	own := int(owner.Uid) == os.Geteuid()
 	switch {
 	case !own && !group:
-		return Refusal(fmt.Sprintf("belongs to user %d, and this is user %d", owner.Uid, os.Geteuid()))
+		return NotPrivateError(fmt.Sprintf("belongs to user %d, and this is user %d", owner.Uid, os.Geteuid()))
 	case !own && !slices.Contains(append(groups, os.Getegid()), int(owner.Gid)):
-		return Refusal(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid, owner.Gid, os.Geteuid()))
+		return NotPrivateError(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid, owner.Gid, os.Geteuid()))
 	case info.Mode()&0o022&^mode != 0:
-		return Refusal(fmt.Sprintf("others may write to it (its mode is %04o)", info.Mode().Perm()))
+		return NotPrivateError(fmt.Sprintf("others may write to it (its mode is %04o)", info.Mode().Perm()))
 	case own && info.Mode()&(os.ModePerm|os.ModeSetgid) != mode:
 		return dir.Chmod(mode)
 	}

@@ -1,5 +1,5 @@
-// Package wait bounds the waits of tests: a test that would hang fails, and says what it waited for.
-package wait
+// Package testwait bounds the waits of tests: a test that would hang fails, and says what it waited for.
+package testwait
 
 import (
 	"testing"
