@@ -19,8 +19,8 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do. Many tests do nothing but
 # wait for a time to pass, so twice as many as there are processors run at once.
 TEST = .ci/progress -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
-# The longest first: then the others run beside it. test/alone waits for all others of test, which have ended when it begins.
-PACKAGES = $(addprefix ./test/,soak faults stores commands programs readers) ./test ./sampler ./cmd/batchfs/prepare/... ./test/alone ./...
+# The longest first: then the others run beside it. test/exclusive waits for all others of test, which have ended when it begins.
+PACKAGES = $(addprefix ./test/,soak faults stores commands integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./test/exclusive ./...
 RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x

@@ -220,7 +220,7 @@ func TestAlerts(t *testing.T) {
 			})
 		}},
 		"crowded": {firing: []string{"RequestsWait"}, cause: func(w *watch) {
-			d := e2e.NewDouble(w, e2e.RandomBytes(1<<20))
+			d := e2e.NewFaultyFile(w, e2e.RandomBytes(1<<20))
 			m := w.mount(e2e.Batchfs, "-c", e2e.Write(w, filepath.Join(w.TempDir(), "config.toml"), fmt.Sprintf("[splits.train]\ntokens = %q\n", d.Path)))
 			d.Set(w, e2e.Hang)
 			w.during(m, func() {

@@ -85,7 +85,7 @@ func TestDoctorOfMounts(t *testing.T) {
 // hangs does not keep them.
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
-	d := e2e.NewDouble(t, e2e.VersionOf(0, 50_000))
+	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 50_000))
 	well := e2e.Tokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")

@@ -161,7 +161,7 @@ func TestForgedSupervisor(t *testing.T) {
 
 // cat and inspect end at the first signal, also while a disk does not answer.
 func TestInterruptedCommands(t *testing.T) {
-	d := e2e.NewDouble(t, e2e.VersionOf(0, 500_000))
+	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 500_000))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.train.order=sequential")
 	for _, args := range [][]string{
 		{"cat", m.Path("train"), "--from", "9"},
@@ -191,7 +191,7 @@ func TestInterruptedCommands(t *testing.T) {
 
 // A signal ends a mount that is starting, whatever it waits for, and nothing stays mounted.
 func TestInterruptedMount(t *testing.T) {
-	d := e2e.NewDouble(t, e2e.VersionOf(0, 500_000))
+	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 500_000))
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "intact.bin"), e2e.VersionOf(1, 100_000))
 	var text strings.Builder
 	for range 3999 {

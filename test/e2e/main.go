@@ -26,8 +26,8 @@ var (
 // Main runs the tests of a package beside other packages. Their working directory is test, whichever package it is.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
-// Alone runs the tests of a package while no others run on this machine.
-func Alone(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
+// MainExclusive runs the tests of a package while no others run on this machine.
+func MainExclusive(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
 
 func run(m *testing.M, lock int) (status int) {
 	if source := os.Getenv(slowFSVariable); source != "" {

@@ -36,7 +36,7 @@ func StormConfig(t testing.TB, more string) (config, data string) {
 	dir := t.TempDir()
 	config, data = filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
 	Write(t, data, StormTokens(0))
-	Write(t, BesideOf(data), StormTokens(0))
+	Write(t, AlignedOf(data), StormTokens(0))
 	Write(t, config, fmt.Appendf(nil, `
 [batch]
 batch_size = %d
@@ -52,12 +52,12 @@ name = "at"
 files = %q
 at = "x"
 dtype = "uint32"
-`, StormB, StormT, data, more, BesideOf(data)))
+`, StormB, StormT, data, more, AlignedOf(data)))
 	return config, data
 }
 
-// BesideOf is the file of the array beside tokens.
-func BesideOf(data string) string { return data + ".at" }
+// AlignedOf is the file of the array beside tokens.
+func AlignedOf(data string) string { return data + ".at" }
 
 // A StormResult is what readers tell at their end.
 type StormResult struct {

@@ -63,7 +63,7 @@ func TestCrowd(t *testing.T) {
 // mount.
 func TestCrowdOfAHangingSplit(t *testing.T) {
 	e2e.Long(t)
-	d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
+	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 2_000_000))
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+intact,
 		"--set", "mount.timeout=1h", "--set", "memory.access=pread")

@@ -45,7 +45,7 @@ func faultsOn(t *testing.T, dir string) (all []fault) {
 	}
 	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
 	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
-		d := e2e.NewDouble(t, content)
+		d := e2e.NewFaultyFile(t, content)
 		begin, end := func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }
 		all = append(all, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, quiet: quiet})
 	}

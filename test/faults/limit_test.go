@@ -24,7 +24,7 @@ func TestTimeLimit(t *testing.T) {
 			t.Parallel()
 			const readers = 30              // more than may be stuck
 			const timeout = 5 * time.Second // also on a busy machine, reads that do not hang take less
-			d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
+			d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 2_000_000))
 			intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path, "--set", "splits.well.tokens=" + intact, "--set", "memory.access=" + access}
 			m := e2e.Mount(t, append(flags, "--set", fmt.Sprint("mount.timeout=", timeout))...)
@@ -94,7 +94,7 @@ func readInVain(t *testing.T, m *e2e.Mounted, n int) {
 // A mount whose worker cannot even be killed, as it waits for a disk, has another; and it ends.
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
-	d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
+	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 2_000_000))
 	well := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.Set(t, e2e.Hang)

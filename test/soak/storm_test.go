@@ -23,7 +23,7 @@ func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)
 	config, data := e2e.StormConfig(t, "")
-	for _, file := range []string{data, e2e.BesideOf(data)} {
+	for _, file := range []string{data, e2e.AlignedOf(data)} {
 		raw := e2e.Content(t, file)
 		b.Put(t, strings.TrimPrefix(file, filepath.Dir(data)+"/"), raw)
 	}
@@ -177,7 +177,7 @@ func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) (skipped int) {
 // changeAndKill puts another version in the place of the tokens or of the array beside them, and kills the worker, or the one that stands by too.
 func changeAndKill(t testing.TB, m *e2e.Mounted, worker int) {
 	data := m.Info(t, "train").Files[0]
-	file := []string{data, e2e.BesideOf(data)}[rand.IntN(2)]
+	file := []string{data, e2e.AlignedOf(data)}[rand.IntN(2)]
 	e2e.ReplaceFile(t, file, e2e.StormTokens(rand.IntN(6)))
 	if workers := m.Workers(t); rand.IntN(4) == 0 {
 		e2e.Kill(t, m, workers[len(workers)-1])

@@ -12,9 +12,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// A Double is a token file that fails on demand. It is the only file of a file system that the test
-// process itself serves.
-type Double struct {
+// A FaultyFile is a token file that fails on demand. It is the only file of a file system that the
+// test process itself serves.
+type FaultyFile struct {
 	gofs.Inode
 	Path    string
 	content []byte
@@ -25,7 +25,7 @@ type Double struct {
 	hanging int        // number of reads and opens that hang; guarded by mu
 }
 
-// A Mode is the way in which a Double works or fails.
+// A Mode is the way in which a FaultyFile works or fails.
 type Mode int
 
 const (
@@ -39,13 +39,13 @@ const (
 	HangOpen      // opening blocks until the mode changes, even if the opener is killed
 )
 
-// NewDouble mounts a healthy double. It is unmounted at the end of the test, after everything that
-// was mounted later.
-func NewDouble(t testing.TB, content []byte) *Double {
+// NewFaultyFile mounts a healthy file. It is unmounted at the end of the test, after everything
+// that was mounted later.
+func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	t.Helper()
 	NeedFUSE(t)
 	dir := t.TempDir()
-	d := &Double{Path: filepath.Join(dir, "train.bin"), content: content}
+	d := &FaultyFile{Path: filepath.Join(dir, "train.bin"), content: content}
 	d.turn = sync.NewCond(&d.mu)
 	root := &gofs.Inode{}
 	server, err := gofs.Mount(dir, root, &gofs.Options{
@@ -75,7 +75,7 @@ func NewDouble(t testing.TB, content []byte) *Double {
 // Set changes the mode of the double. The kernel drops what it has cached of the file, except
 // for data that is being read just when the double begins to hang. At the end of the test, a
 // double that hangs becomes healthy before anything that was mounted earlier is unmounted.
-func (d *Double) Set(t testing.TB, m Mode) {
+func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
 		t.Cleanup(func() { d.Set(t, Healthy) })
@@ -97,7 +97,7 @@ func (d *Double) Set(t testing.TB, m Mode) {
 }
 
 // Await waits until at least the given number of reads and opens hang at the same time.
-func (d *Double) Await(t testing.TB, reads int) {
+func (d *FaultyFile) Await(t testing.TB, reads int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("%d that hang", reads), func() bool {
 		d.mu.Lock()
@@ -106,14 +106,14 @@ func (d *Double) Await(t testing.TB, reads int) {
 	})
 }
 
-func (d *Double) drop(t testing.TB) {
+func (d *FaultyFile) drop(t testing.TB) {
 	t.Helper()
 	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT { // ENOENT: nothing is cached
 		t.Errorf("%s stays in the page cache: %v", d.Path, errno)
 	}
 }
 
-func (d *Double) now() (m Mode, content []byte) {
+func (d *FaultyFile) now() (m Mode, content []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mode == Shorter {
@@ -123,7 +123,7 @@ func (d *Double) now() (m Mode, content []byte) {
 }
 
 // hangWhile blocks while the mode is m, and returns the mode that ended the wait.
-func (d *Double) hangWhile(m Mode) Mode {
+func (d *FaultyFile) hangWhile(m Mode) Mode {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.mode == m {
@@ -134,7 +134,7 @@ func (d *Double) hangWhile(m Mode) Mode {
 	return d.mode
 }
 
-func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+func (d *FaultyFile) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	m, content := d.now()
 	if m == Gone {
 		return syscall.ENOENT
@@ -143,14 +143,14 @@ func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut
 	return 0
 }
 
-func (d *Double) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
+func (d *FaultyFile) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
 	if d.hangWhile(HangOpen) == Denied {
 		return nil, 0, syscall.EACCES
 	}
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
 }
 
-func (d *Double) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+func (d *FaultyFile) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	d.hangWhile(Hang)
 	m, content := d.now()
 	if m == Failing || m == Half && off+int64(len(dest)) > int64(len(content)/2) {

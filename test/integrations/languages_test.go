@@ -1,4 +1,4 @@
-package programs
+package integrations
 
 import (
 	"cmp"
@@ -113,7 +113,7 @@ func TestLanguages(t *testing.T) {
 	dir, content := t.TempDir(), e2e.VersionOf(0, 1_200_000)
 	e2e.Write(t, filepath.Join(dir, "train.bin"), content)
 	e2e.Write(t, filepath.Join(dir, "touched.bin"), content)
-	none, part := e2e.NewDouble(t, content), e2e.NewDouble(t, content)
+	none, part := e2e.NewFaultyFile(t, content), e2e.NewFaultyFile(t, content)
 	m := e2e.Mount(t, "--set", "batch.order=sequential", "--set", "splits.train.tokens="+filepath.Join(dir, "train.bin"),
 		"--set", "splits.touched.tokens="+filepath.Join(dir, "touched.bin"), "--set", "splits.none.tokens="+none.Path,
 		"--set", "splits.part.tokens="+part.Path)

@@ -1,5 +1,6 @@
-// Package programs tests what programs and libraries get, in many languages, one after the other.
-package programs
+// Package integrations tests what programs and libraries get, in many languages, one after the
+// other.
+package integrations
 
 import (
 	"fmt"

@@ -13,7 +13,7 @@ import (
 func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Imports point one way, and each outside package enters in one place.
-func TestRooms(t *testing.T) {
+func TestImports(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
 		"internal/clock":      nil,
 		"internal/eintr":      nil,

@@ -1,5 +1,5 @@
-// Package alone has the tests that no other may run beside: their namespaces keep a copy of every mount, and they let ordinary users mount.
-package alone
+// Package exclusive has the tests that no other may run beside: their namespaces keep a copy of every mount, and they let ordinary users mount.
+package exclusive
 
 import (
 	"os"
@@ -14,7 +14,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-func TestMain(m *testing.M) { e2e.Alone(m) }
+func TestMain(m *testing.M) { e2e.MainExclusive(m) }
 
 // letUsersMount lets ordinary users mount until the end of the test.
 func letUsersMount(t *testing.T) {
