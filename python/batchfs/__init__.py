@@ -35,7 +35,7 @@ its threads read, and the child may read too.
 """
 
 from ._batch import Array, Batch
-from ._cat import Piped
+from ._pipe import Piped
 from ._mount import Mount, mount, open, split
 from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps

@@ -16,7 +16,7 @@ A = TypeVar("A")
 _ALIGNMENT = 64  # bytes
 
 
-class NoArray(KeyError, AttributeError):
+class MissingArrayError(KeyError, AttributeError):
     """A batch has no such array."""
 
 
@@ -39,39 +39,39 @@ class Batch(dict[str, A]):
         return self[name]
 
     def __missing__(self, name: str) -> A:
-        raise NoArray(f"this batch has no array {name}; it has {', '.join(self)}")
+        raise MissingArrayError(f"this batch has no array {name}; it has {', '.join(self)}")
 
 
-class Place(NamedTuple):
+class ArrayLayout(NamedTuple):
     """Where an array of a batch lies in memory."""
 
     name: str
-    kind: str  # the dtype as info.json names it: NumPy has no bfloat16
+    dtype_name: str  # the dtype as info.json names it: NumPy has no bfloat16
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
     end: int
 
 
-def places(info: dict[str, Any]) -> list[Place]:
+def layouts(info: dict[str, Any]) -> list[ArrayLayout]:
     """Returns the places of a batch's arrays. y follows x at once, as in a file."""
-    found: list[Place] = []
+    found: list[ArrayLayout] = []
     end = 0
     for array in info["arrays"]:
-        name, kind, shape = array["name"], array["dtype"], tuple(array["shape"])
-        dtype = np.dtype("uint16" if kind == "bfloat16" else kind)
+        name, dtype_name, shape = array["name"], array["dtype"], tuple(array["shape"])
+        dtype = np.dtype("uint16" if dtype_name == "bfloat16" else dtype_name)
         start = end if name == "y" else -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + math.prod(shape) * dtype.itemsize
-        found.append(Place(name, kind, dtype, shape, start, end))
+        found.append(ArrayLayout(name, dtype_name, dtype, shape, start, end))
     return found
 
 
-def parts(places: list[Place]) -> list[Place]:
+def parts(layouts: list[ArrayLayout]) -> list[ArrayLayout]:
     """Returns what of a batch is read on its own. x and y, which are read at once, are the part of y: it ends where they do."""
-    return places[1:] if places[0].name == "x" else places
+    return layouts[1:] if layouts[0].name == "x" else layouts
 
 
-class Memory:
+class BatchBuffer:
     """Bytes for a batch.
 
     Attributes:
@@ -81,10 +81,10 @@ class Memory:
         buffers: the parts of raw that are read, each in a list for preadv: x and y together, or tokens, or rows; and each other array.
     """
 
-    def __init__(self, places: list[Place], raw: Array | None = None) -> None:
-        self.raw: Array = np.empty(places[-1].end, np.uint8) if raw is None else raw
-        self.arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in places]
-        main, *others = parts(places)
+    def __init__(self, layouts: list[ArrayLayout], raw: Array | None = None) -> None:
+        self.raw: Array = np.empty(layouts[-1].end, np.uint8) if raw is None else raw
+        self.arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in layouts]
+        main, *others = parts(layouts)
         self.buffers = [[self.raw.data[: main.end]], *([self.raw.data[p.start : p.end]] for p in others)]
         self.references = sys.getrefcount(self.raw)
 
@@ -96,23 +96,23 @@ class Memory:
         return batch
 
 
-class Recycler:
+class BufferPool:
     """Memory for one batch after the other. A loop has dropped the batch before the last by now, and new memory would take a fifth of
     the time.
     """
 
-    def __init__(self, places: list[Place]) -> None:
-        self._places = places
-        self._older: Memory | None = None
-        self._newer: Memory | None = None
+    def __init__(self, layouts: list[ArrayLayout]) -> None:
+        self._places = layouts
+        self._older: BatchBuffer | None = None
+        self._newer: BatchBuffer | None = None
 
-    def memory(self) -> Memory:
+    def memory(self) -> BatchBuffer:
         """Returns memory that no array refers to."""
         memory = self._older
         if memory is None or sys.getrefcount(memory.raw) != memory.references:
-            memory = Memory(self._places)
+            memory = BatchBuffer(self._places)
         self._older, self._newer = self._newer, memory
         return memory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recycler, (self._places,)
+        return BufferPool, (self._places,)

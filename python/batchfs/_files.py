@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._batch import parts, places
+from ._batch import parts, layouts
 from ._program import MountError, ReadError, parse_info, run
-from ._split import fill_rest
+from ._split import read_rest
 
 _NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
@@ -32,13 +32,13 @@ _HINTS = {
 }
 
 
-class Files:
+class FileReader:
     """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
 
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
-        main, *others = parts(places(info))
+        main, *others = parts(layouts(info))
         # For each file: its name, and the sizes of its header and of a batch in bytes.
         self.files = [("batches.bin", 0, main.end)]
         self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
@@ -53,7 +53,7 @@ class Files:
                 to, at = buffers[file.index], file.header + k * file.size
                 done = os.preadv(file.fd, to, at)
                 if done != file.size:  # above a mebibyte a read may return a part
-                    fill_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)
+                    read_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)
         except OSError as e:
             self.close()  # a worker that took over, or new tokens, need it
             raise ReadError(self._describe(k, e)) from e

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from ._cat import Piped
-from ._files import Files, hint, reason
+from ._pipe import Piped
+from ._files import FileReader, hint, reason
 from ._program import Log, MountError, PathLike, Setting, flags, parse_info, program, run
-from ._split import Split, locate
+from ._split import Split, resolve_split
 
 _READY = b"stop with Ctrl-C"
 _UNMOUNT_LIMIT = 10.0  # seconds
@@ -93,8 +93,8 @@ def split(path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsI
     Raises:
         MountError: nothing is mounted there, or a setting is refused.
     """
-    found, info = locate(os.path.abspath(path), rank, world, settings, _info)
-    return Split(info, Files(found, info))
+    found, info = resolve_split(os.path.abspath(path), rank, world, settings, _info)
+    return Split(info, FileReader(found, info))
 
 
 class Mount:
@@ -109,7 +109,7 @@ class Mount:
     def __init__(self, mountpoint: str, made: bool, args: list[str]) -> None:
         self.mountpoint = mountpoint
         self._log = Log()
-        self._readers: weakref.WeakSet[Files] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[FileReader] = weakref.WeakSet()
         try:
             # The program makes the directory and removes it, because this process may be killed at
             # any time.
@@ -124,8 +124,8 @@ class Mount:
 
     def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
-        path, info = locate(os.path.join(self.mountpoint, name), rank, world, settings, _info)
-        reader = Files(path, info)
+        path, info = resolve_split(os.path.join(self.mountpoint, name), rank, world, settings, _info)
+        reader = FileReader(path, info)
         self._readers.add(reader)
         return Split(info, reader, self)
 
@@ -171,7 +171,7 @@ def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
         raise
 
 
-def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[Files]) -> None:
+def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
     """Ends a mount that the process parent made, and waits for it."""
     if os.getpid() != parent:
         process.returncode = 0  # it is not this process's to wait for

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
-from ._batch import Array, Batch, Memory, Recycler, places
+from ._batch import Array, Batch, BatchBuffer, BufferPool, layouts
 from ._lock import Locked
 from ._program import ArgumentError, Error, ReadError, Setting, integer, path_settings
 from ._shared import Shared
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ._torch import TorchSteps
 
-S = TypeVar("S", bound="Position")
+S = TypeVar("S", bound="StepIterator")
 
 MAX_BATCHES = 2**40  # numbers of batches are below this
 _MAX_RANKS = 2**24
@@ -28,7 +28,7 @@ class Reader(Protocol):
     """Where batches are read from. It can be pickled, and used after a fork."""
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
-        """Reads batch k into `Memory.buffers`. Raises ReadError."""
+        """Reads batch k into `BatchBuffer.buffers`. Raises ReadError."""
         ...
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class Reader(Protocol):
         ...
 
 
-def fill_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
+def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
     """Fills buffers of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
 
     Raises:
@@ -69,7 +69,7 @@ class Split(Sequence[Batch[Array]]):
         self.info = info
         self.names: list[str] = [a["name"] for a in info["arrays"]]
         self.fingerprint: str = info["fingerprint"]
-        self.places = places(info)
+        self.layouts = layouts(info)
         self.reader = reader
         self._owner = owner  # a mount lives as long as its splits
 
@@ -102,7 +102,7 @@ class Split(Sequence[Batch[Array]]):
             ReadError: the batch cannot be read.
         """
         k = integer("k", k, 0, MAX_BATCHES - 1)
-        memory = Memory(self.places)
+        memory = BatchBuffer(self.layouts)
         self.reader.fill(k, memory.buffers)
         return memory.batch()
 
@@ -136,7 +136,7 @@ class Split(Sequence[Batch[Array]]):
         return f"<batchfs split {self.info['sequence']}, {len(self)} batches an epoch>"
 
 
-class Position(Locked):
+class StepIterator(Locked):
     """The position of an iterator over the steps of a split.
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
@@ -154,7 +154,7 @@ class Position(Locked):
         self._begun = self._loaded = 0  # values in shared when this process last looked
         self._first: int | None = None  # the step at which this worker begins each loop
         if torch := sys.modules.get("torch"):
-            torch.utils.data.IterableDataset.register(Position)  # an ABC, for DataLoader's isinstance
+            torch.utils.data.IterableDataset.register(StepIterator)  # an ABC, for DataLoader's isinstance
 
     def __iter__(self: S) -> S:
         """Returns the iterator itself. In one of n workers of PyTorch's DataLoader it then gives every n-th batch.
@@ -216,12 +216,12 @@ def worker_info() -> Any:
     return torch.utils.data.get_worker_info() if torch else None
 
 
-class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
+class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
     """Iterator over (step, batch): see `Split.steps`."""
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
-        self._recycler = Recycler(split.places)
+        self._recycler = BufferPool(split.layouts)
 
     def __next__(self) -> tuple[int, Batch[Array]]:
         lock = self.lock
@@ -238,7 +238,7 @@ class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
             lock.release()
 
 
-def locate(
+def resolve_split(
     name: str,
     rank: SupportsIndex | None,
     world: SupportsIndex | None,

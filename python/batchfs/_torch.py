@@ -9,9 +9,9 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import torch
 
-from ._batch import Array, Batch, Memory, Recycler, parts, places
+from ._batch import Array, Batch, BatchBuffer, BufferPool, parts, layouts
 from ._program import Error
-from ._split import Position, Split, worker_info
+from ._split import StepIterator, Split, worker_info
 
 Tensors = Batch[torch.Tensor]
 S = TypeVar("S", bound="TorchSteps")
@@ -31,15 +31,15 @@ def steps(split: Split, device: torch.device | str | None, start: SupportsIndex,
     return kinds.get(device.type, TorchSteps)(split, device, start, stop)
 
 
-class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
+class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
     """Iterator over (step, batch) with tensors on a device: see `Split.torch`. The caller owns each batch."""
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
         self.device = device
-        self.bytes = split.places[-1].end
+        self.bytes = split.layouts[-1].end
         self.host = torch.empty(self.bytes, dtype=torch.uint8)
-        self.memory = Memory(split.places, self.host.numpy())
+        self.memory = BatchBuffer(split.layouts, self.host.numpy())
 
     def __iter__(self: S) -> S:
         if self.device.type != "cpu" and worker_info():
@@ -65,15 +65,15 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
     def batch(self, raw: torch.Tensor) -> Tensors:
         """Returns a batch of its bytes on the device, with tokens as int64. x and y are made so as one."""
         batch: Tensors = Batch()
-        for p in parts(self.split.places):
+        for p in parts(self.split.layouts):
             is_tokens = p.name in ("y", "tokens")
             start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
-            kind = _SIGNED.get(p.kind) if is_tokens else None
-            tensor = raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)
+            dtype_name = _SIGNED.get(p.dtype_name) if is_tokens else None
+            tensor = raw[start : p.end].view(dtype_name or getattr(torch, p.dtype_name)).view(shape)
             if is_tokens:
                 tensor = tensor.to(torch.int64)
-                if p.kind in _MASKS:
-                    tensor &= _MASKS[p.kind]
+                if p.dtype_name in _MASKS:
+                    tensor &= _MASKS[p.dtype_name]
             if p.name == "y":
                 batch["x"], batch["y"] = tensor
             else:
@@ -91,17 +91,17 @@ class CPUSteps(TorchSteps):
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
-        kinds = {p.name: "int64" if p.name in ("x", "y", "tokens") else _BITS.get(p.kind, p.kind) for p in split.places}
-        self.wide = Recycler(places({"arrays": [{"name": p.name, "dtype": kinds[p.name], "shape": p.shape} for p in split.places]}))
+        kinds = {p.name: "int64" if p.name in ("x", "y", "tokens") else _BITS.get(p.dtype_name, p.dtype_name) for p in split.layouts}
+        self.wide = BufferPool(layouts({"arrays": [{"name": p.name, "dtype": kinds[p.name], "shape": p.shape} for p in split.layouts]}))
 
     def send(self) -> Tensors:
         arrays = self.wide.memory().batch()
         batch: Tensors = Batch()
-        for p, (name, narrow) in zip(self.split.places, self.memory.arrays):
+        for p, (name, narrow) in zip(self.split.layouts, self.memory.arrays):
             np.copyto(arrays[name], narrow, casting="same_kind")
             batch[name] = from_numpy(arrays[name])
-            if p.kind in _BITS:
-                batch[name] = batch[name].view(getattr(torch, p.kind))
+            if p.dtype_name in _BITS:
+                batch[name] = batch[name].view(getattr(torch, p.dtype_name))
         return batch
 
 
@@ -148,5 +148,5 @@ class _Buffer:
 
     def __init__(self, split: Split, size: int) -> None:
         self.host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        self.memory = Memory(split.places, self.host.numpy())
+        self.memory = BatchBuffer(split.layouts, self.host.numpy())
         self.sent = torch.cuda.Event()

@@ -31,8 +31,8 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
-from batchfs._files import Files
-from batchfs._split import fill_rest
+from batchfs._files import FileReader
+from batchfs._split import read_rest
 
 ended_only = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LIMIT = 300  # seconds, for whatever is waited for
@@ -178,7 +178,7 @@ class TestSplit(Case):
                     self.assertTrue(same(mounted.read(k), piped.read(k)), k)
                 if most < 2**40:
                     self.assertRaisesRegex(batchfs.ReadError, f"a file can hold {most} batches", lambda: mounted.read(most))
-                assert isinstance(mounted.reader, Files)
+                assert isinstance(mounted.reader, FileReader)
                 mounted.close()
                 mounted.reader.steps = most + 1
                 self.assertRaisesRegex(batchfs.ReadError, "a file can hold; set steps to at most|steps: must be", lambda: mounted.read(0))
@@ -657,7 +657,7 @@ class TestLife(Place):
         thread.join()
         train = batchfs.mount(config=self.config).split("train")  # which keeps its mount
         self.assertTrue(same(train[5], made[0].split("train")[5]))
-        places = [made[0].mountpoint, str(Path(train.reader.path).parent) if isinstance(train.reader, Files) else ""]
+        places = [made[0].mountpoint, str(Path(train.reader.path).parent) if isinstance(train.reader, FileReader) else ""]
         self.assertLessEqual(set(places), mounts())
         del train
         self.assertEqual(set(places) & mounts(), {places[0]})
@@ -952,9 +952,9 @@ class TestErrors(Place):
                 first = read([*arrays], 0)
                 if size < 100:
                     with self.assertRaisesRegex(batchfs.ReadError, "ended after 99"):
-                        fill_rest(read, arrays, first, 100)
+                        read_rest(read, arrays, first, 100)
                     continue
-                fill_rest(read, arrays, first, 100)
+                read_rest(read, arrays, first, 100)
                 self.assertEqual(b"".join(a.tobytes() for a in arrays), data.tobytes())
 
 

@@ -10,10 +10,10 @@ import subprocess
 import weakref
 from typing import IO, Any, SupportsIndex
 
-from ._batch import places
+from ._batch import layouts
 from ._lock import Locked
 from ._program import Log, MountError, ReadError, Setting, parse_info, program, run
-from ._split import Split, fill_rest, locate
+from ._split import Split, read_rest, resolve_split
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -29,7 +29,7 @@ class Piped:
         # Paths in the flags stay relative to this directory, even if the trainer changes its own
         # later.
         self._directory = os.getcwd()
-        self._readers: weakref.WeakSet[Pipe] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[PipeReader] = weakref.WeakSet()
 
     def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`.
@@ -37,8 +37,8 @@ class Piped:
         Raises:
             MountError: the token files or the settings are wrong.
         """
-        path, info = locate(name, rank, world, settings, self._info)
-        reader = Pipe([path, *self._flags], self._directory, info)
+        path, info = resolve_split(name, rank, world, settings, self._info)
+        reader = PipeReader([path, *self._flags], self._directory, info)
         self._readers.add(reader)
         return Split(info, reader, self)
 
@@ -60,7 +60,7 @@ class Piped:
         self.close()
 
 
-class Pipe(Locked):
+class PipeReader(Locked):
     """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process.
 
     A program that is started again fails unless its sequence is still the one that info describes.
@@ -68,7 +68,7 @@ class Pipe(Locked):
 
     def __init__(self, args: list[str], directory: str, info: dict[str, Any]) -> None:
         super().__init__()  # its lock lets one thread read at a time
-        arrays = places(info)
+        arrays = layouts(info)
         self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.
         self.header = 0 if [p.name for p in arrays] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
@@ -130,7 +130,7 @@ class _Cat:
         try:
             done = os.readv(fd, buffers)
             if done != size:
-                fill_rest(lambda to, _: os.readv(fd, to), buffers, done, size)
+                read_rest(lambda to, _: os.readv(fd, to), buffers, done, size)
         except ReadError as e:
             self.process.wait()
             raise ReadError(f"batch {self.next}: {self.log.end() or e}") from e
