@@ -302,7 +302,7 @@ SCROLL = """(async () => {
 
 
 def check_docs():
-    """The picture of docs/reading.md: questions and answers made of the pages of docs."""
+    """The picture of docs/view.md: questions and answers made of the pages of docs."""
     if not PICTURES:
         return
     with open("docs.jsonl", "w") as f:

@@ -12,7 +12,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/reading.md")
+var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/files.md")
 
 // head begins config.toml: six lines that work.
 const head = `mountpoint = "/mnt/batches"    # an empty directory; batchfs mount MOUNTPOINT overrides it
@@ -82,7 +82,7 @@ func matches(t *testing.T, file, got, want string) {
 
 // config.toml, and the list of settings in paths, are made from the tables of keys.
 func TestReference(t *testing.T) {
-	const file, page = "../../../config.toml", "../../../docs/reading.md"
+	const file, page = "../../../config.toml", "../../../docs/files.md"
 	text, err := os.ReadFile(file)
 	testfiles.NoError(t, err)
 	matches(t, file, string(text), reference())
