@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python/batchfs"
-TAGS = {  # of Python's packaging, by Go's names of architectures
+TAGS = {  # platform tags of wheels, keyed by GOARCH
     "amd64": ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "musllinux_1_1_x86_64"],
     "arm64": ["manylinux2014_aarch64", "manylinux_2_17_aarch64", "musllinux_1_1_aarch64"],
 }
@@ -131,8 +131,8 @@ def wheel(arch: str, version: str, out: Path) -> Path:
     path = out / f"batchfs-{version}-py3-none-{'.'.join(tags)}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(files, key=lambda name: (name.endswith("/RECORD"), name)):
-            entry = zipfile.ZipInfo(name)  # of 1980
-            entry.create_system = 3  # which has permissions
+            entry = zipfile.ZipInfo(name)  # dated 1980, so that builds are reproducible
+            entry.create_system = 3  # Unix, which has permissions
             entry.external_attr = (0o100755 if name == script else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, files[name])

@@ -1,4 +1,4 @@
-"""Training batches by number, from token files, with resume that is exact.
+"""Training batches by number, from token files, with exact resume.
 
 A run mounts its data, reads batches in order, and unmounts at the end, whatever happens:
 
@@ -6,30 +6,30 @@ A run mounts its data, reads batches in order, and unmounts at the end, whatever
 
     with batchfs.mount("data", batch_size=12, block_size=1024) as m:
         train = m.split("train", order="shuffle")          # rank and world from RANK and WORLD_SIZE
-        for step, batch in train.steps(start):             # start: the steps that are done
+        for step, batch in train.steps(start):             # start: the number of completed steps
             loss = train_step(batch.x, batch.y)            # NumPy arrays of shape (12, 1024)
 
-    train = batchfs.split("/mnt/batches/train")            # a mount that is there already
-    m = batchfs.open("data", batch_size=12)                # mounts if it can, and else reads a pipe
+    train = batchfs.split("/mnt/batches/train")            # an existing mount
+    m = batchfs.open("data", batch_size=12)                # without /dev/fuse, reads a pipe
 
-Batch k is a function of the tokens, the settings and k, so the number of the next step is all there is to save.
+Batch k depends only on the tokens, the settings and k, so a checkpoint needs only the number of the next step.
 
 `Split` is a sequence: ``len(train)`` is the number of batches of an epoch, ``train[k]`` is batch k. PyTorch's DataLoader, with
-``batch_size=None``, and Grain's ``MapDataset.source`` take it as it is.
+``batch_size=None``, and Grain's ``MapDataset.source`` accept it directly.
 
-`Split.steps` is an iterator with ``state_dict`` and ``load_state_dict``. PyTorch's DataLoader and StatefulDataLoader take it as an
-iterable dataset; their workers share the numbers, and none is read twice. Only the StatefulDataLoader knows the state
-of its workers. `Split.torch` gives tensors on a device.
+`Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. PyTorch's DataLoader and StatefulDataLoader accept
+it as an iterable dataset; their workers divide the numbers among themselves. Only the StatefulDataLoader can save the state of its
+workers. `Split.torch` returns tensors on a device.
 
 `Batch` is a dict of arrays whose keys are also attributes: x and y; or tokens (``layout="tokens"``); or rows (``layout="rows"``); and
-all others that the split has, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files (uint16 for most),
-or ``dtype="int64"``. bfloat16 numbers are uint16 in NumPy, which shows their bits.
+all other arrays of the split, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files, usually uint16,
+unless ``dtype="int64"`` is set. NumPy has no bfloat16, so such numbers appear as uint16 with the same bits.
 
-What can go wrong with data or a machine is an `Error`, whose text says what happened and what to do: `MountError` when there is no mount
-to read from, `ReadError` when a batch cannot be read, `ArgumentError` when an argument is wrong. Wrong data never looks like a batch.
+Every problem with data or the machine raises an `Error` whose text says what happened and what to do: `MountError` if there is no
+mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an argument is wrong. Data known to be wrong is an error, never a batch.
 
-Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while
-its threads read, and the child may read too.
+Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while its
+threads read, and the child may read too.
 
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """

@@ -21,10 +21,10 @@ class MissingArrayError(KeyError, AttributeError):
 
 
 class Batch(dict[str, A]):
-    """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
+    """The arrays of one batch, by name. Names are also attributes: ``batch["x"]`` is ``batch.x``.
 
-    The arrays are those of ``Split.names``. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), rows
-    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
+    ``Split.names`` lists the arrays. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), and rows
+    (batch_size, ...); ``Split.info["arrays"]`` has the shapes of the others. The caller may keep or change the arrays.
     """
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class Batch(dict[str, A]):
     if TYPE_CHECKING:
         x: A
         y: A
-    else:  # a third of the time that a small batch takes would be a __getattr__'s
+    else:  # __getattr__ would take a third of the time of a small batch
         x, y = (property(operator.itemgetter(name), doc=f"batch[{name!r}]") for name in "xy")
 
     def __getattr__(self, name: str) -> A:
@@ -43,7 +43,7 @@ class Batch(dict[str, A]):
 
 
 class ArrayLayout(NamedTuple):
-    """Where an array of a batch lies in memory."""
+    """The location of an array of a batch in memory. Offsets are in bytes."""
 
     name: str
     dtype_name: str  # the dtype as info.json names it: NumPy has no bfloat16
@@ -54,7 +54,7 @@ class ArrayLayout(NamedTuple):
 
 
 def layouts(info: dict[str, Any]) -> list[ArrayLayout]:
-    """Returns the places of a batch's arrays. y follows x at once, as in a file."""
+    """Returns the layouts of a batch's arrays. y follows x without a gap, as in a file."""
     found: list[ArrayLayout] = []
     end = 0
     for array in info["arrays"]:
@@ -67,7 +67,7 @@ def layouts(info: dict[str, Any]) -> list[ArrayLayout]:
 
 
 def parts(layouts: list[ArrayLayout]) -> list[ArrayLayout]:
-    """Returns what of a batch is read on its own. x and y, which are read at once, are the part of y: it ends where they do."""
+    """Returns the layouts that are read separately. x and y are read together; y's layout stands for both, because they end with it."""
     return layouts[1:] if layouts[0].name == "x" else layouts
 
 
@@ -75,10 +75,10 @@ class BatchBuffer:
     """Bytes for a batch.
 
     Attributes:
-        raw: the bytes. An array that lies there, and every view of one, refers to raw.
-        arrays: the name of each array, and the array here.
-        references: what sys.getrefcount says of raw while there is no such array but those here: then raw can be filled again.
-        buffers: the parts of raw that are read, each in a list for preadv: x and y together, or tokens, or rows; and each other array.
+        raw: the bytes. All arrays in it, and all views of them, refer to raw.
+        arrays: the names and arrays.
+        references: the sys.getrefcount of raw while nothing else refers to it, so that it can be filled again.
+        buffers: the parts of raw that are read separately, each in a list for preadv: x and y (or tokens, or rows), then each other array.
     """
 
     def __init__(self, layouts: list[ArrayLayout], raw: Array | None = None) -> None:
@@ -89,7 +89,7 @@ class BatchBuffer:
         self.references = sys.getrefcount(self.raw)
 
     def batch(self) -> Batch[Array]:
-        """Returns new arrays that lie here."""
+        """Returns a batch of new arrays that share this memory."""
         batch: Batch[Array] = Batch()
         for name, array in self.arrays:  # Batch(zip(…)) takes twice the time
             batch[name] = array[...]
@@ -97,22 +97,22 @@ class BatchBuffer:
 
 
 class BufferPool:
-    """Memory for one batch after the other. A loop has dropped the batch before the last by now, and new memory would take a fifth of
-    the time.
+    """Memory for consecutive batches. It reuses the memory of the batch before the last, which a loop has usually dropped by then:
+    allocating new memory would take a fifth of the time.
     """
 
     def __init__(self, layouts: list[ArrayLayout]) -> None:
-        self._places = layouts
+        self._layouts = layouts
         self._older: BatchBuffer | None = None
         self._newer: BatchBuffer | None = None
 
     def memory(self) -> BatchBuffer:
-        """Returns memory that no array refers to."""
+        """Returns memory to which no array refers."""
         memory = self._older
         if memory is None or sys.getrefcount(memory.raw) != memory.references:
-            memory = BatchBuffer(self._places)
+            memory = BatchBuffer(self._layouts)
         self._older, self._newer = self._newer, memory
         return memory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BufferPool, (self._places,)
+        return BufferPool, (self._layouts,)

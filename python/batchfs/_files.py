@@ -33,16 +33,17 @@ _HINTS = {
 
 
 class FileReader:
-    """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
+    """Reads batches from files in a mount: batches.bin, and batches.NAME.npy for each array other than x and y."""
 
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
         main, *others = parts(layouts(info))
-        # For each file: its name, and the sizes of its header and of a batch in bytes.
+        # For each file: its name, the size of its header, and the size of a batch, in bytes.
         self.files = [("batches.bin", 0, main.end)]
         self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
-        self.steps: int = info["max_steps"]  # all that a file can hold, to read beyond the first epoch
+        # A file holds as many batches as possible, because a run may read beyond the first epoch.
+        self.steps: int = info["max_steps"]
         self.open: list[_File] = []
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
@@ -52,15 +53,15 @@ class FileReader:
             for file in self.open or self._open():
                 to, at = buffers[file.index], file.header + k * file.size
                 done = os.preadv(file.fd, to, at)
-                if done != file.size:  # above a mebibyte a read may return a part
+                if done != file.size:  # a read of more than a mebibyte may return a part
                     read_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)
         except OSError as e:
-            self.close()  # a worker that took over, or new tokens, need it
+            self.close()  # after a takeover or with new tokens, files must be opened again
             raise ReadError(self._describe(k, e)) from e
 
     def _open(self) -> list[_File]:
-        # All files are opened through one descriptor, because another mount may be made at the path
-        # at any time.
+        # All files are opened through one descriptor, because something else may be mounted at the
+        # path at any time.
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._compare(directory)
@@ -70,7 +71,7 @@ class FileReader:
         return self.open
 
     def _compare(self, directory: int) -> None:
-        """Raises ReadError unless the sequence in a directory, an open descriptor, is the one that info describes."""
+        """Raises ReadError unless the directory, an open descriptor, has the sequence that info describes."""
         with open("info.json", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
             text = file.read()
         try:
@@ -83,10 +84,10 @@ class FileReader:
             )
 
     def close(self) -> None:
-        self.open = []  # a thread that reads one has it until it has read
+        self.open = []  # a thread that is reading a file keeps it open
 
     def _describe(self, k: int, e: OSError) -> str:
-        """Returns what is known about a read that failed."""
+        """Explains a failed read."""
         words = f"batch {k} of {self.path}: {e.strerror}"
         if e.errno == errno.EINVAL and (why := reason(f"{self.path}/steps={self.steps}")):
             return f"{words}: {why}"
@@ -137,7 +138,7 @@ def reason(path: str) -> str:
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns words for how the sequences of two info.json files differ."""
+    """Describes how the sequences of two info.json files differ."""
     both = [(key, then.get(key, "unset"), now.get(key, "unset")) for key in sorted({*then, *now})]
     found = [f"{key} was {was} and is {now_is}" for key, was, now_is in both if key in _SETTINGS and was != now_is]
     found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources") and was != now_is]
@@ -147,7 +148,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def hint(number: int | None) -> str:
-    """Returns what to do about an errno of a mount."""
+    """Suggests what to do about an errno of a mount."""
     return _HINTS.get(number or 0, "`batchfs doctor` says more")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 class Locked:
     """The base class of objects with a lock.
 
-    In a forked process the lock is free, even if another thread held it during the fork. A copy has a lock of its own.
+    In a forked process the lock is free, even if another thread held it during the fork. A copy of the object gets its own lock.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Mounts: one for a run, unmounted after it."""
+"""Mounts that belong to this process, and splits of existing mounts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def mount(
     set: Mapping[str, Setting] | None = None,
     **batch: Setting,
 ) -> Mount:
-    """Mounts token files for this process. The mount ends with it, however it ends.
+    """Mounts token files for this process. The mount ends when the process does, for whatever reason.
 
     Args:
         data: a directory with train.bin and val.bin, or sets of files: see ``batchfs mount --help``.
-        config: a config.toml, beside or instead of data.
+        config: a config.toml, in addition to data or instead of it.
         mountpoint: an empty directory. Default: a new one in the directory for temporary files.
-        log: the file to write the mount's log to. Default: none, but errors quote it.
+        log: a file for the mount's log. Default: none, but errors quote the log.
         set: any keys of config.toml: ``{"splits.val.order": "sequential", "memory.access": "pread"}``.
         batch: keys of [batch]: ``batch_size=12, block_size=1024, order="shuffle", seed=7, dtype="int64"``.
 
     Raises:
-        MountError: it could not be mounted.
+        MountError: mounting failed.
     """
     args = [*flags(data, config, batch, set or {}), *(["--log", os.fspath(log)] if log else [])]
     if mountpoint is not None:
@@ -65,9 +65,9 @@ def open(
     set: Mapping[str, Setting] | None = None,
     **batch: Setting,
 ) -> Mount | Piped:
-    """Mounts as `mount` does if this machine can, and else reads the same batches from a pipe, which a warning says.
+    """Mounts like `mount` if this machine can. Otherwise it warns and reads the same batches from a pipe.
 
-    A pipe is as fast for a reader in order. Reading in another order starts a process for each jump.
+    Reading in order, a pipe is as fast. In any other order, each jump starts a process.
 
     Raises:
         MountError: the token files or the settings are wrong.
@@ -83,27 +83,26 @@ def open(
 
 
 def split(path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
-    """Returns a split of a mount that is there: ``batchfs.split("/mnt/batches/train", order="shuffle")``.
+    """Returns a split of an existing mount: ``batchfs.split("/mnt/batches/train", order="shuffle")``.
 
     Args:
-        path: the split's directory, with settings or without.
-        rank, world: default: RANK and WORLD_SIZE, where torchrun sets them and the path does not.
-        settings: what a path may set: batch_size (that of a rank), block_size, dtype, layout, order, seed, shuffle_block, steps.
+        path: the split's directory, or a settings directory below it.
+        rank, world: default: RANK and WORLD_SIZE, if torchrun sets them and the path does not.
+        settings: the settings that a path may have: batch_size (rows of one rank), block_size, dtype, layout, order, seed, shuffle_block, steps.
 
     Raises:
-        MountError: nothing is mounted there, or a setting is refused.
+        MountError: nothing is mounted there, or a setting is invalid.
     """
     found, info = resolve_split(os.path.abspath(path), rank, world, settings, _info)
     return Split(info, FileReader(found, info))
 
 
 class Mount:
-    """A mount of this process. It is unmounted by `close`, at the end of a ``with``, when it is garbage, or when the process ends.
-
-    Reads that are under way then may finish for mount.grace, 10 seconds by default.
+    """A mount that belongs to this process. It is unmounted by `close`, at the end of a ``with``, when it is garbage-collected, or when
+    the process ends. Reads in progress then have mount.grace, 10 seconds by default, to finish.
 
     Attributes:
-        mountpoint: its path.
+        mountpoint: the path of the mount.
     """
 
     def __init__(self, mountpoint: str, made: bool, args: list[str]) -> None:
@@ -111,7 +110,7 @@ class Mount:
         self._log = Log()
         self._readers: weakref.WeakSet[FileReader] = weakref.WeakSet()
         try:
-            # The program makes the directory and removes it, because this process may be killed at
+            # The program creates and removes the directory, because this process may be killed at
             # any time.
             own = ["--make-mountpoint"] if made else []
             process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log)
@@ -120,7 +119,7 @@ class Mount:
                 _remove(mountpoint)
             raise
         self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, made, process, os.getpid(), self._readers)
-        """Unmounts, and returns when nothing is mounted. In a forked process it does nothing."""
+        """Unmounts, and returns when nothing is mounted. In a forked process, it does nothing."""
 
     def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
@@ -130,7 +129,7 @@ class Mount:
         return Split(info, reader, self)
 
     def log(self) -> str:
-        """Returns the end of what the mount has logged, unless there is a log file."""
+        """Returns the end of the mount's log, or an empty string if the log goes to a file."""
         return self._log.end()
 
     def __enter__(self) -> Mount:
@@ -151,8 +150,10 @@ def _info(path: str) -> dict[str, Any]:
 
 
 def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
-    """Starts the program and returns when it serves."""
-    try:  # in a session of its own, which Ctrl-C does not reach: the trainer may go on for a while, to save what it has
+    """Starts the program and returns when the mount can be read."""
+    # Ctrl-C does not reach the program's own session: the trainer may continue for a while, to save
+    # its state.
+    try:
         process = subprocess.Popen(
             [program(), "mount", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.fd, start_new_session=True
         )
@@ -172,9 +173,9 @@ def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
 
 
 def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
-    """Ends a mount that the process parent made, and waits for it."""
+    """Ends a mount that process parent made, and waits until it is gone."""
     if os.getpid() != parent:
-        process.returncode = 0  # it is not this process's to wait for
+        process.returncode = 0  # only its parent can wait for it
         return
     for reader in readers:
         reader.close()
@@ -182,11 +183,11 @@ def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], pare
         process.terminate()
         process.wait()
     except KeyboardInterrupt:
-        process.terminate()  # the second time it does not wait for readers
+        process.terminate()  # a second signal does not wait for readers
         process.wait()
         raise
     finally:
-        if process.poll() != 0:  # it was killed, perhaps, and the mount is dead
+        if process.poll() != 0:  # it may have been killed, which leaves a dead mount
             run("unmount", "--force", mountpoint, timeout=_UNMOUNT_LIMIT)
         if made:
             _remove(mountpoint)

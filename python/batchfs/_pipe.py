@@ -1,4 +1,4 @@
-"""Batches from ``batchfs cat`` in a pipe, where nothing can be mounted."""
+"""Batches from a pipe of ``batchfs cat``, for machines that cannot mount."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._split import Split, read_rest, resolve_split
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
-_HEADER = 4096  # of a .safetensors file
-_SKIP = 256  # batches that are read and dropped, at most, before a new process is faster
+_HEADER = 4096  # bytes before the arrays in a .safetensors file
+_SKIP = 256  # limit on the batches to read and drop; a new process is faster beyond it
 
 
 class Piped:
-    """What `batchfs.open` returns where nothing can be mounted: each split reads the pipe of a process ``batchfs cat`` of its own."""
+    """The result of `batchfs.open` on a machine that cannot mount. Each split reads from its own ``batchfs cat`` process."""
 
     def __init__(self, flags: list[str]) -> None:
         self._flags = flags
@@ -61,13 +61,13 @@ class Piped:
 
 
 class PipeReader(Locked):
-    """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process.
+    """Reads batches from the output of ``batchfs cat``. A jump restarts the program, and so does the first read in another process.
 
-    A program that is started again fails unless its sequence is still the one that info describes.
+    A restarted program fails unless its sequence is still the one that info describes.
     """
 
     def __init__(self, args: list[str], directory: str, info: dict[str, Any]) -> None:
-        super().__init__()  # its lock lets one thread read at a time
+        super().__init__()  # the lock lets one thread read at a time
         arrays = layouts(info)
         self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.
@@ -107,7 +107,7 @@ class PipeReader(Locked):
 
 
 class _Cat:
-    """A program that writes batches next, next + 1, …, until `end`. It also ends when no process has the pipe any more."""
+    """A program that writes batches next, next + 1, … until `end`, or until no process has the pipe open."""
 
     def __init__(self, args: list[str], first: int, directory: str) -> None:
         self.next = first
@@ -121,7 +121,7 @@ class _Cat:
             raise ReadError(f"batchfs cat could not be started: {e}") from e
         assert process.stdout is not None
         self.process, self.stdout = process, process.stdout
-        with contextlib.suppress(OSError):  # it is slower with less
+        with contextlib.suppress(OSError):  # a smaller pipe is slower
             fcntl.fcntl(self.stdout, _F_SETPIPE_SZ, _PIPE_BYTES)
         self.end = weakref.finalize(self, _end, process, self.stdout, self.parent)
 
@@ -140,7 +140,7 @@ class _Cat:
 def _end(process: subprocess.Popen[bytes], stdout: IO[bytes], parent: int) -> None:
     stdout.close()
     if os.getpid() != parent:
-        process.returncode = 0  # it is not this process's to wait for
+        process.returncode = 0  # only its parent can wait for it
         return
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""The batchfs program: where it is, its arguments, and the errors that it and the package give."""
+"""The batchfs program: how to find and run it, its arguments, and the package's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATH_VALUE = re.compile("[A-Za-z0-9_.-]+")
 
 
 class Error(Exception):
-    """What batchfs raises. The text says what happened and what to do."""
+    """The base class of batchfs's errors. The text says what happened and what to do."""
 
 
 class MountError(Error):
@@ -34,14 +34,14 @@ class ArgumentError(Error, TypeError, ValueError):
 
 
 class ReadError(Error):
-    """A batch, or what describes the batches, could not be read. The cause is the OSError, if there was one."""
+    """A batch or its description could not be read. The cause is the OSError, if there was one."""
 
 
 def program() -> str:
-    """Returns the path of the batchfs program: BATCHFS_PROGRAM, or that of this package, or one on the PATH.
+    """Returns the path of the batchfs program: BATCHFS_PROGRAM, the one installed with this package, or the first on the PATH.
 
     Raises:
-        MountError: there is none.
+        MountError: there is no such program.
     """
     if path := os.environ.get("BATCHFS_PROGRAM"):
         if not os.access(path, os.X_OK):
@@ -59,7 +59,7 @@ def program() -> str:
 
 
 def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str, Setting], keys: Mapping[str, Setting]) -> list[str]:
-    """Returns the flags that say what to serve. settings are keys of [batch]; keys are any of config.toml, with their tables."""
+    """Returns the flags that say what to serve. settings are keys of [batch]; keys are any keys of config.toml, such as memory.access."""
     args: list[str] = []
     if config is not None:
         args += ["-c", os.fspath(config)]
@@ -73,10 +73,10 @@ def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str,
 
 
 def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2**63 - 1) -> int:
-    """Returns an integer of any type as a plain int, because NumPy's integers overflow and its arrays change in place.
+    """Returns an integer of any type as an int, because NumPy's integers overflow and its arrays change in place.
 
     Raises:
-        ArgumentError: value is not an integer, or is not from low to high.
+        ArgumentError: value is not an integer from low to high.
     """
     if type(value) is not int:
         try:
@@ -97,7 +97,7 @@ def text(key: str, value: Setting) -> str:
 
 
 def path_settings(settings: Mapping[str, Setting]) -> str:
-    """Returns settings as a component of a path in a mount.
+    """Returns settings as one component of a path in a mount.
 
     Raises:
         ArgumentError: a key or a value could add another setting or lead out of the split.
@@ -126,7 +126,7 @@ def parse_info(path: str, text: bytes) -> dict[str, Any]:
     """Returns the content of a path's info.json.
 
     Raises:
-        MountError: it has no identity, so this version of batchfs did not write it.
+        MountError: the file has no identity, so an older batchfs or another program wrote it.
     """
     with contextlib.suppress(ValueError, TypeError):
         info = json.loads(text)
@@ -136,7 +136,7 @@ def parse_info(path: str, text: bytes) -> dict[str, Any]:
 
 
 class Log:
-    """What a program writes to standard error. It is in memory, because a full disk would lose it."""
+    """The standard error of a program. It is kept in memory, because a full disk would lose it."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("batchfs")
@@ -145,13 +145,13 @@ class Log:
         os.close(self.fd)
 
     def end(self, most: int = 2000) -> str:
-        """Returns its last bytes; and only the error, if the program ended with one."""
+        """Returns the last bytes, or only the final error if the program ended with one."""
         start = max(os.fstat(self.fd).st_size - most, 0)
         return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
 
 
 def run(*args: str, timeout: float | None = None, directory: str | None = None) -> tuple[bytes, str]:
-    """Runs the program, in another directory if one is given, and returns its output and its error, which is empty if it succeeded."""
+    """Runs the program, in the given directory if any, and returns its output and its error, which is empty if it succeeded."""
     try:
         done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:

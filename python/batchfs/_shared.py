@@ -1,4 +1,4 @@
-"""Memory that the copies of an object share across forked and spawned processes."""
+"""Memory shared by the copies of an object in forked and spawned processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYOUT = "3q"
 class Shared:
     """Numbers that an iterator shares with its copies in the workers of a DataLoader.
 
-    A copy that is made in another way, such as with pickle, has numbers of its own.
+    A copy made in any other way, such as with pickle, has its own numbers.
     """
 
     def __init__(self, numbers: Sequence[int] = (0, 0, 0), fd: int = -1) -> None:
@@ -51,7 +51,8 @@ class Shared:
             os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen  # imported here, because only programs with workers need it
+        # Imported here, because only programs with workers need it.
+        from multiprocessing.context import get_spawning_popen
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:

@@ -25,22 +25,24 @@ _MAX_RANKS = 2**24
 
 
 class Reader(Protocol):
-    """Where batches are read from. It can be pickled, and used after a fork."""
+    """A source of batches. It can be pickled, and used after a fork."""
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         """Reads batch k into `BatchBuffer.buffers`. Raises ReadError."""
         ...
 
     def close(self) -> None:
-        """Frees what is open. The next fill opens it again."""
+        """Closes files and processes. The next fill opens them again."""
         ...
 
 
 def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
-    """Fills buffers of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
+    """Fills the rest of buffers, which have size bytes in total and done of them already, with read(buffers, done).
+
+    read returns the number of bytes that it read.
 
     Raises:
-        ReadError: there are fewer bytes.
+        ReadError: the batch ends early.
     """
     rest = [*buffers]
     last = done
@@ -55,14 +57,14 @@ def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memory
 
 
 class Split(Sequence[Batch[Array]]):
-    """The batches of a split under its settings: ``train[k]`` is batch k, and ``len(train)`` the batches of an epoch.
+    """The sequence of batches of a split: ``train[k]`` is batch k, and ``len(train)`` is the number of batches of an epoch.
 
     It can be pickled and used in other processes, forked or spawned.
 
     Attributes:
-        info: what the mount's info.json says: tokens, shapes, order, seed, files and others.
+        info: the content of info.json: tokens, shapes, order, seed, files and more.
         names: the names of a batch's arrays, x and y first.
-        fingerprint: that of the tokens, 32 hexadecimal digits.
+        fingerprint: the fingerprint of the tokens, 32 hexadecimal digits.
     """
 
     def __init__(self, info: dict[str, Any], reader: Reader, owner: object = None) -> None:
@@ -71,7 +73,7 @@ class Split(Sequence[Batch[Array]]):
         self.fingerprint: str = info["fingerprint"]
         self.layouts = layouts(info)
         self.reader = reader
-        self._owner = owner  # a mount lives as long as its splits
+        self._owner = owner  # keeps the mount alive while its splits are in use
 
     def __len__(self) -> int:
         return int(self.info["steps"])
@@ -81,11 +83,11 @@ class Split(Sequence[Batch[Array]]):
     @overload
     def __getitem__(self, index: slice) -> list[Batch[Array]]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Batch[Array] | list[Batch[Array]]:
-        """Returns a batch by number, from 0 to len - 1, or a list of them. `steps` goes beyond, to further epochs.
+        """Returns a batch by number, from 0 to len - 1, or a list of batches. `steps` and `read` continue to further epochs.
 
         Raises:
-            IndexError: there is no such batch.
-            ReadError: it cannot be read.
+            IndexError: the number is out of range.
+            ReadError: a batch cannot be read.
         """
         if isinstance(index, slice):
             return [self.read(k) for k in range(*index.indices(len(self)))]
@@ -95,7 +97,7 @@ class Split(Sequence[Batch[Array]]):
         return self.read(k % len(self))
 
     def read(self, k: SupportsIndex) -> Batch[Array]:
-        """Returns batch k, for any k from 0 to 2**40 - 1, whatever the length.
+        """Returns batch k, for any k from 0 to 2**40 - 1, even beyond the first epoch.
 
         Raises:
             ArgumentError: k is not an integer, or is out of range.
@@ -107,9 +109,9 @@ class Split(Sequence[Batch[Array]]):
         return memory.batch()
 
     def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None) -> Steps:
-        """Returns an iterator over (step, batch) from batch start to before batch stop, or without end.
+        """Returns an iterator over (step, batch), from batch start up to but not including batch stop, or without end.
 
-        It has ``state_dict()`` and ``load_state_dict()``. Its batches are new arrays, for the caller to keep or change.
+        It has ``state_dict()`` and ``load_state_dict()``. The caller may keep or change its batches.
         """
         return Steps(self, start, stop)
 
@@ -118,8 +120,8 @@ class Split(Sequence[Batch[Array]]):
     ) -> TorchSteps:
         """Returns `steps` whose batches are tensors on a device (default: cuda if there is one, else cpu).
 
-        x, y and tokens are int64, the other arrays of their own dtype. For CUDA the next batch is read into pinned memory, sent and
-        made int64 there while the GPU works on this one.
+        x, y and tokens are int64; other arrays keep their dtype. For CUDA, the next batch is read into pinned memory, sent to the GPU
+        and converted there while the GPU works on the current one.
         """
         from . import _torch
 
@@ -137,7 +139,7 @@ class Split(Sequence[Batch[Array]]):
 
 
 class StepIterator(Locked):
-    """The position of an iterator over the steps of a split.
+    """The base class of iterators over the steps of a split: their position and its state.
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
 
@@ -151,16 +153,16 @@ class StepIterator(Locked):
         self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
         self.worker, self.workers = 0, 1
         self.shared = Shared()
-        self._begun = self._loaded = 0  # values in shared when this process last looked
+        self._begun = self._loaded = 0  # values of shared that this process saw last
         self._first: int | None = None  # the step at which this worker begins each loop
         if torch := sys.modules.get("torch"):
-            torch.utils.data.IterableDataset.register(StepIterator)  # an ABC, for DataLoader's isinstance
+            torch.utils.data.IterableDataset.register(StepIterator)  # for DataLoader's isinstance
 
     def __iter__(self: S) -> S:
-        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader it then gives every n-th batch.
+        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch.
 
-        Workers may have read batches that an earlier loop did not get before it ended. So persistent workers begin each loop where
-        they began the first one, as new workers do, or at a state that was loaded since.
+        When a loop ends, workers may have read batches that it never got. Persistent workers therefore begin each loop where they
+        began the first one, as new workers do, or at a state that was loaded since.
         """
         worker = worker_info()
         if worker is None:
@@ -177,20 +179,20 @@ class StepIterator(Locked):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state to save, in which the batch that was given last is done.
+        """Returns the state to save. The batch that was returned last counts as completed.
 
         Raises:
             Error: the workers of a DataLoader read the batches, so this process does not know the step.
         """
         if self._begun != self.shared.begun and worker_info() is None:
             raise Error(
-                "the workers of a DataLoader read these steps, and this process does not know how far: use torchdata's StatefulDataLoader "
+                "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
             )
         return {"step": self.step, "fingerprint": self.split.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a saved state, on this mount or another of the same tokens.
+        """Continues from a saved state, on this mount or another mount of the same tokens.
 
         Raises:
             ArgumentError: the state's step is not an integer, or is out of range.
@@ -211,17 +213,17 @@ class StepIterator(Locked):
 
 
 def worker_info() -> Any:
-    """Returns PyTorch's WorkerInfo if this process is a worker of a DataLoader, or else None."""
+    """Returns PyTorch's WorkerInfo if this process is a worker of a DataLoader, otherwise None."""
     torch = sys.modules.get("torch")
     return torch.utils.data.get_worker_info() if torch else None
 
 
 class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
-    """Iterator over (step, batch): see `Split.steps`."""
+    """An iterator over (step, batch): see `Split.steps`."""
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
-        self._recycler = BufferPool(split.layouts)
+        self._pool = BufferPool(split.layouts)
 
     def __next__(self) -> tuple[int, Batch[Array]]:
         lock = self.lock
@@ -230,7 +232,7 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
             k = self.step + self.worker
             if k >= self.stop:
                 raise StopIteration
-            memory = self._recycler.memory()
+            memory = self._pool.memory()
             self.split.reader.fill(k, memory.buffers)
             self.step += self.workers
             return k, memory.batch()
@@ -245,9 +247,9 @@ def resolve_split(
     settings: dict[str, Setting],
     describe: Callable[[str], dict[str, Any]],
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the path of a split under settings, and what describe returns for that path.
+    """Returns the path of a split under settings, and describe(path).
 
-    rank and world default to those in torchrun's environment, and so does local_world if it matters.
+    rank and world default to torchrun's environment variables, and so does local_world if it matters.
 
     Raises:
         ArgumentError: only one of rank and world is given, or a number is wrong.
@@ -265,13 +267,13 @@ def resolve_split(
     if rank is None or world is None:
         return path, describe(path)
     world = integer("world", world, 1, _MAX_RANKS)
-    shares: dict[str, Setting] = {"rank": integer("rank", rank, 0, _MAX_RANKS - 1), "world": world}
+    ranks: dict[str, Setting] = {"rank": integer("rank", rank, 0, _MAX_RANKS - 1), "world": world}
     local = _from_environment("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in env else 1
     if local > 1 and world % local == 0 and "local_world" not in given:
         info = describe(path)
         if info.get("shuffle_block") and info.get("local_world") == 1:
-            shares["local_world"] = local
-    path += "/" + path_settings(shares)
+            ranks["local_world"] = local
+    path += "/" + path_settings(ranks)
     return path, describe(path)
 
 

@@ -18,9 +18,9 @@ S = TypeVar("S", bound="TorchSteps")
 
 from_numpy: Callable[[Array], torch.Tensor] = torch.from_numpy  # pyright: ignore
 
-_BUFFERS = 3  # one is filled, one is sent, and one was sent
+_BUFFERS = 3  # one being filled, one being sent, and one that was sent
 _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
-_BITS = {"bfloat16": "int16"}  # which hold what NumPy lacks
+_BITS = {"bfloat16": "int16"}  # NumPy dtypes with the bits of dtypes that it lacks
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
 
@@ -59,11 +59,11 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
             return k, self.send()
 
     def send(self) -> Tensors:
-        """Returns the batch that was read."""
+        """Returns the batch that was read, on the device."""
         return self.batch(self.host.to(self.device))
 
     def batch(self, raw: torch.Tensor) -> Tensors:
-        """Returns a batch of its bytes on the device, with tokens as int64. x and y are made so as one."""
+        """Returns the batch in raw, its bytes on the device. Tokens become int64; x and y are converted together."""
         batch: Tensors = Batch()
         for p in parts(self.split.layouts):
             is_tokens = p.name in ("y", "tokens")
@@ -87,7 +87,7 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
 
 
 class CPUSteps(TorchSteps):
-    """TorchSteps on the CPU. NumPy converts tokens to int64, in memory that is reused once no tensor refers to it."""
+    """TorchSteps on the CPU. NumPy converts tokens to int64, into memory that is reused once no tensor refers to it."""
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
@@ -106,7 +106,7 @@ class CPUSteps(TorchSteps):
 
 
 class CudaSteps(TorchSteps):
-    """TorchSteps that reads the next batch into pinned memory, and sends it on a stream of its own, before it is asked for."""
+    """TorchSteps that reads the next batch into pinned memory in advance, and sends it on its own stream."""
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
@@ -126,12 +126,12 @@ class CudaSteps(TorchSteps):
             now = torch.cuda.current_stream(self.device)
             now.wait_event(sent)
             for tensor in batch.values():
-                tensor.record_stream(now)  # its memory belongs to the other stream
+                tensor.record_stream(now)  # the other stream allocated the memory
             self.step = k + 1
             return k, batch
 
     def prefetch(self, k: int) -> None:
-        """Reads batch k and sends it, with the buffer that was sent longest ago."""
+        """Reads batch k into the buffer that was sent longest ago, and sends it."""
         buffer = self.buffers[0]
         buffer.sent.synchronize()
         self.split.reader.fill(k, buffer.memory.buffers)
@@ -144,7 +144,7 @@ class CudaSteps(TorchSteps):
 
 
 class _Buffer:
-    """Pinned memory, and when it was last sent."""
+    """Pinned memory, and the event that marks the end of its last transfer."""
 
     def __init__(self, split: Split, size: int) -> None:
         self.host = torch.empty(size, dtype=torch.uint8, pin_memory=True)

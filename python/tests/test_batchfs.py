@@ -261,7 +261,7 @@ class TestArguments(Case):
 
     def test_integers(self) -> None:
         for train in self.both("train"):
-            for k in (1, 100, 30_000, 2**31 - 2):  # each overflows some type if multiplied by batch_bytes
+            for k in (1, 100, 30_000, 2**31 - 2):  # times batch_bytes, each overflows some type
                 want = train.read(k)
                 for value in [*integers(k), *([True] if k == 1 else [])]:
                     kind = repr(value)
@@ -523,7 +523,7 @@ class TestProcesses(Case):
             self.assertEqual(steps.state_dict()["step"], 4)
         more = self.m.split("more")
         kept = {k: (batch if k % 2 else batch.y[0, 1:]) for k, batch in more.torch("cpu", 0, 8)}
-        for k, batch in kept.items():  # what is still used, in whole or in part, was not written over
+        for k, batch in kept.items():  # nothing still in use was overwritten
             self.assertTrue(same(batch, more[k]) if isinstance(batch, dict) else np.array_equal(batch, more[k].y[0, 1:]))
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
@@ -546,7 +546,8 @@ class TestProcesses(Case):
                 return super().batch(raw.clone())
 
         cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
-        pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))  # pyright: ignore
+        unpinned: Any = lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)
+        pinned = mock.patch.object(torch, "empty", unpinned)
         fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
         with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:
             cuda.Event.return_value = cuda.event
@@ -640,7 +641,7 @@ class TestLife(Place):
             copy = pickle.loads(pickle.dumps(train))
             self.assertTrue(same(train[1], copy[1]))
             if os.fork() == 0:
-                m.close()  # which is not this process's to do
+                m.close()  # does nothing, because the parent made the mount
                 os._exit(0)
             os.wait()
             self.assertTrue(self.mounted())
@@ -655,7 +656,7 @@ class TestLife(Place):
         thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)))
         thread.start()
         thread.join()
-        train = batchfs.mount(config=self.config).split("train")  # which keeps its mount
+        train = batchfs.mount(config=self.config).split("train")  # the split keeps its mount alive
         self.assertTrue(same(train[5], made[0].split("train")[5]))
         places = [made[0].mountpoint, str(Path(train.reader.path).parent) if isinstance(train.reader, FileReader) else ""]
         self.assertLessEqual(set(places), mounts())
@@ -725,7 +726,7 @@ class TestSameSequence(Place):
         make_data(self.directory / "other", 150_000)
         np.roll(np.arange(150_000).astype(np.uint16), 1).tofile(self.directory / "other/train.bin")
         for words, settings in others.items():
-            self.assertRaisesRegex(batchfs.ReadError, "mounted there|Mount again", train.read, 10**6)  # not in the page cache
+            self.assertRaisesRegex(batchfs.ReadError, "mounted there|Mount again", train.read, 10**6)
             with mounted(**settings):
                 for reader in (train, copy):
                     with self.assertRaisesRegex(batchfs.ReadError, f"another sequence is mounted at .*({words}).*call split\\(\\) again"):
@@ -766,7 +767,8 @@ class TestSameSequence(Place):
         piped = batchfs.Piped(["-c", self.config]).split("train")
         np.roll(np.fromfile(self.directory / "data/train.bin", np.uint16), 1).tofile(self.directory / "new")
         os.rename(self.directory / "new", self.directory / "data/train.bin")
-        loader: Any = DataLoader(piped.steps(0, 9), batch_size=None, num_workers=2)  # pyright: ignore
+        steps: Any = piped.steps(0, 9)
+        loader: Any = DataLoader(steps, batch_size=None, num_workers=2)
         with self.assertRaisesRegex(batchfs.ReadError, "and --identity is"):
             list(loader)
 
@@ -785,7 +787,8 @@ class TestSameSequence(Place):
         make_data(self.directory / "elsewhere/data")
         np.ones(9000, np.uint16).tofile(self.directory / "elsewhere/data/train.bin")
         self.addCleanup(os.chdir, os.getcwd())
-        no_mount = mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount /x: no such device"))  # pyright: ignore
+        error = batchfs.MountError("cannot mount /x: no such device")
+        no_mount = mock.patch.object(batchfs._mount, "mount", side_effect=error)  # pyright: ignore
         for settings in ({"config": "data/config.toml"}, {"set": {"splits.train.tokens": "data/train.bin"}, "batch_size": B, "block_size": T}):
             os.chdir(self.directory)
             kinds: Any = settings
@@ -864,7 +867,8 @@ class TestErrors(Place):
         with batchfs.open(config=self.config) as m:
             self.assertIsInstance(m, batchfs.Mount)
             want = m.split("train")[3]
-            with mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount /x: no such device")):  # pyright: ignore
+            error = batchfs.MountError("cannot mount /x: no such device")
+            with mock.patch.object(batchfs._mount, "mount", side_effect=error):  # pyright: ignore
                 with self.assertWarnsRegex(RuntimeWarning, "read from pipes, because there is no mount: cannot"):
                     with batchfs.open(config=self.config) as p:
                         self.assertIsInstance(p, batchfs.Piped)
