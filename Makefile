@@ -1,34 +1,42 @@
-# make demo    sets up what is missing, builds, and trains a model from a mount; DEMO="--seconds 10" does so for 10 seconds
-# make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
-# make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
-# make page    shows the page of batchfs view in a browser without a window, checks it, and leaves pictures of it in PICTURES
-# make pictures   draws README's table of speed as bars, and what batchfs top shows of a mount on /mnt/batches
-# make soak    lets those tests run for about three hours that look for leaks, kill what serves and compare all bytes and tokens with
-#              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
-# make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
-# make wheel   builds the Python package with the program in it, for x86_64 and arm64, in dist/
-# make recipes  trains with each framework that examples has a recipe for, from PyPI: killed in the middle and resumed, the losses are equal
-# make release    makes all that is published, in dist/release: wheels, tarballs, packages of Debian and RPM, and the context of the image
-# make packages   does that, and installs and uses each where there is nothing else
-# make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
-#              or cache is merged, while nothing else uses the machine
+# make demo      installs what is missing, builds, and trains a model from a mount; DEMO="--seconds 10"
+#                limits that to 10 seconds
+# make test      installs what is missing, and runs all tests but the long ones, in about three minutes
+# make check     runs what CI runs: analysis, and all tests, with the race detector where goroutines
+#                share data
+# make build     builds ./batchfs
+# make bench     measures how long a trainer waits for batches of the demo's tokens;
+#                BENCH=--memory measures memory
+# make wheel     builds the Python package, which contains the program, for x86_64 and arm64, in dist/
+# make release   builds everything that is published, in dist/release: wheels, tarballs, packages for
+#                Debian and RPM, and the context of the image
+# make packages  does that, and installs and uses each in an empty system
+# make recipes   trains with each framework in examples, from PyPI: killed in the middle and resumed,
+#                the losses must be equal
+# make soak      runs for about three hours, on an idle machine: looks for leaks, kills processes,
+#                compares all bytes with a reference, checks times and memory, and fuzzes
+# make bench-compare REF=HEAD~1   compares the processor time of a batch with another commit, on an idle
+#                machine: run it before merging a change of fs, sampler or cache
+# make page      checks the page of batchfs view in a headless browser; PICTURES=DIR keeps pictures
+# make pictures  draws README's table of speed as bars, and batchfs top with a mount on /mnt/batches
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
-# Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
-# in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do. Many tests do nothing but
-# wait for a time to pass, so twice as many as there are processors run at once.
+# Tests build the program themselves, which Go's cache of results does not see: hence -count=1. Each
+# wait in a test has a limit of five minutes; -timeout is for all tests of a package on a busy machine.
+# Many tests mostly wait, so twice as many as there are processors run at once.
 TEST = .ci/progress -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
-# The longest first: then the others run beside it. test/exclusive waits for all others of test, which have ended when it begins.
+# The longest first, so that others run next to it. test/exclusive waits until all other tests below
+# test have ended.
 PACKAGES = $(addprefix ./test/,soak faults stores commands integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./test/exclusive ./...
 RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
-# In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
+# A number of inputs rather than of seconds, because Go before 1.27 may fail when time is up
+# (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
 .PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare wheel recipes release packages
 
-# Without C's library, as it is published: less memory, and it runs wherever Linux does.
+# Without the C library, as in releases: it takes less memory and runs on any Linux.
 build:
 	CGO_ENABLED=0 go build -o batchfs ./cmd/batchfs
 
@@ -60,7 +68,7 @@ pictures:
 	examples/pictures speed examples/speed.svg
 	examples/pictures top examples/top.svg
 
-# What is held to times and memory outside test/soak.
+# Tests outside test/soak that check times and memory.
 LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop|TestManyShards|TestManyShardsAreAsFastAsFew|TestReadersShareAReload|TestOneOfSeveralFilesChanges
 
 soak:
@@ -80,8 +88,8 @@ check:
 	$(TEST) -vet=off -race $(RACED)
 	$(TEST) -vet=off $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
 
-# A machine that cannot ask for what is known has nothing to answer for, but it says so. Only where a module has a vulnerability, the code is
-# searched for calls of it, which takes long.
+# If the database of vulnerabilities cannot be reached, this says so and passes. The code is searched for
+# calls, which takes long, only if a module has a vulnerability.
 vulnerabilities:
 	@said=$$(go run $(GOVULNCHECK) -C cmd/batchfs -scan module 2>&1) && echo "$$said" || case $$said in \
 	*"fetching vulnerabilities:"*) echo "NOT CHECKED for known vulnerabilities, whose database cannot be reached from here: $$said" ;; \

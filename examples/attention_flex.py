@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Attention within documents by PyTorch's flex attention, with a mask made of the positions of a batch.
+"""Attention within documents with PyTorch's flex attention and a mask made from positions.
 
     python3 examples/attention_flex.py MOUNTPOINT/SPLIT [--batch 0]
 
-The split has documents = true, mask_targets = true and dtype = "int64". Unless the loss of a batch is that of a loop over its documents,
-exit status 1.
+The split has documents = true, mask_targets = true and dtype = "int64". The exit status is 1 unless
+the loss of the batch equals that of a loop over its documents.
 """
 import argparse
 import sys
@@ -25,7 +25,7 @@ def load(name):
 
 
 x, y = load("")                 # (B, T) each; y is -100 where a document ends
-positions = load(".positions")  # (B, T): of each token in its document, 0 where one begins
+positions = load(".positions")  # (B, T): position of each token in its document
 B, T = x.shape
 document = (positions == 0).cumsum(1)
 
@@ -34,7 +34,7 @@ def within(b, head, query, key):
     return (query >= key) & (document[b, query] == document[b, key])
 
 
-# Blocks of the mask that are empty cost nothing. In a real run, compile both: torch.compile(flex_attention).
+# Empty blocks of the mask cost nothing. In a real run, use torch.compile(flex_attention).
 mask = create_block_mask(within, B, None, T, T, device=x.device)
 
 torch.manual_seed(0)

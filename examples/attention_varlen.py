@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Attention within documents by cu_seqlens, as FlashAttention's varlen functions take it.
+"""Attention within documents with cu_seqlens, as FlashAttention's varlen functions take it.
 
     python3 examples/attention_varlen.py MOUNTPOINT/SPLIT [--batch 0]
 
-The split has documents = true, mask_targets = true and dtype = "int64". Unless the loss of a batch is that of a loop over its documents,
-exit status 1.
+The split has documents = true, mask_targets = true and dtype = "int64". The exit status is 1 unless
+the loss of the batch equals that of a loop over its documents.
 """
 import argparse
 import sys
@@ -24,10 +24,10 @@ def load(name):
 
 
 x, y = load("")                    # (B, T) each; y is -100 where a document ends
-positions = load(".positions")     # (B, T): of each token in its document
-cu_seqlens = load(".cu_seqlens")   # (B, T+1): 0, where the documents of the row end, then T up to the end
+positions = load(".positions")     # (B, T): position of each token in its document
+cu_seqlens = load(".cu_seqlens")   # (B, T+1): 0, the ends of the row's documents, then T
 
-# Rows one after the other make one list of B*T tokens, and so do the ends of their documents.
+# Concatenate all rows into one list of B*T tokens, and the ends of their documents likewise.
 B, T = x.shape
 ends = [row.unique()[1:] + j * T for j, row in enumerate(cu_seqlens)]
 cu_seqlens = F.pad(torch.cat(ends), (1, 0)).int()
@@ -56,7 +56,7 @@ def logits(x, positions, cu_seqlens):
 loss = F.cross_entropy(logits(x.flatten(), positions.flatten(), cu_seqlens), y.flatten(), reduction="sum")
 
 alone = torch.zeros(())
-for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):  # each document as if there were no other
+for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):  # each document by itself
     n = end - begin
     one = logits(x.flatten()[begin:end], torch.arange(n), torch.tensor([0, n]))
     alone += F.cross_entropy(one, y.flatten()[begin:end], reduction="sum")

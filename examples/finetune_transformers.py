@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fine-tune a Hugging Face model on packed documents with a loss mask. The same command again resumes a run that was killed.
+"""Fine-tune a Hugging Face model on packed documents with a loss mask. If it is killed, the same command resumes it.
 
     batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data
     python3 examples/finetune_transformers.py
 
-A row holds whole documents. Attention stays within each, and the loss counts completions alone.
+A row holds whole documents. Attention stays within each, and only completions count in the loss.
 """
 import os
 
@@ -19,7 +19,8 @@ train = batchfs.open("data", batch_size=4, block_size=128, dtype="int64", **docu
 batches = train.torch(stop=60)
 
 torch.manual_seed(1337)
-# With a cache, which is the default, the model overlooks positions that begin again, and attends to the documents before.
+# With its default cache, the model ignores that positions restart, and attends to earlier
+# documents.
 size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 config = LlamaConfig(vocab_size=train.info["vocab_size"], use_cache=False, **size)
 # On a GPU, in bfloat16: "flash_attention_2".
@@ -33,10 +34,12 @@ if os.path.exists("checkpoint.pt"):
     batches.load_state_dict(checkpoint["batches"])
 
 for step, batch in batches:
-    # All rows as one, which flash_attention_2 needs. Where positions begin again, it begins a sequence, and sdpa a block of its mask.
+    # flash_attention_2 needs all rows as one. When positions restart, it begins a new sequence, and
+    # sdpa a new block of its mask.
     x, y, mask, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "mask", "positions"))
     logits = model(input_ids=x, position_ids=positions.long()).logits
-    # y is the next token already: the model's own loss would shift it once more. It is -100 where a document ends.
+    # y is shifted already; the model's own loss would shift it again. It is -100 where a document
+    # ends.
     loss = F.cross_entropy(logits[0], y[0].masked_fill(mask[0] == 0, -100))
     loss.backward()
     optimizer.step()

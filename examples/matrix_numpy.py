@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Go once through the rows of a large matrix in random order, with np.memmap and with batchfs, and see what that takes of memory.
+"""Read all rows of a large matrix once, in random order, with np.memmap and with batchfs, and compare the memory.
 
     head -c 1G /dev/urandom >matrix.bin
     batchfs mount -d --set splits.train.tokens=matrix.bin --set splits.train.layout=rows --set splits.train.token_dtype=uint8 \\
         --set 'splits.train.shape=[4096]' --set batch.order=shuffle --set batch.batch_size=64 MOUNTPOINT
     python3 examples/matrix_numpy.py matrix.bin MOUNTPOINT
 
-A memmap grows to the size of the file, and dies of it in a container with less memory. What is read from the mount is one batch.
+A memmap grows to the size of the file, and is killed in a container with less memory. From the mount, memory holds one batch.
 """
 import json
 import sys
@@ -50,7 +50,7 @@ for name, batches in ("the mount", from_mount), ("np.memmap", from_memmap):
     before, rows, total = resident(), 0, 0
     for batch in batches():
         rows += len(batch)
-        total = total + batch.sum(0, dtype=np.float64)  # in place of a step of training
+        total = total + batch.sum(0, dtype=np.float64)  # stands for a training step
         if rows == N:
             grown = resident() - before
     sums.append(total)

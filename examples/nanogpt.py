@@ -1,8 +1,9 @@
-# In nanoGPT's train.py, in place of get_batch, below data_dir. A run that was killed resumes with --init_from=resume.
+# Replaces get_batch in nanoGPT's train.py, below data_dir. After a kill, resume with
+# --init_from=resume.
 import batchfs
 mount = batchfs.open(data_dir, batch_size=batch_size, block_size=block_size, order="shuffle")
-def batches(split, training):  # begins when its first batch is asked for: iter_num is that of the checkpoint by then
-    while True:  # training reads each batch once, and each evaluation the same ones
+def batches(split, training):  # runs from the first batch on, when iter_num is known
+    while True:  # training reads each batch once; every evaluation reads the same ones
         start, stop = (iter_num * gradient_accumulation_steps, None) if training else (0, eval_iters)
         yield from mount.split(split).torch(device, start, stop)
 streams = {key: batches(*key) for key in [("train", True), ("train", False), ("val", False)]}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Train a sharded model (FSDP) with torchdata's StatefulDataLoader and distributed checkpoints (DCP). The same command again resumes a run
-that was killed.
+"""Train a sharded model (FSDP) with torchdata's StatefulDataLoader and distributed checkpoints (DCP).
+If it is killed, the same command resumes it.
 
     batchfs mount -d --data data /mnt/batches        once on each host
     torchrun --nproc-per-node 2 examples/train_dcp.py /mnt/batches/train
@@ -24,7 +24,8 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_av
 dist.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
 
-# An iterable, whose workers share the numbers. Workers that read the file next would return its batches in any order.
+# The workers of this iterable share the numbers. If they read the file next instead, batches would
+# arrive in any order.
 train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12 // world, block_size=64, dtype="int64", rank=rank, world=world)
 loader = StatefulDataLoader(train.steps(stop=60), batch_size=None, num_workers=2)
 
@@ -40,7 +41,7 @@ def state():
     return {"model": model_state, "optimizer": optimizer_state}
 
 
-if saved := sorted(Path("checkpoints").glob("*/.metadata")):  # which is written last
+if saved := sorted(Path("checkpoints").glob("*/.metadata")):  # .metadata is written last
     loaded = {**state(), "loader": b""}
     dcp.load(loaded, checkpoint_id=saved[-1].parent)
     set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
@@ -55,7 +56,8 @@ for step, batch in loader:
     if rank == 0:
         print(f"step {step}: loss {loss.item() / world}", flush=True)
     if (step + 1) % 20 == 0:
-        # Pickled, because DCP loads only keys that are there before, and a loader gets its keys with its first batch. It is the same on all ranks.
+        # DCP loads only keys that exist already, and a loader has its keys only after its first
+        # batch, so its state is pickled. It is the same on all ranks.
         dcp.save({**state(), "loader": pickle.dumps(loader.state_dict())}, checkpoint_id=f"checkpoints/{step + 1:08}")
 
 dist.destroy_process_group()

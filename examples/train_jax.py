@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train with JAX, Grain and Orbax. The same command again resumes a run that was killed.
+"""Train with JAX, Grain and Orbax. If it is killed, the same command resumes it.
 
     batchfs prepare book.txt --by byte --out data
     python3 examples/train_jax.py
@@ -13,7 +13,8 @@ import orbax.checkpoint as ocp
 
 import batchfs
 
-# steps is the length of the run, over all epochs: .repeat() would give each epoch the order of the first.
+# steps is the length of the whole run. With .repeat(), each epoch would have the order of the
+# first.
 train = batchfs.open("data", batch_size=12, block_size=64).split("train", order="shuffle", steps=60)
 batches = iter(grain.MapDataset.source(train).map(lambda batch: (batch.x, batch.y)).to_iter_dataset())
 

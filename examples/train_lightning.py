@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train with Lightning. The same command again resumes a run that was killed.
+"""Train with Lightning. If it is killed, the same command resumes it.
 
     batchfs mount -d --data data /mnt/batches
     python3 examples/train_lightning.py /mnt/batches/train
@@ -15,8 +15,9 @@ import batchfs
 
 
 class Batches(L.LightningDataModule):
-    # Lightning fetches a batch ahead, so the state_dict of a loader would be a batch too far. The number of steps that are done is right, and
-    # is loaded before the first batch is asked for. A generator has no sampler that Lightning could replace on several GPUs.
+    # Lightning fetches a batch in advance, so the state_dict of a loader would be one batch ahead.
+    # global_step is right, and is loaded before the first batch is requested. A generator has no
+    # sampler that Lightning could replace on several GPUs.
     def train_dataloader(self):
         t = self.trainer
         train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12, block_size=64, rank=t.global_rank, world=t.world_size)

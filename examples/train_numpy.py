@@ -4,7 +4,7 @@
     python3 examples/train_numpy.py MOUNTPOINT VOCAB.json [--seconds 30]
 
 The model is the MLP of Bengio et al. (2003): embed the last C characters, hidden layers,
-softmax over the next one. Unless it beats a table of bigram counts by 10 %, exit status 1.
+softmax over the next one. The exit status is 1 unless it beats a table of bigram counts by 10%.
 """
 import argparse
 import json
@@ -14,7 +14,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-# Such small matrices are multiplied as fast on one core. OpenBLAS would take all of them, also from the process that makes batches.
+# Matrices this small are multiplied as fast on one core. OpenBLAS would use all cores, including
+# the one that computes batches.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
@@ -97,7 +98,8 @@ def resident():
         return json.load(f)["resident_bytes"] / 1e6
 
 
-# What to beat: how often each character follows each other one. batches.bin is batches back to back: here 100 MB, a MB at a time.
+# The model to beat counts how often each character follows another. It reads 100 MB of batches.bin,
+# one megabyte at a time.
 some = 1_000_000 // info["batch_bytes"]
 counts = np.zeros(V * V)
 memory = []
@@ -111,13 +113,13 @@ unigram = (counts.sum(0) + 1) / (counts.sum() + V)  # (V,)
 bigram = (counts + 8 * unigram) / (counts.sum(1, keepdims=True) + 8)  # (V, V)
 bigram_loss = val_loss(lambda x: bigram[x[:, C - 1:].ravel()])
 
-width, height, lowest, row_height = 48, 6, 1, 0.5  # of the chart, in columns, rows, nats, nats
-sums, numbers = np.zeros(width), np.zeros(width)   # of the losses of each column
+width, height, lowest, row_height = 48, 6, 1, 0.5  # chart: columns, rows, nats, nats
+sums, numbers = np.zeros(width), np.zeros(width)   # losses of each column
 live = sys.stdout.isatty()
 
 
 def draw(done):
-    """Draws the loss: in a terminal often, over what was drawn before; elsewhere once, when the training is done."""
+    """Draws the loss: repeatedly in a terminal, in place; otherwise once, at the end."""
     if not live and done < 1:
         return
     if live and drawn > start:
@@ -136,8 +138,8 @@ def draw(done):
 m = [np.zeros_like(w) for w in params]
 v = [np.zeros_like(w) for w in params]
 least = 600  # steps, which take longer on a busy machine
-step, done, waited = 0, 0.0, 0.0  # done: the share of the training that is over, which the learning rate follows
-reader = ThreadPoolExecutor(1)    # reads the next batch during a step, as trainers on a GPU do
+step, done, waited = 0, 0.0, 0.0  # done: completed fraction of the training, for the learning rate
+reader = ThreadPoolExecutor(1)    # reads the next batch during a step, as GPU trainers do
 following = reader.submit(get_batch, "train")
 start = drawn = time.perf_counter()
 while done < 1:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train in plain PyTorch. The same command again resumes a run that was killed.
+"""Train in plain PyTorch. If it is killed, the same command resumes it.
 
     batchfs prepare book.txt --by byte --out data
     python3 examples/train_torch.py
@@ -23,7 +23,7 @@ if os.path.exists("checkpoint.pt"):
     checkpoint = torch.load("checkpoint.pt")
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
-    batches.load_state_dict(checkpoint["batches"])  # an error if the tokens are not those of the checkpoint
+    batches.load_state_dict(checkpoint["batches"])  # refuses other tokens
 
 for step, batch in batches:
     loss = F.cross_entropy(model(batch.x).flatten(0, 1), batch.y.flatten())
@@ -34,4 +34,4 @@ for step, batch in batches:
     if (step + 1) % 20 == 0:  # with dropout, save torch.get_rng_state() too
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "batches": batches.state_dict()}
         torch.save(state, "checkpoint.tmp")
-        os.replace("checkpoint.tmp", "checkpoint.pt")  # a run that is killed meanwhile has the one before
+        os.replace("checkpoint.tmp", "checkpoint.pt")  # atomic: a kill leaves the previous one

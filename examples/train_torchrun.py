@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train on several GPUs, or processes, with DistributedDataParallel. The same command again resumes a run that was killed.
+"""Train on several GPUs, or processes, with DistributedDataParallel. If it is killed, the same command resumes it.
 
     batchfs mount -d --data data /mnt/batches        once on each host
     torchrun --nproc-per-node 2 examples/train_torchrun.py /mnt/batches/train
@@ -27,7 +27,7 @@ model = torch.nn.Sequential(torch.nn.Embedding(V, 256), torch.nn.GELU(), torch.n
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-if os.path.exists("checkpoint.pt"):  # the state of the batches is the same on all ranks: the number of the next step
+if os.path.exists("checkpoint.pt"):  # the state of batches is the same on all ranks
     checkpoint = torch.load("checkpoint.pt", map_location=device)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])

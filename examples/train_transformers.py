@@ -15,11 +15,12 @@ train = batchfs.split(sys.argv[1], order="shuffle", batch_size=4, block_size=64)
 
 
 class BatchTrainer(Trainer):
-    # Trainer's own loader would shuffle again, and begin at batch 0 when it resumes without skipping. This begins at the batch of the
-    # step; as a generator it does so at the first batch, when the checkpoint is loaded.
+    # Trainer's own loader would shuffle again, and begin at batch 0 if it resumed without skipping.
+    # This one begins at the batch of the step. It is a generator, so it runs only once the
+    # checkpoint is loaded.
     def get_train_dataloader(self):
         for _, batch in train.torch(self.args.device, self.state.global_step * self.args.gradient_accumulation_steps):
-            yield {"input_ids": batch.x, "labels": batch.x}  # x twice, not y: the model shifts the labels itself
+            yield {"input_ids": batch.x, "labels": batch.x}  # x as labels: the model shifts them
 
 
 class Print(TrainerCallback):
