@@ -1,15 +1,14 @@
-// Package guard keeps a file system answering even if its handlers wait forever, for example for a
-// disk that is gone.
+// Package guard keeps a file system responsive even if its handlers block forever, for example
+// because a disk has failed.
 //
-// A [Guard] is a fuse.RawFileSystem around another one, the [FileSystem]. Every request that may
-// wait takes the same path:
+// A [Guard] is a fuse.RawFileSystem that wraps another one, the [FileSystem]. Every request that
+// may block goes through the same steps:
 //
 //	register → cost → admit → handle → done
 //
-// A request is registered with its [Cost], and admitted once the limits of its split allow it; see
-// limits.go. If it has no reply within Options.Timeout, the Guard replies with an error, which the
-// kernel takes for the reply of the handler, and undoes what the handler does later. A panic of a
-// handler becomes an error for its reader.
+// The Guard registers a request with its [Cost], and admits it once the limits of its split allow.
+// If the handler takes longer than Options.Timeout, the Guard replies with an error in its place,
+// and undoes what the handler does afterwards. If a handler panics, the reader gets an error.
 package guard
 
 import (
@@ -25,75 +24,76 @@ import (
 	"batchfs/internal/clock"
 )
 
-// A FileSystem is the file system behind a Guard. For each request, the Guard calls a cost method,
-// the handler and, for a READ, Done. A FileSystem never calls its Guard.
+// A FileSystem is the file system that a Guard wraps. It must be safe for concurrent use. For each
+// request, the Guard calls a cost method, the handler and, for a READ, Done. A FileSystem never
+// calls its Guard.
 //
-// The channel that a handler gets is closed when the request times out.
+// The cancel channel of a handler is closed when the request times out.
 type FileSystem interface {
 	fuse.RawFileSystem
 
-	// ServeRead is the handler of READ, in place of Read. waited is how long the request has waited
-	// to be admitted.
+	// ServeRead handles READ in place of Read. waited is the time that the request waited for
+	// admission.
 	ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
 
-	// The cost methods do no I/O and create nothing.
+	// The cost methods neither do I/O nor create anything.
 	CostOfLookup(header *fuse.InHeader, name string) Cost
 	CostOfGetAttr(in *fuse.GetAttrIn) Cost
 	CostOfOpen(in *fuse.OpenIn) Cost
 	CostOfRead(in *fuse.ReadIn) Cost
 
-	// Done accounts for a READ that succeeded in time, before its reply is sent.
+	// Done counts a READ that succeeded in time, before its reply is sent.
 	Done(in *fuse.ReadIn, reply fuse.ReadResult)
 
-	// Rollback undoes the side effects of request id, which timed out or panicked: a READ returns its
-	// batch number. Discard notes that the reply of a READ that timed out will not be delivered.
+	// Rollback undoes the side effects of request id, which timed out or panicked: a READ of next
+	// returns its batch number. Discard releases the reply of a READ that timed out.
 	Rollback(id uint64)
 	Discard(reply fuse.ReadResult)
 
-	// FailRequest records the error of request id for a node, and returns its errno.
+	// FailRequest records err as the result of request id for a node, and returns its errno.
 	FailRequest(id, node uint64, err error) fuse.Status
 }
 
-// A Cost is what a request needs. Requests without rows are admitted at once.
+// A Cost is what a request needs. Requests without rows are admitted immediately.
 type Cost struct {
 	Split int   // split whose limits apply; 0 if the request belongs to none
 	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
-	Reply int   // memory of the reply, in bytes
+	Reply int   // size of the reply, in bytes
 
-	// Pages are the bytes of the file with which a READ fills the page cache, for a mapping, sendfile
-	// or a read(2) of a cached file. They are empty if the READ is a read(2) itself.
+	// Pages is the part of the file that a READ loads into the page cache, for a mapping, sendfile
+	// or a read(2) of a cached file. It is empty if the READ bypasses the page cache.
 	Pages Pages
 }
 
-// Pages is a byte range of a file.
+// Pages is a byte range of a file; To is exclusive.
 type Pages struct{ From, To uint64 }
 
 // A Guard guards a FileSystem. It is safe for concurrent use.
 //
-// Lock order: mu, then the locks of Rollback.
+// Lock order: mu, then the locks that FileSystem.Rollback takes.
 type Guard struct {
 	FileSystem
-	o Options
+	opts Options
 
 	// mu guards the fields below, the fields of their elements, and the attempts in Options.Shared.
 	mu        sync.Mutex
-	splits    []split    // by number
-	requests  []*request // registered requests whose handlers have not returned
-	abandoned int        // number of requests that timed out
-	stopped   bool       // no request is answered anymore
+	splits    []split    // indexed by number
+	requests  []*request // registered requests, whose handlers have not returned
+	abandoned int        // number of registered requests that timed out
+	stopped   bool       // whether timeouts are off, because another process takes over
 }
 
 // Options configure a Guard.
 type Options struct {
-	Splits     int   // splits have the numbers 1 to Splits
+	Splits     int   // number of splits; they are numbered from 1
 	ReplyBytes int64 // memory for the replies of all splits, in bytes
 	Shared     *state.Shared
-	Timeout    time.Duration                        // limit on the time until a reply
-	SendError  func(id uint64, errno syscall.Errno) // sends an error to the kernel
-	Panicked   func(p any) fuse.Status              // reports the panic of a handler, and returns the reply
+	Timeout    time.Duration                        // limit on the time from request to reply
+	SendError  func(id uint64, errno syscall.Errno) // replies to the kernel with an error
+	Panicked   func(p any) fuse.Status              // reports a handler's panic, returns the reply
 
-	// Stalled returns how long a check of all token files of a split has had no response, or 0; nil
-	// if no such checks exist.
+	// Stalled returns how long a background check of a split's token files has been blocked, or 0.
+	// It is nil if there are no such checks.
 	Stalled func(split int) time.Duration
 }
 
@@ -102,48 +102,49 @@ type request struct {
 	id, node uint64
 	split    int
 	class    *class        // limits that apply; nil if there are none
-	reply    int64         // bytes of class.replies that it needs
-	pages    Pages         // pages that it fills
-	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
-	waits    bool          // it is in class.queue
-	waited   time.Duration // time in class.queue
-	admitted chan struct{} // receives when a request that waits is admitted
-	timedOut bool          // it timed out
-	cancel   chan struct{} // closed when it times out
+	reply    int64         // bytes that it takes from class.replies
+	pages    Pages         // pages that it loads into the page cache
+	ticks    int           // age in ticks, because a clock also runs while this process is stopped
+	waits    bool          // whether it is in class.queue
+	waited   time.Duration // time spent in class.queue
+	admitted chan struct{} // receives a value when a queued request is admitted
+	timedOut bool
+	cancel   chan struct{} // closed when the request times out
 }
 
-// pool has requests whose channels are open.
-var pool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
+// requestPool recycles requests that did not time out. Their channels are open and empty.
+var requestPool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
 
 const (
-	// longWait is how long a request waits before Shared shows that its split does not respond.
+	// longWait is the age of a request from which Shared reports its split as unresponsive.
 	longWait = time.Second
 
-	// pageCachePause is the delay of a failed READ for the page cache. Some mappings make the kernel
-	// repeat it without end, and the delay leaves such a loop little processor time.
+	// pageCachePause delays the error of a READ for the page cache. For some mappings, the kernel
+	// repeats a failed READ forever; the delay saves processor time.
 	pageCachePause = time.Millisecond
 )
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
 
-// New returns a Guard around a file system. The caller must start Run.
+// New returns a Guard for inner. The caller must start Run.
 func New(inner FileSystem, o Options) *Guard {
 	o.Shared.Gauges.Waiting.Store(0)
 	o.Shared.ReplyBytes.Store(0)
-	return &Guard{FileSystem: inner, o: o, splits: newSplits(o.Splits, o.ReplyBytes)}
+	return &Guard{FileSystem: inner, opts: o, splits: newSplits(o.Splits, o.ReplyBytes)}
 }
 
-func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
+func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
 
-// These are the opcodes that may wait. Every other request goes directly to the FileSystem.
+// The following opcodes may block. All other requests go directly to the FileSystem.
 //
-//	opcode   cost                     undone if the handler succeeds after the timeout
-//	LOOKUP   1 row or nothing         the lookup: FORGET
-//	GETATTR  nothing                  nothing
-//	OPEN     1 row or nothing         the handle: RELEASE
-//	READ     its rows and its reply   the reply: Discard
+//	opcode   cost                 if the handler succeeds after the timeout, undone by
+//	LOOKUP   1 row or nothing     FORGET
+//	GETATTR  nothing              -
+//	OPEN     1 row or nothing     RELEASE
+//	READ     its rows and reply   Discard
 //
-// The batch number of a READ is returned at the timeout, not when its handler returns (Rollback).
+// Rollback returns the batch number of a READ at the timeout already, without waiting for the
+// handler.
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.serve(header, g.CostOfLookup(header, name), nil,
@@ -164,28 +165,28 @@ func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse
 }
 
 func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
-	cost, late := g.CostOfRead(in), false
+	cost, timedOut := g.CostOfRead(in), false
 	status = g.serve(&in.InHeader, cost, buf,
 		func(r *request) (status fuse.Status) {
 			reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
 			return status
 		},
 		func() {
-			late = true
+			timedOut = true
 			g.Discard(reply)
 		})
 	switch {
-	case status.Ok() && !late:
+	case status.Ok() && !timedOut:
 		g.Done(in, reply)
-		reply = g.splits[cost.Split].trim(reply, buf)
+		reply = g.splits[cost.Split].freeWhenSent(reply, buf)
 	case !status.Ok() && cost.Pages != Pages{}:
 		time.Sleep(pageCachePause)
 	}
 	return reply, status
 }
 
-// serve registers a request, admits it and calls its handler. If the handler succeeds after the
-// timeout, when the kernel already has an error instead of its reply, serve calls undo.
+// serve registers a request, waits for its admission and calls its handler. If the handler succeeds
+// after the timeout, serve calls undo, because the kernel has already received an error.
 func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
 	r, waits, err := g.beginRequest(header, cost)
 	if err != nil {
@@ -194,9 +195,9 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 	defer func() {
 		if p := recover(); p != nil {
 			g.Rollback(header.Unique)
-			status = g.o.Panicked(p)
+			status = g.opts.Panicked(p)
 		}
-		if late := g.endRequest(r); late && status.Ok() {
+		if timedOut := g.endRequest(r); timedOut && status.Ok() {
 			undo()
 		}
 	}()
@@ -210,17 +211,17 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 	return handle(r)
 }
 
-// beginRequest registers a request, and admits it or puts it into a queue. Unless beginRequest
-// returns an error, the caller must call endRequest.
+// beginRequest registers a request, and admits or queues it. Unless there is an error, the caller
+// must call endRequest.
 func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := &g.splits[cost.Split]
-	class, reply := s.needs(cost)
+	class, reply := s.classify(cost)
 	switch {
-	case g.o.Shared.BeginAttempt(header.Unique):
+	case g.opts.Shared.BeginAttempt(header.Unique):
 		err = errExhausted
-	case g.abandoned > 0 && g.isAwaited(header.NodeId, cost.Pages):
+	case g.abandoned > 0 && g.overlapsTimedOut(header.NodeId, cost.Pages):
 		err = g.timeoutError()
 	case class != nil && !class.fits(reply):
 		if waits = true; s.waiting.Load() >= maxWaiting {
@@ -231,7 +232,7 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 		g.recordReply(header.Unique)
 		return nil, false, err
 	}
-	r = pool.Get().(*request)
+	r = requestPool.Get().(*request)
 	*r = request{
 		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: cost.Pages,
 		waits: waits, admitted: r.admitted, cancel: r.cancel,
@@ -242,23 +243,23 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 		class.queue = append(class.queue, r)
 		g.addWaiting(r.split, 1)
 	case class != nil:
-		g.take(r, 1)
+		g.reserve(r, 1)
 	}
 	return r, waits, nil
 }
 
-// isAwaited reports whether a request that timed out, and whose handler has not returned, fills some
-// of these pages. The kernel repeats the READ for each reader that waits for a page, one after
-// another, and each of them would wait for the whole timeout. The caller holds mu.
-func (g *Guard) isAwaited(node uint64, fills Pages) bool {
+// overlapsTimedOut reports whether a handler that timed out is still reading some of these pages.
+// The kernel repeats the READ for each reader of a page, one after another, and each would wait for
+// the whole timeout. The caller holds mu.
+func (g *Guard) overlapsTimedOut(node uint64, pages Pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
-		return r.timedOut && r.node == node && r.pages.From < fills.To && fills.From < r.pages.To
+		return r.timedOut && r.node == node && r.pages.From < pages.To && pages.From < r.pages.To
 	})
 }
 
-// endRequest unregisters a request whose handler has returned, and admits others in its place. It
-// reports whether the request timed out.
-func (g *Guard) endRequest(r *request) (late bool) {
+// endRequest unregisters a request whose handler has returned, and admits others. It reports
+// whether the request timed out.
+func (g *Guard) endRequest(r *request) (timedOut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.requests, r)
@@ -266,52 +267,51 @@ func (g *Guard) endRequest(r *request) (late bool) {
 	g.release(r)
 	if r.timedOut {
 		g.abandoned--
-		return true // r is not reused, because its channel is closed
+		return true // r cannot be reused, because cancel is closed
 	}
 	g.recordReply(r.id)
-	pool.Put(r)
+	requestPool.Put(r)
 	return false
 }
 
-// recordReply records that a request has its reply, or will have it soon. The caller holds mu.
+// recordReply counts the reply of a request that was sent, or is about to be. The caller holds mu.
 func (g *Guard) recordReply(id uint64) {
-	g.o.Shared.EndAttempt(id)
-	g.o.Shared.Replies.Add(1)
+	g.opts.Shared.EndAttempt(id)
+	g.opts.Shared.Replies.Add(1)
 }
 
-// Run answers requests that time out. It never returns.
+// Run replies to requests that time out. It never returns.
 func (g *Guard) Run() {
-	for range time.Tick(g.o.tick()) {
+	for range time.Tick(g.opts.tickInterval()) {
 		g.tick()
 	}
 }
 
-// tick answers the requests that have waited too long, and records in the shared memory which splits
-// do not respond.
+// tick times out requests, and records in the shared memory which splits do not respond.
 func (g *Guard) tick() {
-	expired, longest := g.timeOutRequests()
-	for _, r := range expired {
+	timedOut, longest := g.timeOutRequests()
+	for _, r := range timedOut {
 		g.FailRequest(r.id, r.node, g.timeoutError())
 	}
 	for split, waited := range longest {
-		if split > 0 && g.o.Stalled != nil {
-			waited = max(waited, g.o.Stalled(split))
+		if split > 0 && g.opts.Stalled != nil {
+			waited = max(waited, g.opts.Stalled(split))
 		}
 		since := int64(0)
 		if waited >= longWait {
 			since = clock.Now() - int64(waited)
 		}
-		g.o.Shared.Sequences[split].WaitingSince.Store(since)
+		g.opts.Shared.Sequences[split].WaitingSince.Store(since)
 	}
 }
 
 func (g *Guard) timeoutError() error {
-	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
+	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
 }
 
-// timeOutRequests answers the requests that have waited too long, and returns them. It also returns
-// how long the longest request of each split has waited.
-func (g *Guard) timeOutRequests() (expired []*request, longest []time.Duration) {
+// timeOutRequests replies with an error to the requests that have exceeded the timeout, and returns
+// them. It also returns the age of each split's oldest request.
+func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopped {
@@ -320,31 +320,32 @@ func (g *Guard) timeOutRequests() (expired []*request, longest []time.Duration) 
 	longest = make([]time.Duration, len(g.splits))
 	for _, r := range g.requests {
 		r.ticks++
-		waited := time.Duration(r.ticks) * g.o.tick()
+		waited := time.Duration(r.ticks) * g.opts.tickInterval()
 		longest[r.split] = max(longest[r.split], waited)
-		if r.timedOut || waited <= g.o.Timeout {
+		if r.timedOut || waited <= g.opts.Timeout {
 			continue
 		}
 		r.timedOut = true
 		g.abandoned++
 		close(r.cancel)
 		g.Rollback(r.id)
-		g.o.SendError(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
+		// mu is held, so the handler cannot reply first.
+		g.opts.SendError(r.id, syscall.ETIMEDOUT)
 		g.recordReply(r.id)
-		expired = append(expired, r)
+		timedOut = append(timedOut, r)
 	}
-	return expired, longest
+	return timedOut, longest
 }
 
-// Stop returns when no request will be answered anymore.
+// Stop turns timeouts off. After it returns, Run sends no more errors.
 func (g *Guard) Stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.stopped = true
 }
 
-// CheckLock takes and releases the lock. It blocks if a request never releases it.
+// CheckLock takes and releases the Guard's lock, so it blocks if a request holds the lock forever.
 func (g *Guard) CheckLock() {
 	g.mu.Lock()
-	g.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
+	g.mu.Unlock() //lint:ignore SA2001 the empty critical section is intended
 }
