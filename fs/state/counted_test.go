@@ -2,9 +2,9 @@ package state
 
 import "testing"
 
-// A request is counted once, as what it was first, whatever happens to it in a series of workers.
+// A request is counted once, as what it was first, whatever later workers do with it.
 func TestCountOnce(t *testing.T) {
-	_, shared := made(t, func(_ int, bytes uint64) uint64 { return bytes })
+	_, shared := mapSections(t, func(_ int, bytes uint64) uint64 { return bytes })
 	succeeded, failed := 0, 0
 	for step, request := range []struct {
 		counter *int
@@ -13,7 +13,7 @@ func TestCountOnce(t *testing.T) {
 		succeeded, failed int
 	}{
 		{&failed, 2, 0, 1},
-		{&failed, 2, 0, 1}, // the handler fails after the request has timed out
+		{&failed, 2, 0, 1}, // the handler fails after the timeout
 		{&succeeded, 2 | Resent, 0, 1},
 		{&succeeded, 4, 1, 1},
 		{&failed, 4 | Resent, 1, 1},          // the reply was never sent, and the next worker fails
@@ -27,6 +27,6 @@ func TestCountOnce(t *testing.T) {
 	}
 	shared.NewConnection()
 	if shared.CountOnce(4|Resent, func() { succeeded++ }); succeeded != 3 {
-		t.Error("a request of a new connection is taken for one of the connection before")
+		t.Error("a request on a new connection was mistaken for one on the previous connection")
 	}
 }

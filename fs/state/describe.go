@@ -5,43 +5,47 @@ import (
 	"sync/atomic"
 )
 
-// A sequenceInfo is what the worker knows of a sequence's tokens.
+// A sequenceInfo describes the tokens of a sequence.
 type sequenceInfo struct {
-	fingerprint  [64]byte      // zeros behind it
-	epochBatches atomic.Uint64 // 0: its order has no epochs
+	fingerprint  [64]byte      // padded with zeros
+	epochBatches atomic.Uint64 // batches per epoch; 0 if the order has no epochs
 }
 
-// Fingerprint is the fingerprint of a sequence's tokens, or empty.
+// Fingerprint returns the fingerprint of a sequence's tokens, or "" before Describe.
 func (s *Shared) Fingerprint(sequence int) string {
 	return getText(s.infos[sequence].fingerprint[:])
 }
 
-// EpochBatches is how many batches an epoch of a sequence has, or 0 if its order has none.
+// EpochBatches returns the number of batches in an epoch of a sequence, or 0 if its order has no
+// epochs.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.infos[sequence].epochBatches.Load() }
 
-// Describe notes both, and what part of the rows each source of a mixture has.
-func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, sources []float64) {
-	copy(s.infos[sequence].fingerprint[:], fingerprint) // all have one length
+// Describe records the fingerprint and epoch length of a sequence, and the weights of its sources
+// if it is a mixture.
+func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, weights []float64) {
+	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
-	for i, share := range sources[:min(len(sources), MaxSources)] {
-		s.Sources[sequence][i].weight.Store(math.Float64bits(share))
+	for i, weight := range weights[:min(len(weights), MaxSources)] {
+		s.Sources[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
 
-// MaxSources is how many sources of a mixture are counted, each for itself.
+// MaxSources is the number of sources of a mixture that are counted separately.
 const MaxSources = 64
 
-// A SourceRows is what the batches of a split have of a source, in all its settings.
+// A SourceRows counts the rows of one source in the batches of a split and of all its settings
+// directories. It is safe for concurrent use.
 type SourceRows struct {
-	Rows   atomic.Uint64 // of batches whose first byte was delivered
-	weight atomic.Uint64 // a float64
+	Rows   atomic.Uint64 // rows in batches whose first byte was delivered
+	weight atomic.Uint64 // bits of a float64
 }
 
-// Weight is the part of the rows that a source has, or 0 if there is none of its number.
+// Weight returns the fraction of the rows that come from the source, or 0 if there is no such
+// source.
 func (r *SourceRows) Weight() float64 { return math.Float64frombits(r.weight.Load()) }
 
-// Program is the version of batchfs that serves.
-func (s *Shared) Program() string { return getText(s.mount.program[:]) }
+// Program returns the version of the batchfs that serves.
+func (s *Shared) Program() string { return getText(s.mountState.program[:]) }
 
-// SetProgram notes it.
-func (s *Shared) SetProgram(version string) { setText(s.mount.program[:], version) }
+// SetProgram sets what Program returns.
+func (s *Shared) SetProgram(version string) { setText(s.mountState.program[:], version) }

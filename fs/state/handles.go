@@ -15,38 +15,38 @@ type Span struct{ Off, Len, Size int64 }
 
 func (r Span) end() int64 { return r.Off + r.Len }
 
-// A ReadRequest asks for bytes of the batch that a handle of next holds.
+// A ReadRequest is a request for bytes of the batch that a handle of next holds.
 type ReadRequest struct {
-	ID      uint64  // id of the kernel's request
-	FH      uint64  // number of the handle
-	Thread  uint64  // reader, distinct among the threads of all processes that share the handle
-	Version Version // version of the tokens that will be read
-	Cut     bool    // whether the kernel cut a longer read(2) here and will send the rest later
-	PastEnd bool    // whether it asks for more than the rest of the file
+	ID      uint64  // kernel's request id
+	FH      uint64  // handle number
+	Thread  uint64  // id of the reader, unique among all threads that share the handle
+	Version Version // version of the tokens to be read
+	Cut     bool    // whether the kernel cut a longer read(2) here and will request the rest later
+	PastEnd bool    // whether it extends beyond the end of the file
 	Span
 }
 
-// Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Its lock is
-// taken last, after every lock of fs.
+// Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Lock order:
+// mu comes after all locks of package fs.
 type Handles struct {
 	shared *Shared
 
-	// mu serializes all changes of slots and cursors, so at most one number is half assigned. It
-	// also guards the fields below.
+	// mu guards the fields below. It also serializes all changes of slots and cursors in shared, so
+	// that a worker that dies leaves at most one assignment incomplete.
 	mu       sync.Mutex
-	free     []uint32                // slots that were used before
+	free     []uint32                // released slots
 	inFlight map[uint64]inFlightRead // reads without a reply, by request id
 }
 
-// An inFlightRead is a read and the batch that it was assigned.
+// An inFlightRead is a read and the batch assigned to it.
 type inFlightRead struct {
 	ReadRequest
 	batch uint64
-	added bool // whether it delivers bytes that were not delivered before
+	added bool // whether it delivers bytes for the first time
 }
 
-// A handleState is the state of a handle of next. It is computed from the handle's slot and
-// recorded nowhere else, so a worker can continue after any store of its predecessor.
+// A handleState is the state of a handle of next. It is computed from the handle's slot and stored
+// nowhere, so that a new worker can continue wherever its predecessor died.
 //
 //	state    read at offset 0    read at another offset  failed read
 //	closed   errClosed           errClosed               -
@@ -57,38 +57,39 @@ type inFlightRead struct {
 // (1) If the read interrupts another thread (isInterrupted), setAside and then takeNumber.
 // (2) If the read isRepeated, continueBatch.
 //
-// takeNumber and continueBatch lead to partial or whole. undoRead leads there too, or to empty if
-// returnBatch returns the number. Release leads to closed from every state. If the state of a
-// tentative handle is partial, it returns the number first.
+// takeNumber and continueBatch lead to partial or whole, undoRead also to empty if returnBatch
+// returns the number, and Release to closed. Release of a tentative handle that is partial returns
+// the number first.
 //
-// Two kinds of requests read another batch than the handle's, through readOther, and do not change
-// the state: one that was sent again and was assigned another number before, and the rest of a
-// read(2) that was set aside.
+// Two kinds of requests read a batch that is not the handle's (otherAssignment) and do not change
+// the state: resent requests that were assigned another number before, and the rest of a read(2)
+// that was set aside.
 type handleState int
 
 const (
 	closed  handleState = iota // no open handle has this number
 	empty                      // it holds no batch
-	partial                    // some bytes of its batch were not delivered
+	partial                    // some bytes of its batch were not delivered yet
 	whole                      // every byte of its batch was delivered
 )
 
-func (h *Handles) state(fh uint64) handleState {
+func (h *Handles) stateOf(fh uint64) handleState {
 	s := h.slot(fh)
 	switch {
 	case s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0:
 		return closed
 	case s.flags.Load()&hasBatch == 0:
 		return empty
-	case slices.Equal(h.ranges(fh), []byteRange{{0, int64(s.size.Load())}}):
+	case slices.Equal(h.rangesOf(fh), []byteRange{{0, int64(s.size.Load())}}):
 		return whole
 	default:
 		return partial
 	}
 }
 
-// isOver reports whether a new request takes another batch than the one that the handle holds.
-func (s *slot) isOver(state handleState, r ReadRequest) bool {
+// needsNewBatch reports whether a request without an assignment needs another batch than the handle
+// holds.
+func (s *slot) needsNewBatch(state handleState, r ReadRequest) bool {
 	return s.isInterrupted(r) || state == whole && !s.isRepeated(r)
 }
 
@@ -98,9 +99,9 @@ func (s *slot) isInterrupted(r ReadRequest) bool {
 	return r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
 }
 
-// isRepeated reports whether r may read bytes of a whole batch again. C's stdio reads whole blocks:
-// it may need a part of one, and read the block again later. To learn the size of a file, it reads
-// the last block before all others.
+// isRepeated reports whether r may read bytes of a whole batch again, as C's stdio does: it reads a
+// block again if it used only a part of it, and it reads the last block first to learn the size of
+// a file.
 func (s *slot) isRepeated(r ReadRequest) bool {
 	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
 	isWithin := from <= off && uint64(r.end()) <= to
@@ -108,8 +109,8 @@ func (s *slot) isRepeated(r ReadRequest) bool {
 	return off > 0 && (isWithin || isLastBlock)
 }
 
-// NewHandles returns the handles in shared memory that no other process serves any more. It
-// completes the assignment that the previous worker died in.
+// NewHandles returns the handles in shared, which no other process may use any longer. It completes
+// the assignment during which the previous worker died.
 func NewHandles(shared *Shared) *Handles {
 	h := &Handles{shared: shared, inFlight: map[uint64]inFlightRead{}}
 	for i := range shared.slotsUsed.Load() {
@@ -118,7 +119,7 @@ func NewHandles(shared *Shared) *Handles {
 		}
 	}
 	if p := &shared.assigning; p.id.Load() != 0 {
-		// No other number was assigned since. If the cursor is beyond this one, it was taken.
+		// This was the last assignment. If the cursor is beyond its number, the number was taken.
 		if s := h.slot(p.fh.Load()); h.sequenceOf(s).Cursor.Load() > p.number.Load() {
 			h.completeTake(s)
 		}
@@ -133,8 +134,9 @@ func (s *slot) version() Version { return Version(s.flags.Load() >> versionShift
 
 func (h *Handles) sequenceOf(s *slot) *SequenceState { return &h.shared.Sequences[s.sequence.Load()] }
 
-// Open opens a handle of a sequence's next for a request of a thread. If the request is sent again,
-// it gets the same handle. ok is false if MaxHandles are open.
+// Open opens a handle of a sequence's next for request id of a thread. isTentative means
+// O_NONBLOCK: see Release. A resent request gets the same handle again. ok is false if MaxHandles
+// are open.
 func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64) (fh uint64, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -153,9 +155,9 @@ func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64)
 	if len(h.free) == 0 {
 		return 0, false
 	}
-	at := h.pickSlot(sequence, thread)
-	i := uint64(h.free[at])
-	h.free = slices.Delete(h.free, at, at+1)
+	freeIndex := h.pickSlot(sequence, thread)
+	i := uint64(h.free[freeIndex])
+	h.free = slices.Delete(h.free, freeIndex, freeIndex+1)
 	s := &h.shared.slots[i]
 	s.opener.Store(id)
 	s.flags.Store(0)
@@ -169,12 +171,12 @@ func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64)
 	return opens*MaxHandles + i, true
 }
 
-// Release closes a handle. A tentative one returns the number of a batch that was not delivered
-// whole, because programs that look at every file in a directory open next too.
+// Release closes a handle. A tentative handle returns the number of a partly delivered batch,
+// because programs that look at every file of a directory open next too.
 func (h *Handles) Release(fh uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s, state := h.slot(fh), h.state(fh)
+	s, state := h.slot(fh), h.stateOf(fh)
 	if state == closed {
 		return
 	}
@@ -185,34 +187,34 @@ func (h *Handles) Release(fh uint64) {
 	h.free = append(h.free, uint32(fh%MaxHandles))
 }
 
-// ErrRanges is the error of a reader that reads a batch in too many ranges.
-var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that do not touch: read it in order, or in larger reads", maxRanges)
+// ErrRanges is the error of a read if too many separate ranges of the batch were read.
+var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ranges: read it in order, or in larger pieces", maxRanges)
 
-// ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
+// ErrOutdated is the error of a read in the middle of a batch whose tokens have changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
 
-// ErrTimedOut is the error of a request that has timed out. Its reader has another error already,
-// and so has the log.
-var ErrTimedOut = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
+// ErrTimedOut is the error of a request that has timed out already. Nobody sees it: the timeout was
+// reported to the reader and the log.
+var ErrTimedOut = fmt.Errorf("the request timed out (%w)", syscall.ETIMEDOUT)
 
-// errClosed is the error of a request that is sent again although it was answered long ago.
+// errClosed is the error of a resent request for a handle that is closed.
 var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 
-// AssignBatch returns the number of the batch that a request reads: see handleState. If the request
-// is sent again, it gets the same number. Rollback or Commit must follow.
+// AssignBatch returns the number of the batch that a request reads: see handleState. A resent
+// request gets the same number again. The caller must call Rollback or Commit afterwards.
 //
 // Bytes count as delivered when they are requested, because the reader may send its next request
-// before the reply is sent. The requests into which the kernel cuts a long read(2) get one batch,
-// whatever other threads that share the handle read meanwhile.
+// before the reply is sent. All requests into which the kernel cuts a read(2) get the same batch,
+// whatever other threads that share the handle read in the meantime.
 //
 // The error is ErrOutdated in the middle of a batch of another version, ErrRanges, ErrShared,
-// ESTALE for a closed handle, or ErrTimedOut if late is closed, as it is before Rollback undoes a
-// request that timed out.
-func (h *Handles) AssignBatch(r ReadRequest, late <-chan struct{}) (k uint64, err error) {
+// ESTALE if the handle is closed, or ErrTimedOut if cancel is closed. cancel must be closed before
+// Rollback undoes a request that timed out.
+func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	select {
-	case <-late:
+	case <-cancel:
 		return 0, ErrTimedOut
 	default:
 	}
@@ -224,17 +226,17 @@ func (h *Handles) AssignBatch(r ReadRequest, late <-chan struct{}) (k uint64, er
 }
 
 func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
-	s, state := h.slot(r.FH), h.state(r.FH)
+	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	if state == closed {
 		return 0, false, errClosed
 	}
 	earlier := h.findAssignment(r.ID)
 	r.ID &^= Resent
-	if other, err := h.readOther(s, r, earlier); other != nil {
+	if other, err := h.otherAssignment(s, r, earlier); other != nil {
 		return other.number.Load(), false, err
 	}
 	isAssigned := earlier != nil || s.assignedTo.Load() == r.ID
-	if state == empty || !isAssigned && s.isOver(state, r) {
+	if state == empty || !isAssigned && s.needsNewBatch(state, r) {
 		err = h.takeNumber(s, state, r)
 	} else {
 		err = h.continueBatch(s, r)
@@ -248,12 +250,13 @@ func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 }
 
 // continueBatch lets a request read the batch that the handle holds. If the tokens changed, the
-// request must read everything that was delivered again, or the error is ErrOutdated.
+// request must cover everything that was delivered, because it will differ. Otherwise, the error is
+// ErrOutdated.
 func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
 	if s.version() == r.Version {
 		return nil
 	}
-	for _, old := range h.ranges(r.FH) {
+	for _, old := range h.rangesOf(r.FH) {
 		if old.from < r.Off || r.end() < old.to {
 			return ErrOutdated
 		}
@@ -280,7 +283,7 @@ func (h *Handles) recordRead(s *slot, r ReadRequest) {
 	h.recordAssignment(r.ID, s.number.Load(), r.Version)
 }
 
-// findAssignment returns what a request was assigned before it was sent again, or nil.
+// findAssignment returns the earlier assignment of a resent request, or nil.
 func (h *Handles) findAssignment(id uint64) *assignment {
 	if id&Resent == 0 {
 		return nil
@@ -304,8 +307,8 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 	return a
 }
 
-// takeNumber assigns the cursor's number to a handle. If the worker dies, NewHandles completes it.
-// The error is ErrShared.
+// takeNumber assigns the number at the cursor to a handle. If the worker dies in the middle,
+// NewHandles completes the assignment. The error is ErrShared.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	if state != empty && s.isInterrupted(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.thread.Load(), Version: s.version(), Span: Span{Off: int64(s.cut.Load())}}
@@ -343,15 +346,15 @@ func (h *Handles) completeTake(s *slot) {
 	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | hasBatch | p.version.Load()<<versionShift)
 }
 
-// Commit records that a request was answered.
+// Commit records that a request has its reply.
 func (h *Handles) Commit(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.inFlight, id)
 }
 
-// Rollback undoes a read that has failed, even if its handler still runs. If no other request has
-// read the batch, and no later number was taken, the batch goes to the next reader.
+// Rollback undoes a read that failed, even if its handler is still running. If no other request has
+// read the batch and no later number was taken, the next reader gets the batch.
 func (h *Handles) Rollback(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -362,29 +365,30 @@ func (h *Handles) Rollback(id uint64) {
 }
 
 func (h *Handles) undoRead(r inFlightRead) {
-	s, state := h.slot(r.FH), h.state(r.FH)
-	isOther := s.number.Load() != r.batch // another thread has the handle now
+	s, state := h.slot(r.FH), h.stateOf(r.FH)
+	isOther := s.number.Load() != r.batch // the handle holds another thread's batch by now
 	if isOther && r.Off > 0 {
-		h.setAside(r.ReadRequest, r.batch) // this one may try again
+		h.setAside(r.ReadRequest, r.batch) // so that the thread can retry
 	}
 	if isOther || state == closed || state == empty {
 		return
 	}
-	if r.added || r.ID&Resent != 0 { // an earlier worker may have added it
+	if r.added || r.ID&Resent != 0 { // an earlier worker may have added the range
 		h.removeRange(r.ReadRequest)
 	}
 	if s.cut.Load() == 0 || s.thread.Load() == r.Thread {
 		s.thread.Store(r.Thread)
 		s.cut.Store(uint64(r.Off))
 	}
-	s.counted.Store(0) // the same request may try again with other tokens
+	s.counted.Store(0) // the request may be retried with changed tokens
 	if s.reads.Add(^uint64(0)) == 0 {
 		h.returnBatch(s, r.ID&^Resent)
 	}
 }
 
 // returnBatch empties a handle and returns its number to the cursor, for the next reader, unless a
-// later number was taken or a seek moved the cursor. It forgets the assignment of request id.
+// later number was taken or a seek moved the cursor. It also forgets what was assigned to request
+// id.
 func (h *Handles) returnBatch(s *slot, id uint64) {
 	e, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
 	if flags&sought != 0 || e.Cursor.Load() != number+1 {
@@ -395,7 +399,8 @@ func (h *Handles) returnBatch(s *slot, id uint64) {
 			a.id.Store(0)
 		}
 	}
-	s.flags.Store(flags &^ hasBatch) // first: a number may be lost here, but two handles never hold it
+	// This comes first: if the worker dies in between, a number is lost, but never taken twice.
+	s.flags.Store(flags &^ hasBatch)
 	failpoint.Hit("back")
 	e.Cursor.Store(number)
 	e.NumbersReturned.Add(1)

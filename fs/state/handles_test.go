@@ -9,8 +9,8 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// begin is the handles of a mount with one sequence, number 1.
-func begin(t testing.TB) *Handles {
+// newTestHandles returns the handles of a mount with one sequence, number 1.
+func newTestHandles(t testing.TB) *Handles {
 	t.Helper()
 	file, shared, err := New()
 	noError(t, err)
@@ -20,27 +20,27 @@ func begin(t testing.TB) *Handles {
 	return NewHandles(shared)
 }
 
-// read asks for the number of a request by the only thread that there is.
+// read returns the number that a request of thread 0 is assigned.
 func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
 	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, Span: r, Version: version})
 	return k, err == nil
 }
 
-// died is what a worker panics with where a test cuts it off.
-type died string
+// A killedAt is the value with which a worker panics at a failpoint.
+type killedAt string
 
-// cutAt runs f until it reaches a point for the n-th time, and returns whether it did.
-func cutAt(point string, n int, f func()) (dead bool) {
-	defer func(was func(string)) { failpoint.Hit = was }(failpoint.Hit)
-	failpoint.Hit = func(at string) {
-		if at == point {
+// killAt runs f until it reaches a failpoint for the n-th time, and reports whether it did.
+func killAt(point string, n int, f func()) (dead bool) {
+	defer func(old func(string)) { failpoint.Hit = old }(failpoint.Hit)
+	failpoint.Hit = func(name string) {
+		if name == point {
 			if n--; n == 0 {
-				panic(died(point))
+				panic(killedAt(point))
 			}
 		}
 	}
 	defer func() {
-		if r := recover(); r != nil && r != died(point) {
+		if r := recover(); r != nil && r != killedAt(point) {
 			panic(r)
 		} else {
 			dead = r != nil
@@ -50,42 +50,43 @@ func cutAt(point string, n int, f func()) (dead bool) {
 	return false
 }
 
-// points are where f can be cut.
-func points(f func()) []string {
-	defer func(was func(string)) { failpoint.Hit = was }(failpoint.Hit)
+// failpointsIn returns the failpoints that f reaches, sorted.
+func failpointsIn(f func()) []string {
+	defer func(old func(string)) { failpoint.Hit = old }(failpoint.Hit)
 	seen := map[string]bool{}
-	failpoint.Hit = func(at string) { seen[at] = true }
+	failpoint.Hit = func(name string) { seen[name] = true }
 	f()
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// A worker that dies between any two steps of opening a file, of a seek, or of taking a number is replaced by one that is sent the same
-// requests again: each number goes to one read, none is left out, and a read that was sent twice has the same one.
-func TestEveryCut(t *testing.T) {
+// If a worker dies at any failpoint while it opens a file, seeks or takes a number, and its
+// successor gets the same requests again, then each number goes to one read, none is skipped, and a
+// resent read gets the same number.
+func TestKilledWorkers(t *testing.T) {
 	const size = 1000
 	file := Span{0, size, size}
 	const first = 100
-	all := points(func() {
-		h := begin(t)
+	all := failpointsIn(func() {
+		h := newTestHandles(t)
 		h.shared.Sequences[1].Seek(first)
 		fh, _ := h.Open(1, 0, false, 1)
 		h.read(fh, 2, file, 0)
 	})
 	if len(all) < 10 {
-		t.Fatalf("only %d points: %s", len(all), all)
+		t.Fatalf("only %d failpoints: %s", len(all), all)
 	}
 	for _, point := range all {
 		for n := range 4 {
 			t.Run(fmt.Sprint(point, " ", n+1), func(t *testing.T) {
-				h := begin(t)
+				h := newTestHandles(t)
 				h.shared.Sequences[1].Seek(first)
 				id, dead := uint64(0), false
-				// ask asks the worker, and if it dies of that its successor.
+				// ask sends a request to the worker and, if the worker dies, to its successor.
 				ask := func(f func(id uint64)) {
 					id += 2
 					if dead {
 						f(id)
-					} else if dead = cutAt(point, n+1, func() { f(id) }); dead {
+					} else if dead = killAt(point, n+1, func() { f(id) }); dead {
 						h = NewHandles(h.shared)
 						f(id | Resent)
 					}
@@ -96,7 +97,7 @@ func TestEveryCut(t *testing.T) {
 					ask(func(id uint64) {
 						fh, ok := h.Open(1, 0, false, id)
 						if !ok {
-							t.Fatal("no slot")
+							t.Fatal("no free slot")
 						}
 						handles = append(handles, fh)
 					})
@@ -124,7 +125,7 @@ func TestEveryCut(t *testing.T) {
 					t.Errorf("cursor is %d", c)
 				}
 				if used := h.shared.slotsUsed.Load(); used > 4 {
-					t.Errorf("%d slots for 3 handles", used)
+					t.Errorf("3 handles used %d slots", used)
 				}
 			})
 		}
@@ -132,7 +133,7 @@ func TestEveryCut(t *testing.T) {
 }
 
 func TestTooManyHandles(t *testing.T) {
-	h := begin(t)
+	h := newTestHandles(t)
 	seen := map[uint64]bool{}
 	var last uint64
 	for range MaxHandles {
@@ -144,15 +145,15 @@ func TestTooManyHandles(t *testing.T) {
 		seen[fh] = true
 	}
 	if _, ok := h.Open(1, 0, false, 0); ok {
-		t.Error("a slot too many")
+		t.Error("more than MaxHandles were opened")
 	}
 	h.Release(last)
 	fh, ok := h.Open(1, 0, false, 0)
 	if !ok || seen[fh] || h.slot(fh) != h.slot(last) {
 		t.Errorf("after a release: %d %v", fh, ok)
 	}
-	h.Release(last) // again, as another process may be asked to
+	h.Release(last) // again: the kernel may repeat the request
 	if _, ok := h.Open(1, 0, false, 0); ok {
-		t.Error("a slot was released that another handle has")
+		t.Error("a second release freed the slot of another handle")
 	}
 }

@@ -7,82 +7,84 @@ import (
 	"batchfs/cache/counts"
 )
 
-// Version counts how often the tokens of a split have changed since the mount began.
+// A Version is the number of times that the tokens of a split have changed since the mount began.
 type Version uint64
 
-// MaxSequences bounds the numbers of sequences: they are from 1 to MaxSequences-1.
+// MaxSequences bounds the numbers of sequences, which are from 1 to MaxSequences-1.
 const MaxSequences = 1 << 16
 
-// Shared is the state that a replacement worker needs, in shared memory. Any process may read it at
-// any time. Only the worker that serves writes it, except for the fields that are marked as the
-// supervisor's.
+// Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
+// unless a method or field says otherwise. Any process may read it at any time. Only the serving
+// worker writes it, except for the fields marked as the supervisor's.
 type Shared struct {
-	*mount
+	*mountState
 	*Counters
-	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to
-	// no sequence.
+	// Sequences has the state of each sequence, by number. Element 0 counts the errors of requests
+	// that belong to no sequence.
 	Sequences *[MaxSequences]SequenceState
 	slots     *[MaxHandles]slot
-	// Byte ranges of slots with more than fewRanges; pages that are never written take no memory.
+	// manyRanges has the byte ranges of slots with more than fewRanges of them. Its pages take no
+	// memory until they are written.
 	manyRanges  *[MaxHandles][2][maxRanges]byteRange
 	assignments *[maxAssignments]assignment
 	unfinished  *[maxUnfinished]unfinished
 	names       *names
 	attempts    *[maxAttempts]attempt
-	readers     *[MaxHandles]ReaderStats // one for each slot
+	readers     *[MaxHandles]ReaderStats // one per slot
 	infos       *[MaxSequences]sequenceInfo
-	// Rows from each source of a mixture, by number of the split. The last element of a split also
-	// counts the rows of all further sources.
+	// Sources counts the rows from each source of a mixture, by the split's number. The last
+	// element of a split also counts the rows of all further sources.
 	Sources *[MaxSequences][MaxSources]SourceRows
-	counted *[maxCounted]atomic.Uint64 // requests counted last, see CountOnce
+	counted *[maxCounted]atomic.Uint64 // ids of the requests counted last: see CountOnce
 	lookups *lookups
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
 }
 
-// sections are the parts of the memory, by their numbers in the header.
+// sections returns the sections of the memory, in the order of the header.
 func (s *Shared) sections() []section {
 	return []section{
-		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
+		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.Sources), sectionAt(&s.counted), sectionAt(&s.lookups),
 	}
 }
 
-// A later build adds fields at the end.
-type mount struct {
-	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
-	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
-	Worker    atomic.Int64  // the process that serves
-	Workers   atomic.Uint64 // how many have served, this one included
-	Crashes   atomic.Uint64 // how many ended by themselves, or hung, and were not killed from outside; the supervisor's
-	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in clock.Now time; the supervisor's
+// mountState is the section for the mount as a whole. New fields go at its end, because processes
+// of other builds map it too.
+type mountState struct {
+	Began     int64         // time of the mount and of its files, in nanoseconds since 1970
+	Closing   atomic.Uint32 // nonzero if files can no longer be opened; the supervisor's
+	Worker    atomic.Int64  // process id of the serving worker
+	Workers   atomic.Uint64 // workers that have served, including the current one
+	Crashes   atomic.Uint64 // workers that ended by themselves or hung; the supervisor's
+	Heartbeat atomic.Int64  // clock.Now when the worker last answered a ping; the supervisor's
 
-	Init      Text // the kernel's first request, which it sends once a connection
-	InitReply Text // the answer
+	Init      Text // INIT, the kernel's first request on a connection
+	InitReply Text // reply to Init
 
-	HandedOver  Text          // source and mountpoint of a mount that was handed over, as mount.Adopt notes them; or empty
+	HandedOver  Text          // what mount.Adopt recorded, or empty
 	LastRestart Text          // why the last restart was refused, or empty; the supervisor's
-	Restarts    atomic.Uint64 // restarts that were asked for and are over; the supervisor's
+	Restarts    atomic.Uint64 // restarts that have ended, refused or not; the supervisor's
 
-	assigning struct { // the number that a handle is being given, where id is not 0
+	assigning struct { // assignment in progress, unless id is 0: see Handles.takeNumber
 		id, fh, number, version atomic.Uint64
 	}
 
-	sequencesUsed atomic.Uint64 // Sequences ever used, without number 0
+	sequencesUsed atomic.Uint64 // highest sequence number ever used
 	slotsUsed     atomic.Uint64 // slots ever used
-	assigned      atomic.Uint64 // assignments ever noted
-	_             atomic.Uint64 // older builds' position in unfinished
+	assigned      atomic.Uint64 // assignments ever recorded
+	_             atomic.Uint64 // index into unfinished, of older builds
 
-	Supervisor, Standby atomic.Int64 // the ids of these processes, up to a second ago; the supervisor's
-	program             [64]byte     // the version of the worker, zeros behind it
+	Supervisor, Standby atomic.Int64 // process ids, at most a second old; the supervisor's
+	program             [64]byte     // version of the worker's batchfs, padded with zeros
 }
 
-// Counters of a mount outlive its workers.
+// Counters are the counters of a mount. They outlive its workers.
 type Counters struct {
-	Replies     atomic.Uint64 // requests
-	TextHandles atomic.Uint64 // handles of texts ever opened
+	Replies     atomic.Uint64 // requests that have a reply
+	TextHandles atomic.Uint64 // times that a text file was opened
 	Remaps      counts.Remaps
 
 	Store  counts.Store
@@ -90,82 +92,88 @@ type Counters struct {
 	Gauges Gauges
 	Writes counts.Writes
 
-	ReplyBytes atomic.Int64 // memory of the replies that count, of the worker that serves, in bytes
+	ReplyBytes atomic.Int64 // memory reserved for large replies, in bytes
 
-	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // room for later builds' counters
+	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // reserved for later builds
 }
 
-// Gauges are what the worker that serves notes every few seconds.
+// Gauges are current values that the serving worker updates.
 type Gauges struct {
-	Waiting atomic.Int64 // requests that wait for others
+	Waiting atomic.Int64 // requests that wait for admission
 
-	// Bytes of the directory of blocks, of all mounts that have it; 0: there is none.
-	CacheUsed, CacheLimit    atomic.Int64 // of its blocks, and store.cache_bytes
-	CacheNeeded, CacheStored atomic.Int64 // of the blocks that an epoch of all its readers needs, and of those of them that are there
-	CacheFree, CacheDisk     atomic.Int64 // that its disk has for this user, and of its disk
+	// Sizes of the cache directory, which mounts may share, in bytes; 0 without such a directory.
+	CacheUsed, CacheLimit    atomic.Int64 // cache blocks; store.cache_bytes
+	CacheNeeded, CacheStored atomic.Int64 // blocks that readers need per epoch; those stored
+	CacheFree, CacheDisk     atomic.Int64 // disk space free for this user; size of the disk
 }
 
 // SequenceCounters are the counters of a sequence. They outlive workers.
 type SequenceCounters struct {
-	Reads           atomic.Uint64 // requests answered with batches
-	Bytes           atomic.Uint64 // of batches, delivered
-	Errors          atomic.Uint64 // requests answered with an error
-	NumbersReturned atomic.Uint64 // numbers that went back to the cursor: see Handles.Rollback and Release
-	Batches         atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
+	Reads           atomic.Uint64 // requests that delivered batches
+	Bytes           atomic.Uint64 // bytes of batches delivered
+	Errors          atomic.Uint64 // failed requests
+	NumbersReturned atomic.Uint64 // numbers returned by Handles.Rollback and Release
+	Batches         atomic.Uint64 // 1 + the highest batch number delivered, even in part
 	Begun           atomic.Uint64 // batches whose first byte was delivered
-	Ready           atomic.Uint64 // requests answered with batches that were made ahead
-	Gap             atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
-	Waited          atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
-	Waits           WaitHistogram // of requests for next
+	Ready           atomic.Uint64 // requests that delivered prefetched batches
+	Gap             atomic.Int64  // nanoseconds from replies for next to the next requests
+	Waited          atomic.Int64  // nanoseconds waited for next, after the first request
+	Waits           WaitHistogram // waits of all requests for next
 
-	_ [32 - 9 - 23]uint64 // room for later builds' counters
+	_ [32 - 9 - 23]uint64 // reserved for later builds
 }
 
-// RecordBatch raises Batches.
+// RecordBatch records in Batches that bytes of batch k were delivered. It is safe for concurrent
+// use.
 func (c *SequenceCounters) RecordBatch(k uint64) {
-	for was := c.Batches.Load(); was <= k && !c.Batches.CompareAndSwap(was, k+1); was = c.Batches.Load() {
+	for old := c.Batches.Load(); old <= k && !c.Batches.CompareAndSwap(old, k+1); old = c.Batches.Load() {
 	}
 }
 
-// A Text has up to 4096 bytes.
+// A Text is a string of up to 4096 bytes.
 type Text struct {
 	len   atomic.Uint64
 	bytes [4096]byte
 }
 
-// A SequenceState is one sequence's share of the state.
+// A SequenceState is the state of one sequence.
 type SequenceState struct {
-	used      atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
-	start     atomic.Uint64 // where the cursor began
-	user      atomic.Uint64 // who looked it up first: a user's id
-	name      [maxName]byte // zeros behind it
-	lastError [512]byte     // the last error, zeros behind it
+	used      atomic.Uint64 // nonzero if the sequence exists; written last, cleared first
+	start     atomic.Uint64 // initial cursor
+	user      atomic.Uint64 // id of the user who looked it up first
+	name      [maxName]byte // padded with zeros
+	lastError [512]byte     // padded with zeros
 
-	Lookups      atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
-	Cursor       atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
-	seek         atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	WaitingSince atomic.Int64  // since when its longest request has waited for more than a second, in clock.Now time; or 0
+	// Lookups is the number of lookups of its files that the kernel has not forgotten; 0 for
+	// splits.
+	Lookups atomic.Uint64
+	Cursor  atomic.Uint64 // number that the next reader of next takes, unless seek is set: see Next
+	seek    atomic.Uint64 // 1 + requested cursor, or 0; set by commands, cleared by the worker
+	// WaitingSince is the clock.Now at which its oldest request began, if that has waited for more
+	// than a second; otherwise 0.
+	WaitingSince atomic.Int64
 
 	SequenceCounters
 }
 
-// A name is a split, of at most 100 bytes, and settings, of less than 200.
+// maxName is the size of a name in bytes: a split has at most 100, and settings fewer than 200.
 const maxName = 344
 
-// MaxHandles is how many handles of next, next.npy and next.safetensors can be open, of all sequences together.
+// MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open in a
+// mount at the same time.
 const MaxHandles = 1 << 16
 
-// A slot is one open handle, and no other handle has it at the same time. See handleState.
+// A slot holds the state of one open handle: see handleState.
 type slot struct {
-	sequence   atomic.Uint64 // number of the sequence; 0: the slot is free
+	sequence   atomic.Uint64 // number of the sequence; 0 if the slot is free
 	opener     atomic.Uint64 // id of the request that opened the handle
 	opens      atomic.Uint64 // handles that have had the slot; part of their numbers
-	flags      atomic.Uint64 // hasBatch, tentative, hasUnfinished, sought; from bit versionShift on, the version of the batch's tokens
+	flags      atomic.Uint64 // hasBatch etc.; version of the batch's tokens
 	number     atomic.Uint64 // number of the batch
 	assignedTo atomic.Uint64 // id of the request that the number was assigned to
 	size       atomic.Uint64 // size of the file, in bytes
 	reads      atomic.Uint64 // requests that have read the batch
-	counted    atomic.Uint64 // id of the last of them
+	counted    atomic.Uint64 // id of the request that reads counted last
 	thread     atomic.Uint64 // thread in the middle of a read(2) of the batch, if cut is not 0
 	cut        atomic.Uint64 // offset of the next request of that read(2)
 	lastFrom   atomic.Uint64 // offset of the request after which the batch was whole
@@ -175,24 +183,25 @@ type slot struct {
 	lists      [2]rangeList  // delivered ranges of the batch
 }
 
-// The ranges of a rangeList ascend and do not touch.
+// A rangeList holds byte ranges in ascending order, with gaps between them.
 type rangeList struct {
 	n   atomic.Uint64
-	few [fewRanges]byteRange // in use where n <= fewRanges; otherwise manyRanges of the same slot and list is
+	few [fewRanges]byteRange // used if n <= fewRanges, else Shared.manyRanges
 }
 
 type byteRange struct{ from, to int64 }
 
-// A batch is not read on when more than maxRanges ranges were delivered that do not touch.
+// A rangeList has at most maxRanges ranges. A read that would need more fails with ErrRanges.
 const (
 	fewRanges = 3
 	maxRanges = 128
 )
 
-// An unfinished read(2) is one that the kernel cut and whose handle holds another thread's batch now.
+// An unfinished read(2) was cut into several requests by the kernel, and another thread began a
+// batch on its handle before the last of them arrived.
 type unfinished struct {
-	fh      atomic.Uint64 // number of the handle; 0 or a closed handle: the element is free
-	thread  atomic.Uint64 // thread that continues
+	fh      atomic.Uint64 // number of the handle; if it is 0 or closed, the element is free
+	thread  atomic.Uint64 // thread of the read(2)
 	cut     atomic.Uint64 // offset of its next request
 	number  atomic.Uint64 // number of its batch
 	version atomic.Uint64 // version of the batch's tokens
@@ -200,28 +209,28 @@ type unfinished struct {
 
 const maxUnfinished = 1 << 8
 
-// The bits of slot.flags.
+// Bits of slot.flags
 const (
 	hasBatch      = 1 << iota // the handle holds a batch
 	tentative                 // opened with O_NONBLOCK: see Handles.Release
 	hasUnfinished             // some of its reads may be unfinished
-	sought                    // a seek has moved the cursor since number was assigned, so it is not returned
+	sought                    // a seek moved the cursor after number was assigned: never return it
 
-	versionShift = 8
+	versionShift = 8 // the version of the tokens begins at this bit
 )
 
-// An assignment is the batch of a request. Threads that share a handle have several requests in
-// flight, and the slot knows only the last.
+// An assignment is the batch number of a request. Threads that share a handle can have several
+// requests in flight, and the slot records only the last one.
 type assignment struct {
 	id, number, version atomic.Uint64
 }
 
 const maxAssignments = 1 << 10
 
-// An attempt is the last request of its place that was sent again and has no answer yet.
+// An attempt is a resent request that has no reply yet. A later request can overwrite it.
 type attempt struct {
-	id      atomic.Uint64 // of the request, or 0
-	crashes atomic.Uint64 // Crashes when it was first sent again
+	id      atomic.Uint64 // request id, or 0
+	crashes atomic.Uint64 // Crashes when the request was first resent
 }
 
 const maxAttempts = 1 << 12
@@ -233,10 +242,10 @@ type Name struct {
 }
 
 type names struct {
-	recorded atomic.Uint64 // ever; name i is in ring[i%maxNames]
+	recorded atomic.Uint64 // names ever recorded; name i is in ring[i%maxNames]
 	ring     [maxNames]struct {
 		dir  atomic.Uint64
-		name [256]byte // zeros behind it
+		name [256]byte // padded with zeros
 	}
 }
 

@@ -5,39 +5,39 @@ import (
 	"testing"
 )
 
-// settings begins a sequence below split train, and returns its number.
-func settings(s *Shared) int {
+// addSettings begins a sequence in a settings directory of train, and returns its number.
+func addSettings(s *Shared) int {
 	number := s.NewNumber()
 	s.Add(number, "train/seed=1", 0, 0)
 	return number
 }
 
-// A lookup is counted once, although a worker may die between any two steps of counting it, and the
-// kernel sends the request to the next worker again.
+// A lookup is counted once, even if a worker dies at any failpoint and the kernel resends the
+// request.
 func TestLookupsAreCountedOnce(t *testing.T) {
-	all := points(func() { s := begin(t).shared; s.CountLookup(settings(s), 2) })
+	all := failpointsIn(func() { s := newTestHandles(t).shared; s.CountLookup(addSettings(s), 2) })
 	if len(all) < 3 {
-		t.Fatalf("only %d points: %s", len(all), all)
+		t.Fatalf("only %d failpoints: %s", len(all), all)
 	}
 	for _, point := range append(all, "after the reply was lost") {
-		s := begin(t).shared
-		number := settings(s)
+		s := newTestHandles(t).shared
+		number := addSettings(s)
 		s.CountLookup(number, 2)
-		cutAt(point, 1, func() { s.CountLookup(number, 4) })
+		killAt(point, 1, func() { s.CountLookup(number, 4) })
 		s.ResumeLookups()
 		s.CountLookup(number, 4|Resent)
 		s.CountLookup(number, 6|Resent)
 		if n := s.Sequences[number].Lookups.Load(); n != 3 {
-			t.Errorf("cut at %q: %d lookups, want 3", point, n)
+			t.Errorf("killed at %q: %d lookups, want 3", point, n)
 		}
 	}
 }
 
-// A request that was counted for a sequence that has ended is counted again for the next sequence
-// with the same number.
+// A resent lookup that was counted for a sequence is counted again for the next sequence with the
+// same number.
 func TestLookupsOfANewSequence(t *testing.T) {
-	s := begin(t).shared
-	number := settings(s)
+	s := newTestHandles(t).shared
+	number := addSettings(s)
 	s.RecordDirectory(number, 100)
 	s.CountLookup(number, 2)
 	s.Retire(number)
@@ -48,25 +48,25 @@ func TestLookupsOfANewSequence(t *testing.T) {
 	}
 }
 
-// The directories of a sequence are known unless there are too many, or a worker of an earlier
-// build, which records none, has served.
+// Directories returns all directories, unless there are too many or an earlier build, which records
+// none, has served.
 func TestDirectories(t *testing.T) {
-	s := begin(t).shared
-	number := settings(s)
+	s := newTestHandles(t).shared
+	number := addSettings(s)
 	check := func(when string, ok bool, want ...uint64) {
 		t.Helper()
 		if got, isOK := s.Directories(number); isOK != ok || !slices.Equal(got, want) {
-			t.Errorf("%s: directories %v, all: %v", when, got, isOK)
+			t.Errorf("%s: directories %v, complete: %v", when, got, isOK)
 		}
 	}
 	s.RecordDirectory(number, 100)
 	s.RecordDirectory(number, 200)
 	s.RecordDirectory(number, 100)
-	check("noted", true, 100, 200)
+	check("recorded", true, 100, 200)
 	s.BeginWorker()
 	s.ResumeLookups()
 	check("for the next worker", true, 100, 200)
-	s.Workers.Add(1) // a worker of the earlier build
+	s.Workers.Add(1) // an earlier build serves
 	s.ResumeLookups()
 	check("after a worker of an earlier build", false, 100, 200)
 	s.BeginWorker()
@@ -77,27 +77,27 @@ func TestDirectories(t *testing.T) {
 		s.RecordDirectory(number, 100+i)
 	}
 	all, _ := s.Directories(number)
-	check("as many as can be noted", true, all...)
+	check("maxDirectories", true, all...)
 	s.RecordDirectory(number, 200)
 	check("one more", false, all...)
 }
 
-// Retired numbers are kept apart from free ones, in the order in which they were retired, even if a
-// worker dies while it retires one.
+// Free returns retired numbers in the order in which they were retired, even if a worker dies while
+// it retires one.
 func TestRetire(t *testing.T) {
-	s := begin(t).shared
+	s := newTestHandles(t).shared
 	var numbers []int
 	for range 5 {
-		numbers = append(numbers, settings(s))
+		numbers = append(numbers, addSettings(s))
 	}
 	s.Remove(numbers[0])
 	s.Retire(numbers[3])
 	s.Retire(numbers[1])
-	cutAt("retire", 1, func() { s.Retire(numbers[2]) })
+	killAt("retire", 1, func() { s.Retire(numbers[2]) })
 	if s.Sequences[numbers[2]].Lookups.Load() != 0 {
-		t.Error("a worker that died in the middle of retiring a number left lookups")
+		t.Error("a worker that died while it retired a number left lookups")
 	}
-	s.Remove(numbers[2]) // the next worker does this when it resumes
+	s.Remove(numbers[2]) // the next worker does this
 	free, retired := s.Free()
 	if want := []int{numbers[3], numbers[1], numbers[2]}; !slices.Equal(free, numbers[:1]) || !slices.Equal(retired, want) {
 		t.Errorf("free %v, retired %v, want %v and %v", free, retired, numbers[:1], want)
@@ -105,6 +105,6 @@ func TestRetire(t *testing.T) {
 	s.Add(numbers[3], "train/seed=3", 0, 0)
 	s.Remove(numbers[3])
 	if free, _ := s.Free(); !slices.Contains(free, numbers[3]) {
-		t.Error("a number is retired after its next sequence, too")
+		t.Error("the number is still retired after another sequence had it")
 	}
 }

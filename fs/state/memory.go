@@ -12,42 +12,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A header is the beginning of the file. It says where the sections lie. Processes of other builds read them too: a section keeps its
-// number, and each field its offset. A section may grow at its end. Elements of arrays do not grow: a new field of theirs is a new
-// section.
+// A header begins the file and says where the sections are. Processes of other builds read it and
+// the sections too. A section therefore keeps its number and each field keeps its offset, and a
+// section may only grow at its end. Elements of arrays cannot grow, so a new field for them needs a
+// new section.
 type header struct {
 	Magic    [8]byte
-	Version  uint64 // of this header
-	Sections [64]extent
+	Version  uint64 // headerVersion
+	Sections [64]sectionRange
 }
 
-// An extent begins at a page of the file.
-type extent struct{ Offset, Bytes uint64 }
+// A sectionRange is the place of a section in the file. Its offset is a multiple of the page size.
+type sectionRange struct{ Offset, Bytes uint64 }
 
 var (
 	magic     = [8]byte{'b', 'a', 't', 'c', 'h', 'f', 's'}
-	errLayout = errors.New("another version of batchfs made this mount, and its shared memory differs: unmount, and mount again")
+	errLayout = errors.New("another version of batchfs made this mount, and its shared memory is incompatible: unmount it, and mount again")
 )
 
 const headerVersion = 1
 
-// A section is a part of the memory: a field of Shared, and the bytes of what it points to.
+// A section is a part of the shared memory that one field of Shared points to.
 type section struct {
-	field *unsafe.Pointer
-	bytes uint64
+	field *unsafe.Pointer // address of the field
+	bytes uint64          // size of what it points to
 }
 
 func sectionAt[T any](field **T) section {
 	return section{(*unsafe.Pointer)(unsafe.Pointer(field)), uint64(unsafe.Sizeof(**field))}
 }
 
-// pages rounds up.
-func pages(bytes uint64) uint64 {
+// roundToPages rounds bytes up to a multiple of the page size.
+func roundToPages(bytes uint64) uint64 {
 	page := uint64(os.Getpagesize())
 	return (bytes + page - 1) / page * page
 }
 
-// readHeader returns the header of a file that a user may have forged.
+// readHeader reads and checks the header of a file, which a user may have forged.
 func readHeader(file *os.File) (h header, err error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -60,20 +61,21 @@ func readHeader(file *os.File) (h header, err error) {
 	}
 	for i, s := range h.Sections {
 		if s.Offset%uint64(os.Getpagesize()) != 0 || s.Offset > size || s.Bytes > size-s.Offset {
-			return h, fmt.Errorf("shared memory: section %d, %d bytes from %d on, is not in a file of %d bytes", i, s.Bytes, s.Offset, size)
+			return h, fmt.Errorf("shared memory: section %d (%d bytes at offset %d) is not within the file of %d bytes", i, s.Bytes, s.Offset, size)
 		}
 	}
 	return h, nil
 }
 
-// IsShared reports whether a file begins like the shared memory of a mount, made by any version.
+// IsShared reports whether file begins like the shared memory of a mount, of any version.
 func IsShared(file *os.File) bool {
-	var begins [len(magic)]byte
-	_, err := file.ReadAt(begins[:], 0)
-	return err == nil && begins == magic
+	var prefix [len(magic)]byte
+	_, err := file.ReadAt(prefix[:], 0)
+	return err == nil && prefix == magic
 }
 
-// New makes the shared memory of a mount. The memory lives as long as the file, or its last mapping.
+// New creates the shared memory of a mount. It lives as long as the file is open or mapped
+// anywhere.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -91,17 +93,17 @@ func New() (*os.File, *Shared, error) {
 
 func create(file *os.File, sections []section) (*Shared, error) {
 	h := header{Magic: magic, Version: headerVersion}
-	size := pages(uint64(unsafe.Sizeof(h)))
+	size := roundToPages(uint64(unsafe.Sizeof(h)))
 	for i, s := range sections {
-		h.Sections[i] = extent{size, s.bytes}
-		size += pages(s.bytes)
+		h.Sections[i] = sectionRange{size, s.bytes}
+		size += roundToPages(s.bytes)
 	}
-	text, err := binary.Append(nil, binary.NativeEndian, h)
+	encoded, err := binary.Append(nil, binary.NativeEndian, h)
 	if err == nil {
 		err = file.Truncate(int64(size))
 	}
 	if err == nil {
-		_, err = file.WriteAt(text, 0)
+		_, err = file.WriteAt(encoded, 0)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
@@ -109,8 +111,8 @@ func create(file *os.File, sections []section) (*Shared, error) {
 	return Map(file)
 }
 
-// Map maps the state in a file that New made, as far as this build knows its sections. What the file lacks is memory of this process, of
-// zeros.
+// Map maps the shared memory in a file that New created, possibly of another build. Whatever the
+// file lacks is zeroed memory that only this process sees.
 func Map(file *os.File) (*Shared, error) {
 	h, err := readHeader(file)
 	if err != nil {
@@ -118,27 +120,27 @@ func Map(file *os.File) (*Shared, error) {
 	}
 	s := new(Shared)
 	for _, known := range s.sections() {
-		s.bytes += uintptr(pages(known.bytes))
+		s.bytes += uintptr(roundToPages(known.bytes))
 	}
 	const prot = unix.PROT_READ | unix.PROT_WRITE
-	const ours = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-	if s.base, err = unix.MmapPtr(-1, 0, nil, s.bytes, prot, ours); err != nil {
+	const private = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	if s.base, err = unix.MmapPtr(-1, 0, nil, s.bytes, prot, private); err != nil {
 		return nil, fmt.Errorf("shared memory of %d bytes: %w", s.bytes, err)
 	}
-	at := s.base
+	addr := s.base
 	for i, known := range s.sections() {
-		*known.field = at
+		*known.field = addr
 		if n := min(known.bytes, h.Sections[i].Bytes); n > 0 {
-			_, err := unix.MmapPtr(int(file.Fd()), int64(h.Sections[i].Offset), at, uintptr(n), prot, unix.MAP_SHARED|unix.MAP_FIXED)
+			_, err := unix.MmapPtr(int(file.Fd()), int64(h.Sections[i].Offset), addr, uintptr(n), prot, unix.MAP_SHARED|unix.MAP_FIXED)
 			if err != nil {
 				s.Close()
 				return nil, fmt.Errorf("shared memory, section %d: %w", i, err)
 			}
 		}
-		at = unsafe.Add(at, pages(known.bytes))
+		addr = unsafe.Add(addr, roundToPages(known.bytes))
 	}
 	return s, nil
 }
 
-// Close unmaps the memory. Nothing of s may be used afterwards.
+// Close unmaps the memory. s must not be used afterwards.
 func (s *Shared) Close() { unix.MunmapPtr(s.base, s.bytes) }

@@ -18,8 +18,9 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// made maps a file with this build's sections, whose lengths change has changed.
-func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
+// mapSections creates and maps a file with this build's sections, whose sizes change alters, and
+// more.
+func mapSections(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "shared"))
 	noError(t, err)
@@ -34,8 +35,8 @@ func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section
 	return file, s
 }
 
-// again maps the file another time, as another process does.
-func again(t *testing.T, file *os.File) *Shared {
+// mapAgain maps the file once more, like another process.
+func mapAgain(t *testing.T, file *os.File) *Shared {
 	t.Helper()
 	s, err := Map(file)
 	noError(t, err)
@@ -43,22 +44,23 @@ func again(t *testing.T, file *os.File) *Shared {
 	return s
 }
 
-// use writes to s what another process is to see.
-func use(t *testing.T, s, other *Shared) {
+// checkShared writes to s, and checks that other sees it.
+func checkShared(t *testing.T, s, other *Shared) {
 	t.Helper()
 	s.Worker.Store(77)
 	s.Replies.Add(5)
 	s.Add(s.NewNumber(), "train", 3, 0)
 	s.Sequences[1].RecordBatch(9)
 	if other.Worker.Load() != 77 || other.Replies.Load() != 5 || other.Sequences[1].Name() != "train" || other.Sequences[1].Batches.Load() != 10 {
-		t.Errorf("another process has worker %d, %d answers, sequence %q, and %d batches", other.Worker.Load(), other.Replies.Load(),
+		t.Errorf("another process sees worker %d, %d replies, sequence %q, and %d batches", other.Worker.Load(), other.Replies.Load(),
 			other.Sequences[1].Name(), other.Sequences[1].Batches.Load())
 	}
 }
 
-// Of a file that a later build made, with longer sections and more of them, the rest is left alone.
+// A file of a later build, with more and longer sections, can be used, and its additions are left
+// alone.
 func TestLongerSections(t *testing.T) {
-	file, s := made(t, func(_ int, bytes uint64) uint64 { return bytes + 10_000 }, section{bytes: 5000})
+	file, s := mapSections(t, func(_ int, bytes uint64) uint64 { return bytes + 10_000 }, section{bytes: 5000})
 	h, err := readHeader(file)
 	noError(t, err)
 	last := len(s.sections())
@@ -66,40 +68,41 @@ func TestLongerSections(t *testing.T) {
 	for i, known := range s.sections() {
 		marks = append(marks, int64(h.Sections[i].Offset+known.bytes))
 	}
-	for _, at := range marks {
-		if _, err := file.WriteAt([]byte("later"), at); err != nil {
+	for _, off := range marks {
+		if _, err := file.WriteAt([]byte("later"), off); err != nil {
 			t.Fatal(err)
 		}
 	}
-	use(t, s, again(t, file))
-	for _, at := range marks {
+	checkShared(t, s, mapAgain(t, file))
+	for _, off := range marks {
 		text := make([]byte, 5)
-		if _, err := file.ReadAt(text, at); err != nil || string(text) != "later" {
-			t.Errorf("at %d there is %q (%v)", at, text, err)
+		if _, err := file.ReadAt(text, off); err != nil || string(text) != "later" {
+			t.Errorf("offset %d has %q (%v)", off, text, err)
 		}
 	}
 }
 
-// What a file of an earlier build lacks reads as zero. It can be written, and this process alone sees that.
+// Whatever the file of an earlier build lacks reads as zero. It can be written, but only this
+// process sees that.
 func TestShorterSections(t *testing.T) {
-	entry := uint64(unsafe.Sizeof(SequenceState{}))
-	// The sections counters, sequences, names, attempts, counted and lookups.
-	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0, 12: 0, 13: 0}
-	file, s := made(t, func(i int, bytes uint64) uint64 {
+	size := uint64(unsafe.Sizeof(SequenceState{}))
+	// Counters, Sequences, names, attempts, counted and lookups.
+	short := map[int]uint64{1: 8, 2: 2 * size, 7: 0, 8: 0, 12: 0, 13: 0}
+	file, s := mapSections(t, func(i int, bytes uint64) uint64 {
 		if n, ok := short[i]; ok {
 			return n
 		}
 		return bytes
 	})
-	other := again(t, file)
-	use(t, s, other)
+	other := mapAgain(t, file)
+	checkShared(t, s, other)
 	if s.NamesRecorded() != 0 || s.Sequences[MaxSequences-1].Used() {
 		t.Errorf("%d names, and the last sequence is used: %v", s.NamesRecorded(), s.Sequences[MaxSequences-1].Used())
 	}
 	s.RecordName(Name{1, "seed=1"})
 	s.Add(MaxSequences-1, "last", 0, 0)
 	if s.NamesRecorded() != 1 || s.Sequences[MaxSequences-1].Name() != "last" {
-		t.Error("what was written is lost")
+		t.Error("written values were lost")
 	}
 	s.RecordDirectory(1, 100)
 	s.CountLookup(1, 2)
@@ -107,7 +110,7 @@ func TestShorterSections(t *testing.T) {
 		t.Error("another process knows directories that the file has no room for")
 	}
 	other.CountLookup(1, 2|Resent)
-	if n := s.Sequences[1].Lookups.Load(); n != 2 { // one too many is safe, one too few is not
+	if n := s.Sequences[1].Lookups.Load(); n != 2 { // too many is safe, too few is not
 		t.Errorf("%d lookups", n)
 	}
 	if other.NamesRecorded() != 0 || other.Sequences[MaxSequences-1].Used() {
@@ -115,11 +118,11 @@ func TestShorterSections(t *testing.T) {
 	}
 }
 
-// A file that is not laid out as its header says, or that another build made before there was a header, is refused in words.
+// A file with an inconsistent header, or of a build without headers, is rejected.
 func TestForgedHeader(t *testing.T) {
 	for name, test := range map[string]struct {
 		forge  func(h *header)
-		layout bool // the error is errLayout
+		layout bool // whether the error is errLayout
 	}{
 		"an earlier layout": {func(h *header) { *h = header{Magic: [8]byte{10}} }, true},
 		"a later version":   {func(h *header) { h.Version++ }, true},
@@ -129,7 +132,7 @@ func TestForgedHeader(t *testing.T) {
 		"far away":          {func(h *header) { h.Sections[20].Offset = 1 << 63 }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			file, _ := made(t, func(_ int, bytes uint64) uint64 { return bytes })
+			file, _ := mapSections(t, func(_ int, bytes uint64) uint64 { return bytes })
 			h, err := readHeader(file)
 			noError(t, err)
 			test.forge(&h)

@@ -1,20 +1,22 @@
 package state
 
-// RecordName records a name that was looked up, for the kernel to forget it later. The caller serialises calls.
+// RecordName records a name that was looked up, so that the kernel can be told to forget it later.
+// Callers must serialize calls.
 func (s *Shared) RecordName(n Name) {
-	at := &s.names.ring[s.names.recorded.Load()%maxNames]
-	at.dir.Store(n.Dir)
-	setText(at.name[:], n.Name)
+	next := &s.names.ring[s.names.recorded.Load()%maxNames]
+	next.dir.Store(n.Dir)
+	setText(next.name[:], n.Name)
 	s.names.recorded.Add(1)
 }
 
-// NamesRecorded returns how many names were recorded.
+// NamesRecorded returns the number of names that were ever recorded.
 func (s *Shared) NamesRecorded() uint64 { return s.names.recorded.Load() }
 
-// NameFrom returns the first name from number i on that is still there, and its number. The last maxNames-1 are.
+// NameFrom returns name i, or the oldest one if name i was overwritten, and its number. The last
+// maxNames-1 names are available.
 func (s *Shared) NameFrom(i uint64) (uint64, Name) {
-	noted := s.NamesRecorded()
-	i = max(i, noted-min(noted, maxNames-1))
-	at := &s.names.ring[i%maxNames]
-	return i, Name{at.dir.Load(), getText(at.name[:])}
+	recorded := s.NamesRecorded()
+	i = max(i, recorded-min(recorded, maxNames-1))
+	found := &s.names.ring[i%maxNames]
+	return i, Name{found.dir.Load(), getText(found.name[:])}
 }

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// The last names are there for a successor, oldest first.
-func TestNamesAreKept(t *testing.T) {
-	s := begin(t).shared
+// The latest names are available to the next worker, oldest first.
+func TestNames(t *testing.T) {
+	s := newTestHandles(t).shared
 	var want []Name
 	for i := range maxNames + 100 {
 		n := Name{Dir: uint64(i), Name: fmt.Sprint("seed=", i)}
@@ -17,15 +17,15 @@ func TestNamesAreKept(t *testing.T) {
 	for from := range s.NamesRecorded() {
 		first := max(from, 101)
 		if i, got := s.NameFrom(from); i != first || got != want[first] {
-			t.Errorf("from %d on: name %d, %v, want name %d, %v", from, i, got, first, want[first])
+			t.Errorf("from %d: name %d, %v, want name %d, %v", from, i, got, first, want[first])
 		}
 	}
 }
 
-// A request that was sent again is exhausted when MaxAttempts workers have ended by themselves since, whatever others are sent again.
-// Workers that were killed do not count.
+// A resent request fails once MaxAttempts workers have crashed since it was first resent, whatever
+// other requests were resent. Workers that were killed do not count.
 func TestExhausted(t *testing.T) {
-	s := begin(t).shared
+	s := newTestHandles(t).shared
 	const id = 2 | Resent
 	for worker := range 3 * MaxAttempts {
 		if worker%2 > 0 {
@@ -43,6 +43,6 @@ func TestExhausted(t *testing.T) {
 	}
 	s.EndAttempt(id)
 	if s.BeginAttempt(id) || s.BeginAttempt(2) {
-		t.Error("exhausted after it was answered")
+		t.Error("exhausted after its reply")
 	}
 }

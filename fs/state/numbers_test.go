@@ -2,27 +2,27 @@ package state
 
 import "testing"
 
-// A step is what a reader of a batch of 12 parts does, and the number that it gets: with steps of the zero value it reads the whole
-// batch on the first handle.
+// A step is an action of a reader, and the batch number that it should get. The file has 12 parts.
+// The zero value reads the whole batch through handle 0.
 type step struct {
-	do       string // a key of steps.do; "": read
-	fh       int    // which handle; it is opened at its first step
-	looks    bool   // it is opened with O_NONBLOCK
-	id       uint64 // of the request, where another step has the same: then that one is sent again, to another worker
+	do       string // "fail", "roll back", "release", "seek", or "" to read
+	fh       int    // handle, opened by its first step
+	nonblock bool   // whether the handle is opened with O_NONBLOCK
+	id       uint64 // request id; if an earlier step has the same, it is resent to a new worker
 	thread   uint64
-	from, to int64 // parts; to = 0 is the end
+	from, to int64 // parts; if to is 0, it is the end of the file
 	version  Version
-	cut      bool // see Read
-	pastEnd  bool
-	want     int // the number, or one of:
+	cut      bool // see ReadRequest
+	pastEnd  bool // see ReadRequest
+	want     int  // batch number, failed or anyNumber
 }
 
 const (
-	failed    = -1 // an error
+	failed    = -1 // the request must fail
 	anyNumber = -2
 )
 
-// steps runs steps on the handles of a mount with one sequence.
+// A steps runs steps on the handles of a mount with one sequence.
 type steps struct {
 	h       *Handles
 	handles map[int]uint64
@@ -31,17 +31,17 @@ type steps struct {
 }
 
 func newSteps(t *testing.T) *steps {
-	return &steps{h: begin(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
+	return &steps{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
 }
 
 func (s *steps) run(t *testing.T, i int, st step) {
 	t.Helper()
 	const part, size = 100, 1200
-	e := &s.h.shared.Sequences[1]
+	sequence := &s.h.shared.Sequences[1]
 	s.ids += 2
 	fh, isOpen := s.handles[st.fh]
 	if !isOpen && st.do != "seek" {
-		fh, _ = s.h.Open(1, 0, st.looks, s.ids)
+		fh, _ = s.h.Open(1, 0, st.nonblock, s.ids)
 		s.handles[st.fh] = fh
 		s.ids += 2
 	}
@@ -54,18 +54,18 @@ func (s *steps) run(t *testing.T, i int, st step) {
 	}
 	if st.id > 0 {
 		r.ID = 1000 + st.id
-		if _, ok := s.reads[st.id]; ok && st.do != "give back" {
+		if _, ok := s.reads[st.id]; ok && st.do != "roll back" {
 			s.h = NewHandles(s.h.shared)
 			r.ID |= Resent
 		}
 	}
 	switch st.do {
 	case "seek":
-		e.Seek(uint64(st.want))
+		sequence.Seek(uint64(st.want))
 	case "release":
 		s.h.Release(fh)
 		delete(s.handles, st.fh)
-	case "give back":
+	case "roll back":
 		s.h.undoRead(inFlightRead{s.reads[st.id], uint64(st.want), true})
 	case "", "fail":
 		s.reads[st.id] = r
@@ -85,12 +85,13 @@ func (s *steps) run(t *testing.T, i int, st step) {
 	}
 }
 
-// Which batch a read has, whatever was read before, by whom, and of which tokens.
+// Reads get the right batch, whatever was read before, by whichever thread and from whichever
+// version of the tokens.
 func TestNumbers(t *testing.T) {
 	for name, test := range map[string]struct {
 		steps []step
 		times int
-		uses  int // the numbers are so much higher each time
+		uses  int // batches used each time
 	}{
 		"a batch a read":     {[]step{{}}, 5, 1},
 		"backwards":          {[]step{{from: 8}, {from: 4, to: 8}, {to: 4}}, 5, 1},
@@ -102,43 +103,45 @@ func TestNumbers(t *testing.T) {
 			{to: 8}, {from: 8}, {from: 8}, {from: 9, to: 10}, {from: 7, to: 8, want: 1},
 			{want: 1}, {from: 6, want: 1}, {from: 4, want: 1}, {want: 2}, {to: 6, want: 3}, {from: 6, want: 3}, {from: 4, want: 4},
 		}, 1, 0},
-		// numpy.fromfile learns the size of a file by reading its last block.
+		// numpy.fromfile reads the last block first to learn the size of a file.
 		"C's stdio":              {[]step{{from: 8, thread: 7, pastEnd: true, want: anyNumber}, {to: 8, thread: 7}, {from: 8, thread: 7, pastEnd: true}}, 5, 1},
 		"y before x":             {[]step{{from: 6}, {to: 6}}, 5, 1},
 		"threads, the end first": {[]step{{from: 8, pastEnd: true, thread: 1}, {to: 8, thread: 2}}, 5, 1},
-		// As a pool of threads reads a file, the parts one after the other.
+		// A pool of threads reads the parts of a file in order.
 		"threads that read together": {[]step{{to: 4, thread: 1, cut: true}, {from: 4, to: 8, thread: 2, cut: true}, {from: 8, thread: 1}}, 5, 1},
 
-		"a read that failed comes again": {[]step{{do: "fail", id: 1}, {}, {id: 1, want: 1}}, 1, 0},
-		// A batch that was delivered whole stays so, and one without its end does not.
+		"a failed read is retried": {[]step{{do: "fail", id: 1}, {}, {id: 1, want: 1}}, 1, 0},
+		// A batch that was delivered whole stays whole; without its end, it does not.
 		"the end fails": {[]step{
 			{}, {do: "fail", from: 11}, {want: 1}, {fh: 2, to: 11, want: 2}, {do: "fail", fh: 2, from: 11, want: 2}, {fh: 2, want: 2},
 		}, 1, 0},
 		"a part fails twice, and others were delivered": {[]step{
 			{to: 6, cut: true}, {do: "fail", id: 1, from: 6}, {do: "fail", id: 1, from: 6}, {fh: 2, want: 1}, {from: 6},
 		}, 1, 0},
-		"both parts fail, another has the batch, and one comes again": {[]step{
-			{id: 1, to: 6, thread: 1}, {do: "fail", id: 2, from: 6, thread: 2}, {do: "give back", id: 1}, {fh: 2, thread: 3},
+		"both parts fail, another handle takes the batch, one part is retried": {[]step{
+			{id: 1, to: 6, thread: 1}, {do: "fail", id: 2, from: 6, thread: 2}, {do: "roll back", id: 1}, {fh: 2, thread: 3},
 			{id: 2, from: 6, thread: 2, want: 1},
 		}, 1, 0},
 
-		"other tokens": {[]step{
+		"changed tokens": {[]step{
 			{}, {to: 4, want: 1}, {from: 4, version: 1, want: failed}, {from: 4, want: 1}, {version: 1, want: 2}, {to: 4, version: 1, want: 3},
 			{version: 2, want: 3}, {version: 2, want: 4}, {from: 11, version: 3, want: failed}, {version: 3, want: 5},
 			{from: 11, version: 3, want: 5}, {to: 1, version: 3, want: 6}, {to: 1, version: 1 << 40, want: 6},
 			{from: 1, version: 1 << 40, want: 6}, {version: 1 << 40, want: 7},
 		}, 1, 0},
-		"other tokens when it comes again": {[]step{
+		"changed tokens for a resent request": {[]step{
 			{id: 1}, {id: 2, want: 1}, {id: 1, version: 1}, {id: 2, version: 1, want: 1}, {version: 1, want: 2}, {version: 1, want: 3},
 		}, 1, 0},
-		"other tokens between y and x": {[]step{
-			{from: 6}, {to: 6}, {from: 6, want: 1}, {to: 6, version: 1, want: failed}, // y alone was delivered, so it begins the batch again
+		"changed tokens between y and x": {[]step{
+			// The reader must begin again with y.
+			{from: 6}, {to: 6}, {from: 6, want: 1}, {to: 6, version: 1, want: failed},
 			{from: 6, version: 1, want: 1}, {to: 6, version: 1, want: 1}, {from: 6, version: 1, want: 2}, {to: 6, version: 1, want: 2},
 			{fh: 2, from: 6, want: 3}, {fh: 2, id: 1, to: 6, want: 3}, {fh: 2, id: 1, to: 6, version: 1, want: failed},
 		}, 1, 0},
 
-		// Thread 1 is in the middle of batch 0 when thread 2 begins batch 1. It gets the rest of batch 0, or an error.
-		"in the middle, its second part comes again": {[]step{
+		// Thread 1 is in the middle of batch 0 when thread 2 begins batch 1. Thread 1 gets
+		// the rest of batch 0, or an error.
+		"in the middle, its second part is resent": {[]step{
 			{to: 4, thread: 1, cut: true}, {id: 1, from: 4, to: 8, thread: 1, cut: true}, {to: 4, thread: 2, cut: true, want: 1},
 			{id: 1, from: 4, to: 8, thread: 1, cut: true},
 		}, 1, 0},
@@ -149,15 +152,15 @@ func TestNumbers(t *testing.T) {
 			{to: 6, thread: 1, cut: true}, {do: "fail", from: 6, thread: 1}, {to: 6, thread: 2, cut: true, want: 1}, {from: 6, thread: 2, want: 1},
 			{from: 6, thread: 1},
 		}, 1, 0},
-		"in the middle, other tokens": {[]step{
+		"in the middle, changed tokens": {[]step{
 			{to: 6, thread: 1, cut: true}, {to: 6, thread: 2, cut: true, version: 1, want: 1}, {from: 6, thread: 1, version: 1, want: failed},
 			{from: 6, thread: 1, version: 1, want: failed},
 		}, 1, 0},
-		"in the middle, both come again, of other tokens": {[]step{
+		"in the middle, both are resent, changed tokens": {[]step{
 			{id: 1, to: 6, thread: 1, cut: true}, {id: 2, to: 6, thread: 2, cut: true, want: 1}, {id: 1, to: 6, thread: 1, cut: true, version: 1},
 			{id: 2, to: 6, thread: 2, cut: true, version: 1, want: 1}, {from: 6, thread: 1, version: 1},
 		}, 1, 0},
-		"threads that read together, and all come again": {[]step{
+		"threads that read together, and all requests are resent": {[]step{
 			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 3, from: 8, thread: 3},
 			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 3, from: 8, thread: 3},
 		}, 1, 0},
@@ -166,14 +169,14 @@ func TestNumbers(t *testing.T) {
 			{}, {fh: 2, to: 6, want: 1}, {do: "seek", want: 100}, {do: "seek", want: 50}, {fh: 2, from: 6, want: 1}, {want: 50}, {want: 51},
 			{do: "seek"}, {},
 		}, 1, 0},
-		// A batch that is given back after a seek does not undo it.
-		"given back after a seek": {[]step{
-			{fh: 2, looks: true, to: 6}, {id: 1, want: 1}, {fh: 3, looks: true, to: 6, want: 2}, {do: "release", fh: 2}, {do: "seek", want: 1},
-			{fh: 4, want: 1}, {do: "give back", id: 1, want: 1}, {fh: 4, want: 2}, {do: "release", fh: 3}, {fh: 4, want: 3},
-			{do: "seek", want: 1}, {fh: 5, looks: true, to: 6, want: 1}, {do: "release", fh: 5}, {fh: 4, want: 1},
+		// A number returned after a seek does not undo the seek.
+		"returned after a seek": {[]step{
+			{fh: 2, nonblock: true, to: 6}, {id: 1, want: 1}, {fh: 3, nonblock: true, to: 6, want: 2}, {do: "release", fh: 2}, {do: "seek", want: 1},
+			{fh: 4, want: 1}, {do: "roll back", id: 1, want: 1}, {fh: 4, want: 2}, {do: "release", fh: 3}, {fh: 4, want: 3},
+			{do: "seek", want: 1}, {fh: 5, nonblock: true, to: 6, want: 1}, {do: "release", fh: 5}, {fh: 4, want: 1},
 		}, 1, 0},
-		"an overtaken look": {[]step{
-			{fh: 2, looks: true, to: 6}, {fh: 3, looks: true, to: 6, want: 1}, {do: "release", fh: 2}, {do: "release", fh: 3}, {want: 1},
+		"returned out of order": {[]step{
+			{fh: 2, nonblock: true, to: 6}, {fh: 3, nonblock: true, to: 6, want: 1}, {do: "release", fh: 2}, {do: "release", fh: 3}, {want: 1},
 		}, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,8 +193,8 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// If there is no room to set a read(2) aside, the thread that would interrupt it gets an error, and
-// never bytes of another thread's batch. All others get the rest of their own batches.
+// If there is no room to set a read(2) aside, the read that would interrupt it fails, and never
+// gets bytes of another batch. All other threads get the rest of their batches.
 func TestTooManyUnfinishedReads(t *testing.T) {
 	s := newSteps(t)
 	const last = maxUnfinished + 1

@@ -7,14 +7,15 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// ranges returns the delivered ranges of the batch that a handle holds, in the shared memory.
-func (h *Handles) ranges(fh uint64) []byteRange {
+// rangesOf returns the delivered ranges of the batch that a handle holds. The result aliases the
+// shared memory.
+func (h *Handles) rangesOf(fh uint64) []byteRange {
 	s := h.slot(fh)
 	l := s.current.Load()
 	return h.list(fh, l, s.lists[l].n.Load())
 }
 
-// list returns the memory for n ranges in one of the lists of a handle.
+// list returns the memory for n ranges in list l of a handle.
 func (h *Handles) list(fh, l, n uint64) []byteRange {
 	if n > fewRanges {
 		return h.shared.manyRanges[fh%MaxHandles][l][:n]
@@ -22,8 +23,8 @@ func (h *Handles) list(fh, l, n uint64) []byteRange {
 	return h.slot(fh).lists[l].few[:n]
 }
 
-// setRanges replaces the ranges of a handle. If the worker is killed meanwhile, they stay as they
-// were. The error is ErrRanges.
+// setRanges replaces the ranges of a handle. It writes the other list first, so the old ranges stay
+// if the worker dies in the middle. The error is ErrRanges.
 func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 	if len(ranges) > maxRanges {
 		return ErrRanges
@@ -40,24 +41,24 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 
 func (s *slot) forgetRanges() { s.lists[s.current.Load()].n.Store(0) }
 
-// addRange adds what r reads to the ranges of its handle, and reports whether some of it was not
-// delivered before. The error is ErrRanges.
+// addRange adds what r reads to the delivered ranges of its handle, and reports whether any of it
+// is new. The error is ErrRanges.
 func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
-	old, merged := h.ranges(r.FH), make([]byteRange, 0, fewRanges+1)
-	p := byteRange{r.Off, r.end()}
-	for _, q := range old {
-		if p.from <= q.to && q.from <= p.to {
-			p = byteRange{min(p.from, q.from), max(p.to, q.to)}
+	old, merged := h.rangesOf(r.FH), make([]byteRange, 0, fewRanges+1)
+	joined := byteRange{r.Off, r.end()}
+	for _, o := range old {
+		if joined.from <= o.to && o.from <= joined.to {
+			joined = byteRange{min(joined.from, o.from), max(joined.to, o.to)}
 		} else {
-			merged = append(merged, q)
+			merged = append(merged, o)
 		}
 	}
-	merged = append(merged, p)
+	merged = append(merged, joined)
 	slices.SortFunc(merged, func(a, b byteRange) int { return cmp.Compare(a.from, b.from) })
 	if slices.Equal(merged, old) {
 		return false, nil
 	}
-	if s := h.slot(r.FH); p == (byteRange{0, r.Size}) {
+	if s := h.slot(r.FH); joined == (byteRange{0, r.Size}) {
 		s.lastFrom.Store(uint64(r.Off))
 		s.lastTo.Store(uint64(r.end()))
 		s.lastThread.Store(r.Thread)
@@ -65,10 +66,10 @@ func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
 	return true, h.setRanges(r.FH, merged)
 }
 
-// removeRange removes what r reads from the ranges of its handle.
+// removeRange removes what r reads from the delivered ranges of its handle.
 func (h *Handles) removeRange(r ReadRequest) {
 	left := make([]byteRange, 0, fewRanges+1)
-	for _, old := range h.ranges(r.FH) {
+	for _, old := range h.rangesOf(r.FH) {
 		if before := (byteRange{old.from, min(old.to, r.Off)}); before.from < before.to {
 			left = append(left, before)
 		}
@@ -76,6 +77,6 @@ func (h *Handles) removeRange(r ReadRequest) {
 			left = append(left, after)
 		}
 	}
-	// One range too many is read again.
+	// Dropping a range that does not fit is safe: it counts as not delivered.
 	h.setRanges(r.FH, left[:min(len(left), maxRanges)])
 }

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// Whatever is read, the ranges are what a table of bytes says.
-func TestPieces(t *testing.T) {
+// The delivered ranges are those that a table of bytes has.
+func TestRanges(t *testing.T) {
 	const size = 200
-	h := begin(t)
+	h := newTestHandles(t)
 	fh, _ := h.Open(1, 0, false, 1)
 	s := h.slot(fh)
 	s.size.Store(size)
@@ -36,19 +36,19 @@ func TestPieces(t *testing.T) {
 				t.Fatalf("step %d, %+v: byte %d: %v, want %v", step, r.Span, i, !has, has)
 			}
 		}
-		if ranges := h.ranges(fh); !slices.IsSortedFunc(ranges, func(a, b byteRange) int { return int(a.to-b.from) + 1 }) {
+		if ranges := h.rangesOf(fh); !slices.IsSortedFunc(ranges, func(a, b byteRange) int { return int(a.to-b.from) + 1 }) {
 			t.Fatalf("ranges that touch: %v", ranges)
 		}
 	}
 }
 
-// covers says whether a byte was delivered.
-func (h *Handles) covers(fh uint64, at int64) bool {
-	return slices.ContainsFunc(h.ranges(fh), func(p byteRange) bool { return p.from <= at && at < p.to })
+// covers reports whether the byte at off was delivered.
+func (h *Handles) covers(fh uint64, off int64) bool {
+	return slices.ContainsFunc(h.rangesOf(fh), func(p byteRange) bool { return p.from <= off && off < p.to })
 }
 
-func TestTooManyPieces(t *testing.T) {
-	h := begin(t)
+func TestTooManyRanges(t *testing.T) {
+	h := newTestHandles(t)
 	fh, _ := h.Open(1, 0, false, 1)
 	const size = 1000
 	for i := range int64(maxRanges + 1) {
@@ -58,22 +58,21 @@ func TestTooManyPieces(t *testing.T) {
 		}
 	}
 	if k, ok := h.read(fh, 1000, Span{0, size, size}, 0); !ok || k != 0 {
-		t.Errorf("the whole batch afterwards is of batch %d, %v", k, ok)
+		t.Errorf("reading the whole batch afterwards: batch %d, %v, want 0", k, ok)
 	}
 	if k, ok := h.read(fh, 1002, Span{0, size, size}, 0); !ok || k != 1 {
-		t.Errorf("then batch %d, %v, want 1", k, ok)
+		t.Errorf("then: batch %d, %v, want 1", k, ok)
 	}
 }
 
-// Threads that share a handle have a batch each, although the kernel cuts every read(2) of theirs in
-// three, whatever the order in which the requests come, and although workers die at any point of any
-// of them.
+// Threads that share a handle each get a batch of their own, although the kernel cuts their
+// read(2)s in three, in whatever order the requests arrive and wherever workers die.
 func TestCutReads(t *testing.T) {
 	const part = 100
 	spans := []Span{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}
 	const threads, batches = 4, 20
 	run := func(t *testing.T, random *rand.Rand, point string) {
-		h := begin(t)
+		h := newTestHandles(t)
 		fh, _ := h.Open(1, 0, false, 1)
 		id := uint64(2)
 		next, batch := [threads]int{}, [threads]uint64{}
@@ -87,7 +86,7 @@ func TestCutReads(t *testing.T) {
 			ask := func() { k, _, err = h.assignBatch(r) }
 			if random.IntN(4) > 0 {
 				ask()
-			} else if cutAt(point, 1, ask) {
+			} else if killAt(point, 1, ask) {
 				h = NewHandles(h.shared)
 				r.ID |= Resent
 				ask()
@@ -98,7 +97,7 @@ func TestCutReads(t *testing.T) {
 			case next[i] == 0:
 				batch[i] = k
 			case k != batch[i]:
-				t.Fatalf("thread %d has part %d of batch %d, and began batch %d", i, next[i], k, batch[i])
+				t.Fatalf("thread %d got part %d of batch %d after it began batch %d", i, next[i], k, batch[i])
 			}
 			if next[i] = (next[i] + 1) % 3; next[i] == 0 {
 				if got[k] {
@@ -113,7 +112,7 @@ func TestCutReads(t *testing.T) {
 	}
 	var all []string
 	for seed := range uint64(200) {
-		all = append(all, points(func() { run(t, rand.New(rand.NewPCG(seed, 0)), "") })...)
+		all = append(all, failpointsIn(func() { run(t, rand.New(rand.NewPCG(seed, 0)), "") })...)
 	}
 	slices.Sort(all)
 	for _, point := range slices.Compact(all) {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A reader keeps its counters when it opens next again, whoever else does meanwhile, and a new reader begins with none.
+// A reader that opens next again continues with its counters, and a new reader begins at 0.
 func TestReadersKeepTheirCounters(t *testing.T) {
-	h := begin(t)
+	h := newTestHandles(t)
 	shared, id := h.shared, uint64(0)
 	read := func(thread uint32) *ReaderStats {
 		id += 2
@@ -19,24 +19,24 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 		h.Release(fh)
 		return &shared.readers[fh%MaxHandles]
 	}
-	first, _ := h.Open(1, 7, false, 1) // so that two slots are used
+	first, _ := h.Open(1, 7, false, 1) // takes the first slot
 	second := read(8)
 	h.Release(first)
 	waited := second.Waited.Load()
 	if again := read(7); again == second {
-		t.Error("two threads have one reader")
+		t.Error("two threads share a ReaderStats")
 	}
 	if again := read(8); again != second || again.Waited.Load() <= waited || again.Gap.Load() == 0 {
 		t.Errorf("thread 8 read again: waited %d ns, then %d, gap %d", waited, again.Waited.Load(), again.Gap.Load())
 	}
 	if fresh := read(9); fresh.Waited.Load() > waited+second.Waited.Load() || fresh.Gap.Load() != 0 {
-		t.Errorf("thread 9 began with the counters of another")
+		t.Error("thread 9 began with the counters of another")
 	}
 }
 
-// A request waits from the time when it began until it is answered, also if it is sent again.
+// A wait lasts from the beginning of a request until its reply, even if the request is resent.
 func TestWaitsOutliveWorkers(t *testing.T) {
-	shared := begin(t).shared
+	shared := newTestHandles(t).shared
 	fh, _ := NewHandles(shared).Open(1, 7, false, 2)
 	shared.BeginRead(1, fh, 7, 4, time.Minute)
 	r := &shared.Readers()[fh%MaxHandles]
@@ -49,13 +49,13 @@ func TestWaitsOutliveWorkers(t *testing.T) {
 	}
 	w := &shared.Sequences[1].Waits
 	if over := w.Buckets[len(WaitBounds)].Load(); over != 1 || w.Sum.Load() != r.Waited.Load() {
-		t.Errorf("%d waits are over all bounds, want 1; %d ns in all", over, w.Sum.Load())
+		t.Errorf("%d waits above all bounds, want 1; %d ns in total", over, w.Sum.Load())
 	}
 	for i, bound := range WaitBounds {
 		w.record(bound - 1)
 		w.record(bound)
 		if below, from := w.Buckets[i].Load(), w.Buckets[i+1].Load(); below == 0 || from == 0 {
-			t.Errorf("bound %v parts nothing", bound)
+			t.Errorf("bound %v separates nothing", bound)
 		}
 	}
 }

@@ -2,26 +2,28 @@ package state
 
 import "batchfs/internal/failpoint"
 
-// Next is the number that the next reader of next takes.
-func (e *SequenceState) Next() uint64 {
-	if seek := e.seek.Load(); seek != 0 {
+// Next returns the batch number that the next reader of next will take.
+func (q *SequenceState) Next() uint64 {
+	if seek := q.seek.Load(); seek != 0 {
 		return seek - 1
 	}
-	return e.Cursor.Load()
+	return q.Cursor.Load()
 }
 
-// Seek sets the number that the next reader of next takes, and returns what it was. Readers keep the batches that they hold. Any
-// process may call it, whether a worker is alive or not: the worker that assigns the next number moves the cursor first.
-func (e *SequenceState) Seek(number uint64) (was uint64) {
-	was = e.Next()
-	e.seek.Store(number + 1)
-	return was
+// Seek sets the batch number that the next reader of next will take, and returns the previous one.
+// Readers keep the batches that they hold. Any process may call Seek, even if no worker is alive,
+// because the worker moves the cursor before it assigns the next number.
+func (q *SequenceState) Seek(number uint64) (previous uint64) {
+	previous = q.Next()
+	q.seek.Store(number + 1)
+	return previous
 }
 
-// applySeek moves a sequence's cursor to where a seek has set it. If the worker dies in it, the next one repeats it. The caller holds mu.
+// applySeek moves the cursor of a sequence to the number set by Seek. If the worker dies in the
+// middle, the next worker repeats it. The caller holds mu.
 func (h *Handles) applySeek(sequence uint64) {
-	e := &h.shared.Sequences[sequence]
-	seek := e.seek.Load()
+	q := &h.shared.Sequences[sequence]
+	seek := q.seek.Load()
 	if seek == 0 {
 		return
 	}
@@ -31,7 +33,7 @@ func (h *Handles) applySeek(sequence uint64) {
 		}
 	}
 	failpoint.Hit("seek")
-	e.Cursor.Store(seek - 1)
+	q.Cursor.Store(seek - 1)
 	failpoint.Hit("sought")
-	e.seek.CompareAndSwap(seek, 0) // unless there is a later one
+	q.seek.CompareAndSwap(seek, 0) // fails if Seek was called again
 }

@@ -8,9 +8,10 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Each seek among readers is obeyed at once, no number is given twice, and no more slots are used than there are handles at once.
+// Each seek takes effect immediately although others read, no number is assigned twice, and no more
+// slots are used than handles were open at a time.
 func TestSeekAmongReaders(t *testing.T) {
-	h := begin(t)
+	h := newTestHandles(t)
 	const readers, reads, seeks, stride = 4, 2000, 100, 1_000_000
 	got := make([][]uint64, readers+1)
 	read := func(reader, n int) uint64 {
@@ -40,7 +41,7 @@ func TestSeekAmongReaders(t *testing.T) {
 	numbers := slices.Concat(got...)
 	slices.Sort(numbers)
 	if used := h.shared.slotsUsed.Load(); used > readers+1 {
-		t.Errorf("%d slots used for %d handles at once", used, readers+1)
+		t.Errorf("%d slots for %d open handles", used, readers+1)
 	}
 	if n := len(slices.Compact(numbers)); n != readers*reads+seeks {
 		t.Errorf("%d numbers, want %d", n, readers*reads+seeks)

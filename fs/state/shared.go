@@ -1,9 +1,11 @@
-// Package state is what the processes of one mount share: a block of memory of fixed layout that outlives any worker.
+// Package state holds the state that the processes of a mount share: a block of memory with a fixed
+// layout, which outlives every worker.
 //
-// [Shared] is the state that a replacement worker needs: what was agreed with the kernel, the cursor of each sequence, and
-// which batch each open handle of next holds. The supervisor keeps the memory, the worker that serves writes it, and commands such as
-// doctor look at it. [Handles] hands out handles and batch numbers in it. A worker may be killed between any two steps; the
-// next one completes what it finds half done.
+// [Shared] is what a replacement worker needs: the agreement with the kernel, the cursor of each
+// sequence, and the batch that each open handle of next holds. The supervisor owns the memory, the
+// serving worker writes it, and commands such as doctor read it. [Handles] assigns handles and
+// batch numbers in it. A worker may be killed between any two instructions; its successor completes
+// whatever is half done.
 package state
 
 import (
@@ -13,31 +15,32 @@ import (
 	"batchfs/internal/clock"
 )
 
-// Set cuts a text that does not fit.
+// Set sets the text to a copy of b, cut to 4096 bytes.
 func (m *Text) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
 
-// Get returns the bytes in the shared memory itself, none before the first Set.
+// Get returns the text. The result aliases the shared memory.
 func (m *Text) Get() []byte { return m.bytes[:min(m.len.Load(), uint64(len(m.bytes)))] }
 
 func (m *Text) String() string { return string(m.Get()) }
 
-// Used says whether there is such a sequence.
-func (e *SequenceState) Used() bool { return e.used.Load() != 0 }
+// Used reports whether the number belongs to a sequence.
+func (q *SequenceState) Used() bool { return q.used.Load() != 0 }
 
-// Name is the path of the sequence's directory in the mount.
-func (e *SequenceState) Name() string { return getText(e.name[:]) }
+// Name returns the path of the sequence's directory, relative to the mountpoint.
+func (q *SequenceState) Name() string { return getText(q.name[:]) }
 
-// User is the id of the user who looked the sequence up first.
-func (e *SequenceState) User() uint32 { return uint32(e.user.Load()) }
+// User returns the id of the user who looked the sequence up first.
+func (q *SequenceState) User() uint32 { return uint32(q.user.Load()) }
 
-// LastError is the last error, cut to 512 bytes, or empty.
-func (e *SequenceState) LastError() string { return getText(e.lastError[:]) }
+// LastError returns the last error of the sequence, cut to 512 bytes, or "" if there was none.
+func (q *SequenceState) LastError() string { return getText(q.lastError[:]) }
 
-// SetLastError records the last error. The caller serialises SetLastError and LastError.
-func (e *SequenceState) SetLastError(text string) { setText(e.lastError[:], text) }
+// SetLastError records an error. Callers must serialize calls of SetLastError and LastError.
+func (q *SequenceState) SetLastError(text string) { setText(q.lastError[:], text) }
 
-// CursorMoved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come twice.
-func (e *SequenceState) CursorMoved() bool { return e.Next() != e.start.Load() }
+// CursorMoved reports whether the cursor has left its initial position. Such a sequence must never
+// be forgotten, because it would assign the same numbers again.
+func (q *SequenceState) CursorMoved() bool { return q.Next() != q.start.Load() }
 
 func setText(b []byte, text string) {
 	clear(b)
@@ -51,11 +54,11 @@ func getText(b []byte) string {
 	return string(b)
 }
 
-// SequencesUsed is the highest number that any sequence ever had, of those that this build has room for.
+// SequencesUsed returns the highest number that a sequence has ever had, at most MaxSequences-1.
 func (s *Shared) SequencesUsed() int { return int(min(s.sequencesUsed.Load(), MaxSequences-1)) }
 
-// NewNumber returns a number that no sequence has had yet, or 0 when there is none left. The caller serialises calls, as of
-// Add and Remove.
+// NewNumber returns a number that no sequence has had yet, or 0 if there are none left. Callers
+// must serialize calls of NewNumber, Add and Remove.
 func (s *Shared) NewNumber() int {
 	if s.SequencesUsed() == MaxSequences-1 {
 		return 0
@@ -63,7 +66,8 @@ func (s *Shared) NewNumber() int {
 	return int(s.sequencesUsed.Add(1))
 }
 
-// Add begins a sequence under a number that none has. user looked it up first.
+// Add begins a sequence under an unused number. The cursor begins at start. user is the id of the
+// user who looked the sequence up first.
 func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q := &s.Sequences[number]
 	q.Cursor.Store(start)
@@ -79,16 +83,17 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.used.Store(1)
 }
 
-// Remove ends a sequence: its number may begin another.
+// Remove ends a sequence, so that its number can be reused.
 func (s *Shared) Remove(number int) { s.Sequences[number].used.Store(0) }
 
-// NewConnection forgets the handles, names and requests of the connection that has ended. Cursors and counters stay.
+// NewConnection discards the handles, names and requests of the previous connection to the kernel.
+// Cursors and counters stay.
 func (s *Shared) NewConnection() {
 	s.Init.Set(nil)
 	s.InitReply.Set(nil)
 	for i := range s.slotsUsed.Load() {
 		s.slots[i].sequence.Store(0)
-		s.readers[i].since.Store(0)
+		s.readers[i].changedAt.Store(0)
 	}
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)
@@ -103,12 +108,14 @@ func (s *Shared) NewConnection() {
 	clear(s.lookups.counted[:])
 }
 
-// SinceHeartbeat is how long ago the worker last answered the supervisor, which asks every second.
+// SinceHeartbeat returns the time since the worker last answered the supervisor, which pings it
+// every second.
 func (s *Shared) SinceHeartbeat() time.Duration {
 	return time.Duration(clock.Now() - s.Heartbeat.Load())
 }
 
-// Waiting returns how long the longest request has waited, for each sequence whose token files have not answered for more than a second.
+// Waiting returns the sequences whose token files have not responded for more than a second: for
+// each name, how long the oldest request has waited.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {

@@ -7,16 +7,16 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// ErrShared is the error of a thread that begins a batch while another one is in the middle of a
-// read(2), if there is no room to record where that one continues.
-var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB, of handles of next that they share with others: "+
-	"each thread should open next itself, or read batch/<k>", maxUnfinished)
+// ErrShared is the error of a read that begins a batch while another thread is in the middle of a
+// read(2) on the same handle, if there is no room to record where that thread continues.
+var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB on shared handles of next: "+
+	"let each thread open next itself, or read batch/<k>", maxUnfinished)
 
-// setAside records the rest of a read(2): the batch that it belongs to, which the handle does not
-// hold any more, and where it begins. The error is ErrShared.
+// setAside records that a read(2) is unfinished: its batch, which the handle no longer holds, and
+// the offset in rest at which it continues. The error is ErrShared.
 func (h *Handles) setAside(rest ReadRequest, number uint64) error {
 	h.slot(rest.FH).flags.Or(hasUnfinished)
-	u := cmp.Or(h.findUnfinished(rest)) // the thread's own element, or else a free one
+	u := cmp.Or(h.findUnfinished(rest)) // the thread's own element or a free one
 	if u == nil {
 		return ErrShared
 	}
@@ -30,7 +30,7 @@ func (h *Handles) setAside(rest ReadRequest, number uint64) error {
 }
 
 // findUnfinished returns the unfinished read(2) of the thread that sends r, and a free element.
-// Each is nil if there is none.
+// Either can be nil.
 func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinished) {
 	if h.slot(r.FH).flags.Load()&hasUnfinished == 0 {
 		return nil, nil
@@ -40,17 +40,17 @@ func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinished) {
 		switch fh := u.fh.Load(); {
 		case fh == r.FH && u.thread.Load() == r.Thread:
 			own = u
-		case h.state(fh) == closed:
+		case h.stateOf(fh) == closed:
 			free = u
 		}
 	}
 	return own, free
 }
 
-// readOther returns the assignment of a request that reads another batch than its handle holds, or
-// nil. Such a request is the rest of an unfinished read(2), or it was sent again, and a is what it
-// was assigned before, or nil. Any other request ends the thread's unfinished read(2).
-func (h *Handles) readOther(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
+// otherAssignment returns the assignment of a request whose batch is not the one that its handle
+// holds, or nil. Such a request either continues an unfinished read(2), or was resent, in which
+// case a is its earlier assignment. Any other request ends the unfinished read(2) of its thread.
+func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)
 	switch {
 	case a != nil && a.number.Load() != s.number.Load():
