@@ -11,15 +11,15 @@ import (
 	"batchfs/internal/clock"
 )
 
-// begin has the standby serve, or a new worker, as always with reload.
-func (s *supervisor) begin(reload bool) (err error) {
+// appointWorker makes the standby the worker, or starts one with Options.Worker(reload).
+func (s *supervisor) appointWorker(reload bool) (err error) {
 	if !s.servingSince.IsZero() && !s.resends() {
 		if err := s.remount(); err != nil {
 			return err
 		}
 	}
 	if s.worker, s.standby = s.standby, nil; s.worker == nil {
-		if s.worker, err = s.start(reload); err != nil {
+		if s.worker, err = s.startProcess(reload); err != nil {
 			return s.scheduleRetry(err, reload)
 		}
 	}
@@ -29,7 +29,7 @@ func (s *supervisor) begin(reload bool) (err error) {
 	return nil
 }
 
-func (s *supervisor) start(reload bool) (*workerProcess, error) {
+func (s *supervisor) startProcess(reload bool) (*workerProcess, error) {
 	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
 	if err != nil {
 		return nil, resourceError{err}
@@ -48,19 +48,19 @@ func (s *supervisor) promote() error {
 	return nil
 }
 
-// serving notes that the worker serves.
-func (s *supervisor) serving() {
+// recordServing records that the worker serves.
+func (s *supervisor) recordServing() {
 	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.servingSince.IsZero()
-	p.serves = true
+	p.isServing = true
 	s.servingSince, s.unresponsive = time.Now(), 0
 	s.shared.Heartbeat.Store(clock.Now())
-	// Only now, because the answer to the kernel's first request resets the read-ahead.
+	// The read-ahead is set only now, because the reply to INIT resets it.
 	if err := mount.SetReadAhead(s.mounted.Device); err != nil && isFirst {
 		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
 			"want_kib", mount.ReadAhead>>10, "err", err)
 	}
-	if p.published != nil {
-		s.setSnapshot(p.published)
+	if p.publishedSnapshot != nil {
+		s.setSnapshot(p.publishedSnapshot)
 	}
 	switch {
 	case isFirst:
@@ -77,36 +77,36 @@ func (s *supervisor) serving() {
 	s.ensureStandby()
 }
 
-// workerFailed ends a process that has ended, or should. If it was the worker, another will be
-// tried.
+// workerFailed kills a process that has ended or should end. If it was the worker, another one will
+// be tried.
 func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 	p.kill()
 	switch {
 	case p == s.standby:
 		s.standby = nil
 		if p.isReload {
-			s.refuse(why)
+			s.refuseRestart(why)
 		} else {
-			s.Log.Debug("no process stands by", "err", why)
+			s.Log.Debug("the standby failed", "err", why)
 		}
 		return nil
-	case p.serves:
-		s.drain()
+	case p.isServing:
+		s.drainSnapshots()
 		if !errors.As(why, new(resourceError)) {
 			s.shared.Crashes.Add(1)
 		}
 		if s.standby != nil && s.standby.isReload {
-			s.workerFailed(s.standby, errors.New("the worker ended meanwhile; try again"))
+			s.workerFailed(s.standby, errors.New("the worker ended during the restart; try again"))
 		}
-		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settled {
+		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.warned = 0, 0, false
 		}
 	}
 	return s.scheduleRetry(why, p.isReload)
 }
 
-// drain keeps a snapshot that the worker sent before it ended.
-func (s *supervisor) drain() {
+// drainSnapshots handles the snapshots that the worker sent before it ended.
+func (s *supervisor) drainSnapshots() {
 	for len(s.worker.messages) > 0 {
 		if m := <-s.worker.messages; m.text == msgSnapshot {
 			s.setSnapshot(m.file)
@@ -114,8 +114,8 @@ func (s *supervisor) drain() {
 	}
 }
 
-// scheduleRetry records why there is no worker, and when another is due. The error is that too many have failed; what the machine does to workers is
-// no reason to give up.
+// scheduleRetry records why there is no worker and when to try again. It returns an error if too
+// many attempts failed. A lack of resources is no reason to give up, because it may pass.
 func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	s.worker = nil
 	if s.servingSince.IsZero() {
@@ -132,7 +132,7 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 		s.failures++
 	} else if s.attempts > 1 && !s.warned {
 		s.warned = true
-		s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", why)
+		s.Log.Error("no worker serves, because the machine starts none or kills it: readers wait until an attempt succeeds", "err", why)
 	}
 	if s.failures > maxFailures {
 		return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, why)
@@ -144,25 +144,27 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	return nil
 }
 
-// ensureStandby starts a standby if there is none: starting one takes long while readers keep every processor busy.
+// ensureStandby starts a standby if there is none, because starting one takes long while readers
+// keep every processor busy.
 func (s *supervisor) ensureStandby() {
-	if s.standby != nil || !s.ending.IsZero() || !s.resends() {
+	if s.standby != nil || !s.graceEnd.IsZero() || !s.resends() {
 		return
 	}
 	var err error
-	if s.standby, err = s.start(false); err != nil {
-		s.Log.Debug("no process stands by", "err", err)
+	if s.standby, err = s.startProcess(false); err != nil {
+		s.Log.Debug("cannot start a standby", "err", err)
 	}
 }
 
-// resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
+// resends reports whether the kernel resends requests that a dead worker left unanswered, according
+// to its INIT request.
 func (s *supervisor) resends() bool {
 	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
 	request := s.shared.Init.Get()
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// setSnapshot sets the snapshot that the next worker begins from. The standby began from an older one.
+// setSnapshot sets the snapshot for new workers, and ends a standby that started from an older one.
 func (s *supervisor) setSnapshot(file *os.File) {
 	s.Snapshot.Close()
 	s.Snapshot = file
@@ -172,22 +174,23 @@ func (s *supervisor) setSnapshot(file *os.File) {
 	}
 }
 
-// Of a restart while another one is under way, both get one outcome.
+// restart starts the worker of a restart. If one is in progress, a second request shares its
+// outcome.
 func (s *supervisor) restart() {
 	var next *workerProcess
 	var err error
 	switch {
 	case s.standby != nil && s.standby.isReload:
 		return
-	case !s.ending.IsZero():
-		err = errors.New("the mount is ending: it was told to stop, and waits for files that are still open")
+	case !s.graceEnd.IsZero():
+		err = errors.New("the mount is ending: it waits only for files that are still open")
 	case s.Connection != nil && !s.resends():
-		err = errors.New("the mount was handed over: before Linux 6.9 it would end with its worker")
+		err = errors.New("the mount was handed over: before Linux 6.9, it ends with its worker")
 	default:
-		next, err = s.start(true)
+		next, err = s.startProcess(true)
 	}
 	if err != nil {
-		s.refuse(err)
+		s.refuseRestart(err)
 		return
 	}
 	if s.standby != nil {
@@ -196,50 +199,51 @@ func (s *supervisor) restart() {
 	s.standby = next
 }
 
-// refuse ends a restart: the same worker serves on.
-func (s *supervisor) refuse(err error) {
+// refuseRestart ends a restart without replacing the worker.
+func (s *supervisor) refuseRestart(err error) {
 	s.Log.Error("restart refused: the same worker keeps serving", "err", err)
 	s.endRestart(err.Error())
 }
 
-// endRestart tells the command that waits why the restart was refused, or "".
+// endRestart reports to the waiting command why the restart was refused, or "" if it succeeded.
 func (s *supervisor) endRestart(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
 	s.shared.Restarts.Add(1)
 }
 
-// handOver ends the worker, and has the one that a restart started serve in its place.
-func (s *supervisor) handOver() error {
+// switchToStandby ends the worker and makes the process of a restart the worker.
+func (s *supervisor) switchToStandby() error {
 	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)
 	}
 	s.worker.kill()
-	s.drain()
-	if next := s.standby; !s.resends() || s.Snapshot != next.from { // it has a connection that ends now, or an older snapshot
+	s.drainSnapshots()
+	// Without resending, the standby's connection ends now. Its snapshot may be outdated, too.
+	if next := s.standby; !s.resends() || s.Snapshot != next.snapshot {
 		next.kill()
 		s.standby = nil
 	}
-	return s.begin(true)
+	return s.appointWorker(true)
 }
 
-// remount ends the connection, which gives an error to every reader that waits, and mounts again.
+// remount ends the connection, so that all waiting readers get errors, and mounts again.
 func (s *supervisor) remount() error {
 	if s.Connection != nil {
-		return errors.New("the mount was handed over, and cannot be made again from here; from Linux 6.9 on, another worker would go on")
+		return errors.New("a mount that was handed over cannot be remounted from here; from Linux 6.9 on, another worker would take over")
 	}
 	s.connection.Close()
-	now, err := s.mounted.Refresh()
+	current, err := s.mounted.Refresh()
 	if err != nil {
 		return err
 	}
-	if now == nil {
-		return errStopped // it was unmounted under its readers
+	if current == nil {
+		return errStopped // a user unmounted it while it had readers
 	}
-	if err := now.Unmount(true); err != nil {
+	if err := current.Unmount(true); err != nil {
 		return err
 	}
 	s.shared.NewConnection()
-	mounted, connection, err := mount.Connect(now.Mountpoint, s.AllowOther) // the directory may have been moved
+	mounted, connection, err := mount.Connect(current.Mountpoint, s.AllowOther)
 	if err == nil {
 		s.mounted, s.connection = mounted, connection
 	}

@@ -7,24 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInterrupted is returned by Run if Stop ended the mount before batches could be read. By then,
+// ErrInterrupted is the error of Run if Stop ended the mount before batches could be read. By then,
 // Run has unmounted what it mounted.
-var ErrInterrupted = errors.New("told to stop before it served")
+var ErrInterrupted = errors.New("stopped before batches could be read")
 
 var (
-	errStopped = errors.New("told to stop")     // the mount ends because a user asked for that
-	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
+	errStopped   = errors.New("stopped")                 // a user ended the mount
+	errUnmounted = errors.New("the mount was unmounted") // the kernel closed the connection
 )
 
-// isGone says whether the kernel has closed the connection.
-func (s *supervisor) isGone() bool {
+// isDisconnected reports whether the kernel has closed the connection.
+func (s *supervisor) isDisconnected() bool {
 	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
 	n, err := unix.Poll(poll, 0)
 	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
 }
 
 func (s *supervisor) stop() error {
-	if !s.ending.IsZero() {
+	if !s.graceEnd.IsZero() {
 		s.Log.Warn("told to stop again: readers get errors")
 		return errStopped
 	}
@@ -32,21 +32,22 @@ func (s *supervisor) stop() error {
 		return errStopped // no file can have been opened yet
 	}
 	s.Stopping()
-	s.ending = time.Now().Add(s.Grace)
+	s.graceEnd = time.Now().Add(s.Grace)
 	s.shared.Closing.Store(1)
-	err := s.tryToEnd()
+	err := s.tryUnmount()
 	if err == nil && s.Connection == nil {
-		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
+		s.Log.Warn("files are still open: they can be read until the grace period ends", "grace", s.Grace)
 	}
 	return err
 }
 
-// tryToEnd unmounts unless files are open. The process that made a mount that was handed over unmounts it.
-func (s *supervisor) tryToEnd() error {
-	err := error(unix.EBUSY) // a mount that was detached counts as busy, so its readers get the grace period too
+// tryUnmount unmounts unless files are open, but not a mount that was handed over, which its maker
+// must unmount. It returns errStopped if the mount is gone or the grace period is over.
+func (s *supervisor) tryUnmount() error {
+	err := error(unix.EBUSY) // also for detached mounts, so that their readers get the grace period
 	if s.Connection == nil {
-		if now, _ := s.mounted.Refresh(); now != nil {
-			err = now.Unmount(false)
+		if current, _ := s.mounted.Refresh(); current != nil {
+			err = current.Unmount(false)
 		}
 	}
 	switch {
@@ -54,7 +55,7 @@ func (s *supervisor) tryToEnd() error {
 		return errStopped
 	case !errors.Is(err, unix.EBUSY):
 		return err
-	case time.Now().Before(s.ending):
+	case time.Now().Before(s.graceEnd):
 		return nil
 	case s.Connection == nil:
 		s.Log.Warn("files were still open at the end of the grace period: their readers get errors")

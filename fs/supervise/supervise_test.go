@@ -30,22 +30,23 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// The tests' own program is the worker that their supervisor starts: it behaves as WORKER says.
+// This test binary is also the worker that the supervisor under test starts; WORKER says how it
+// behaves.
 func TestMain(m *testing.M) {
-	if how := os.Getenv("WORKER"); how != "" {
-		work(how)
+	if behavior := os.Getenv("WORKER"); behavior != "" {
+		runWorker(behavior)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// work is a worker that answers no requests. It ends with its supervisor.
-func work(how string) {
+// runWorker is a worker that serves no requests. It ends with its supervisor.
+func runWorker(behavior string) {
 	w, err := ConnectSupervisor()
 	if err != nil {
 		os.Exit(1)
 	}
-	switch how {
+	switch behavior {
 	case "refuse":
 		w.Refuse(errors.New("it does not suit"))
 		return
@@ -70,7 +71,7 @@ func work(how string) {
 		return
 	}
 	w.Shared.Workers.Add(1)
-	switch how {
+	switch behavior {
 	case "end when it serves":
 		return
 	case "be killed when it serves":
@@ -82,44 +83,45 @@ func work(how string) {
 	w.AnswerPings(func() {})
 }
 
-// A run is a supervisor under test: of no mount, but of a pipe in the connection's place, which is gone when ends is called.
-type run struct {
+// A testRun is a supervisor under test. Instead of a connection, it has a pipe, which disconnect
+// breaks.
+type testRun struct {
 	*supervisor
 	restart, stop chan os.Signal
-	ends          func()
+	disconnect    func()
 	done          chan error
 	log           *strings.Builder
 
-	mu  sync.Mutex
-	how string // the next worker behaves; guarded by mu
+	mu       sync.Mutex
+	behavior string // behavior of new workers; guarded by mu
 }
 
-func (r *run) workersWill(how string) {
+func (r *testRun) setBehavior(behavior string) {
 	r.mu.Lock()
-	r.how = how
+	r.behavior = behavior
 	r.mu.Unlock()
 }
 
-func newRun(t *testing.T, how string) *run {
+func newTestRun(t *testing.T, behavior string) *testRun {
 	t.Helper()
 	read, write, err := os.Pipe()
 	noError(t, err)
 	memory, shared, err := state.New()
 	noError(t, err)
-	// The kernel's first request, of a kernel that sends again what was not answered.
-	init := make([]byte, 104)
-	binary.NativeEndian.PutUint32(init[56:], 1<<7)
-	shared.Init.Set(init)
+	// INIT, from a kernel that resends requests.
+	request := make([]byte, 104)
+	binary.NativeEndian.PutUint32(request[56:], 1<<7)
+	shared.Init.Set(request)
 	snapshot, err := os.Open("/dev/null")
 	noError(t, err)
-	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
-	r.ends = sync.OnceFunc(func() { read.Close() })
+	r := &testRun{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, behavior: behavior}
+	r.disconnect = sync.OnceFunc(func() { read.Close() })
 	r.supervisor = newSupervisor(Options{
 		Worker: func(reload bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WORKER="+r.how)
+			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WORKER="+r.behavior)
 			return cmd
 		},
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
@@ -128,7 +130,7 @@ func newRun(t *testing.T, how string) *run {
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
 	t.Cleanup(func() {
-		r.ends()
+		r.disconnect()
 		r.killWorkers()
 		write.Close()
 		memory.Close()
@@ -137,43 +139,43 @@ func newRun(t *testing.T, how string) *run {
 	return r
 }
 
-// ready lets the supervisor have a worker that serves.
-func (r *run) ready(t *testing.T) {
+// awaitServing runs the supervisor until a worker serves.
+func (r *testRun) awaitServing(t *testing.T) {
 	t.Helper()
-	noError(t, r.begin(false))
-	for !r.worker.serves {
-		noError(t, r.received(r.worker, testwait.For(t, "a message of the worker", r.worker.messages)))
+	noError(t, r.appointWorker(false))
+	for !r.worker.isServing {
+		noError(t, r.handleMessage(r.worker, testwait.For(t, "a message of the worker", r.worker.messages)))
 	}
 }
 
-// start starts the supervisor. What it holds is its own from then on until await returns.
-func (r *run) start(t *testing.T) {
+// start starts the supervisor in a goroutine, which owns its fields until await returns.
+func (r *testRun) start(t *testing.T) {
 	t.Helper()
-	r.ready(t)
+	r.awaitServing(t)
 	go func() { r.done <- r.run() }()
 }
 
-// run is the supervisor's, without the error of a mount that has ended as it should.
-func (r *run) run() error {
-	if err := r.supervisor.run(); err != errOver {
+// run runs the supervisor until the mount ends, without the error errUnmounted.
+func (r *testRun) run() error {
+	if err := r.supervisor.run(); err != errUnmounted {
 		return err
 	}
 	return nil
 }
 
-func (r *run) await(t *testing.T) error {
+func (r *testRun) await(t *testing.T) error {
 	t.Helper()
 	return testwait.For(t, "the end of the supervisor", r.done)
 }
 
 // end ends the mount.
-func (r *run) end(t *testing.T) error {
+func (r *testRun) end(t *testing.T) error {
 	t.Helper()
-	r.ends()
+	r.disconnect()
 	return r.await(t)
 }
 
-// children are the processes that this one has, without those that have ended.
+// children returns the ids of the running child processes of this process.
 func children() (pids []string) {
 	for _, thread := range process.Threads(os.Getpid()) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", thread))
@@ -183,12 +185,14 @@ func children() (pids []string) {
 	return pids
 }
 
-// A worker that ends is replaced by the one that stands by, and then another stands by. Those that were not killed are counted.
+// The standby replaces a worker that ends, and another standby is started. Workers that were not
+// killed count as crashes.
 func TestEndedWorkerIsReplaced(t *testing.T) {
-	r := newRun(t, "serve")
+	r := newTestRun(t, "serve")
 	r.start(t)
-	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} { // Go ends with status 2 of SIGQUIT
-		testwait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
+	// SIGQUIT makes Go exit with status 2.
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
+		testwait.Until(t, "a standby", func() bool { return len(children()) == 2 })
 		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
 		syscall.Kill(first, sig)
@@ -203,15 +207,16 @@ func TestEndedWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A worker is replaced that does not answer four pings, however long ago they were sent: this process may have been stopped.
+// A worker that answers no pings is replaced at the fourth one, however much time has passed: the
+// supervisor itself may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
-	r := newRun(t, "serve")
-	r.ready(t)
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
 	r.pingEvery = r.unresponsiveLimit / 3
 	first := r.worker
 	for range 10 {
 		noError(t, r.ping())
-		noError(t, r.received(first, testwait.For(t, "a pong", first.messages)))
+		noError(t, r.handleMessage(first, testwait.For(t, "a pong", first.messages)))
 	}
 	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
 	testwait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
@@ -219,15 +224,16 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 	for ; r.worker == first; pings++ {
 		noError(t, r.ping())
 	}
-	r.ready(t)
-	if text := r.log.String(); pings != 4 || r.shared.Crashes.Load() != 1 || !strings.Contains(text, `why="it did not answer"`) {
+	r.awaitServing(t)
+	if text := r.log.String(); pings != 4 || r.shared.Crashes.Load() != 1 || !strings.Contains(text, `why="it did not answer pings"`) {
 		t.Errorf("replaced at ping %d:\n%s", pings, text)
 	}
 }
 
-// A restart ends the worker and lets another serve; one that refuses is named, and the same worker serves on.
+// A restart replaces the worker. If the new worker refuses, its reason is reported and the old one
+// keeps serving.
 func TestRestart(t *testing.T) {
-	r := newRun(t, "serve")
+	r := newTestRun(t, "serve")
 	r.start(t)
 	ask := func() (outcome string) {
 		t.Helper()
@@ -240,15 +246,15 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
 		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
-	for how, says := range map[string]string{"refuse": "it does not suit", "end": "the process that was to serve ended (exit status 0)"} {
-		r.workersWill(how)
+	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker ended before it served (exit status 0)"} {
+		r.setBehavior(behavior)
 		serving := r.shared.Worker.Load()
-		if outcome := ask(); outcome != says || r.shared.Worker.Load() != serving {
-			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker.Load(), serving)
+		if outcome := ask(); outcome != want || r.shared.Worker.Load() != serving {
+			t.Errorf("%s: %q, and worker %d serves after %d", behavior, outcome, r.shared.Worker.Load(), serving)
 		}
 	}
-	// What a worker publishes before it serves is for its successors.
-	r.workersWill("publish")
+	// A snapshot that a worker publishes before it serves is used from then on.
+	r.setBehavior("publish")
 	if outcome := ask(); outcome != "" {
 		t.Errorf("%q", outcome)
 	}
@@ -259,10 +265,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A mount that no worker serves yet ends immediately when it is told to stop, without waiting for
-// the grace period.
+// If no worker serves yet, Stop ends the mount without waiting for the grace period.
 func TestStopBeforeItServes(t *testing.T) {
-	r := newRun(t, "hang")
+	r := newTestRun(t, "hang")
 	r.Grace = time.Hour
 	go func() { r.done <- r.serve() }()
 	testwait.Until(t, "a worker", func() bool { return len(children()) > 0 })
@@ -275,22 +280,22 @@ func TestStopBeforeItServes(t *testing.T) {
 	}
 }
 
-// While the mount ends a restart is refused in words.
+// In the grace period, restarts are refused with a reason.
 func TestRestartInTheGracePeriod(t *testing.T) {
-	r := newRun(t, "serve")
-	r.ending = time.Now().Add(time.Minute)
+	r := newTestRun(t, "serve")
+	r.graceEnd = time.Now().Add(time.Minute)
 	r.supervisor.restart()
 	if outcome := r.shared.LastRestart.String(); r.shared.Restarts.Load() != 1 || !strings.Contains(outcome, "the mount is ending") {
-		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts.Load(), outcome)
+		t.Errorf("%d restarts ended, the last one with %q", r.shared.Restarts.Load(), outcome)
 	}
 }
 
-// Workers that end before they serve are tried again, ever later, and not for ever.
+// Workers that end before they serve are tried again, but not forever.
 func TestGivingUp(t *testing.T) {
-	r := newRun(t, "serve")
+	r := newTestRun(t, "serve")
 	r.start(t)
-	testwait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
-	r.workersWill("end when it serves")
+	testwait.Until(t, "a standby", func() bool { return len(children()) == 2 })
+	r.setBehavior("end when it serves")
 	for _, child := range children() {
 		var pid int
 		fmt.Sscan(child, &pid)
@@ -302,43 +307,43 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// A machine that starts no worker, or kills each, is no reason to give up: it is said once. Stop and the end of the mount
-// are obeyed meanwhile.
+// If the machine starts no worker or kills each one, the supervisor logs that once and keeps
+// trying. Meanwhile, it still obeys Stop and the end of the mount.
 func TestMachineLetsNoneServe(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
-	for _, test := range []struct{ how, end string }{
+	for _, test := range []struct{ behavior, end string }{
 		{"none", "it lets one"}, {"have no thread", "it lets one"}, {"be killed when it serves", "it lets one"},
 		{"none", "unmount"}, {"none", "stop"},
 	} {
-		t.Run(test.how+", "+test.end, func(t *testing.T) {
+		t.Run(test.behavior+", "+test.end, func(t *testing.T) {
 			t.Parallel()
-			r := newRun(t, "serve")
+			r := newTestRun(t, "serve")
 			var tried atomic.Int64
 			worker := r.Worker
 			r.Worker = func(reload bool) *exec.Cmd {
 				tried.Add(1)
 				cmd := worker(reload)
 				if slices.Contains(cmd.Env, "WORKER=none") {
-					cmd.Path = "/dev/null" // which the kernel does not start
+					cmd.Path = "/dev/null" // cannot be executed
 				}
 				return cmd
 			}
-			r.ready(t)
+			r.awaitServing(t)
 			noError(t, r.workerFailed(r.standby, errors.New("it began too early")))
-			r.workersWill(test.how)
+			r.setBehavior(test.behavior)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
 			testwait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
-			silent := r.shared.Heartbeat.Load()
+			heartbeat := r.shared.Heartbeat.Load()
 			switch test.end {
 			case "it lets one":
-				r.workersWill("serve")
-				testwait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > silent })
-				r.ends()
+				r.setBehavior("serve")
+				testwait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > heartbeat })
+				r.disconnect()
 			case "unmount":
-				r.ends()
+				r.disconnect()
 			case "stop":
 				r.stop <- syscall.SIGTERM
 				r.stop <- syscall.SIGTERM
@@ -347,53 +352,55 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				t.Error(err)
 			}
 			if text := r.log.String(); strings.Count(text, "the machine starts none or kills it") != 1 {
-				t.Errorf("the log does not say once what is wrong:\n%s", text)
+				t.Errorf("the log does not report the problem exactly once:\n%s", text)
 			}
 		})
 	}
 }
 
-// A worker that was told to serve and does nothing is late.
-func TestLateWorker(t *testing.T) {
-	r := newRun(t, "serve")
-	r.ready(t)
+// A worker that does not serve in time after its promotion is replaced.
+func TestOverdueWorker(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
 	r.unresponsiveLimit = 2 * checkEvery
-	r.worker.serves = false
-	late := r.worker
+	r.worker.isServing = false
+	overdue := r.worker
 	testwait.Until(t, "the end of its time", func() bool {
 		noError(t, r.checkProcesses())
-		return r.worker != late
+		return r.worker != overdue
 	})
-	if r.lastFailure == nil || !strings.Contains(r.lastFailure.Error(), "did not get ready within 100ms") {
+	if r.lastFailure == nil || !strings.Contains(r.lastFailure.Error(), "was not ready within 100ms") {
 		t.Error(r.lastFailure)
 	}
 }
 
-// Of a process that could use a processor, only what it gets of one counts. Of any other the whole time does.
-func TestWorked(t *testing.T) {
-	const while = time.Hour
+// runnableTime returns the processor time of a process that could use a processor, and the whole
+// period for any other process.
+func TestRunnableTime(t *testing.T) {
+	const period = time.Hour
 	for script, all := range map[string]bool{"while :; do :; done": false, "sleep 1000 & wait": true, "kill -STOP $$": true} {
 		p := &workerProcess{cmd: exec.Command("sh", "-c", script)}
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		began := time.Now()
 		noError(t, p.cmd.Start())
 		testwait.Until(t, script, func() bool { return p.hasThread("R") != all })
-		var worked time.Duration
+		var runnable time.Duration
 		testwait.Until(t, script, func() bool {
-			worked = p.runnableTime(while)
-			return (worked == while) == all && worked > 0
+			runnable = p.runnableTime(period)
+			return (runnable == period) == all && runnable > 0
 		})
-		if !all && worked > time.Since(began) {
-			t.Errorf("%s: worked %v", script, worked)
+		if !all && runnable > time.Since(began) {
+			t.Errorf("%s: runnable for %v", script, runnable)
 		}
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 		p.cmd.Wait()
 	}
 }
 
-// Where the kernel sends nothing again, a connection that was handed over lasts as long as its worker, and a restart is refused.
+// If the kernel does not resend requests, a mount that was handed over ends with its worker, and
+// restarts are refused.
 func TestHandedOverWithoutResend(t *testing.T) {
-	r := newRun(t, "serve")
+	r := newTestRun(t, "serve")
 	r.Connection, r.NoResend = r.connection, true
 	r.start(t)
 	first := int(r.shared.Worker.Load())
@@ -401,10 +408,10 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	r.restart <- syscall.SIGHUP
 	testwait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
 	if why := r.shared.LastRestart.String(); !strings.Contains(why, "handed over") || int(r.shared.Worker.Load()) != first {
-		t.Errorf("a restart: %q", why)
+		t.Errorf("restart: %q", why)
 	}
 	syscall.Kill(first, syscall.SIGKILL)
-	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot be made again from here") {
+	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot be remounted from here") {
 		t.Errorf("it ended with %v", err)
 	}
 }

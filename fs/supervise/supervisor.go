@@ -1,8 +1,9 @@
-// Package supervise keeps a mount while the processes that serve it come and go.
+// Package supervise keeps a mount alive while the processes that serve it come and go.
 //
-// [Run] is the supervisor: it mounts, holds the connection to the kernel and the shared state, and serves nothing itself. It
-// runs one worker that serves and one standby, which it promotes when the worker ends or hangs. A worker calls [ConnectSupervisor].
-// They talk in short messages over a socket.
+// [Run] is the supervisor. It mounts, and holds the connection to the kernel and the shared state,
+// but serves nothing itself. It runs a worker, which serves, and a standby, which it promotes when
+// the worker ends or hangs. Both call [ConnectSupervisor] and exchange short messages with the
+// supervisor over a socket.
 package supervise
 
 import (
@@ -24,71 +25,67 @@ import (
 	"batchfs/internal/clock"
 )
 
-// Options are what a supervisor depends on.
+// Options configure a supervisor.
 type Options struct {
-	// Connection is the connection of a mount that another process made, as mount.HandedOver returns it, or nil to mount. Run closes it.
+	// Connection is the connection of a mount that another process made, from mount.HandedOver, or
+	// nil to mount. Run closes it.
 	Connection *os.File
-	AllowOther bool // users other than the one that mounts may read, as far as the files' permissions let them
-	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor adds descriptors; the command's
-	// own begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
+	AllowOther bool // whether other users may read, within the files' permissions
+	// Worker returns the command of a worker, which must call ConnectSupervisor. The supervisor
+	// adds descriptors to it; the command's own begin at ExtraFd. If reload is set, the worker
+	// should read the program and the configuration anew.
 	Worker   func(reload bool) *exec.Cmd
-	Snapshot *os.File         // what the first worker begins from; Run closes it
+	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // replaces the worker
-	Stop     <-chan os.Signal // unmounts; a second signal ends the mount at once
-	Grace    time.Duration    // how long open files may be read on when the mount ends
-	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
+	Stop     <-chan os.Signal // unmounts; a second signal skips the grace period
+	Grace    time.Duration    // time for open files to be closed when the mount ends
+	NoResend bool             // act as if the kernel did not resend requests (before Linux 6.9)
 
-	Serving   func(*state.Shared) // called when batches can be read for the first time
-	Restarted func(pid int)       // called when a worker serves that a restart started
+	Serving   func(*state.Shared) // called when the first worker serves
+	Restarted func(pid int)       // called when a restart succeeded, with the worker's process id
 	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }
 
-// Run's goroutine alone uses a supervisor.
+// A supervisor belongs to the goroutine of Run.
 type supervisor struct {
 	Options
 	mounted    *mount.Mounted
 	connection *os.File
 	shared     *state.Shared
-	memory     *os.File // of shared
+	memory     *os.File // file of shared
 
-	worker  *workerProcess // that serves or gets ready to, or nil until another is due
-	standby *workerProcess // that stands by, or will, or is for a restart; or nil
+	worker  *workerProcess // serving or about to; nil until retryAt
+	standby *workerProcess // standby, or the worker of a restart; can be nil
 	retryAt time.Time
 
-	servingSince  time.Time     // when a worker last began to serve; zero: none has yet
-	repliesBefore uint64        // requests that were answered until then
-	unresponsive  time.Duration // how long the worker has worked since it answered a ping
+	servingSince  time.Time     // when a worker last began to serve; zero before the first
+	repliesBefore uint64        // Replies when the worker was promoted
+	unresponsive  time.Duration // runnable time of the worker since its last pong
 
-	lastFailure error     // why the last worker that served does no longer, until another serves
-	failedAt    time.Time // when it ended
+	lastFailure error     // why the last worker stopped serving; nil while one serves
+	failedAt    time.Time // when it stopped
 
-	// Since a worker last answered a request, or was settled:
-	attempts int  // to have one serve
-	failures int  // of these, of the workers' own; the machine's are not counted
-	warned   bool // it is logged that the machine lets no worker serve
+	// Reset after a worker has replied to a request or served for settledAfter.
+	attempts int  // attempts to have a worker serve
+	failures int  // attempts that failed, except for lack of resources
+	warned   bool // whether it was logged that the machine lets no worker serve
 
-	backOff           time.Duration // before the second attempt; then twice that, …, maxBackOff
+	backOff           time.Duration // pause before the second attempt; it doubles up to maxBackOff
 	pingEvery         time.Duration
-	unresponsiveLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
+	unresponsiveLimit time.Duration // runnable time without a pong after which a worker hangs
 
-	ending time.Time // end of the grace period; zero: the mount should not end
+	graceEnd time.Time // end of the grace period; zero unless the mount is ending
 }
 
 const (
-	// So many messages of a worker may wait for the supervisor. A worker sends few: pongs and snapshots.
-	maxMessages = 64
-	// A worker that gets ready may work for so long.
-	startLimit = 20 * time.Second
-	// The supervisor looks this often for what no message tells.
-	checkEvery = 50 * time.Millisecond
-	// A worker that has served for so long did not fail at once, also if there was no request to answer.
-	settled = 200 * time.Millisecond
-	// So many workers in a row may fail at once.
-	maxFailures = 10
-	maxBackOff  = time.Second
-	// The supervisor of a mount needs no more threads.
-	enoughThreads = 8
+	maxMessages     = 64                     // queued messages of a worker, which sends few
+	startLimit      = 20 * time.Second       // runnable time in which a process must get ready
+	checkEvery      = 50 * time.Millisecond  // interval of checkProcesses
+	settledAfter    = 200 * time.Millisecond // service time after which attempts are reset
+	maxFailures     = 10                     // failed attempts in a row after which Run gives up
+	maxBackOff      = time.Second            // longest pause between attempts
+	reservedThreads = 8                      // threads that a supervisor needs at most
 )
 
 func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
@@ -98,12 +95,12 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 	}
 }
 
-// Run mounts at an absolute path and runs a worker that serves until the mount ends. It returns
-// nil if the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a
-// worker served. Run does not unmount what another process mounted; when the connection ends, the
-// readers of such a mount get errors.
+// Run mounts at an absolute path and keeps a worker serving until the mount ends. It returns nil if
+// the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a worker
+// served. Run does not unmount what another process mounted; when the connection ends, the readers
+// of such a mount get errors.
 func Run(mountpoint string, o Options) error {
-	// The kernel kills a worker when the thread that started it ends.
+	// Workers die with the thread that started them (Pdeathsig).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	reserveThreads()
@@ -123,32 +120,32 @@ func Run(mountpoint string, o Options) error {
 	}
 	shared.Supervisor.Store(int64(os.Getpid()))
 	s := newSupervisor(o, mounted, connection, shared, memory)
-	defer func() { // a remount and a worker replace them
+	defer func() { // both fields may have changed by then
 		s.connection.Close()
 		s.Snapshot.Close()
 	}()
 	err = s.serve()
 	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) {
-		err = errors.Join(err, busy) // EBUSY means that another file system is mounted over this one
+		err = errors.Join(err, busy) // EBUSY: another file system is mounted over it
 	}
 	return err
 }
 
-// reserveThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
-// needed another one while the machine gave none.
+// reserveThreads starts all threads that this process will need; Go keeps them. If Go needed
+// another thread and got none, it would end the process, and with it the mount.
 func reserveThreads() {
-	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // or Go uses as many as there are processors now and then
-	var made sync.WaitGroup
-	made.Add(enoughThreads)
-	for range enoughThreads {
+	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // limits the threads that Go starts
+	var started sync.WaitGroup
+	started.Add(reservedThreads)
+	for range reservedThreads {
 		go func() {
-			runtime.LockOSThread() // so that each waits in a thread of its own
-			made.Done()
-			made.Wait()
+			runtime.LockOSThread() // gives each goroutine its own thread
+			started.Done()
+			started.Wait()
 			runtime.UnlockOSThread()
 		}()
 	}
-	made.Wait()
+	started.Wait()
 }
 
 func (s *supervisor) serve() error {
@@ -159,12 +156,12 @@ func (s *supervisor) serve() error {
 		return ErrInterrupted
 	case s.servingSince.IsZero():
 		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
-	case errors.Is(err, errOver):
+	case errors.Is(err, errUnmounted):
 	case !errors.Is(err, errStopped):
 		s.Log.Error("the mount ends: its readers get errors", "err", err)
 		return err
 	case s.Connection != nil:
-		s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount, its readers get errors")
+		s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount it, its readers get errors")
 	}
 	return nil
 }
@@ -179,20 +176,21 @@ func (s *supervisor) processes() []*workerProcess {
 	return slices.DeleteFunc([]*workerProcess{s.worker, s.standby}, func(p *workerProcess) bool { return p == nil })
 }
 
-// run keeps a worker serving. It returns why the mount ends: errOver, errStopped, or another error.
+// run keeps a worker serving. It returns why the mount ends: errUnmounted, errStopped or another
+// error.
 func (s *supervisor) run() error {
-	ping, look := time.NewTicker(s.pingEvery), time.NewTicker(checkEvery)
+	ping, check := time.NewTicker(s.pingEvery), time.NewTicker(checkEvery)
 	defer ping.Stop()
-	defer look.Stop()
-	for !s.isGone() {
+	defer check.Stop()
+	for !s.isDisconnected() {
 		if s.worker == nil && !time.Now().Before(s.retryAt) {
-			if err := s.begin(false); err != nil {
+			if err := s.appointWorker(false); err != nil {
 				return err
 			}
 		}
 		restart := s.Restart
-		if s.worker == nil || !s.worker.serves {
-			restart = nil // until it is
+		if s.worker == nil || !s.worker.isServing {
+			restart = nil // restarts wait until a worker serves
 		}
 		var err error
 		select {
@@ -201,41 +199,41 @@ func (s *supervisor) run() error {
 		case <-s.Stop:
 			err = s.stop()
 		case m := <-s.worker.inbox():
-			err = s.received(s.worker, m)
+			err = s.handleMessage(s.worker, m)
 		case m := <-s.standby.inbox():
-			err = s.received(s.standby, m)
+			err = s.handleMessage(s.standby, m)
 		case <-ping.C:
 			err = s.ping()
-		case <-look.C:
+		case <-check.C:
 			err = s.checkProcesses()
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return errOver
+	return errUnmounted
 }
 
-// received obeys a message of a process. The zero message says that the process has ended.
-func (s *supervisor) received(p *workerProcess, m message) error {
+// handleMessage handles a message of a process. The zero message means that the process has ended.
+func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	switch {
-	case m.text == msgSnapshot && p.serves:
+	case m.text == msgSnapshot && p.isServing:
 		s.setSnapshot(m.file)
 	case m.text == msgSnapshot:
-		p.published = m.file
+		p.publishedSnapshot = m.file
 	case m.text == msgPrepared:
 		p.isPrepared = true
 		if p == s.worker {
 			return s.promote()
 		} else if p.isReload {
-			return s.handOver()
+			return s.switchToStandby()
 		}
 	case m.text == msgServing && p.isPromoted:
-		s.serving()
+		s.recordServing()
 	case m.text == msgPong:
 		s.unresponsive = 0
 		s.shared.Heartbeat.Store(clock.Now())
-	case p.serves && strings.HasPrefix(m.text, msgRefused):
+	case p.isServing && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
 	default:
 		return s.workerFailed(p, p.failure(m))
@@ -243,41 +241,43 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 	return nil
 }
 
-// ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
-// could work.
+// ping sends a ping, or replaces a worker that hangs. It measures how long the worker could have
+// run since its last pong, because either process may have been stopped or waited for a processor.
 func (s *supervisor) ping() error {
 	if s.standby != nil {
 		s.shared.Standby.Store(int64(s.standby.cmd.Process.Pid))
 	}
-	if s.worker == nil || !s.worker.serves {
+	if s.worker == nil || !s.worker.isServing {
 		return nil
 	}
 	if s.unresponsive += s.worker.runnableTime(s.pingEvery); s.unresponsive > s.unresponsiveLimit {
-		return s.workerFailed(s.worker, errors.New("it did not answer"))
+		return s.workerFailed(s.worker, errors.New("it did not answer pings"))
 	}
 	s.worker.send(msgPing)
 	s.ensureStandby()
 	return nil
 }
 
-// checkProcesses finds what no message tells: that a process has ended while threads of it that cannot be killed keep its socket open, or is
-// late; and, in the grace period, whether files are still open.
+// checkProcesses finds what no message reports: a process that takes too long to get ready, or has
+// ended but keeps its socket open in a thread that cannot be killed. In the grace period, it also
+// unmounts if no files are open.
 func (s *supervisor) checkProcesses() error {
 	for _, p := range s.processes() {
 		limit := startLimit
 		if p.isPromoted {
 			limit = s.unresponsiveLimit
 		}
-		_, isDying := p.isDying()
+		_, isDying := p.mainThreadStatus()
 		switch {
 		case isDying:
 			return s.workerFailed(p, p.failure(message{}))
-		case !p.serves && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0: // or this process is late
-			return s.workerFailed(p, fmt.Errorf("the process that was to serve did not get ready within %v", limit))
+		// If messages are queued, this process is behind, not p.
+		case !p.isServing && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0:
+			return s.workerFailed(p, fmt.Errorf("the new worker was not ready within %v", limit))
 		}
 	}
-	if !s.ending.IsZero() {
-		return s.tryToEnd()
+	if !s.graceEnd.IsZero() {
+		return s.tryUnmount()
 	}
 	return nil
 }

@@ -13,32 +13,35 @@ import (
 	"batchfs/internal/fdpass"
 )
 
-// The descriptors that a supervisor hands to a worker.
+// Descriptors that a worker inherits from its supervisor.
 const (
 	connectionFd = 3 + iota
 	sharedFd
 	socketFd
 	snapshotFd
-	// ExtraFd is the first of the descriptors in the ExtraFiles that Options.Worker set.
+	// ExtraFd is the first of the descriptors that Options.Worker put into ExtraFiles.
 	ExtraFd
 )
 
-// ErrReplaced says that another process serves the mount now, or that the mount ends. The worker should end.
+// ErrReplaced is the error of a worker that should exit, because another one serves or the mount
+// ends.
 var ErrReplaced = errors.New("another process serves")
 
-// ErrPanicked says that a request panicked, and that another process should serve.
+// ErrPanicked is the error of a worker that should be replaced, because a request panicked.
 var ErrPanicked = errors.New("a request panicked")
 
-// A Worker is this process as a worker of its supervisor.
+// A Worker connects this process, a worker or standby, to its supervisor. It belongs to one
+// goroutine, except that any goroutine may call Refuse and Publish.
 type Worker struct {
-	Snapshot   *os.File      // what the supervisor had last for a worker to begin from
-	Shared     *state.Shared // of the mount
+	Snapshot   *os.File      // latest snapshot of the supervisor
+	Shared     *state.Shared // state of the mount
 	Connection int           // descriptor of the connection to the kernel, /dev/fuse
 
-	conn *net.UnixConn // to the supervisor
+	conn *net.UnixConn // socket to the supervisor
 }
 
-// ConnectSupervisor is for a process that a supervisor started. An error was told to the supervisor.
+// ConnectSupervisor returns the Worker of this process, which a supervisor must have started.
+// Errors are reported to the supervisor, too.
 func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
@@ -58,16 +61,16 @@ func ConnectSupervisor() (*Worker, error) {
 	return w, nil
 }
 
-// Refuse tells the supervisor why this process cannot serve.
+// Refuse reports to the supervisor why this process cannot serve.
 func (w *Worker) Refuse(err error) { fdpass.Send(w.conn, msgRefused+err.Error(), nil) }
 
-// Publish gives the supervisor a snapshot for successors to begin from. It closes the file.
+// Publish gives the supervisor a snapshot for new workers, and closes it.
 func (w *Worker) Publish(snapshot *os.File) error {
 	defer snapshot.Close()
 	return fdpass.Send(w.conn, msgSnapshot, snapshot)
 }
 
-// AwaitPromotion waits until this process should serve. The error is ErrReplaced if that will never be.
+// AwaitPromotion waits until this process should serve, or returns ErrReplaced if it never will.
 func (w *Worker) AwaitPromotion() error {
 	if err := fdpass.Send(w.conn, msgPrepared, nil); err != nil {
 		return err
@@ -80,21 +83,22 @@ func (w *Worker) AwaitPromotion() error {
 	return nil
 }
 
-// raiseOOMScore raises the score by which the kernel chooses whom to kill when memory is short. A process begins with its supervisor's, and
-// calls this once to stand by and once to serve: no reader notices the death of the worker that serves.
+// raiseOOMScore makes the kernel more likely to kill this process if memory runs out. A process
+// starts with its supervisor's score, and raises it once as a standby and once as the worker,
+// because no reader notices when a worker dies.
 func raiseOOMScore() {
-	const file, step, most = "/proc/self/oom_score_adj", 250, 1000
+	const file, step, maxScore = "/proc/self/oom_score_adj", 250, 1000
 	text, _ := os.ReadFile(file)
-	if now, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		os.WriteFile(file, []byte(strconv.Itoa(min(now+step, most))), 0) // an error changes nothing for readers
+	if score, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+		os.WriteFile(file, []byte(strconv.Itoa(min(score+step, maxScore))), 0) // errors do no harm
 	}
 }
 
-// Serving tells the supervisor that this process serves.
+// Serving reports to the supervisor that this process serves.
 func (w *Worker) Serving() error { return fdpass.Send(w.conn, msgServing, nil) }
 
-// AnswerPings answers pings until the supervisor tells this process to end, or is gone. check must block while requests cannot be
-// answered.
+// AnswerPings answers pings until the supervisor tells this process to end, or is gone. check must
+// block while this process cannot answer requests.
 func (w *Worker) AnswerPings(check func()) {
 	for {
 		text, _, err := fdpass.Receive(w.conn)

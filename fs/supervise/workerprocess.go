@@ -15,37 +15,48 @@ import (
 	"batchfs/internal/process"
 )
 
+// Messages between a supervisor and its workers. Their texts never change, because the processes
+// can be of different versions.
 const (
-	msgPrepared = "prepared" // worker: it could serve
-	msgServe    = "serve"    // supervisor: serve, no other worker does any more
-	msgServing  = "serving"  // worker
-	msgLeave    = "go"       // supervisor: end, another process will serve
+	msgPrepared = "prepared" // worker: it is ready to serve
+	msgServe    = "serve"    // supervisor: serve, because no other worker does
+	msgServing  = "serving"  // worker: it serves
+	msgLeave    = "go"       // supervisor: exit, because another worker will serve
 	msgPing     = "ping"     // supervisor
-	msgPong     = "pong"     // worker
-	msgSnapshot = "snapshot" // worker: a file for its successors to begin from
-	msgRefused  = "refused " // worker: it cannot serve; the reason follows
+	msgPong     = "pong"     // worker: reply to a ping
+	msgSnapshot = "snapshot" // worker: a file from which new workers should start
+	msgRefused  = "refused " // worker: it cannot serve, followed by the reason
 )
 
 type message struct {
 	text string
-	file *os.File // the snapshot, or nil
+	file *os.File // snapshot, or nil
 }
 
-// A workerProcess is a worker as its supervisor sees it.
+// A workerProcess is a worker or standby, as its supervisor sees it. It can end in any of these
+// states:
+//
+//	state      flag         entered when
+//	starting   -            the process is started
+//	prepared   isPrepared   it sends msgPrepared
+//	promoted   isPromoted   the supervisor sends msgServe
+//	serving    isServing    it sends msgServing
+//
+// Except for listen, it belongs to the supervisor's goroutine.
 type workerProcess struct {
 	cmd      *exec.Cmd
 	conn     *net.UnixConn
-	messages chan message  // of the worker; closed with its end of the socket
+	messages chan message  // received messages; closed when the process closes its socket
 	ended    chan struct{} // closed when the process has ended
 
-	from        *os.File      // the snapshot that it begins from
-	cpu         time.Duration // processor time that it had got when worked was last called
-	startupTime time.Duration // how long it has worked to get ready
-	isReload    bool          // it was started for a restart, and does not serve yet
-	isPrepared  bool          // it could serve
-	isPromoted  bool          // it was told to serve
-	serves      bool
-	published   *os.File // the snapshot that it published before it served, or nil
+	snapshot          *os.File      // snapshot that the process started from
+	publishedSnapshot *os.File      // snapshot that it sent before it served, or nil
+	cpu               time.Duration // processor time up to the last call of runnableTime
+	startupTime       time.Duration // runnable time in which it has been getting ready
+	isReload          bool          // whether a restart started it and is not over yet
+	isPrepared        bool
+	isPromoted        bool
+	isServing         bool
 }
 
 func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
@@ -54,13 +65,13 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 		return nil, err
 	}
 	p := &workerProcess{
-		cmd: cmd, conn: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}), from: snapshot,
+		cmd: cmd, conn: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}), snapshot: snapshot,
 	}
 	cmd.ExtraFiles = append([]*os.File{connection, memory, theirs, snapshot}, cmd.ExtraFiles...)
-	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
+	// Its own process group keeps Ctrl-C for the supervisor, which then unmounts.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = cmd.Start()
-	theirs.Close() // or the socket would stay open after the worker ended
+	theirs.Close() // otherwise the socket would stay open when the worker ends
 	if err != nil {
 		ours.Close()
 		return nil, err
@@ -75,7 +86,7 @@ func (p *workerProcess) listen() {
 		if err != nil {
 			break
 		}
-		if text != msgSnapshot || file != nil { // or this process had no free descriptor for it
+		if text != msgSnapshot || file != nil { // file is nil if no descriptor was free
 			p.messages <- message{text, file}
 		}
 	}
@@ -85,10 +96,10 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-// send sends a message. An error means that the process has ended, which its socket tells too.
+// send sends a message. It fails if the process has ended, which closes messages as well.
 func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
-// inbox is where messages arrive; nil, on which nothing does, if there is no process.
+// inbox returns the channel of messages, or nil, which blocks forever, if p is nil.
 func (p *workerProcess) inbox() <-chan message {
 	if p == nil {
 		return nil
@@ -96,36 +107,39 @@ func (p *workerProcess) inbox() <-chan message {
 	return p.messages
 }
 
-// runnableTime returns how long this process could work in a while that has passed: all of it, or only the processor time that it got if its
-// threads wait for a processor. So a busy machine makes no worker late, and a worker that hangs is late.
-func (p *workerProcess) runnableTime(while time.Duration) time.Duration {
+// runnableTime returns for how much of a period that has just passed the process could run: the
+// processor time that it got if one of its threads waits for a processor, or else the whole period.
+// So a worker on a busy machine is not taken for one that hangs.
+func (p *workerProcess) runnableTime(period time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
-		return while
+		return period
 	}
 	got := stat.CPU - p.cpu
 	p.cpu = stat.CPU
 	if p.hasThread("R") {
-		return min(got, while)
+		return min(got, period)
 	}
-	return while
+	return period
 }
 
-// isOverdue is called every checkEvery while a worker gets ready.
+// isOverdue reports whether the process takes too long to get ready. It must be called every
+// checkEvery.
 func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	p.startupTime += p.runnableTime(checkEvery)
 	return p.startupTime > limit
 }
 
-// failure kills a process that sent m instead of what was expected, and says why it does not serve.
+// failure kills a process that has ended or sent an unexpected message, and returns why it does not
+// serve. m is that message, or zero.
 func (p *workerProcess) failure(m message) error {
 	p.kill()
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
 		return errors.New(reason)
 	}
-	err := errors.New(p.howEnded())
-	if !p.serves {
-		err = fmt.Errorf("the process that was to serve ended (%w)", err)
+	err := errors.New(p.describeExit())
+	if !p.isServing {
+		err = fmt.Errorf("the new worker ended before it served (%w)", err)
 	}
 	if m.text == "" && p.isResourceFailure() {
 		return resourceError{err}
@@ -133,17 +147,19 @@ func (p *workerProcess) failure(m message) error {
 	return err
 }
 
-// A resourceError is why no worker serves if the machine is short of memory or of processes. The next worker may find it better.
+// A resourceError means that a worker failed because the machine lacked memory or processes.
+// Another attempt may succeed.
 type resourceError struct{ error }
 
-// isResourceFailure says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
-// runs out; or, before it served, with the status of a Go program that got no thread or no memory.
+// isResourceFailure reports whether a process that ended by itself lacked memory or threads:
+// SIGKILL is what the kernel sends when memory runs out, and Go exits with status 2 if it gets no
+// thread or memory at the start.
 func (p *workerProcess) isResourceFailure() bool {
 	status := p.status()
-	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.serves
+	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.isServing
 }
 
-func (p *workerProcess) howEnded() string {
+func (p *workerProcess) describeExit() string {
 	if status := p.status(); status.Signaled() {
 		return fmt.Sprintf("killed by signal %d", status.Signal())
 	} else {
@@ -151,43 +167,44 @@ func (p *workerProcess) howEnded() string {
 	}
 }
 
-// status is how a process ended, or its first thread if others have not.
+// status returns how the process ended, or its main thread if other threads remain.
 func (p *workerProcess) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
 		return p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	default:
 	}
-	if status, isDying := p.isDying(); isDying {
+	if status, isDying := p.mainThreadStatus(); isDying {
 		return status
 	}
 	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
-// isDying says how the first thread has ended, while others have not.
-func (p *workerProcess) isDying() (syscall.WaitStatus, bool) {
+// mainThreadStatus returns how the main thread ended, if it has ended while others remain.
+func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return stat.Ended, err == nil && stat.State == 'Z'
 }
 
 const (
-	// A worker that was told to end is waited for so long.
-	leavingLimit = 2 * time.Second
-	// Killed threads that wait for a processor are waited for so long: a late write of theirs must not race with the next worker.
-	killedLimit = 20 * time.Second
+	leavingLimit = 2 * time.Second  // time for a worker to exit after msgLeave
+	killedLimit  = 20 * time.Second // time for a killed process to end
 )
 
-// kill may end a process that is answering requests: no read fails by that.
+// kill kills the process and waits for its end. It may be serving: its requests do not fail,
+// because another worker answers them.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
 }
 
-// awaitEnd waits for a process that was told to end. It does not wait for threads that cannot be killed because they wait for a
-// disk, or in the kernel for a request that only the next worker will answer: these do nothing else any more.
+// awaitEnd waits until the process ends, so that it cannot write to the shared memory while the
+// next worker does. It gives up early if all remaining threads wait in the kernel and cannot be
+// killed: for a disk, or for a request that the next worker must answer. These threads do nothing
+// else.
 func (p *workerProcess) awaitEnd(limit time.Duration) {
 	const every, enough = 2 * time.Millisecond, 10
-	stuck := 0 // looks in a row that found such threads and no others
+	stuck := 0 // consecutive checks that found only such threads
 	for end := time.Now().Add(limit); stuck < enough && time.Now().Before(end); {
 		select {
 		case <-p.ended:
@@ -200,7 +217,7 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 	}
 }
 
-// hasThread says whether a thread is in one of these states.
+// hasThread reports whether any thread is in one of these states of /proc: R, S, D, T, …
 func (p *workerProcess) hasThread(states string) bool {
 	pid := p.cmd.Process.Pid
 	return slices.ContainsFunc(process.Threads(pid), func(thread int) bool {
