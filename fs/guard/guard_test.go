@@ -28,7 +28,7 @@ type disk struct {
 	mu         sync.Mutex
 	gate       chan struct{} // nil if the disk does not hang
 	running    int           // handlers now
-	maxRunning int           // handlers at the same time
+	maxRunning int           // most handlers at the same time
 	calls      []string      // calls of methods that are neither handlers nor cost methods
 	costs      atomic.Int64  // calls of cost methods
 }
@@ -309,8 +309,8 @@ func TestStalledSplit(t *testing.T) {
 	}
 }
 
-// If the files of a split do not respond, few requests use them, the others wait in the queue, and
-// all time out. Other splits are not affected. Once the files respond, requests succeed.
+// If the files of a split do not respond, few requests use them, the others wait, and all time out.
+// Other splits are not affected. Once the files respond, requests succeed.
 func TestHangingSplit(t *testing.T) {
 	const readers = 500
 	short := shortPermits(2)

@@ -19,57 +19,60 @@ import (
 	"batchfs/internal/process"
 )
 
-// self is the source, in the kernel's table, of a mount that this process keeps, batchfs:PID:BEGAN:NAMESPACE: its id, when it began, in
-// clock ticks since the host did, because ids are used again, and the inode number of its PID namespace.
-func self() (source string, err error) {
-	if foreignProc() {
-		return "", errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
-			"its own processes: mount -t proc proc /proc, or unshare --mount-proc")
+// selfSource returns the source that the kernel's table shows for a mount whose supervisor is this
+// process: batchfs:PID:BEGAN:NAMESPACE. BEGAN is when the process began, in clock ticks since boot,
+// because process ids are reused. NAMESPACE is the inode number of its PID namespace.
+func selfSource() (source string, err error) {
+	if isProcForeign() {
+		return "", errors.New("/proc belongs to another PID namespace, and batchfs needs one that shows its own processes: " +
+			"mount -t proc proc /proc, or unshare --mount-proc")
 	}
 	stat, err := process.ReadStat("/proc/self")
 	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.Began, pidNamespace()), err
 }
 
-// foreignProc says whether processes have other ids in /proc than for this process.
-func foreignProc() bool {
+// isProcForeign reports whether /proc belongs to another PID namespace.
+func isProcForeign() bool {
 	pid, _ := os.Readlink("/proc/self")
 	return pid != strconv.Itoa(os.Getpid())
 }
 
-// pidNamespace is an inode number, or 0 where the kernel does not say.
+// pidNamespace returns the inode number of this process's PID namespace, or 0 if it is unknown.
 func pidNamespace() uint64 {
 	var st unix.Stat_t
 	unix.Stat("/proc/self/ns/pid", &st)
 	return st.Ino
 }
 
-// Mounted is a batchfs as the kernel's table of mounts has it. Reading the table never hangs, whatever state the mount is in.
+// Mounted describes a mount, according to the kernel's table of mounts. Reading the table never
+// hangs, even if the mount does. A Mounted is immutable and safe for concurrent use.
 type Mounted struct {
-	Mountpoint string // absolute
-	Root       string // the path in the batchfs of what is mounted: "/", or another where only that is, as with mount --bind
+	Mountpoint string // absolute path
+	Root       string // mounted path within the batchfs: "/", or a subdirectory after mount --bind
 	Device     string // MAJOR:MINOR
-	Supervisor int    // id of the process that keeps the mount, or kept it
-	Owner      int    // id of the user that mounted
-	AllowOther bool   // other users may enter
-	HandedOver bool   // another process mounted: the supervisor cannot unmount
-	began      uint64 // when that process began
-	namespace  uint64 // the PID namespace of that id, or 0 if it is not known
-	source     string // in the kernel's table
-	id         int    // of the mount
+	Supervisor int    // process id of the supervisor, which may have ended
+	Owner      int    // id of the user who mounted
+	AllowOther bool   // whether other users may enter
+	HandedOver bool   // whether another process mounted; then the supervisor cannot unmount
+	began      uint64 // start time of the supervisor, in clock ticks since boot
+	namespace  uint64 // PID namespace of the supervisor; 0 if unknown
+	source     string // source in the kernel's table
+	id         int    // mount id
 }
 
-// Find returns what is mounted at an absolute path, or nil if that is no batchfs.
+// Find returns the batchfs that is mounted at an absolute path, or nil if there is none.
 func Find(mountpoint string) (*Mounted, error) {
-	mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == mountpoint })
+	mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.Mountpoint == mountpoint })
 	if len(mounts) == 0 {
 		return nil, err
 	}
-	return mounts[len(mounts)-1], nil // a later one hides an earlier one, or is nil
+	return mounts[len(mounts)-1], nil // the last mount hides the others
 }
 
-// All are the mounts of this machine, those that were handed over to supervisors of this user too. Of several at one path, only the last is seen.
+// All returns the mounts of this machine, including those that were handed over to supervisors of
+// this user, but only the last one at each path.
 func All() (all []*Mounted, err error) {
-	found, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Root == "/" })
+	found, err := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Root == "/" })
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +85,9 @@ func All() (all []*Mounted, err error) {
 	return all, nil
 }
 
-// Refresh returns the mount as it is now: its directory may have been moved. It is nil if the mount is gone.
+// Refresh returns the mount as it is now, or nil if it is gone. Its directory may have been moved.
 func (m *Mounted) Refresh() (*Mounted, error) {
-	mounts, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
+	mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
 	if len(mounts) == 0 {
 		return nil, err
 	}
@@ -96,14 +99,16 @@ func (m *Mounted) setSource(source string) {
 	fmt.Sscanf(source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
 }
 
-// find returns some of the kernel's table of mounts, with nil in the place of what is no batchfs.
-func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
+// listMounts returns the mounts in the kernel's table that wanted accepts. Entries for other file
+// systems are nil.
+func listMounts(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !wanted(i), false })
 	if err != nil {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
 	}
 	for _, i := range mounts {
-		if i.FSType != fsType || !strings.HasPrefix(i.Source, "batchfs:") { // another's choice for what it hands over
+		// A mount that was handed over can have any source.
+		if i.FSType != fsType || !strings.HasPrefix(i.Source, "batchfs:") {
 			all = append(all, nil)
 			continue
 		}
@@ -118,15 +123,16 @@ func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 	return all, nil
 }
 
-// ErrDead says that the supervisor of a mount is gone.
-var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
+// ErrDead means that the supervisor of a mount is gone.
+var ErrDead = errors.New("the mount is dead: its supervisor process is gone")
 
-// ErrElsewhere says that the supervisor of a mount cannot be seen from here.
-var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: " +
-	"run this there, with its /proc")
+// ErrElsewhere means that the supervisor of a mount is in another PID namespace.
+var ErrElsewhere = errors.New("the supervisor of the mount is in another PID namespace, that of the host or of a container: " +
+	"run this command there, with its /proc")
 
-// CheckAlive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Users can forge a
-// mount's source: a process of another user, or without the memory of a mount, is no supervisor.
+// CheckAlive returns ErrDead if the supervisor is gone, or ErrElsewhere if it is in another PID
+// namespace. Because users can forge a mount's source, a supervisor must belong to the user who
+// mounted and hold the shared memory of a mount.
 func (m *Mounted) CheckAlive() error {
 	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
 		return err
@@ -134,9 +140,9 @@ func (m *Mounted) CheckAlive() error {
 	return nil
 }
 
-// verify is CheckAlive, but an error where this user may not look.
+// verify is like CheckAlive, but also fails if this user may not inspect the supervisor.
 func (m *Mounted) verify() error {
-	if foreignProc() || m.namespace != 0 && m.namespace != pidNamespace() {
+	if isProcForeign() || m.namespace != 0 && m.namespace != pidNamespace() {
 		return ErrElsewhere
 	}
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
@@ -146,7 +152,7 @@ func (m *Mounted) verify() error {
 	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {
 		return ErrDead
 	}
-	file, err := m.memory(stateMemory)
+	file, err := m.findMemfd(stateMemory)
 	if err == nil {
 		return file.Close()
 	}
@@ -156,16 +162,17 @@ func (m *Mounted) verify() error {
 	return ErrDead
 }
 
-// Credential returns the user and the groups as whom the supervisor, and so its workers, read token files.
+// Credential returns the user and groups with which the supervisor and its workers read token
+// files.
 func (m *Mounted) Credential() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
-// IsStopped says whether a signal has stopped the supervisor.
+// IsStopped reports whether a signal has stopped the supervisor.
 func (m *Mounted) IsStopped() bool {
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
 	return err == nil && stat.State == 'T'
 }
 
-// Signal sends the supervisor a signal. The error may be one of CheckAlive.
+// Signal sends a signal to the supervisor. The errors include those of CheckAlive.
 func (m *Mounted) Signal(sig syscall.Signal) error {
 	fd, err := m.Pidfd()
 	if err != nil {
@@ -175,51 +182,54 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 	return unix.PidfdSendSignal(fd, sig, nil, 0)
 }
 
-// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error may be one of CheckAlive.
+// Pidfd opens a pidfd of the supervisor, which the caller must close. The errors include those of
+// CheckAlive.
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
 		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.verify(); err != nil { // asked last: from now on the id stays with this process
+	if err := m.verify(); err != nil { // after PidfdOpen, because ids are reused
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
 }
 
-// IsDead says whether no process will ever serve the mount again. It asks the mount, and waits a second for the answer.
+// IsDead reports whether no process will ever serve the mount again. It waits up to a second for a
+// reply from the mount.
 func (m *Mounted) IsDead() bool {
-	asked := make(chan error, 1)
+	reply := make(chan error, 1)
 	go func() {
-		var st unix.Statfs_t // which the kernel does not remember
-		asked <- unix.Statfs(m.Mountpoint, &st)
+		var st unix.Statfs_t // never cached by the kernel
+		reply <- unix.Statfs(m.Mountpoint, &st)
 	}()
 	select {
-	case err := <-asked:
+	case err := <-reply:
 		return err == unix.ENOTCONN || err == unix.ECONNABORTED
 	case <-time.After(time.Second):
-		// A killed worker can leave a thread behind that waits for the answer to another request, and holds the
-		// connection. But if there is a supervisor, there will be another worker.
+		// A thread of a killed worker may still hold the connection, while it waits for the reply
+		// to another request. But if the supervisor is alive, another worker will reply.
 		return errors.Is(m.CheckAlive(), ErrDead)
 	}
 }
 
-// OpenedBy says in words which processes use the mount, as far as this user may look at them.
+// OpenedBy describes the processes that use the mount, as far as this user may inspect them.
 func (m *Mounted) OpenedBy() (users []string) {
 	for _, pid := range process.All() {
-		for _, use := range m.uses(process.Dir(pid)) {
+		for _, use := range m.usesBy(process.Dir(pid)) {
 			users = append(users, process.Describe(pid)+" "+use)
 		}
 	}
 	if len(users) == 0 {
-		users = append(users, "a process that this user may not look at")
+		users = append(users, "a process that this user may not inspect")
 	}
 	return users
 }
 
-// uses touches no file of the mount.
-func (m *Mounted) uses(proc string) (all []string) {
+// usesBy describes how the process with directory proc uses the mount. It touches no file of the
+// mount.
+func (m *Mounted) usesBy(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
 		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
@@ -229,30 +239,31 @@ func (m *Mounted) uses(proc string) (all []string) {
 	fds, _ := os.ReadDir(proc + "/fd")
 	for _, fd := range fds {
 		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
-		if m.has(info) {
+		if m.containsFile(info) {
 			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
 			all = append(all, "has open "+printable.Name(path))
 		}
 	}
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
-		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 {
-			all = append(all, "has mapped "+printable.Name(strings.TrimSpace(line[at:])))
+		if pos := strings.Index(line, m.Mountpoint+"/"); pos > 0 {
+			all = append(all, "has mapped "+printable.Name(strings.TrimSpace(line[pos:])))
 		}
 	}
 	return slices.Compact(all)
 }
 
-// State maps the state that the supervisor holds; the caller closes it. Only the user that mounted, and root, may.
+// State maps the shared memory of the mount. Only root and the user who mounted may. The caller
+// must close it.
 func (m *Mounted) State() (*state.Shared, error) {
 	if err := m.CheckAlive(); err != nil {
 		return nil, err
 	}
-	return m.state()
+	return m.mapState()
 }
 
-func (m *Mounted) state() (*state.Shared, error) {
-	file, err := m.open(stateMemory, os.O_RDWR)
+func (m *Mounted) mapState() (*state.Shared, error) {
+	file, err := m.openMemfd(stateMemory, os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -260,16 +271,17 @@ func (m *Mounted) state() (*state.Shared, error) {
 	return state.Map(file)
 }
 
-// Snapshot opens the file that the supervisor gives to new workers. Only the user that mounted, and root, may.
+// Snapshot opens the snapshot that the supervisor gives to new workers. Only root and the user who
+// mounted may. The caller must close it.
 func (m *Mounted) Snapshot() (*os.File, error) {
 	if err := m.CheckAlive(); err != nil {
 		return nil, err
 	}
-	return m.open("batchfs-snapshot", os.O_RDONLY)
+	return m.openMemfd("batchfs-snapshot", os.O_RDONLY)
 }
 
-func (m *Mounted) open(name string, flag int) (*os.File, error) {
-	file, err := m.memory(name)
+func (m *Mounted) openMemfd(name string, flag int) (*os.File, error) {
+	file, err := m.findMemfd(name)
 	if err != nil {
 		return nil, err
 	}
@@ -278,15 +290,14 @@ func (m *Mounted) open(name string, flag int) (*os.File, error) {
 }
 
 func permissionError(err error) error {
-	return fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
+	return fmt.Errorf("only root and the user who mounted can inspect a mount: %w", err)
 }
 
-const stateMemory = "batchfs" // name that state.New gives to the shared memory
+const stateMemory = "batchfs" // name of the memfd from state.New
 
-// memory opens a memfd of the supervisor by its name, with O_PATH. The log that the Python package
-// makes for a mount has the same name as the shared memory, so the shared memory is recognized by
-// its content.
-func (m *Mounted) memory(name string) (*os.File, error) {
+// findMemfd opens a memfd of the supervisor by its name, with O_PATH. A log of the Python package
+// has the same name as the shared memory, which is therefore recognized by its content.
+func (m *Mounted) findMemfd(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
@@ -301,23 +312,23 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 			continue
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
-		if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
-			return m.memory(name)
+		if errors.Is(err, os.ErrNotExist) { // closed meanwhile: there is a newer one
+			return m.findMemfd(name)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if isMemory(file, m.Owner) && (name != stateMemory || holdsState(file)) {
+		if isMemfd(file, m.Owner) && (name != stateMemory || holdsState(file)) {
 			return file, nil
 		}
 		file.Close()
 	}
-	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
+	return nil, fmt.Errorf("process %d is not the supervisor of a mount", m.Supervisor)
 }
 
-// isMemory reports whether file is a memfd of the user owner. The name alone does not prove that:
-// an ordinary file in a mount namespace of the user can have the same one.
-func isMemory(file *os.File, owner int) bool {
+// isMemfd reports whether file is a memfd of the user owner. The name does not prove that, because
+// a user can create a file with that name in a mount namespace.
+func isMemfd(file *os.File, owner int) bool {
 	info, err := file.Stat()
 	if err != nil {
 		return false

@@ -15,27 +15,28 @@ import (
 	"batchfs/internal/process"
 )
 
-// HandedOver returns the connection of a mount that another process made and handed over. The error says what helps.
+// HandedOver returns the connection of a mount that another process made and handed over as
+// descriptor fd. The error says how to fix it.
 func HandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
 	case err != nil || fd <= 2:
-		return nil, fmt.Errorf("descriptor %d is not handed over: whoever starts batchfs must leave /dev/fuse open as 3 or higher", fd)
+		return nil, fmt.Errorf("descriptor %d is not handed over: the process that starts batchfs must leave /dev/fuse open as 3 or higher", fd)
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229):
-		what, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, printable.Name(what))
+		target, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as passed to mount(2)", fd, printable.Name(target))
 	}
 	unix.CloseOnExec(fd)
-	if err := unix.SetNonblock(fd, false); err != nil { // workers wait in read(2)
+	if err := unix.SetNonblock(fd, false); err != nil { // workers block in read(2)
 		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 	}
-	// The kernel's first request is there when mount(2) returns.
+	// INIT, the kernel's first request, is available when mount(2) returns.
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	switch n, err := unix.Poll(poll, 0); {
 	case err != nil:
 		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 	case n > 0 && poll[0].Revents&unix.POLLERR != 0:
-		return nil, fmt.Errorf("nothing is mounted with descriptor %d: whoever hands it over must call mount(2) with fd=%[1]d first, "+
+		return nil, fmt.Errorf("nothing is mounted with descriptor %d: the process that hands it over must first call mount(2) with fd=%[1]d, "+
 			"and must not have unmounted since", fd)
 	case n == 0:
 		return nil, fmt.Errorf("descriptor %d: %w", fd, ErrServed)
@@ -43,18 +44,18 @@ func HandedOver(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// ErrServed says that a connection cannot be served from its beginning.
+// ErrServed means that the first request of a connection was already read.
 var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
 
-// Adopt notes that this process is the supervisor of a mount that was handed over. The mountpoint is the path that readers see, and need
-// not exist here.
+// Adopt records in shared that this process is the supervisor of a mount that was handed over.
+// mountpoint is the path that readers use, which need not exist here.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
-	source, err := self()
+	source, err := selfSource()
 	if err != nil {
 		return nil, err
 	}
 	shared.HandedOver.Set([]byte(source + " " + mountpoint))
-	m := handedOver(source, mountpoint)
+	m := newHandedOver(source, mountpoint)
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(mountpoint))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
@@ -67,13 +68,14 @@ func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
 	return m, nil
 }
 
-func handedOver(source, mountpoint string) *Mounted {
+func newHandedOver(source, mountpoint string) *Mounted {
 	m := &Mounted{Mountpoint: mountpoint, HandedOver: true, Root: "/", Owner: os.Geteuid()}
 	m.setSource(source)
 	return m
 }
 
-// FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It touches no mount.
+// FindHandedOver returns the mount that contains path, if it was handed over to a supervisor of
+// this user, or nil. It touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
 	for _, m := range handedOverMounts() {
 		isIn := path == m.Mountpoint || strings.HasPrefix(path, strings.TrimSuffix(m.Mountpoint, "/")+"/")
@@ -84,23 +86,23 @@ func FindHandedOver(path string) (found *Mounted) {
 	return found
 }
 
-// handedOverMounts are those that were handed over to supervisors of this user that live.
+// handedOverMounts returns the mounts that were handed over to running supervisors of this user.
 func handedOverMounts() (all []*Mounted) {
 	for _, pid := range process.All() {
 		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 			continue
 		}
-		source, mountpoint, _ := strings.Cut(handedOverTo(pid), " ")
-		if m := handedOver(source, mountpoint); mountpoint != "" && m.CheckAlive() == nil {
+		source, mountpoint, _ := strings.Cut(readHandedOver(pid), " ")
+		if m := newHandedOver(source, mountpoint); mountpoint != "" && m.CheckAlive() == nil {
 			all = append(all, m)
 		}
 	}
 	return all
 }
 
-// handedOverTo returns what Adopt noted in the state that a process of this user holds, or "".
-func handedOverTo(pid int) string {
-	shared, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).state()
+// readHandedOver returns what Adopt recorded in the shared memory of a process of this user, or "".
+func readHandedOver(pid int) string {
+	shared, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).mapState()
 	if err != nil {
 		return ""
 	}

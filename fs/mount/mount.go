@@ -1,7 +1,8 @@
 // Package mount makes, finds and ends mounts. It serves nothing.
 //
-// [Connect] mounts, and returns the connection to the kernel. The mount is dead when no process holds the connection any more.
-// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may hang.
+// [Connect] mounts and returns the connection to the kernel. The mount is dead once no process
+// holds the connection. [Find] looks up a batchfs in the kernel's table of mounts and its
+// supervisor in /proc. It does not touch the mount, which may hang.
 package mount
 
 import (
@@ -22,43 +23,45 @@ import (
 
 const fsType = "fuse.batchfs"
 
-// MaxRequest is how many bytes one request carries at most: the kernel's own bound unless it was raised.
+// MaxRequest is the size of the largest read request in bytes, which is the kernel's default limit.
 const MaxRequest = 1 << 20
 
-// ReadAhead is in bytes. More was not faster, and a fault in a mapping reads as much around it.
+// ReadAhead is the kernel's read-ahead for a mount, in bytes. More was not faster, and a page fault
+// in a mapping reads as much.
 const ReadAhead = MaxRequest
 
-// SetReadAhead sets how far the kernel reads ahead, for a device MAJOR:MINOR, or "" if that is not known. Only root may.
+// SetReadAhead sets the kernel's read-ahead for a device MAJOR:MINOR. Only root may.
 func SetReadAhead(device string) error {
 	if device == "" {
-		return errors.New("the mount, which was handed over, is not seen from here")
+		return errors.New("the mount was handed over and is not visible here")
 	}
 	return os.WriteFile("/sys/class/bdi/"+device+"/read_ahead_kb", fmt.Append(nil, ReadAhead>>10), 0)
 }
 
-// Connect mounts on an empty directory, and returns the mount, of which this process is the supervisor, and the connection (/dev/fuse).
-// The path is absolute; no symbolic link in it is followed. With allowOther, other users may read. Of several processes that mount at
-// the same time, one wins. The error names what is missing and what helps; nothing is mounted then.
+// Connect mounts on an empty directory. It returns the mount, with this process as its supervisor,
+// and the connection (/dev/fuse). mountpoint is absolute; symbolic links in it are not followed.
+// With allowOther, other users may read. If several processes mount at the same time, one succeeds.
+// If Connect fails, nothing is mounted, and the error says how to fix the problem.
 func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
-	self, err := self()
+	source, err := selfSource()
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, err := lock(mountpoint)
+	dir, err := lockDir(mountpoint)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer dir.Close()
-	connection, err := connect(dir, mountpoint, self, allowOther)
+	connection, err := connect(dir, mountpoint, source, allowOther)
 	if err == nil {
 		m, findErr := Find(mountpoint)
-		if m != nil && m.source == self {
+		if m != nil && m.source == source {
 			return m, connection, nil
 		}
 		connection.Close()
-		err = cmp.Or(findErr, fmt.Errorf("cannot mount %s: the directory was moved or exchanged for another meanwhile", mountpoint))
+		err = cmp.Or(findErr, fmt.Errorf("cannot mount %s: the directory was moved or replaced in the meantime", mountpoint))
 	}
-	ours, findErr := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == self })
+	ours, findErr := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == source })
 	err = errors.Join(err, findErr)
 	for _, m := range ours {
 		err = errors.Join(err, m.Unmount(true))
@@ -66,26 +69,27 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. A batchfs there is
-// an error, and is not touched: it may hang.
-func lock(mountpoint string) (*os.File, error) {
-	at, err := openPath(mountpoint)
+// lockDir opens the empty directory at an absolute path and locks it against other processes that
+// mount there. If a batchfs is mounted there, lockDir fails without touching it.
+func lockDir(mountpoint string) (*os.File, error) {
+	pathFd, err := openPath(mountpoint)
 	if err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
-	defer unix.Close(at)
-	if err := free(mountpoint); err != nil { // asked after openPath, whose directory is hence no batchfs
+	defer unix.Close(pathFd)
+	// This comes after openPath, so the directory cannot be a batchfs.
+	if err := checkNotMounted(mountpoint); err != nil {
 		return nil, err
 	}
-	fd, err := unix.Openat(at, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(pathFd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
 	dir := os.NewFile(uintptr(fd), mountpoint)
 	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may say which (%w)",
+		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
 			mountpoint, err)
-	} else if err = free(mountpoint); err == nil {
+	} else if err = checkNotMounted(mountpoint); err == nil {
 		if names, _ := dir.Readdirnames(1); len(names) > 0 {
 			err = fmt.Errorf("cannot mount %s: it is not empty (it holds %s)", mountpoint, names[0])
 		}
@@ -97,7 +101,7 @@ func lock(mountpoint string) (*os.File, error) {
 	return dir, nil
 }
 
-func free(mountpoint string) error {
+func checkNotMounted(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
 		err = fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %[1]s ends it", mountpoint)
@@ -105,7 +109,8 @@ func free(mountpoint string) error {
 	return err
 }
 
-// openPath opens a directory by its absolute path, for nothing but to name it (O_PATH). A symbolic link in the path is ENOTDIR.
+// openPath opens a directory by its absolute path with O_PATH. A symbolic link in the path is
+// ENOTDIR.
 func openPath(path string) (fd int, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err = unix.Open("/", flags, 0)
@@ -120,7 +125,7 @@ func openPath(path string) (fd int, err error) {
 	return fd, err
 }
 
-func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os.File, error) {
+func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
 		return nil, err
@@ -130,7 +135,7 @@ func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os
 		data += ",allow_other"
 	}
 	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	err = unix.Mount(self, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), fsType, flags, data)
+	err = unix.Mount(source, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), fsType, flags, data)
 	if err == nil {
 		return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 	}
@@ -138,10 +143,10 @@ func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os
 	if err != unix.EPERM && err != unix.EACCES {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
-	return connectAsUser(mountpoint, self, allowOther)
+	return connectAsUser(mountpoint, source, allowOther)
 }
 
-// OpenDevice opens /dev/fuse. The error says what helps.
+// OpenDevice opens path, which is /dev/fuse except in tests. The error says how to fix it.
 func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -149,15 +154,15 @@ func OpenDevice(path string) (fd int, err error) {
 		return -1, fmt.Errorf("%s: %w; load the kernel module (modprobe fuse), "+
 			"or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", path, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return -1, fmt.Errorf("%s: %w; ordinary hosts let everybody open it: chmod 666 %s, as root", path, err, path)
+		return -1, fmt.Errorf("%s: %w; by default, everybody can open it: chmod 666 %s, as root", path, err, path)
 	case err != nil:
 		return -1, fmt.Errorf("%s: %w", path, err)
 	}
 	return fd, nil
 }
 
-// connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
-func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, error) {
+// connectAsUser has fusermount3, which is setuid root, mount and send the connection over a socket.
+func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error) {
 	helper, err := FindFusermount("/etc")
 	if err != nil {
 		return nil, err
@@ -168,7 +173,7 @@ func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, e
 	}
 	defer ours.Close()
 	defer theirs.Close()
-	options := fmt.Sprintf("ro,nosuid,nodev,noexec,default_permissions,fsname=%s,subtype=batchfs,max_read=%d", self, MaxRequest)
+	options := fmt.Sprintf("ro,nosuid,nodev,noexec,default_permissions,fsname=%s,subtype=batchfs,max_read=%d", source, MaxRequest)
 	if allowOther {
 		options += ",allow_other"
 	}
@@ -188,10 +193,10 @@ func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, e
 	return connection, nil
 }
 
-// FindFusermount returns the path of fusermount3, through which an ordinary user mounts. The error says what is missing, and what helps. etc is
-// /etc, except in tests.
+// FindFusermount returns the path of fusermount3, with which ordinary users mount. The error says
+// how to fix it. etc is /etc, except in tests.
 func FindFusermount(etc string) (helper string, err error) {
-	if helper, err = fusermount(); err != nil {
+	if helper, err = lookUpFusermount(); err != nil {
 		return "", err
 	}
 	var exit *exec.ExitError
@@ -201,23 +206,23 @@ func FindFusermount(etc string) (helper string, err error) {
 	}
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
-		// Without it fusermount3 mounts, and refuses to unmount.
+		// Without mtab, fusermount3 mounts but refuses to unmount.
 		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
 	}
 	return helper, nil
 }
 
-func fusermount() (string, error) {
+func lookUpFusermount() (string, error) {
 	helper, err := exec.LookPath("fusermount3")
 	if err != nil {
-		return "", errors.New("mounting needs root, or fusermount3, which is not installed: apt-get install fuse3")
+		return "", errors.New("mounting requires root or fusermount3, which is not installed: apt-get install fuse3")
 	}
 	return helper, nil
 }
 
-// Unmount unmounts this mount, wherever its directory was moved, and no other. It is no error if it is gone already. While files
-// are open there, or another filesystem is mounted over it, the error is EBUSY; with force open files do not matter, and their
-// readers get errors.
+// Unmount unmounts this mount and no other, even if its directory was moved. It returns nil if the
+// mount is already gone. The error is EBUSY if files are open, or if another file system is mounted
+// over it. With force, open files do not matter, and their readers get errors.
 func (m *Mounted) Unmount(force bool) error {
 	const tries = 20
 	for try := 1; ; try++ {
@@ -235,7 +240,7 @@ func (m *Mounted) Unmount(force bool) error {
 			unix.Close(parent)
 			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
 		}
-		if try == tries { // until then, the directory may have been moved meanwhile
+		if try == tries { // before that, it may have been moved meanwhile
 			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 		}
 	}
@@ -244,7 +249,7 @@ func (m *Mounted) Unmount(force bool) error {
 func (m *Mounted) unmount(dir int, name string, force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
-		// MNT_FORCE ends the connection at once, although a process that is stuck may still hold it.
+		// MNT_FORCE ends the connection even if a process that is stuck still holds it.
 		flags |= unix.MNT_FORCE | unix.MNT_DETACH
 	}
 	err := unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", dir, name), flags)
@@ -257,7 +262,7 @@ func (m *Mounted) unmount(dir int, name string, force bool) error {
 	return nil
 }
 
-// isAt does not touch the mount.
+// isAt reports whether this mount is at name in dir. It does not touch the mount.
 func (m *Mounted) isAt(dir int, name string) bool {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -265,23 +270,23 @@ func (m *Mounted) isAt(dir int, name string) bool {
 	}
 	defer unix.Close(fd)
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
-	return err == nil && m.has(info)
+	return err == nil && m.containsFile(info)
 }
 
-// has says whether a file is in this mount, by what fdinfo/ of a process says about it.
-func (m *Mounted) has(fdinfo []byte) bool {
+// containsFile reports whether a file is in this mount, according to its fdinfo in /proc.
+func (m *Mounted) containsFile(fdinfo []byte) bool {
 	return bytes.Contains(fdinfo, fmt.Appendf(nil, "mnt_id:\t%d\n", m.id))
 }
 
 func (m *Mounted) unmountAsUser(force bool) error {
-	helper, err := fusermount()
+	helper, err := lookUpFusermount()
 	if err != nil {
 		return err
 	}
 	args := []string{"-u", "--", m.Mountpoint}
 	if force {
 		_, minor, _ := strings.Cut(m.Device, ":")
-		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // where that is mounted
+		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // needs fusectl
 		args = append([]string{"-z"}, args...)
 	}
 	cmd := exec.Command(helper, args...)
@@ -293,8 +298,8 @@ func (m *Mounted) unmountAsUser(force bool) error {
 	case err != nil:
 		return fmt.Errorf("cannot unmount %s: %s (%w)", m.Mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 looks the path up itself
-		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved meanwhile", m.Mountpoint))
+	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 resolved the path itself
+		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved in the meantime", m.Mountpoint))
 	}
 	return nil
 }

@@ -29,8 +29,9 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// connected is a mount that this process keeps and none serves. It is gone at the end of the test.
-func connected(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
+// newTestMount mounts with this process as the supervisor, and serves nothing. It unmounts at the
+// end of the test.
+func newTestMount(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
 	t.Helper()
 	needFUSE(t)
 	memory, shared, err := state.New()
@@ -59,22 +60,22 @@ func needFUSE(t *testing.T) {
 	}
 }
 
-// A mount is found with the process that keeps it, and not touched: no process would answer.
+// Find finds a mount and its supervisor without touching the mount, which would hang.
 func TestFind(t *testing.T) {
-	made, connection, _ := connected(t)
-	dir := made.Mountpoint
+	connected, connection, _ := newTestMount(t)
+	dir := connected.Mountpoint
 	m, err := Find(dir)
-	if err != nil || m == nil || *m != *made {
-		t.Fatalf("%+v (%v), want %+v", m, err, made)
+	if err != nil || m == nil || *m != *connected {
+		t.Fatalf("%+v (%v), want %+v", m, err, connected)
 	}
 	if m.Root != "/" || m.Supervisor != os.Getpid() || m.CheckAlive() != nil || m.IsStopped() {
 		t.Errorf("%+v, alive: %v, stopped: %v", m, m.CheckAlive(), m.IsStopped())
 	}
 	if m.Owner != os.Geteuid() || m.AllowOther {
-		t.Errorf("user %d mounted, for others: %v", m.Owner, m.AllowOther)
+		t.Errorf("user %d mounted, other users allowed: %v", m.Owner, m.AllowOther)
 	}
 	if m.IsDead() {
-		t.Error("dead, and its keeper lives")
+		t.Error("dead although its supervisor is alive")
 	}
 	fd, err := m.Pidfd()
 	noError(t, err)
@@ -94,10 +95,10 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A process is believed to keep a mount only if it is of the id, the beginning, the user and the PID namespace that the mount names,
-// and holds the memory of a mount.
+// A process counts as the supervisor only if its id, start time, user and PID namespace are those
+// of the mount, and if it holds the shared memory of a mount.
 func TestForgedSource(t *testing.T) {
-	m, _, _ := connected(t)
+	m, _, _ := newTestMount(t)
 	innocent := exec.Command("sleep", "infinity")
 	noError(t, innocent.Start())
 	defer innocent.Wait()
@@ -108,7 +109,7 @@ func TestForgedSource(t *testing.T) {
 		forge func(m *Mounted)
 		want  error
 	}{
-		"another beginning":     {func(m *Mounted) { m.began++ }, ErrDead},
+		"another start time":    {func(m *Mounted) { m.began++ }, ErrDead},
 		"another user":          {func(m *Mounted) { m.Owner++ }, ErrDead},
 		"an innocent process":   {func(m *Mounted) { m.Supervisor, m.began = innocent.Process.Pid, stat.Began }, ErrDead},
 		"another PID namespace": {func(m *Mounted) { m.namespace++ }, ErrElsewhere},
@@ -116,8 +117,8 @@ func TestForgedSource(t *testing.T) {
 		forged := *m
 		test.forge(&forged)
 		_, pidfd := forged.Pidfd()
-		_, look := forged.State()
-		for i, err := range []error{forged.CheckAlive(), pidfd, look, forged.Signal(unix.SIGTERM)} {
+		_, mapping := forged.State()
+		for i, err := range []error{forged.CheckAlive(), pidfd, mapping, forged.Signal(unix.SIGTERM)} {
 			if !errors.Is(err, test.want) {
 				t.Errorf("%s, %d: %v, want %v", name, i, err, test.want)
 			}
@@ -125,9 +126,9 @@ func TestForgedSource(t *testing.T) {
 	}
 }
 
-// A file that only has the name of one in memory is not opened.
+// Snapshot does not open an ordinary file that has the name of a memfd.
 func TestForgedMemory(t *testing.T) {
-	m, _, _ := connected(t)
+	m, _, _ := newTestMount(t)
 	if os.Geteuid() != 0 {
 		t.Skip("root alone can mount a tmpfs without a user namespace")
 	}
@@ -146,7 +147,7 @@ func TestForgedMemory(t *testing.T) {
 	noError(t, err)
 	defer unix.Close(fd)
 	if link, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); link != "/memfd:batchfs-snapshot (deleted)" {
-		t.Fatalf("the file is called %q, which shows nothing", link)
+		t.Fatalf("the file is called %q, so the test shows nothing", link)
 	}
 	if file, err := m.Snapshot(); err == nil {
 		file.Close()
@@ -154,17 +155,17 @@ func TestForgedMemory(t *testing.T) {
 	}
 }
 
-// The snapshot is what the supervisor keeps now.
+// Snapshot opens the latest snapshot of the supervisor.
 func TestSnapshot(t *testing.T) {
-	m, _, _ := connected(t)
-	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "keeps no mount") {
+	m, _, _ := newTestMount(t)
+	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "is not the supervisor") {
 		t.Errorf("the snapshot of a process that has none: %v", err)
 	}
 	for _, text := range []string{"first", "next"} {
 		fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
 		noError(t, err)
-		held := os.NewFile(uintptr(fd), "snapshot")
-		if _, err := held.WriteString(text); err != nil {
+		snapshot := os.NewFile(uintptr(fd), "snapshot")
+		if _, err := snapshot.WriteString(text); err != nil {
 			t.Fatal(err)
 		}
 		file, err := m.Snapshot()
@@ -173,48 +174,48 @@ func TestSnapshot(t *testing.T) {
 			t.Errorf("the snapshot is %q (%v), want %q", got, err, text)
 		}
 		file.Close()
-		held.Close()
+		snapshot.Close()
 	}
 }
 
-// A mount is unmounted wherever its directory is, and what is mounted in its place later is not.
+// Unmount finds a mount whose directory was moved, and leaves alone what is mounted there later.
 func TestUnmount(t *testing.T) {
-	m, _, _ := connected(t)
+	m, _, _ := newTestMount(t)
 	moved := filepath.Dir(m.Mountpoint) + "-moved"
 	noError(t, os.Rename(filepath.Dir(m.Mountpoint), moved))
 	t.Cleanup(func() { os.Rename(moved, filepath.Dir(m.Mountpoint)) })
-	now, err := m.Refresh()
-	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || now == nil || now.Mountpoint != want {
-		t.Fatalf("after a move to %s: %+v (%v)", want, now, err)
+	current, err := m.Refresh()
+	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || current == nil || current.Mountpoint != want {
+		t.Fatalf("after a move to %s: %+v (%v)", want, current, err)
 	}
 	noError(t, m.Unmount(false))
 	if left, err := m.Refresh(); left != nil || err != nil {
 		t.Errorf("still there: %+v (%v)", left, err)
 	}
-	next, connection, err := Connect(now.Mountpoint, false)
+	next, connection, err := Connect(current.Mountpoint, false)
 	noError(t, err)
 	defer next.Unmount(true)
 	defer connection.Close()
 	gone := *m
 	gone.source += ":another"
-	gone.id = next.id // the kernel uses ids again
+	gone.id = next.id // the kernel reuses mount ids
 	if err := gone.Unmount(true); err != nil {
 		t.Error(err)
 	}
-	if now, err := next.Refresh(); now == nil || err != nil {
+	if left, err := next.Refresh(); left == nil || err != nil {
 		t.Errorf("another mount is gone too (%v)", err)
 	}
 }
 
-// A mount under another one is left alone, and so is the other one.
+// Unmount leaves a mount alone if another one is mounted over it.
 func TestUnmountUnderAnother(t *testing.T) {
-	m, _, _ := connected(t)
+	m, _, _ := newTestMount(t)
 	if err := unix.Mount("tmpfs", m.Mountpoint, "tmpfs", 0, ""); err != nil {
 		t.Skip(err)
 	}
 	for _, force := range []bool{false, true} {
 		if err := m.Unmount(force); !errors.Is(err, unix.EBUSY) {
-			t.Errorf("unmounting it, forced %v: %v", force, err)
+			t.Errorf("Unmount(%v): %v", force, err)
 		}
 	}
 	noError(t, unix.Unmount(m.Mountpoint, 0))
@@ -223,19 +224,20 @@ func TestUnmountUnderAnother(t *testing.T) {
 	}
 }
 
-// Of several that mount on a directory at the same time one wins, and nothing is left of the others.
-func TestConnectAtOnce(t *testing.T) {
+// If several processes mount on a directory at the same time, one succeeds and the others leave
+// nothing.
+func TestConcurrentConnect(t *testing.T) {
 	needFUSE(t)
 	dir := t.TempDir()
 	for range 20 {
 		var all sync.WaitGroup
-		var made, refused atomic.Int32
+		var mounted, refused atomic.Int32
 		for range 4 {
 			all.Go(func() {
 				m, connection, err := Connect(dir, false)
 				switch {
 				case err == nil:
-					made.Add(1)
+					mounted.Add(1)
 					t.Cleanup(func() { m.Unmount(true) })
 					t.Cleanup(func() { connection.Close() })
 				case strings.Contains(err.Error(), "a batchfs is already mounted there"), strings.Contains(err.Error(), "another process is mounting there"):
@@ -246,21 +248,21 @@ func TestConnectAtOnce(t *testing.T) {
 			})
 		}
 		testwait.End(t, "the goroutines", all.Wait)
-		mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == dir })
-		if err != nil || made.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
-			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", made.Load(), refused.Load(), len(mounts), err)
+		mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.Mountpoint == dir })
+		if err != nil || mounted.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
+			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", mounted.Load(), refused.Load(), len(mounts), err)
 		}
 		noError(t, mounts[0].Unmount(true))
 	}
 }
 
-// Only the empty directory itself is mounted on: nothing that a link leads to.
+// Connect mounts only on the directory itself, never on the target of a link.
 func TestConnectFollowsNoLink(t *testing.T) {
 	needFUSE(t)
 	dir, victim := t.TempDir(), t.TempDir()
 	link := filepath.Join(dir, "link")
 	noError(t, errors.Join(os.Mkdir(filepath.Join(victim, "mnt"), 0o755), os.Symlink(victim, link)))
-	for _, path := range []string{link, filepath.Join(link, "mnt"), victim} { // which holds mnt
+	for _, path := range []string{link, filepath.Join(link, "mnt"), victim} { // victim is not empty
 		if m, connection, err := Connect(path, false); err == nil {
 			connection.Close()
 			m.Unmount(true)
@@ -269,9 +271,9 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	}
 }
 
-// While another process exchanges a directory of the path for a link, again and again, nothing but what the path names is covered or
-// uncovered.
-func TestExchangedForALink(t *testing.T) {
+// While another process keeps exchanging a directory of the path with a link, Connect and Unmount
+// never mount or unmount anything that the link leads to.
+func TestExchangedWithLink(t *testing.T) {
 	needFUSE(t)
 	if os.Geteuid() != 0 {
 		t.Skip("fusermount3 has checks of its own")
@@ -298,52 +300,52 @@ func TestExchangedForALink(t *testing.T) {
 			unix.Unmount(p, unix.MNT_DETACH)
 		}
 	}()
-	made, refused := 0, 0
-	for end := time.Now().Add(time.Minute); (made < 30 || refused < 30) && time.Now().Before(end); {
+	mounted, refused := 0, 0
+	for end := time.Now().Add(time.Minute); (mounted < 30 || refused < 30) && time.Now().Before(end); {
 		m, connection, err := Connect(path, false)
-		if at, findErr := Find(covered); at != nil || findErr != nil {
-			t.Fatalf("covered: %+v (%v)", at, findErr)
+		if m, findErr := Find(covered); m != nil || findErr != nil {
+			t.Fatalf("mounted on the target: %+v (%v)", m, findErr)
 		}
 		if err != nil {
 			refused++
 			continue
 		}
-		made++
+		mounted++
 		connection.Close()
 		noError(t, unix.Mount("tmpfs", covered, "tmpfs", 0, ""))
 		noError(t, m.Unmount(true))
 		if other, err := mountinfo.Mounted(covered); err != nil || !other {
-			t.Fatalf("uncovered: %v (%v)", !other, err)
+			t.Fatalf("unmounted the target: %v (%v)", !other, err)
 		}
 		noError(t, unix.Unmount(covered, 0))
 	}
-	left, err := find(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir) })
+	left, err := listMounts(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir) })
 	if err != nil || len(left) > 0 {
 		t.Errorf("%d mounts are left (%v)", len(left), err)
 	}
-	t.Logf("%d mounts, %d refused", made, refused)
-	if made == 0 || refused == 0 {
-		t.Errorf("%d mounts, %d refused, which shows nothing", made, refused)
+	t.Logf("%d mounts, %d refused", mounted, refused)
+	if mounted == 0 || refused == 0 {
+		t.Errorf("%d mounts, %d refused: the test shows nothing", mounted, refused)
 	}
 }
 
-// What an ordinary user needs is named, with what helps.
-func TestUserMounts(t *testing.T) {
+// FindFusermount says what an ordinary user needs in order to mount, and how to fix it.
+func TestFindFusermount(t *testing.T) {
 	etc, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
-	says := func(want string) {
+	expect := func(want string) {
 		t.Helper()
 		if _, err := FindFusermount(etc); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	says("apt-get install fuse3")
+	expect("apt-get install fuse3")
 	noError(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755))
-	// As id does for a user who is in no passwd.
+	// id fails for a user without an entry in passwd.
 	noError(t, os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755))
-	says(fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
+	expect(fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
 	noError(t, os.Remove(filepath.Join(bin, "id")))
-	says("ln -s /proc/self/mounts " + filepath.Join(etc, "mtab"))
+	expect("ln -s /proc/self/mounts " + filepath.Join(etc, "mtab"))
 	noError(t, os.WriteFile(filepath.Join(etc, "mtab"), nil, 0o644))
 	if helper, err := FindFusermount(etc); err != nil || helper != filepath.Join(bin, "fusermount3") {
 		t.Errorf("%q %v", helper, err)

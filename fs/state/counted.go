@@ -1,7 +1,7 @@
 package state
 
-// maxCounted is the number of requests that CountOnce remembers. If more begin while a reply is
-// being sent, its request may be counted again.
+// maxCounted is the number of requests that CountOnce remembers. If more begin before a reply is
+// sent, its request may be counted again.
 const maxCounted = 1 << 14
 
 // CountOnce calls count, which counts request id as succeeded or failed, unless the request has

@@ -8,8 +8,8 @@ import (
 	"batchfs/internal/clock"
 )
 
-// WaitHistogram counts waits: the times from when a worker receives a request until its reply is
-// ready.
+// WaitHistogram counts how long requests waited, from their receipt by a worker until their
+// replies.
 type WaitHistogram struct {
 	Sum     atomic.Int64                       // sum of all waits, in nanoseconds
 	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds; longer ones

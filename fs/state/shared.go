@@ -86,8 +86,8 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 // Remove ends a sequence, so that its number can be reused.
 func (s *Shared) Remove(number int) { s.Sequences[number].used.Store(0) }
 
-// NewConnection discards the handles, names and requests of the previous connection to the kernel.
-// Cursors and counters stay.
+// NewConnection discards the handles, names and requests of the previous connection. Cursors and
+// counters stay.
 func (s *Shared) NewConnection() {
 	s.Init.Set(nil)
 	s.InitReply.Set(nil)
