@@ -191,7 +191,7 @@ func (h *Handles) Release(fh uint64) {
 var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ranges: read it in order, or in larger pieces", maxRanges)
 
 // ErrOutdated is the error of a read in the middle of a batch whose tokens have changed.
-var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
+var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
 
 // ErrTimedOut is the error of a request that has timed out already. Nobody sees it: the timeout was
 // reported to the reader and the log.
@@ -250,8 +250,7 @@ func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 }
 
 // continueBatch lets a request read the batch that the handle holds. If the tokens changed, the
-// request must cover everything that was delivered, because it will differ. Otherwise, the error is
-// ErrOutdated.
+// request must read all delivered bytes again, or the error is ErrOutdated.
 func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
 	if s.version() == r.Version {
 		return nil
@@ -366,11 +365,11 @@ func (h *Handles) Rollback(id uint64) {
 
 func (h *Handles) undoRead(r inFlightRead) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
-	isOther := s.number.Load() != r.batch // the handle holds another thread's batch by now
-	if isOther && r.Off > 0 {
+	holdsOther := s.number.Load() != r.batch // another thread's batch
+	if holdsOther && r.Off > 0 {
 		h.setAside(r.ReadRequest, r.batch) // so that the thread can retry
 	}
-	if isOther || state == closed || state == empty {
+	if holdsOther || state == closed || state == empty {
 		return
 	}
 	if r.added || r.ID&Resent != 0 { // an earlier worker may have added the range
@@ -390,8 +389,8 @@ func (h *Handles) undoRead(r inFlightRead) {
 // later number was taken or a seek moved the cursor. It also forgets what was assigned to request
 // id.
 func (h *Handles) returnBatch(s *slot, id uint64) {
-	e, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
-	if flags&sought != 0 || e.Cursor.Load() != number+1 {
+	q, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
+	if flags&sought != 0 || q.Cursor.Load() != number+1 {
 		return
 	}
 	for i := range h.shared.assignments {
@@ -399,9 +398,10 @@ func (h *Handles) returnBatch(s *slot, id uint64) {
 			a.id.Store(0)
 		}
 	}
-	// This comes first: if the worker dies in between, a number is lost, but never taken twice.
+	// The handle is emptied first: if the worker dies here, a number is lost, but never taken
+	// twice.
 	s.flags.Store(flags &^ hasBatch)
 	failpoint.Hit("back")
-	e.Cursor.Store(number)
-	e.NumbersReturned.Add(1)
+	q.Cursor.Store(number)
+	q.NumbersReturned.Add(1)
 }
