@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"time"
+
 	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
@@ -9,28 +11,64 @@ import (
 type Version = state.Version
 
 // A Batches is the sequence of batches of a split under some settings. It is immutable: when its
-// token files change, another Batches replaces it. It is safe for concurrent use. A reader gets
-// the error syscall.ESTALE as it is, and any other error as EIO.
+// token files change, another Batches replaces it. It is safe for concurrent use.
+//
+// A reader gets errors that wrap syscall.ESTALE or syscall.ETIMEDOUT under that number, and all
+// others as EIO.
 type Batches interface {
 	Spec() *Spec
-	batchReader
-	elementReader
-	describer
-	rowCounter
-	refresher
-	deriver
+
+	// Read fills dst with the bytes of batches k, k+1, … back to back, starting at byte off of
+	// batch k.
+	Read(dst []byte, k uint64, off int64) error
+
+	// ReadTokens fills dst with bytes of tokens.bin, starting at byte off. The bytes must lie
+	// within Spec.TokensLen.
+	ReadTokens(dst []byte, off int64) error
+
+	// ReadOrigin fills dst with bytes of batch/<k>.json, starting at byte off. The bytes must lie
+	// within OriginLen, which is the same for every k.
+	ReadOrigin(dst []byte, k uint64, off int64) error
+	OriginLen() int64
+
+	Info() []byte   // content of info.json
+	InfoLen() int64 // length of Info, computed once
+
+	// RowsOf returns how many rows of batch k come from a source, an index of Spec.SourceWeights.
+	RowsOf(source int, k uint64) uint64
+
+	// With derives the Batches under the settings of a path, such as "rank=3,world=8". Equal
+	// settings have equal names. The error is syscall.ENOENT if a setting is unknown.
+	With(settings string) (Batches, error)
+
+	// Latest returns the Batches that replaces this one, or this one if its token files have not
+	// changed. If no batch can be read, it returns this one and an error. It checks no file unless
+	// one is known to be wrong.
+	Latest() (Batches, error)
+
+	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and are
+	// followed, it waits for the new ones, or until cancel is closed.
+	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
+
+	// LatestWhole is like Latest, but also returns an error if any batch cannot be read.
+	LatestWhole(cancel <-chan struct{}) (Batches, error)
+
+	// Stalled returns how long a check of all token files has had no response, or 0.
+	Stalled() time.Duration
 }
 
-// A Spec is what a Batches is called and consists of.
+// A Spec describes a Batches. It does not change.
 type Spec struct {
-	Name          string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
-	Batch         array.Batch       // the arrays of one batch, no more than array.Most
+	// Path of the directory: the name of a split, followed by the settings that differ from the
+	// split's own, as in "train/rank=3,world=8".
+	Name          string
+	Batch         array.Batch       // arrays of one batch, at most array.Most
 	Steps         uint64            // batches in batches.bin and batches.npy
 	Start         uint64            // first number that next takes
-	EpochBatches  uint64            // in an epoch; 0: there are none
-	SourceWeights []float64         // of a mixture, the part of the rows that each source has; or nil
-	TokensLen     int64             // of tokens.bin, in bytes
-	Metadata      map[string]string // of .safetensors files, besides the number of the batch
-	Version       Version           // of its tokens
+	EpochBatches  uint64            // batches in an epoch; 0 if there are no epochs
+	SourceWeights []float64         // fraction of the rows from each source of a mixture; nil otherwise
+	TokensLen     int64             // size of tokens.bin, in bytes
+	Metadata      map[string]string // metadata of .safetensors files, besides the batch number
+	Version       Version           // version of the tokens
 	Follows       bool              // whether another Batches may replace it
 }

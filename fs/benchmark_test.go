@@ -13,7 +13,7 @@ func steady(tb testing.TB, ahead int) (ask func()) {
 	s := counting("train", 48<<10)
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }
 	tr := plant(tb, s)
-	tr.prefetcher.batches = ahead
+	tr.prefetcher.depth = ahead
 	guarded := tr.guarded(1)
 	r := tr.reader(tb, "train/next", 0)
 	in := &fuse.ReadIn{Fh: r.fh, Size: 48 << 10, ReadFlags: fuse.READ_LOCKOWNER}

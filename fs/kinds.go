@@ -140,18 +140,6 @@ type computed interface {
 	read(i inode, s Batches, dst []byte, off int64) error
 }
 
-// An elementReader reads what the files other than batches show.
-type elementReader interface {
-	// ReadTokens fills dst with bytes of tokens.bin, starting at byte off. They lie within
-	// Spec.TokensLen.
-	ReadTokens(dst []byte, off int64) error
-
-	// ReadOrigin fills dst with bytes of batch/<k>.json, starting at byte off. They lie within
-	// OriginLen, which is the same for every k.
-	ReadOrigin(dst []byte, k uint64, off int64) error
-	OriginLen() int64
-}
-
 type origins struct{}
 
 func (origins) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }

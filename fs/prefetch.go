@@ -10,149 +10,173 @@ import (
 	"batchfs/fs/mount"
 )
 
-// A prefetcher makes batches before they are requested: those that follow a batch that was read in order, by number or through
-// next. The goroutine that answered a request makes them once the answer is sent, so a cursor without readers costs nothing.
+// A prefetcher computes batches before they are requested, for readers that read in order, by
+// number or through next*. After a goroutine sends a reply, it computes the next batches, so a
+// sequence without readers costs nothing.
 //
-// Lock order: mu, then at most TryLock of a buffer. A buffer's lock is held without mu while its batch is made or delivered.
+// A prefetcher is safe for concurrent use. Lock order: mu, then TryLock of a slot. A slot's lock is
+// held without mu while its batch is computed or sent.
 type prefetcher struct {
-	batches int   // to hold beyond the last one that was requested
-	bytes   int64 // bound on all buffers
-	permits permits
-	log     *limitedLog
+	depth    int   // batches to keep ahead of the last one requested; 0 disables prefetching
+	maxBytes int64 // limit on the memory of all slots
+	permits  permits
+	log      *limitedLog
 
 	mu      sync.Mutex
-	streams []*stream    // least recently read first; guarded by mu, with their fields
-	used    atomic.Int64 // bytes; written with mu held
+	readers []*inOrder   // least recently used first; guarded by mu, as are the elements' fields
+	used    atomic.Int64 // bytes reserved for all slots; written with mu held
 }
 
-// permits limit how many prefetches of each split run at the same time.
+// permits limits how many prefetches of each split may run at the same time.
 type permits interface {
-	// TryPrefetch reports whether a prefetch may begin. If so, EndPrefetch must follow. None may
-	// begin while requests of the split wait, because they come first.
+	// TryPrefetch reports whether a prefetch may start now. If it returns true, the caller must
+	// call EndPrefetch. It returns false while requests of the split are waiting, because they come
+	// first.
 	TryPrefetch(split int) bool
 	EndPrefetch(split int)
 }
 
-// A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
-type stream struct {
-	sequence Batches
-	size     int64     // bytes of a batch
-	next     uint64    // one more than the highest number that was requested
-	ring     []*buffer // batch k in ring[k%len(ring)]; empty until a second batch was read
+// An inOrder represents one or more readers of a sequence that read in order, and holds the batches
+// prefetched for them. Readers that are close together share one, and may overtake each other.
+type inOrder struct {
+	sequence  Batches
+	batchSize int64   // bytes
+	next      uint64  // one more than the highest batch number requested
+	slots     []*slot // batch k is in slots[k%len(slots)]; nil until a second batch is requested
 }
 
-// A buffer holds a batch that was made ahead, or is being made.
-type buffer struct {
-	sync.RWMutex        // held for writing while the batch is made, for reading while it is delivered
-	batch        uint64 // written with prefetcher.mu held too
-	ready        bool   // without an error
+// A slot holds one batch, either prefetched or being prefetched, or is still empty.
+type slot struct {
+	sync.RWMutex        // write-locked while the batch is computed, read-locked while it is sent
+	batch        uint64 // batch number; written with prefetcher.mu held as well
+	valid        bool   // whether bytes holds the whole batch
 	bytes        []byte
-	delivered    atomic.Int64 // bytes; -1: not requested
+	sent         atomic.Int64 // bytes of the batch sent so far; notRequested before the first request
 }
 
 const (
-	maxStreams = 256
-	maxBehind  = 64 // batches that a reader may be behind another of the same stream
+	notRequested = -1
+
+	maxInOrder = 256 // independent readers of one mount that may prefetch at the same time
+	maxLag     = 64  // batches by which a reader may trail another that shares its slots
 )
 
-// lookup notes that batch k of s is read. It returns its stream and, if k was made ahead, its buffer, which the caller RUnlocks.
-func (p *prefetcher) lookup(s Batches, k uint64) (*stream, *buffer) {
-	if p.batches == 0 {
+// request records that batch k of s is being read. If k was prefetched, request returns its slot,
+// which the caller must RUnlock; otherwise the slot is nil. If a prefetch of k is running, request
+// waits for it. If prefetching is disabled, the inOrder is nil, too.
+func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
+	if p.depth == 0 {
 		return nil, nil
 	}
+	r, prefetched := p.record(s, k)
+	if prefetched == nil {
+		return r, nil
+	}
+	prefetched.RLock()
+	if prefetched.batch != k || !prefetched.valid { // reused for another batch, or its read failed
+		prefetched.RUnlock()
+		return r, nil
+	}
+	return r, prefetched
+}
+
+// record records the request for batch k in its inOrder. It returns the slot assigned to k, or nil
+// if none is. It does not lock the slot.
+func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
 	p.mu.Lock()
-	st := p.find(s, k)
-	if k >= st.next {
-		st.next = k + 1
-		if st.ring == nil {
-			p.makeRing(st)
+	defer p.mu.Unlock()
+	r := p.find(s, k)
+	if k >= r.next {
+		r.next = k + 1
+		if r.slots == nil {
+			p.allocate(r)
 		}
 	}
-	var b *buffer
-	if n := uint64(len(st.ring)); n > 0 && st.ring[k%n].batch == k {
-		b = st.ring[k%n]
-		b.delivered.CompareAndSwap(-1, 0)
+	if len(r.slots) == 0 {
+		return r, nil
 	}
-	p.mu.Unlock()
-	if b == nil {
-		return st, nil
+	sl := r.slots[k%uint64(len(r.slots))]
+	if sl.batch != k {
+		return r, nil
 	}
-	b.RLock() // may wait for the batch to be made
-	if b.batch != k || !b.ready {
-		b.RUnlock()
-		return st, nil
-	}
-	return st, b
+	sl.sent.CompareAndSwap(notRequested, 0)
+	return r, sl
 }
 
-// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as for the next two.
-func (p *prefetcher) find(s Batches, k uint64) *stream {
-	for i, st := range slices.Backward(p.streams) {
-		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
-			if i < len(p.streams)-1 {
-				p.streams = append(slices.Delete(p.streams, i, i+1), st)
+// find returns the inOrder whose readers batch k is near, or a new one. The caller holds mu.
+func (p *prefetcher) find(s Batches, k uint64) *inOrder {
+	for i, r := range slices.Backward(p.readers) {
+		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
+			if i < len(p.readers)-1 {
+				p.readers = append(slices.Delete(p.readers, i, i+1), r)
 			}
-			return st
+			return r
 		}
 	}
-	if len(p.streams) == maxStreams {
-		p.dropOldest()
+	if len(p.readers) == maxInOrder {
+		p.evict()
 	}
-	st := &stream{sequence: s, size: s.Spec().Batch.Bytes(), next: k + 1}
-	p.streams = append(p.streams, st)
-	return st
+	r := &inOrder{sequence: s, batchSize: s.Spec().Batch.Bytes(), next: k + 1}
+	p.readers = append(p.readers, r)
+	return r
 }
 
-func (p *prefetcher) dropOldest() {
-	st := p.streams[0]
-	p.used.Add(-int64(len(st.ring)) * st.size)
-	st.ring = []*buffer{} // it may be in use
-	p.streams = slices.Delete(p.streams, 0, 1)
+// evict discards the least recently used inOrder and its slots. The caller holds mu.
+func (p *prefetcher) evict() {
+	r := p.readers[0]
+	p.used.Add(-int64(len(r.slots)) * r.batchSize)
+	r.slots = []*slot{} // not nil, because a request that still has r must not allocate again
+	p.readers = slices.Delete(p.readers, 0, 1)
 }
 
-func (p *prefetcher) makeRing(st *stream) {
-	n := min(int64(p.batches)+1, p.bytes/st.size)
-	st.ring = []*buffer{}
+// allocate gives r its slots, evicting others if memory is short. A batch that is too large to have
+// two slots is not prefetched. The caller holds mu.
+func (p *prefetcher) allocate(r *inOrder) {
+	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
+	r.slots = []*slot{}
 	if n < 2 {
 		return
 	}
-	for p.used.Load()+n*st.size > p.bytes {
-		p.dropOldest()
+	for p.used.Load()+n*r.batchSize > p.maxBytes {
+		p.evict()
 	}
-	p.used.Add(n * st.size)
+	p.used.Add(n * r.batchSize)
 	for range n {
-		b := &buffer{batch: MaxBatches}
-		b.delivered.Store(-1)
-		st.ring = append(st.ring, b)
+		sl := &slot{batch: MaxBatches} // no batch has this number
+		sl.sent.Store(notRequested)
+		r.slots = append(r.slots, sl)
 	}
 }
 
-func (p *prefetcher) prefetchNext(st *stream, split int) {
+// run prefetches the batches that follow the last one requested, until all of them are prefetched
+// or a request needs the permit. It is called after a reply has been sent.
+func (p *prefetcher) run(r *inOrder, split int) {
 	for p.permits.TryPrefetch(split) {
-		b := p.claim(st)
-		if b != nil {
-			p.compute(st, b)
+		sl := p.claim(r)
+		if sl != nil {
+			p.compute(r, sl)
 		}
 		p.permits.EndPrefetch(split)
-		if b == nil {
+		if sl == nil {
 			return
 		}
 	}
 }
 
-// compute computes the batch of a buffer. An error or a panic is lost here: the reader of that batch makes it again, and meets it.
-func (p *prefetcher) compute(st *stream, b *buffer) {
-	defer b.Unlock()
+// compute fills a claimed slot and unlocks it. It drops errors and panics, because the request for
+// that batch computes it again and reports them to the reader.
+func (p *prefetcher) compute(r *inOrder, sl *slot) {
+	defer sl.Unlock()
 	defer func() {
-		if r := recover(); r != nil {
-			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
+		if v := recover(); v != nil {
+			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will compute it again", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	b.ready = readInParts(st.sequence, b.bytes, b.batch) == nil
+	sl.valid = readInParts(r.sequence, sl.bytes, sl.batch) == nil
 }
 
-// readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
-// parts are as long as requests.
+// readInParts reads the whole batch k in parts as long as the longest request, because reading a
+// part of a long row takes memory in proportion to that part.
 func readInParts(s Batches, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
@@ -162,24 +186,32 @@ func readInParts(s Batches, dst []byte, k uint64) error {
 	return nil
 }
 
-// claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
-func (p *prefetcher) claim(st *stream) *buffer {
+// claim returns a write-locked slot for one of the next batches that is not prefetched yet, or nil
+// if there is none. It skips a slot whose batch is partly sent, because the reader will come back
+// for the rest.
+func (p *prefetcher) claim(r *inOrder) *slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n, main := uint64(len(st.ring)), st.sequence.Spec().Batch.MainBytes() // some readers read no more
-	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
-		b := st.ring[k%n]
-		part := b.delivered.Load()
-		inTheMiddle := part >= 0 && part < main && b.batch+maxBehind > k // of being read
-		if b.batch == k || inTheMiddle || !b.TryLock() {
+	n := uint64(len(r.slots))
+	for k := r.next; k+1 < r.next+n && k < MaxBatches; k++ {
+		sl := r.slots[k%n]
+		if sl.batch == k || r.isPartlySent(sl, k) || !sl.TryLock() {
 			continue
 		}
-		if b.bytes == nil {
-			b.bytes = make([]byte, st.size)
+		if sl.bytes == nil {
+			sl.bytes = make([]byte, r.batchSize)
 		}
-		b.batch, b.ready = k, false
-		b.delivered.Store(-1)
-		return b
+		sl.batch, sl.valid = k, false
+		sl.sent.Store(notRequested)
+		return sl
 	}
 	return nil
+}
+
+// isPartlySent reports whether a reader is in the middle of the batch in sl. Some readers take only
+// the main arrays, so a batch counts as sent once its main arrays are. A batch that is maxLag or
+// more behind k does not count, because its reader has probably stopped.
+func (r *inOrder) isPartlySent(sl *slot, k uint64) bool {
+	sent := sl.sent.Load()
+	return sent >= 0 && sent < r.sequence.Spec().Batch.MainBytes() && sl.batch+maxLag > k
 }

@@ -83,7 +83,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 		splits = append(splits, counting(name, size))
 	}
 	tr := plant(t, splits...)
-	tr.prefetcher.bytes = 100_000 // two of the largest stream's only, in turn with the others
+	tr.prefetcher.maxBytes = 100_000 // two of the largest stream's only, in turn with the others
 	var wg sync.WaitGroup
 	for worker := range 8 {
 		wg.Go(func() {
@@ -125,11 +125,11 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 				r.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh})
 				tr.prefetcher.mu.Lock()
 				taken := int64(0)
-				for _, st := range tr.prefetcher.streams {
-					taken += int64(len(st.ring)) * st.size
+				for _, r := range tr.prefetcher.readers {
+					taken += int64(len(r.slots)) * r.batchSize
 				}
-				if taken != tr.prefetcher.used.Load() || taken > tr.prefetcher.bytes {
-					t.Errorf("%d bytes are taken, counted as %d, of %d", taken, tr.prefetcher.used.Load(), tr.prefetcher.bytes)
+				if taken != tr.prefetcher.used.Load() || taken > tr.prefetcher.maxBytes {
+					t.Errorf("%d bytes are taken, counted as %d, of %d", taken, tr.prefetcher.used.Load(), tr.prefetcher.maxBytes)
 				}
 				tr.prefetcher.mu.Unlock()
 			}

@@ -20,13 +20,6 @@ import (
 // A READ takes three steps: [tree.locate] finds the bytes, [tree.fetch] gets them, and, once the
 // request has succeeded in time, [tree.account] counts it.
 
-// A batchReader computes batches.
-type batchReader interface {
-	// Read fills dst with the bytes of batches k, k+1, … one after the other, starting at byte off
-	// of batch k.
-	Read(dst []byte, k uint64, off int64) error
-}
-
 // maxTries bounds how often a READ begins again because followed files have changed.
 const maxTries = 10
 
@@ -153,10 +146,10 @@ func (t *tree) fetch(p span, timer state.ReadTimer, buf []byte, cancel <-chan st
 	}
 	from, shown := file.byteRange(p.inode, p.sequence)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.stream, r.buffer = t.prefetched(p, cancel)
+		r.reader, r.slot = t.prefetched(p, cancel)
 	}
-	if r.buffer != nil {
-		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.buffer.bytes[from+off:][:len(rest)]}
+	if r.slot != nil {
+		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.slot.bytes[from+off:][:len(rest)]}
 	} else {
 		r.parts = [2][]byte{buf}
 		if err := readByteRanges(p.sequence, rest, p.batch, off, from, shown); err != nil {
@@ -171,20 +164,20 @@ func (t *tree) fetch(p span, timer state.ReadTimer, buf []byte, cancel <-chan st
 
 // prefetched returns the stream of a span and, if its batch was prefetched, the buffer that holds
 // it, which the caller must RUnlock. It checks the files of a batch that begins to be read.
-func (t *tree) prefetched(p span, cancel <-chan struct{}) (*stream, *buffer) {
-	st, b := t.prefetcher.lookup(p.sequence, p.batch)
-	if b == nil {
-		return st, nil
+func (t *tree) prefetched(p span, cancel <-chan struct{}) (*inOrder, *slot) {
+	r, sl := t.prefetcher.request(p.sequence, p.batch)
+	if sl == nil {
+		return r, nil
 	}
 	latest, err := p.sequence, error(nil)
-	if p.off == 0 || b.delivered.Load() == 0 {
+	if p.off == 0 || sl.sent.Load() == 0 {
 		latest, err = t.sequences.latestFor(p.inode.sequence(), p.batch, cancel)
 	}
 	if err != nil || latest != p.sequence {
-		b.RUnlock()
-		b = nil
+		sl.RUnlock()
+		sl = nil
 	}
-	return st, b
+	return r, sl
 }
 
 // replyLen returns how many bytes of file i a READ gets.

@@ -15,8 +15,8 @@ type reply struct {
 	split      int
 	timer      state.ReadTimer
 	prefetcher *prefetcher
-	stream     *stream // stream to prefetch when the reply is sent; may be nil
-	buffer     *buffer // prefetched batch that parts[1] aliases, read-locked; may be nil
+	reader     *inOrder // reader to prefetch for when the reply is sent; may be nil
+	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	sequence Batches
 	number   int    // number of sequence
@@ -38,18 +38,13 @@ func (r *reply) Done() {
 	*r = reply{}
 	replies.Put(r)
 	done.timer.End()
-	if done.buffer != nil {
-		done.buffer.delivered.Add(int64(len(done.parts[1])))
-		done.buffer.RUnlock()
+	if done.slot != nil {
+		done.slot.sent.Add(int64(len(done.parts[1])))
+		done.slot.RUnlock()
 	}
-	if done.stream != nil {
-		done.prefetcher.prefetchNext(done.stream, done.split)
+	if done.reader != nil {
+		done.prefetcher.run(done.reader, done.split)
 	}
-}
-
-// A rowCounter returns the number of rows of batch k that are from a source of Spec.SourceWeights.
-type rowCounter interface {
-	RowsOf(source int, k uint64) uint64
 }
 
 // Done accounts for a READ. A request is counted once, even if it is sent again.
@@ -69,7 +64,7 @@ func (t *tree) account(r *reply) {
 	entry := &t.shared.Sequences[r.number]
 	entry.Reads.Add(1)
 	entry.Bytes.Add(uint64(r.Size()))
-	if r.buffer != nil {
+	if r.slot != nil {
 		entry.Ready.Add(1)
 	}
 	if r.end == 0 {
@@ -91,6 +86,6 @@ func (t *tree) account(r *reply) {
 func (t *tree) Discard(result fuse.ReadResult) {
 	if r, ok := result.(*reply); ok {
 		r.timer.Discard()
-		r.timer, r.stream = state.ReadTimer{}, nil // without a stream, Done prefetches nothing
+		r.timer, r.reader = state.ReadTimer{}, nil // without a reader, Done prefetches nothing
 	}
 }

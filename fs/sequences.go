@@ -308,31 +308,7 @@ func (q *sequenceTable) drop(number int) (ends bool) {
 	return true
 }
 
-// A refresher finds the Batches that replaces a Batches once its token files have changed. Its
-// methods return the Batches itself if none does, and also if they return an error.
-type refresher interface {
-	// Latest returns an error if no batch can be read. It checks no file, unless one is known to be
-	// wrong.
-	Latest() (Batches, error)
-
-	// LatestFor also checks the files of batch k. If they have changed and are followed, it waits
-	// for the new ones, or until cancel is closed.
-	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
-
-	// LatestWhole also returns an error if any batch cannot be read.
-	LatestWhole(cancel <-chan struct{}) (Batches, error)
-
-	// Stalled returns how long a check of all token files has had no response, or 0.
-	Stalled() time.Duration
-}
-
-// A deriver derives the Batches under the settings of a path, such as "rank=3,world=8". Equal
-// settings have equal names. The error is syscall.ENOENT if a setting is unknown.
-type deriver interface {
-	With(settings string) (Batches, error)
-}
-
-// latest, latestFor and latestWhole are the methods of [refresher] for the sequence of a number.
+// latest, latestFor and latestWhole are the methods of [Batches] for the sequence of a number.
 // They return nil if there is none.
 func (q *sequenceTable) latest(number int) (Batches, error) {
 	return q.refresh(number, Batches.Latest)

@@ -320,7 +320,7 @@ func followed(t *testing.T, size int64) (*tree, *changing) {
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := followed(t, size)
-	tr.prefetcher.batches = 0 // so that a batch is read when it is asked for
+	tr.prefetcher.depth = 0 // so that a batch is read when it is asked for
 	kept := tr.reader(t, "train/next", 0)
 	expect := func(r *reader, want string) {
 		t.Helper()

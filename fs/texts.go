@@ -97,12 +97,6 @@ func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
-// A describer describes a sequence.
-type describer interface {
-	Info() []byte   // info.json
-	InfoLen() int64 // length of Info, computed once
-}
-
 func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 	s, _ := t.sequences.latestFor(i.sequence(), 0, cancel) // readers of batches get the error
 	if s == nil {

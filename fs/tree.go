@@ -53,7 +53,7 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
 		texts:         texts{most: o.Memory.TextBytes, open: map[uint64][]byte{}},
-		prefetcher:    &prefetcher{batches: o.Memory.PrefetchBatches, bytes: o.Memory.PrefetchBytes, log: log},
+		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, log: log},
 		log:           log,
 		o:             o,
 	}
