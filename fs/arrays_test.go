@@ -11,7 +11,8 @@ import (
 	"batchfs/fs/header"
 )
 
-// manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names as long as they may be.
+// manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names
+// as long as they may be.
 func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
@@ -28,7 +29,8 @@ func manyArrays(rows int) *fake {
 	return s
 }
 
-// contentOf is what a file of a sequence must show, computed from its name: its header, and the bytes of its batches.
+// contentOf is what a file of a sequence must show, computed from its name: its header, and the
+// bytes of its batches.
 func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
 	shown, size := s.Batch.Stack(), s.Batch.MainBytes()
@@ -65,7 +67,8 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	return content, headerLen
 }
 
-// Any read of any file is that slice of the whole, and the whole is the header and the batches that the name says.
+// Any read of any file is that slice of the whole, and the whole is the header and the batches that
+// the name says.
 func TestAnyReadIsASlice(t *testing.T) {
 	three := counting("train", 120)
 	three.Batch = array.NewBatch(2,
@@ -110,7 +113,8 @@ func TestAnyReadIsASlice(t *testing.T) {
 	}
 }
 
-// The arrays beside the main ones have files of their own, which are listed and said in README; other names have none.
+// The arrays beside the main ones have files of their own, which are listed and said in README;
+// other names have none.
 func TestNamesOfArrays(t *testing.T) {
 	tr := plant(t, manyArrays(3))
 	listed := 0
@@ -132,10 +136,10 @@ func TestNamesOfArrays(t *testing.T) {
 	want := []string{`x, y = numpy.load("/mnt/train/next.npy")`}
 	for _, e := range kindTable {
 		name := strings.Replace(e.name, "%", "<array>", 1)
-		if e.in == batchDir {
+		if e.parent == batchDir {
 			name = "batch/<k>" + name
 		}
-		if !e.kind.isDir() && e.in != rootDir {
+		if !e.kind.isDir() && e.parent != rootDir {
 			want = append(want, "\n  "+name+" ")
 		}
 	}

@@ -7,35 +7,36 @@ import (
 	"strings"
 )
 
-// whyNot says what is wrong with a name that a directory lacks.
-func (t *tree) whyNot(dir inode, name string) string {
+// explainBadName returns the reason why directory dir has no file of this name, for a person who
+// may have mistyped it.
+func (t *tree) explainBadName(dir inode, name string) string {
 	var names []string
 	for _, e := range t.listDir(dir, 0) {
-		if e.Name != "" { // as a batch has behind its number
+		if e.Name != "" { // "" is the raw file of a batch, whose name is only the number
 			names = append(names, e.Name)
 		}
 	}
-	there := strings.Join(names, ", ")
+	existing := strings.Join(names, ", ")
 	digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
 	k, err := strconv.ParseUint(digits, 10, 64)
 	switch {
 	case dir.kind() != batchDir && isSettings(name):
 		return fmt.Sprintf("%q are settings, which belong in the directory of a split, as in train/%[1]s", name)
 	case dir.kind() == rootDir:
-		return fmt.Sprintf("no split and no file is called %q: there are %s", name, there)
+		return fmt.Sprintf("no split and no file is called %q: there are %s", name, existing)
 	case dir.kind() == splitDir:
-		return fmt.Sprintf("no file is called %q: there are %s, and settings, as in seed=1", name, there)
+		return fmt.Sprintf("no file is called %q: there are %s, and settings such as seed=1", name, existing)
 	case digits == "":
-		return fmt.Sprintf("%q does not begin with the number of a batch, as in 17 or 17.npy", name)
+		return fmt.Sprintf("%q does not begin with the number of a batch, such as 17 or 17.npy", name)
 	case err != nil || k >= MaxBatches:
-		return fmt.Sprintf("%s is no number of a batch: they are below %d", digits, uint64(MaxBatches))
+		return fmt.Sprintf("%s is not the number of a batch: they are below %d", digits, uint64(MaxBatches))
 	case len(digits) > 1 && digits[0] == '0':
 		return fmt.Sprintf("%s begins with a zero: say %d", digits, k)
 	}
-	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], there)
+	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], existing)
 }
 
-// A BadName is the path of a file that does not exist, and the reason.
+// A BadName is the path of a file that somebody looked up and that does not exist, and the reason.
 type BadName struct{ Path, Why string }
 
 // recordBadName records a name for status.json, unless it begins with a dot: programs look for
@@ -53,7 +54,7 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 	}
 	last := t.badNames.Load()
 	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
-		now := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
-		t.badNames.CompareAndSwap(last, &now) // if names come at the same time, one is enough
+		latest := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
+		t.badNames.CompareAndSwap(last, &latest) // may lose a name that comes at the same time
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// steady returns a function that asks for the next batch as the kernel does, without what the test's reader allocates.
+// steady returns a function that asks for the next batch as the kernel does, without what the
+// test's reader allocates.
 func steady(tb testing.TB, ahead int) (ask func()) {
 	s := counting("train", 48<<10)
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }

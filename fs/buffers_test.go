@@ -17,7 +17,8 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// The kernel ends a request with EIO if it cannot add a page to copy it into, as in a process that is being killed.
+// The kernel ends a request with EIO if it cannot add a page to copy it into, as in a process that
+// is being killed.
 func TestBuffersOfRequestsAreResident(t *testing.T) {
 	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
 	server, _ := shakeHands(t, newShared(t))
@@ -71,7 +72,8 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// shakeHands is the handshake of a worker with a kernel that sends its first request, which the first worker answers. It returns the reply.
+// shakeHands is the handshake of a worker with a kernel that sends its first request, which the
+// first worker answers. It returns the reply.
 func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -6,8 +6,9 @@ import (
 	"batchfs/fs/guard"
 )
 
-// The following methods say what a request will need. They do no I/O and create no Batches: the
-// handler does. A Batches that this process does not have yet is replaced by a bound.
+// The following methods return what a request will need. They do no I/O and create no Batches,
+// because the guard calls them before it admits the request. If this process does not have the
+// Batches yet, they return an upper bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
@@ -22,7 +23,7 @@ func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
 	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile)
 }
 
-// cost returns the cost of a request that reads no batch, but may check the token files.
+// cost returns the cost of a request that reads no batch. checks is whether it checks token files.
 func (t *tree) cost(i inode, checks bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
 	if checks {
@@ -43,7 +44,7 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 		c.Rows, c.Reply = int64(in.Size), int(in.Size) // a row has at least one byte
 	case !i.outdated(s):
 		row := s.Spec().Batch.RowBytes(0)
-		if i.kind().isOfOneArray() {
+		if i.kind().showsOneArray() {
 			row = s.Spec().Batch.RowBytes(i.array())
 		}
 		n := t.replyLen(i, s, in)
@@ -52,5 +53,6 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	return c
 }
 
-// fillsPageCache reports whether a READ is not a read(2) itself, which has a lock owner.
+// fillsPageCache reports whether the kernel sent a READ to fill its page cache. A READ that it
+// sends for an uncached read(2) has a lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }

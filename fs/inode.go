@@ -8,30 +8,32 @@ import (
 	"batchfs/fs/state"
 )
 
-// An inode number says what a file is, so there is no table of inodes, a lookup costs no memory,
-// and any process that serves the mount agrees with the one before it:
+// An inode is an inode number. The number alone identifies a file, so there is no table of inodes,
+// a lookup takes no memory, and every worker agrees with the one before it:
 //
 //	bits 0-4    kind
-//	bits 5-7    files in batch/: version of the tokens, modulo 8, so that the page cache of the old
-//	            tokens goes with the old inode; other files: 0
-//	bits 8-23   sequence, starting at 1; 0 for files and directories of the whole mount
+//	bits 5-7    files in batch/: version of the tokens, modulo 8, so that cached pages of old tokens
+//	            belong to another inode; other files: 0
+//	bits 8-23   number of the sequence, from 1; 0 for files and directories of the whole mount
 //	bits 24-63  files in batch/: batch number
 //	            batches.* and tokens.bin, which stay open for long: version of the tokens
-//	            files of a single array: the same with 4 bits less; the top 4 bits are the index of
-//	            the array in a batch
+//	            files of a single array: index of the array in the top 4 bits, and the batch number or
+//	            version, as above, in the rest
 //	            settings directories and their batch/: hash of the path below the split, because the
 //	            kernel allows a directory only one parent
+//	            all others: 0
 type inode uint64
 
-// MaxBatches bounds the numbers of batches: they are below it.
+// MaxBatches is the limit on batch numbers: every batch number is less.
 const MaxBatches = array.MaxBatches
 
-// A kind says what a file shows; kinds.go has an entry for each. Its number is part of inode numbers that a running kernel
-// knows: never renumber.
+// A kind is a kind of file. kindTable says what the files of each kind contain. Never renumber the
+// kinds: they are part of inode numbers, which the kernel remembers when another version of the
+// program takes over.
 type kind uint8
 
 const (
-	rootDir     kind = 1 // with all else 0 this is FUSE's root, inode 1
+	rootDir     kind = 1 // makes rootInode FUSE's inode of the root, 1
 	readmeFile  kind = 2
 	statusFile  kind = 3
 	metricsFile kind = 4
@@ -68,10 +70,10 @@ func makeInode(k kind, sequence int, rest uint64) inode {
 func (i inode) kind() kind    { return kind(i & (maxKinds - 1)) }
 func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 
-// rest is the bits 24-63: the batch number, for the files of batch/ that are not of one array.
+// rest returns bits 24-63.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins.
+// arrayShift is the position of the array index in the rest of a file that shows a single array.
 const arrayShift = 36
 
 func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
@@ -80,13 +82,14 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// settingsDir returns the inode number of the settings directory name in dir. Its hash leaves out
-// the sequence of dir, because that sequence may end and begin again under another number.
+// settingsDir returns the inode of the settings directory name in dir. sequence is the number of
+// its own sequence. The hash does not depend on the number of dir's sequence, because that sequence
+// may end and begin again under another number.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%s", dir.rest(), name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
 
-// SequenceOf returns the number of the sequence whose file cursor has inode number ino.
+// SequenceOf returns the number of the sequence of a file, given the file's inode number.
 func SequenceOf(ino uint64) int { return inode(ino).sequence() }

@@ -27,11 +27,11 @@ func TestInodeSaysWhatAFileIs(t *testing.T) {
 			makeArrayInode(batchArrayNPY, sequence, a, inArray): inArray,
 			makeArrayInode(batchesArrayNPY, sequence, a, 0):     0,
 		} {
-			old := i.ofVersion(v)
-			if old.kind() != i.kind() || old.sequence() != sequence || old.firstBatch() != batch || i.kind().isOfOneArray() && old.array() != a {
+			old := i.withVersion(v)
+			if old.kind() != i.kind() || old.sequence() != sequence || old.firstBatch() != batch || i.kind().showsOneArray() && old.array() != a {
 				t.Fatalf("%#x is kind %d, sequence %d, batch %d, array %d", old, old.kind(), old.sequence(), old.firstBatch(), old.array())
 			}
-			if old.outdated(was) || !old.outdated(now) || old != old.ofVersion(v) {
+			if old.outdated(was) || !old.outdated(now) || old != old.withVersion(v) {
 				t.Fatalf("%#x of version %d is taken for one of %d", old, v, now.Version)
 			}
 		}

@@ -10,44 +10,50 @@ import (
 	"batchfs/fs/header"
 )
 
+// A kindEntry describes the files of one kind.
 type kindEntry struct {
-	kind    kind
-	in      kind    // the directories that hold it; 0: the root directory itself
-	name    string  // in such a directory, in batch/ what follows the number, with % for the name of an array; "" for a split
-	content content // and with it, how it is cached
+	kind   kind
+	parent kind // kind of the directory that holds them; 0 for the root directory
+
+	// Name in that directory; in batch/, what follows the batch number. % stands for the name of an
+	// array. A split has its own name, so its entry has none.
+	name    string
+	content content
 }
 
-// A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
+// A content is what the files of a kind show. It also decides how they are opened and cached.
 type content interface {
+	// size returns the size of file i, in bytes. s is its sequence, or nil if the file belongs to
+	// the whole mount.
 	size(t *tree, i inode, s Batches) int64
 }
 
-// kindTable has the kinds in the order in which directories list them.
+// kindTable has an entry for each kind, in the order in which directories list them.
 var kindTable = []kindEntry{
 	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
-	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
-	{kind: metricsFile, in: rootDir, name: "metrics", content: text{show: (*tree).metrics}},
-	{kind: splitDir, in: rootDir, content: directory{}},
+	{kind: readmeFile, parent: rootDir, name: "README", content: text{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
+	{kind: statusFile, parent: rootDir, name: "status.json", content: text{render: (*tree).status}},
+	{kind: metricsFile, parent: rootDir, name: "metrics", content: text{render: (*tree).metrics}},
+	{kind: splitDir, parent: rootDir, content: directory{}},
 
-	{kind: nextRaw, in: splitDir, name: "next", content: batchContent{selector: nextBatch}},
-	{kind: nextNPY, in: splitDir, name: "next.npy", content: batchContent{selector: nextBatch, format: npy}},
-	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batchContent{selector: nextBatch, format: safetensors}},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor}},
-	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
-	{kind: batchRaw, in: batchDir, name: "", content: batchContent{selector: oneBatch}},
-	{kind: batchNPY, in: batchDir, name: ".npy", content: batchContent{selector: oneBatch, format: npy}},
-	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
-	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
-	{kind: batchJSON, in: batchDir, name: ".json", content: origins{}},
-	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
-	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
-	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
-	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{}},
-	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen}},
+	{kind: nextRaw, parent: splitDir, name: "next", content: batchContent{selector: nextBatch}},
+	{kind: nextNPY, parent: splitDir, name: "next.npy", content: batchContent{selector: nextBatch, format: npy}},
+	{kind: nextSafe, parent: splitDir, name: "next.safetensors", content: batchContent{selector: nextBatch, format: safetensors}},
+	{kind: cursorFile, parent: splitDir, name: "cursor", content: text{render: (*tree).cursor}},
+	{kind: batchDir, parent: splitDir, name: "batch", content: directory{}},
+	{kind: batchRaw, parent: batchDir, name: "", content: batchContent{selector: oneBatch}},
+	{kind: batchNPY, parent: batchDir, name: ".npy", content: batchContent{selector: oneBatch, format: npy}},
+	{kind: batchSafe, parent: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
+	{kind: batchArrayNPY, parent: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
+	{kind: batchJSON, parent: batchDir, name: ".json", content: origins{}},
+	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
+	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
+	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
+	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokens{}},
+	{kind: infoFile, parent: splitDir, name: "info.json", content: text{render: (*tree).info, length: (*tree).infoLen}},
 }
 
-// byKind has the entry of each kind, and an empty one for numbers that are none.
+// byKind maps each kind to its entry, and unused numbers to empty entries.
 var byKind = func() (all [maxKinds]kindEntry) {
 	for _, e := range kindTable {
 		all[e.kind] = e
@@ -57,13 +63,14 @@ var byKind = func() (all [maxKinds]kindEntry) {
 
 func (k kind) entry() *kindEntry { return &byKind[k] }
 
-// batches returns what files of the kind show of batches, or the zero value.
+// batches returns the content of files of batches, or the zero value for other kinds.
 func (k kind) batches() batchContent {
 	b, _ := k.entry().content.(batchContent)
 	return b
 }
 
 func (k kind) isDir() bool { return k.entry().content == directory{} }
+
 func (k kind) mode() uint32 {
 	if k.isDir() {
 		return syscall.S_IFDIR
@@ -71,37 +78,44 @@ func (k kind) mode() uint32 {
 	return syscall.S_IFREG
 }
 
-func (k kind) isNext() bool       { return k.batches().selector == nextBatch }
-func (k kind) isOfOneArray() bool { return k.batches().oneArray }
+func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
+func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
-// isLiveText reports whether the files show a text of the moment in which they are opened, which is never cached.
+// isLiveText reports whether each handle shows a text as it was when the file was opened. Such a
+// text is never cached.
 func (k kind) isLiveText() bool {
-	_, is := k.entry().content.(text)
-	return is && k != readmeFile
+	_, isText := k.entry().content.(text)
+	return isText && k != readmeFile
 }
 
-// isNumbered reports whether the files change only with the tokens: batch/*, batches.* and tokens.bin.
-func (k kind) isNumbered() bool { return k.entry().in == batchDir || k.spansBatches() }
+// isNumbered reports whether the files change only when the tokens do: batch/*, batches.* and
+// tokens.bin.
+func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
-// spansBatches reports whether the files are numbered and show more than one batch.
+// spansBatches reports whether the files show more than one batch: batches.* and tokens.bin.
 func (k kind) spansBatches() bool { return k.batches().selector == everyBatch || k == tokensFile }
 
 type directory struct{}
 
 func (directory) size(*tree, inode, Batches) int64 { return 0 }
 
+// A batchContent is an optional header followed by arrays of one or more batches.
 type batchContent struct {
 	selector batchSelector
 	format   header.Format
-	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
+
+	// Whether the file shows only the array whose index is in its inode. Otherwise it shows all
+	// arrays if the format is safetensors, and the main ones if not.
+	oneArray bool
 }
 
+// A batchSelector says which batches a file shows.
 type batchSelector uint8
 
 const (
-	nextBatch  batchSelector = iota + 1 // the one that its handle holds
-	oneBatch                            // the one whose number is the file's name
-	everyBatch                          // batches 0 to Steps-1
+	nextBatch  batchSelector = iota + 1 // batch that the handle holds
+	oneBatch                            // batch whose number is in the file's name
+	everyBatch                          // batches 0 to Spec.Steps-1
 )
 
 const (
@@ -125,7 +139,8 @@ func (b batchContent) frame(i inode, s Batches) header.Frame {
 
 func (b batchContent) size(_ *tree, i inode, s Batches) int64 { return b.frame(i, s).Size() }
 
-// byteRange returns which bytes of each batch a file shows: size of them from byte from on.
+// byteRange returns the range of bytes of each batch that a file shows: size bytes, starting at
+// from.
 func (b batchContent) byteRange(i inode, s Batches) (from, size int64) {
 	return b.frame(i, s).ByteRange()
 }
@@ -134,12 +149,13 @@ func (b batchContent) header(i inode, s Batches, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computed content is read from a Batches at any byte.
+// A computed content can be read from its Batches at any offset.
 type computed interface {
 	content
 	read(i inode, s Batches, dst []byte, off int64) error
 }
 
+// origins is the content of batch/<k>.json.
 type origins struct{}
 
 func (origins) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
@@ -148,47 +164,53 @@ func (origins) read(i inode, s Batches, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
+// tokens is the content of tokens.bin.
 type tokens struct{}
 
 func (tokens) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
 
 func (tokens) read(_ inode, s Batches, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 
+// firstBatch returns the number of the first batch that a numbered file shows.
 func (i inode) firstBatch() uint64 {
 	switch {
 	case i.kind().spansBatches():
 		return 0
-	case i.kind().isOfOneArray():
+	case i.kind().showsOneArray():
 		return i.rest() & (1<<arrayShift - 1)
 	}
 	return i.rest()
 }
 
-func (i inode) ofVersion(v Version) inode {
+// withVersion returns the inode that the same file has over version v of the tokens.
+func (i inode) withVersion(v Version) inode {
 	switch {
 	case !i.kind().spansBatches():
 		return i&^0xe0 | inode(v%8<<5)
-	case i.kind().isOfOneArray():
+	case i.kind().showsOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}
 	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
-// outdated reports whether i is a numbered file of other tokens than s has, or of an array that s lacks.
+// outdated reports whether i is a numbered file over another version of the tokens than s has, or
+// shows an array that s does not have.
 func (i inode) outdated(s Batches) bool {
-	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().isOfOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
+	return i.kind().isNumbered() && i != i.withVersion(s.Spec().Version) ||
+		i.kind().showsOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }
 
 //go:embed readme.tmpl
-var readmeText string
+var readmeSource string
 
-var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "rawArrays": rawArrays}).Parse(readmeText))
+var readmeTemplate = template.Must(template.New("README").
+	Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "extraArrays": extraArrays}).Parse(readmeSource))
 
-// readmeOf is the file README of a mount.
-func readmeOf(mountpoint string, splits []Batches) []byte {
+// renderReadme returns the content of README.
+func renderReadme(mountpoint string, splits []Batches) []byte {
 	var b bytes.Buffer
-	if err := readme.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
-		panic(err) // the template does not suit the data
+	if err := readmeTemplate.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
+		panic(err) // bug in the template
 	}
 	return b.Bytes()
 }

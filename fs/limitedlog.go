@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// A limitedLog is a log for lines that readers can cause without limit.
+// A limitedLog is a log for lines that readers can cause any number of times. In each interval of
+// limitEvery, it logs at most maxLines different lines, each once. It is safe for concurrent use.
 //
 // Lock order: mu last.
 type limitedLog struct {
 	*slog.Logger
 	mu      sync.Mutex
-	logged  map[string]bool // lines of the last limitEvery; guarded by mu
-	leftOut int             // lines that were not logged since; guarded by mu
+	logged  map[string]bool // lines logged in this interval; guarded by mu
+	dropped int             // number of lines not logged in this interval; guarded by mu
 }
 
-// In each limitEvery, maxLines lines are logged at most, each once.
 const (
 	limitEvery = 10 * time.Second
 	maxLines   = 100
@@ -28,32 +28,33 @@ func newLimitedLog(log *slog.Logger) *limitedLog {
 	return &limitedLog{Logger: log, logged: map[string]bool{}}
 }
 
-// limited logs a line, or leaves it out. A later line tells how many were left out.
+// limited logs a line, unless it exceeds the limit. At the end of the interval, another line says
+// how many were left out.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
 	line := fmt.Sprint(msg, args)
 	l.mu.Lock()
 	if len(l.logged) == 0 {
-		time.AfterFunc(limitEvery, l.tellLeftOut)
+		time.AfterFunc(limitEvery, l.reportDropped)
 	}
-	leaveOut := l.logged[line] || len(l.logged) == maxLines
-	if leaveOut {
-		l.leftOut++
+	drop := l.logged[line] || len(l.logged) == maxLines
+	if drop {
+		l.dropped++
 	} else {
 		l.logged[line] = true
 	}
 	l.mu.Unlock()
-	if !leaveOut {
+	if !drop {
 		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow
 	}
 }
 
-func (l *limitedLog) tellLeftOut() {
+func (l *limitedLog) reportDropped() {
 	l.mu.Lock()
-	lines := l.leftOut
-	l.leftOut = 0
+	lines := l.dropped
+	l.dropped = 0
 	clear(l.logged)
 	l.mu.Unlock()
 	if lines > 0 {
-		l.Warn("repeated or too many lines were left out; status.json counts all errors", "lines", lines)
+		l.Warn("repeated lines, or too many, were left out; status.json counts all errors", "lines", lines)
 	}
 }

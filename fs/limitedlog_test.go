@@ -13,7 +13,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Readers of broken files and of bad settings get few lines into the log, and one that says how many were left out.
+// Readers of broken files and of bad settings get few lines into the log, and one that says how
+// many were left out.
 func TestReadersCannotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reads = 3000

@@ -9,7 +9,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// uncached is for files whose handles differ in content. All handles share the page cache.
+// uncached keeps a file out of the page cache, which all handles of a file share, because each
+// handle of this file may show something else.
 const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -30,14 +31,16 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 			return t.FailRequest(in.Unique, in.NodeId, err)
 		}
 		if i.outdated(s) {
-			return fuse.Status(syscall.ESTALE) // the kernel then looks the path up again
+			return fuse.Status(syscall.ESTALE) // makes the kernel look the path up again
 		}
 		out.Fh = uint64(s.Spec().Version)
 	}
 	return fuse.OK
 }
 
-// refresh returns the latest sequence of a file after the checks that its kind needs.
+// refresh checks the token files from which file i is read and returns the latest Batches: the
+// files of its batch, or of the batch that next would take, or all of them if the file spans
+// batches.
 func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
 	switch k := i.kind(); {
 	case k.spansBatches():
@@ -49,7 +52,7 @@ func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
 }
 
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {
-	// Some readers do not check whether a read failed.
+	// Fail here rather than at the read, because some readers ignore errors of reads.
 	if _, err := t.refresh(i, cancel); err != nil {
 		return t.FailRequest(in.Unique, in.NodeId, err)
 	}

@@ -7,35 +7,36 @@ import (
 	"batchfs/fs/state"
 )
 
-// Options configure a mount, besides its sequences.
+// Options configure how a worker serves a mount.
 type Options struct {
 	Memory  Memory
 	Access  Access
 	Status  Status
-	Timeout time.Duration // limit on the time until a reply
-	Serving func()        // runs in a goroutine of its own when this process begins to serve
+	Timeout time.Duration // limit on the time from a request to its reply
+	Serving func()        // called in its own goroutine when this process begins to serve
 	Log     *slog.Logger
 }
 
 // Memory limits what a worker keeps in memory.
 type Memory struct {
-	PrefetchBatches int   // batches to prefetch for each reader of next* or batch/<k> in order
-	PrefetchBytes   int64 // prefetched batches, in bytes
-	ReplyBytes      int64 // replies other than prefetched batches, in bytes
-	TextBytes       int64 // texts that open files show, in bytes
+	PrefetchBatches int   // batches to prefetch for each reader that reads next* or batch/<k> in order
+	PrefetchBytes   int64 // memory for prefetched batches, in bytes
+	ReplyBytes      int64 // memory for replies that are not prefetched, in bytes
+	TextBytes       int64 // memory for the texts of open files, in bytes
 }
 
-// Access is who may do what.
+// Access is the ownership of the files and what other users may do.
 type Access struct {
-	Mode            uint32 // permission bits of files; users who may read files may list directories
+	Mode            uint32 // permission bits of files; directories are executable for users who may read
 	UID, GID        uint32 // owner of the files
-	SettingsPerUser int    // settings directories that each user may have, except root and UID
+	SettingsPerUser int    // limit on the settings directories of each user, except root and UID
 }
 
-// Status makes the texts that only the caller can make: this package does not know the sampler, the
-// stores, the configuration or the format of metrics.
+// Status provides the texts that package fs cannot write itself, because it does not know the
+// sampler, the stores, the configuration or the format of metrics. The functions are called one at
+// a time.
 type Status struct {
 	ProgramVersion string
-	JSON           func(Live) []byte                   // content of status.json
-	Metrics        func(counters *state.Shared) []byte // content of metrics
+	JSON           func(Live) []byte                   // returns the content of status.json
+	Metrics        func(counters *state.Shared) []byte // returns the content of metrics
 }

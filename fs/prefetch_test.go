@@ -75,7 +75,8 @@ func TestNothingPrefetchedOfWhoDoesNot(t *testing.T) {
 	}
 }
 
-// Each batch has its own bytes, however many readers there are, and the buffers stay within their bound.
+// Each batch has its own bytes, however many readers there are, and the buffers stay within their
+// bound.
 func TestPrefetchChangesNoByte(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
 	var splits []Batches
@@ -138,7 +139,8 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 	testwait.End(t, "the goroutines", wg.Wait)
 }
 
-// A batch that was made is not delivered once its tokens are found changed, nor one that could not be made.
+// A batch that was made is not delivered once its tokens are found changed, nor one that could not
+// be made.
 func TestPrefetchOfFaults(t *testing.T) {
 	s, _ := noting("train", 1000)
 	var changed error

@@ -17,11 +17,11 @@ import (
 	"batchfs/internal/process"
 )
 
-// A READ takes three steps: [tree.locate] finds the bytes, [tree.fetch] gets them, and, once the
-// request has succeeded in time, [tree.account] counts it.
+// A READ takes three steps: [tree.locate] finds out which bytes it asks for, [tree.fetch] gets them
+// and, once the request has succeeded in time, [tree.account] counts it.
 
-// maxTries bounds how often a READ begins again because followed files have changed.
-const maxTries = 10
+// maxReadAttempts limits how often a READ starts again because followed files have changed.
+const maxReadAttempts = 10
 
 func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
@@ -31,7 +31,7 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 		}
 		return nil, fuse.EINVAL
 	}
-	if text := t.textOf(i, in.Fh, in.Offset, cancel); text != nil {
+	if text := t.textForRead(i, in.Fh, in.Offset, cancel); text != nil {
 		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
 	}
 	reply, err := t.read(i, waited, in, buf, cancel)
@@ -44,154 +44,159 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	return reply, fuse.OK
 }
 
-// read locates the bytes of a READ, and fetches them. If the tokens of a batch of next* have changed
-// in between and are followed, it begins again with the new tokens.
+// read locates the bytes of a READ and fetches them. If the tokens of a batch of next* change in
+// between and are followed, it starts again with the new tokens.
 func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
 	if i.kind().isNext() {
 		timer = t.shared.BeginRead(i.sequence(), in.Fh, in.Pid, in.Unique, waited)
 	}
-	for try := 1; ; try++ {
-		p, err := t.locate(i, in, cancel)
+	for attempt := 1; ; attempt++ {
+		sp, err := t.locate(i, in, cancel)
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.fetch(p, timer, buf, cancel)
+		reply, err := t.fetch(sp, timer, buf, cancel)
 		if err == nil || !i.kind().isNext() {
 			return reply, err
 		}
 		t.handles.Rollback(in.Unique)
-		if !p.sequence.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
+		if !sp.sequence.Spec().Follows || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
-		if _, err := t.sequences.latestFor(i.sequence(), p.batch, cancel); err != nil {
+		if _, err := t.sequences.latestFor(i.sequence(), sp.batch, cancel); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// A span is the bytes of a file that a READ gets.
+// A span is the part of a file that one READ asks for.
 type span struct {
 	inode    inode
 	sequence Batches
-	batch    uint64 // first batch of the file
-	off, len int64  // bytes in the file
+	batch    uint64 // number of the first batch in the file
+	off, len int64  // range in the file, in bytes
 }
 
-// locate finds the bytes that a READ gets. For next*, it takes the batch that the handle holds, or
-// the next number. It fails with ESTALE if the tokens of the file have changed since it was opened.
+// locate finds the bytes that a READ asks for. For next*, it uses the batch that the handle holds,
+// or takes the next number. It fails with ErrOutdated if the file's tokens have changed since it
+// was opened.
 func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, error) {
 	s, err := t.sequences.latest(i.sequence())
 	if err != nil {
 		return span{}, err
 	}
-	// An inode of batch/ holds only the low bits of the version, so the handle has the version. It is
-	// compared before the size: a reader of old tokens must get an error, not the end of a shorter
-	// new file.
+	// Compare the version in the handle, because inodes in batch/ have only its low bits. Do so
+	// before looking at the size: a reader of old tokens must get an error, even where the new file
+	// has already ended. A live text gets here if it is not the one that its reader began.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return span{}, state.ErrOutdated
 	}
-	p := span{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
-	if i.kind().isNext() && p.len > 0 {
-		err = t.assign(&p, in, cancel)
+	sp := span{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
+	if i.kind().isNext() && sp.len > 0 {
+		err = t.assign(&sp, in, cancel)
 	}
-	return p, err
+	return sp, err
 }
 
-// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each iovec.
+// maxGap is how much shorter than mount.MaxRequest the first request of a long read(2) may be, in
+// bytes: up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // assign sets the batch of a span of next* to the one that the handle of the READ holds.
-func (t *tree) assign(p *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
-	if p.inode.kind().batches().format != raw && p.off+p.len <= headerBytes {
-		// The header alone reads no tokens, which would show that they have changed.
-		if p.sequence, err = t.refresh(p.inode, cancel); err != nil {
+func (t *tree) assign(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
+	if sp.inode.kind().batches().format != raw && sp.off+sp.len <= headerBytes {
+		// Reading only the header reads no tokens, and so would not notice that they have changed.
+		if sp.sequence, err = t.refresh(sp.inode, cancel); err != nil {
 			return err
 		}
 	}
-	size := t.size(p.inode, p.sequence)
-	p.batch, err = t.handles.AssignBatch(state.ReadRequest{
-		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: p.off, Len: p.len, Size: size},
-		// Pid is 0 for readers in some other PID namespaces, and LockOwner is the same for all threads
-		// of a process.
+	size := t.size(sp.inode, sp.sequence)
+	sp.batch, err = t.handles.AssignBatch(state.ReadRequest{
+		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: sp.off, Len: sp.len, Size: size},
+		// Both numbers are needed: Pid is 0 for readers in some other PID namespaces, and LockOwner
+		// is the same for all threads of a process.
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
-		Version: p.sequence.Spec().Version,
-		Cut:     p.len > mount.MaxRequest-maxGap && p.off+p.len < size,
-		PastEnd: int64(in.Size) > p.len,
+		Version: sp.sequence.Spec().Version,
+		Cut:     sp.len > mount.MaxRequest-maxGap && sp.off+sp.len < size,
+		PastEnd: int64(in.Size) > sp.len,
 	}, cancel)
 	return err
 }
 
-// fetch returns the bytes of a span. Unless they were prefetched, it computes them into buf. The
+// fetch returns the bytes of a span. If they were not prefetched, it computes them into buf. The
 // reply may alias buf.
-func (t *tree) fetch(p span, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
-	buf = buf[:p.len]
+func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+	buf = buf[:sp.len]
 	if len(buf) == 0 {
 		timer.Discard()
 		return fuse.ReadResultData(buf), nil
 	}
-	if file, ok := p.inode.kind().entry().content.(computed); ok {
-		return fuse.ReadResultData(buf), file.read(p.inode, p.sequence, buf, p.off)
+	if file, ok := sp.inode.kind().entry().content.(computed); ok {
+		return fuse.ReadResultData(buf), file.read(sp.inode, sp.sequence, buf, sp.off)
 	}
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
-	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(p.inode.sequence()), timer: timer, sequence: p.sequence, number: p.inode.sequence()}
-	file, rest, off := p.inode.kind().batches(), buf, p.off
+	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(sp.inode.sequence()), timer: timer, sequence: sp.sequence, number: sp.inode.sequence()}
+	// rest is the part of buf behind the header, and off its offset from the end of the header.
+	file, rest, off := sp.inode.kind().batches(), buf, sp.off
 	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, file.header(p.inode, p.sequence, p.batch)[off:])
+			n := copy(buf, file.header(sp.inode, sp.sequence, sp.batch)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, shown := file.byteRange(p.inode, p.sequence)
+	from, size := file.byteRange(sp.inode, sp.sequence)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.reader, r.slot = t.prefetched(p, cancel)
+		r.reader, r.slot = t.takePrefetched(sp, cancel)
 	}
 	if r.slot != nil {
 		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.slot.bytes[from+off:][:len(rest)]}
 	} else {
 		r.parts = [2][]byte{buf}
-		if err := readByteRanges(p.sequence, rest, p.batch, off, from, shown); err != nil {
+		if err := readByteRanges(sp.sequence, rest, sp.batch, off, from, size); err != nil {
 			return nil, err
 		}
 	}
 	if end := off + int64(len(rest)); end > off {
-		r.begun, r.end = p.batch+uint64((off+shown-1)/shown), p.batch+uint64((end-1)/shown)+1
+		r.firstBegun, r.end = sp.batch+uint64((off+size-1)/size), sp.batch+uint64((end-1)/size)+1
 	}
 	return r, nil
 }
 
-// prefetched returns the stream of a span and, if its batch was prefetched, the buffer that holds
-// it, which the caller must RUnlock. It checks the files of a batch that begins to be read.
-func (t *tree) prefetched(p span, cancel <-chan struct{}) (*inOrder, *slot) {
-	r, sl := t.prefetcher.request(p.sequence, p.batch)
+// takePrefetched records the READ of a span with the prefetcher. If the batch was prefetched, it
+// returns the slot, which the caller must RUnlock. At the beginning of a batch, it first checks the
+// token files, and returns no slot if they have changed.
+func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*inOrder, *slot) {
+	r, sl := t.prefetcher.request(sp.sequence, sp.batch)
 	if sl == nil {
 		return r, nil
 	}
-	latest, err := p.sequence, error(nil)
-	if p.off == 0 || sl.sent.Load() == 0 {
-		latest, err = t.sequences.latestFor(p.inode.sequence(), p.batch, cancel)
+	latest, err := sp.sequence, error(nil)
+	if sp.off == 0 || sl.sent.Load() == 0 {
+		latest, err = t.sequences.latestFor(sp.inode.sequence(), sp.batch, cancel)
 	}
-	if err != nil || latest != p.sequence {
+	if err != nil || latest != sp.sequence {
 		sl.RUnlock()
 		sl = nil
 	}
 	return r, sl
 }
 
-// replyLen returns how many bytes of file i a READ gets.
+// replyLen returns how many bytes of file i a READ will get.
 func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func readByteRanges(s Batches, dst []byte, k uint64, off, from, shown int64) error {
-	if shown == s.Spec().Batch.Bytes() && len(dst) > 0 { // the whole batch
+// readByteRanges reads from batches k, k+1, … as if only size bytes of each existed, those that
+// start at byte from. It fills dst, starting at byte off of these ranges laid back to back.
+func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) error {
+	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches, which one Read can span
 		return s.Read(dst, k, off)
 	}
-	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
-		n := min(int64(len(dst)), shown-off)
+	for k, off = k+uint64(off/size), off%size; len(dst) > 0; k, off = k+1, 0 {
+		n := min(int64(len(dst)), size-off)
 		if err := s.Read(dst[:n], k, from+off); err != nil {
 			return err
 		}
@@ -200,10 +205,10 @@ func readByteRanges(s Batches, dst []byte, k uint64, off, from, shown int64) err
 	return nil
 }
 
-// logUncached says which program maps next, because the SIGBUS that ends it does not say why.
+// logUncached logs which program maps next*. The program cannot know why it gets SIGBUS.
 func (t *tree) logUncached(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-	t.log.limited(slog.LevelWarn, "a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
-		"it should read the file, or map batch/<k> or batches.npy",
+	t.log.limited(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+
+		"it should read the file, or map batch/<k> or batches.npy instead",
 		"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 }

@@ -6,37 +6,37 @@ import (
 	"time"
 )
 
-// A doubt tracks a sequence of settings whose lookups were counted by an earlier worker. The count
-// may be too high, though never too low: the earlier worker may have died after it read a FORGET,
-// or while the kernel was copying its reply to a lookup.
+// A doubt belongs to a sequence under settings whose lookups were counted by an earlier worker. The
+// count may be too high, though never too low, because that worker may have died after it read a
+// FORGET, or while the kernel was copying its reply to a lookup.
 //
 // The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
-// either. However, it may not know the directory yet, because the thread that looked it up has not
+// either. However, it may be about to know the directory, if the thread that looked it up has not
 // run since the reply was sent, or a FORGET may be on its way. A sequence is therefore retired only
-// if the kernel knows none of its directories asksToRetire times in a row, and nothing was looked
-// up or forgotten meanwhile. If the kernel knows a file of a retired sequence after all, reading
-// the file fails with ESTALE: the number is reused only after all other numbers have been used.
+// if the kernel knows none of its directories asksToRetire times in a row, and nothing is looked up
+// or forgotten in the meantime. Should the kernel know a file of a retired sequence after all,
+// reading the file fails with ESTALE, because the number is reused only after all other numbers
+// have been used.
 type doubt struct {
-	asked int // times in a row that the kernel knew no directory; guarded by sequenceTable.mu
+	asked int // how often in a row the kernel has known no directory; guarded by sequenceTable.mu
 }
 
 const (
-	asksToRetire = 3
-	// Shortest and longest pause before the kernel is asked again.
-	askPause    = 2 * time.Second
-	maxAskPause = 16 * time.Second
+	asksToRetire = 3                // times that the kernel is asked before a sequence is retired
+	askPause     = 2 * time.Second  // shortest pause before the kernel is asked again
+	maxAskPause  = 16 * time.Second // longest pause before the kernel is asked again
 )
 
-// disturb restarts the count of asked after a lookup or a FORGET. A nil doubt is allowed. The
-// caller holds sequenceTable.mu.
+// disturb resets asked after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
 func (d *doubt) disturb() {
 	if d != nil {
 		d.asked = 0
 	}
 }
 
-// reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
-// not run inside a request, because knows waits for the kernel.
+// reconcile asks the kernel about the directories of sequences in doubt until none is left. knows
+// reports whether the kernel knows a directory, given its inode number. reconcile must not run
+// inside a request, because knows waits for the kernel.
 func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
@@ -53,7 +53,7 @@ func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 }
 
 // ask asks the kernel once about each sequence in doubt. It returns the number of sequences that
-// remain in doubt, and how many of them the kernel seems not to know.
+// remain in doubt, and how many of them the kernel does not seem to know.
 func (q *sequenceTable) ask(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
@@ -68,8 +68,8 @@ func (q *sequenceTable) ask(knows func(directory uint64) bool) (left, unknown in
 	return len(q.doubts), unknown
 }
 
-// beginAsking returns the directories to ask the kernel about for a sequence in doubt. If they are
-// not all recorded, the sequence leaves doubt, and only its count can end it.
+// beginAsking returns the directories of a sequence in doubt. If some of them are not recorded, it
+// ends the doubt, so that only forget can end the sequence.
 func (q *sequenceTable) beginAsking(number int) []uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,14 +78,14 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.asked++ // before the kernel is asked, so that a disturbance meanwhile resets it
+		d.asked++ // before asking, so that disturb resets it if something happens in the meantime
 	}
 	return directories
 }
 
-// endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
-// not known it asksToRetire times in a row. It reports whether the kernel did not know the sequence
-// and should be asked again.
+// endAsking records whether the kernel knows a sequence. If the kernel has not known it
+// asksToRetire times in a row, endAsking retires the sequence. It reports whether the kernel did
+// not know the sequence but must be asked again.
 func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -101,7 +101,7 @@ func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	}
 	if q.drop(number) {
 		q.shared.Retire(number)
-		q.retired = append(q.retired, number)
+		q.retiredNumbers = append(q.retiredNumbers, number)
 	} else {
 		q.shared.Sequences[number].Lookups.Store(0)
 	}

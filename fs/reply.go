@@ -9,24 +9,26 @@ import (
 	"batchfs/fs/state"
 )
 
-// A reply is a fuse.ReadResult. Once it is sent, the next batches are prefetched.
+// A reply is the fuse.ReadResult of a READ from batches. After go-fuse has sent it, Done prefetches
+// the next batches.
 type reply struct {
-	parts      [2][]byte
+	parts      [2][]byte // bytes to send, in two pieces
 	split      int
 	timer      state.ReadTimer
 	prefetcher *prefetcher
-	reader     *inOrder // reader to prefetch for when the reply is sent; may be nil
-	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; may be nil
+	reader     *inOrder // reader to prefetch for; nil if there is none
+	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; nil if there is none
 
-	sequence Batches
-	number   int    // number of sequence
-	begun    uint64 // first batch whose first byte is in the reply; equal to end if there is none
-	end      uint64 // one more than the last batch with bytes in the reply; 0 if there is none
+	sequence   Batches
+	number     int    // number of sequence
+	firstBegun uint64 // first batch whose first byte is in the reply; equal to end if there is none
+	end        uint64 // one more than the last batch with bytes in the reply; 0 if there is none
 }
 
 var replies = sync.Pool{New: func() any { return new(reply) }}
 
-// Slices are what is sent. Without this method go-fuse would call Done before it sends the reply.
+// Slices returns the bytes to send. Without this method, go-fuse would call Done before it sends
+// them.
 func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
 
 func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
@@ -34,20 +36,20 @@ func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.par
 func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
 
 func (r *reply) Done() {
-	done := *r
+	sent := *r
 	*r = reply{}
 	replies.Put(r)
-	done.timer.End()
-	if done.slot != nil {
-		done.slot.sent.Add(int64(len(done.parts[1])))
-		done.slot.RUnlock()
+	sent.timer.End()
+	if sent.slot != nil {
+		sent.slot.sent.Add(int64(len(sent.parts[1])))
+		sent.slot.RUnlock()
 	}
-	if done.reader != nil {
-		done.prefetcher.run(done.reader, done.split)
+	if sent.reader != nil {
+		sent.prefetcher.run(sent.reader, sent.split)
 	}
 }
 
-// Done accounts for a READ. A request is counted once, even if it is sent again.
+// Done accounts for a READ. It counts a request once, even if the kernel sends it again.
 func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 	r, ok := result.(*reply)
 	if !ok { // the file shows no batches
@@ -59,26 +61,26 @@ func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 	t.shared.CountOnce(in.Unique, func() { t.account(r) })
 }
 
-// account adds a reply to the counters of its sequence and its sources.
+// account adds a reply to the counters of its sequence and of the sources of its split.
 func (t *tree) account(r *reply) {
-	entry := &t.shared.Sequences[r.number]
-	entry.Reads.Add(1)
-	entry.Bytes.Add(uint64(r.Size()))
+	seq := &t.shared.Sequences[r.number]
+	seq.Reads.Add(1)
+	seq.Bytes.Add(uint64(r.Size()))
 	if r.slot != nil {
-		entry.Ready.Add(1)
+		seq.Ready.Add(1)
 	}
 	if r.end == 0 {
 		return
 	}
-	entry.RecordBatch(r.end - 1)
-	if r.begun == r.end {
+	seq.RecordBatch(r.end - 1)
+	if r.firstBegun == r.end {
 		return
 	}
-	entry.Begun.Add(r.end - r.begun)
-	counts := &t.shared.Sources[r.split]
+	seq.Begun.Add(r.end - r.firstBegun)
+	sources := &t.shared.Sources[r.split]
 	for source := range r.sequence.Spec().SourceWeights {
-		for k := r.begun; k < r.end; k++ {
-			counts[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
+		for k := r.firstBegun; k < r.end; k++ {
+			sources[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
 		}
 	}
 }

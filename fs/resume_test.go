@@ -25,7 +25,8 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 	}
 }
 
-// A handle of a text that another process opened shows one text, whole or to its end, and never parts of two.
+// A handle of a text that another process opened shows one text, whole or to its end, and never
+// parts of two.
 func TestTextsGoOn(t *testing.T) {
 	s := counting("train", 1000)
 	info := "{}\n"
@@ -56,8 +57,8 @@ func TestTextsGoOn(t *testing.T) {
 	}
 }
 
-// A reader under settings that no longer suit the tokens gets an error, in every file and from any byte on, and all other readers are
-// served. Once the settings suit again, they are served again.
+// A reader under settings that no longer suit the tokens gets an error, in every file and from any
+// byte on, and all other readers are served. Once the settings suit again, they are served again.
 func TestUnsuitedSettingsGoOn(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
@@ -95,7 +96,8 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	}
 }
 
-// Settings that were looked up before a worker's death are forgotten after it: rounds of lookups and deaths use up no numbers.
+// Settings that were looked up before a worker's death are forgotten after it: rounds of lookups
+// and deaths use up no numbers.
 func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	s := counting("train", 1000)
 	tr := plant(t, s)
@@ -108,7 +110,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 		}
 		tr = grow(t, tr.shared, s)
 		for tr.shared.NamesRecorded()-tr.sequences.invalidated > maxRecent {
-			n := tr.sequences.outdated()
+			n := tr.sequences.nextOutdatedName()
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)
 				delete(known, n)
@@ -121,7 +123,8 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	}
 }
 
-// Taking over makes no sequence before one is asked for, and numbers that were forgotten are used again.
+// Taking over makes no sequence before one is asked for, and numbers that were forgotten are used
+// again.
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
 	with, made := s.with, 0

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -16,45 +15,53 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// sequenceTable are the sequences of a mount by number, which is part of inode numbers. The splits
-// have the first numbers, starting at 1. The others are splits under the settings of a path,
-// train/rank=3,world=8: they begin when they are looked up, and end when the kernel has forgotten
-// all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
-// first, so that the kernel forgets them; files that are open keep working. In a flood of lookups
-// the oldest may be missed: the kernel forgets those when it needs the memory.
+// A sequenceTable holds the sequences of a mount by their numbers, which are part of inode numbers.
+// It is safe for concurrent use.
 //
-// The shared state holds what the next worker must know. That worker makes a Batches of settings
-// when it is first used.
+// The splits have the first numbers, from 1. All other sequences are splits under the settings of a
+// path, such as train/rank=3,world=8. Such a sequence begins when its directory is looked up, and
+// ends when the kernel has forgotten all its files, unless its cursor has moved. To make the kernel
+// forget, the table invalidates the oldest names once there are more than maxRecent; open files
+// keep working. A flood of lookups may push some names out before they are invalidated; the kernel
+// forgets those when it needs the memory.
 //
-// Lock order: mu, then nothing but the locks of package state.
+// The shared state holds what the next worker must know. That worker creates the Batches of
+// settings when they are first used.
+//
+// Lock order: mu, then only the locks of package state.
 type sequenceTable struct {
 	shared   *state.Shared
-	log      *limitedLog // separate, so that bad paths hide no errors
+	log      *limitedLog // not the tree's, so that lines about bad paths do not displace errors
 	access   Access
-	splits   int
-	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil: not made yet, or no sequence has the number
-	split    [state.MaxSequences]atomic.Uint32           // number of the split that a sequence belongs to, or belonged to
+	splits   int                                         // number of splits
+	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil if there is none or it is not created yet
 
-	// mu guards all fields below, and the lookups, names and faults in the shared state.
-	mu          sync.Mutex
-	byName      map[string]int // number of each sequence
-	free        []int          // numbers of ended sequences
-	retired     []int          // numbers of retired sequences, oldest first; reused when no others are left
-	doubts      map[int]*doubt // sequences whose lookup count may be too high, by number
-	ofUser      map[uint32]int // number of settings that each user was the first to look up
-	invalidated uint64         // noted names that the kernel was told to forget, or that were overwritten
-	tooMany     *sync.Cond     // signals, under mu, that more than maxRecent names may be left
+	// Number of the split to which a sequence belongs, or belonged when its number was last used.
+	splitNumbers [state.MaxSequences]atomic.Uint32
+
+	// mu guards all fields below, and the lookups, names and last errors in the shared state.
+	mu             sync.Mutex
+	byName         map[string]int // number of each sequence
+	freeNumbers    []int          // numbers of ended sequences
+	retiredNumbers []int          // numbers of retired sequences, oldest first; reused when no others are left
+	doubts         map[int]*doubt // sequences whose lookup count may be too high, by number
+	settingsByUser map[uint32]int // number of settings that each user was the first to look up
+	invalidated    uint64         // recorded names that have been invalidated or overwritten
+	tooMany        *sync.Cond     // signaled when more than maxRecent names may be left; its lock is mu
 }
 
 const (
-	// A name in use survives its invalidation: the kernel looks it up again. An invalidation may wait in the kernel for another
-	// lookup, in a thread that cannot be killed, so invalidations should be rare.
+	// maxRecent is the number of names that are not invalidated. Invalidations should be rare,
+	// because one may wait in the kernel for another lookup, in a thread that cannot be killed. If
+	// a name that is in use is invalidated, the kernel looks it up again.
 	maxRecent = 1 << 10
-	// The kernel forgets a name only when no lookup runs in its directory. So many names are invalidated at once.
+
+	// invalidators is the number of goroutines that invalidate names. There are several, because an
+	// invalidation waits while any lookup runs in the same directory.
 	invalidators = 8
 )
 
-// maxNameLen is the longest name of a file in bytes, as statfs says.
+// maxNameLen is the length of the longest file name, in bytes. StatFs reports it.
 const maxNameLen = 255
 
 func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
@@ -62,13 +69,13 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequenceTable{
-		shared: shared,
-		log:    newLimitedLog(log),
-		access: access,
-		splits: len(splits),
-		byName: map[string]int{},
-		doubts: map[int]*doubt{},
-		ofUser: map[uint32]int{},
+		shared:         shared,
+		log:            newLimitedLog(log),
+		access:         access,
+		splits:         len(splits),
+		byName:         map[string]int{},
+		doubts:         map[int]*doubt{},
+		settingsByUser: map[uint32]int{},
 	}
 	q.tooMany = sync.NewCond(&q.mu)
 	shared.ResumeLookups()
@@ -81,6 +88,7 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log
 	return q, q.resume(splits)
 }
 
+// resume takes over the sequences that an earlier worker recorded in the shared state.
 func (q *sequenceTable) resume(splits []Batches) error {
 	bySplit := map[string]Batches{}
 	for _, s := range splits {
@@ -88,36 +96,36 @@ func (q *sequenceTable) resume(splits []Batches) error {
 	}
 	mounted := 0
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
-		entry := &q.shared.Sequences[number]
-		split, settings, _ := strings.Cut(entry.Name(), "/")
+		seq := &q.shared.Sequences[number]
+		split, settings, _ := strings.Cut(seq.Name(), "/")
 		s := bySplit[split]
 		switch {
-		case !entry.Used():
+		case !seq.Used():
 		case settings == "" && s == nil:
-			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
+			return fmt.Errorf("split %s is mounted, but not in the configuration", split)
 		case settings == "":
 			q.byNumber[number].Store(&s)
 			q.describe(number, s)
 			mounted++
-		case entry.Lookups.Load() == 0 && !entry.CursorMoved(): // a killed worker did not count or remove it
+		case seq.Lookups.Load() == 0 && !seq.CursorMoved(): // its worker was killed before it counted the lookup or removed the sequence
 			q.shared.Remove(number)
 		}
-		if !entry.Used() {
+		if !seq.Used() {
 			continue
 		}
-		q.name(number, entry.Name(), entry.User())
-		if number > q.splits && entry.Lookups.Load() > 0 {
+		q.indexName(number, seq.Name(), seq.User())
+		if number > q.splits && seq.Lookups.Load() > 0 {
 			q.doubts[number] = &doubt{}
 		}
 	}
-	q.free, q.retired = q.shared.Free()
+	q.freeNumbers, q.retiredNumbers = q.shared.Free()
 	if mounted < q.splits {
 		return errors.New("the configuration has splits that are not mounted")
 	}
 	return nil
 }
 
-// peek returns the sequence of a number if this process has it already, and otherwise nil.
+// peek returns the sequence of a number if this process has created it, and otherwise nil.
 func (q *sequenceTable) peek(number int) Batches {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
@@ -125,79 +133,84 @@ func (q *sequenceTable) peek(number int) Batches {
 	return nil
 }
 
-// get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
+// get returns the sequence of a number. It returns nil if there is none, as for number 0, or if its
+// settings no longer suit the tokens.
 func (q *sequenceTable) get(number int) Batches {
 	if s := q.peek(number); s != nil || number <= q.splits {
 		return s
 	}
 	q.mu.Lock()
-	entry := &q.shared.Sequences[number]
-	used, name := entry.Used(), entry.Name()
+	seq := &q.shared.Sequences[number]
+	used, name := seq.Used(), seq.Name()
 	q.mu.Unlock()
 	if !used {
 		return nil
 	}
-	of, _ := q.latest(q.splitOf(number)) // readers get the error
+	split, _ := q.latest(q.splitOf(number)) // reads report the error
 	_, settings, _ := strings.Cut(name, "/")
-	s, err := of.With(settings)
+	s, err := split.With(settings)
 	if err != nil {
-		q.log.limited(slog.LevelError, "settings that were in use do not suit the tokens any more", "path", name, "err", err)
+		q.log.limited(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
 		return nil
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !entry.Used() || entry.Name() != name {
-		return nil // its last file was forgotten meanwhile
+	if !seq.Used() || seq.Name() != name {
+		return nil // the kernel has forgotten its last file in the meantime
 	}
 	q.byNumber[number].CompareAndSwap(nil, &s)
 	return q.peek(number)
 }
 
-// add gives a sequence that user looked up a number, or 0 if all are in use. The caller holds mu, or is alone.
+// add gives a number to a sequence that user looked up. It returns 0 if all numbers are in use. The
+// caller holds mu, or the table is not shared yet.
 func (q *sequenceTable) add(s Batches, user uint32) (number int) {
-	if n := len(q.free); n > 0 {
-		number, q.free = q.free[n-1], q.free[:n-1]
+	if n := len(q.freeNumbers); n > 0 {
+		number, q.freeNumbers = q.freeNumbers[n-1], q.freeNumbers[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
-		if len(q.retired) == 0 {
+		if len(q.retiredNumbers) == 0 {
 			return 0
 		}
-		number, q.retired = q.retired[0], q.retired[1:]
+		number, q.retiredNumbers = q.retiredNumbers[0], q.retiredNumbers[1:]
 	}
 	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
 	q.byNumber[number].Store(&s)
 	q.describe(number, s)
-	q.name(number, s.Spec().Name, user)
+	q.indexName(number, s.Spec().Name, user)
 	return number
 }
 
+// describe records in the shared state what commands show about a sequence.
 func (q *sequenceTable) describe(number int, s Batches) {
 	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
-		sources = nil // rows are counted of a split, whatever the settings: a KiB of shared memory each
+		sources = nil // rows are counted per split, because the counters take 1 KiB of shared memory
 	}
 	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
-// name notes the name of a sequence that user looked up. The caller holds mu, or is alone.
-func (q *sequenceTable) name(number int, name string, user uint32) {
+// indexName adds a sequence that user looked up to byName, settingsByUser and splitNumbers. The
+// caller holds mu, or the table is not shared yet.
+func (q *sequenceTable) indexName(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
 	q.byName[name] = number
-	q.ofUser[user]++
-	q.split[number].Store(uint32(q.byName[split]))
+	q.settingsByUser[user]++
+	q.splitNumbers[number].Store(uint32(q.byName[split]))
 }
 
-// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
-func (q *sequenceTable) splitOf(number int) int { return int(q.split[number].Load()) }
+// splitOf returns the number of the split to which a sequence belongs, or belonged when its number
+// was last used. It returns 0 for number 0.
+func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[number].Load()) }
 
-// lookup returns the sequence of directory dir under the settings in name, and its number, and
-// counts request id of a user as a lookup. err says what is wrong with the settings.
+// lookup returns the sequence of directory dir under the settings in name, and its number. It
+// counts request id of a user as a lookup. If the settings are wrong, err is the reason.
 func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Batches, number int, errno syscall.Errno, err error) {
-	of, _ := q.latestFor(dir.sequence(), 0, cancel) // readers get the error
-	if of == nil {
+	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads report the error
+	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
 	}
-	if s, err = of.With(name); err != nil {
-		q.log.limited(slog.LevelWarn, "no such settings", "path", of.Spec().Name+"/"+name, "err", err)
+	if s, err = parent.With(name); err != nil {
+		q.log.limited(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, 0, syscall.ENOENT, err
 		}
@@ -214,15 +227,15 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 	return s, number, errno, nil
 }
 
-// acquire returns the number of a sequence that a user looked up by name, and counts the lookup,
-// request id. It fails with EDQUOT if the user has too many settings directories, and with ENOSPC
-// if all numbers are in use.
+// acquire returns the number of a sequence that a user looked up by name, and counts request id as
+// a lookup. It fails with EDQUOT if the user has too many settings directories, and with ENOSPC if
+// all numbers are in use.
 func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
 	if !known {
-		if user != 0 && user != q.access.UID && q.ofUser[user] >= q.access.SettingsPerUser {
+		if user != 0 && user != q.access.UID && q.settingsByUser[user] >= q.access.SettingsPerUser {
 			return 0, syscall.EDQUOT
 		}
 		if number = q.add(s, user); number == 0 {
@@ -231,40 +244,42 @@ func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint
 	}
 	if number > q.splits {
 		q.shared.RecordDirectory(number, uint64(settingsDir(number, inode(name.Dir), name.Name)))
-		q.count(number, id)
+		q.addLookup(number, id)
 	}
 	q.shared.RecordName(name)
 	q.tooMany.Signal()
 	return number, 0
 }
 
-// countLookup counts request id, a lookup of a file of a sequence. Lookups in splits are not
-// counted, because splits never end.
+// countLookup counts request id as a lookup of a file of a sequence. It does not count lookups in
+// splits, because splits never end.
 func (q *sequenceTable) countLookup(number int, id uint64) {
 	if number <= q.splits {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.count(number, id)
+	q.addLookup(number, id)
 }
 
-// count counts request id, a lookup of settings or of a file below them. The caller holds mu.
-func (q *sequenceTable) count(number int, id uint64) {
+// addLookup counts request id as a lookup of a settings directory or of a file below it. The caller
+// holds mu.
+func (q *sequenceTable) addLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 	q.doubts[number].disturb()
 }
 
-// invalidate tells the kernel to forget outdated names. The next worker repeats it.
+// invalidate makes the kernel forget outdated names. It never returns. The next worker invalidates
+// the same names again.
 func (q *sequenceTable) invalidate(server *fuse.Server) {
 	for {
-		n := q.outdated()
-		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
+		n := q.nextOutdatedName()
+		server.EntryNotify(n.Dir, n.Name) // fails if the kernel has already forgotten the name
 	}
 }
 
-// outdated blocks until a name should be invalidated, and returns it.
-func (q *sequenceTable) outdated() (n state.Name) {
+// nextOutdatedName waits until a name should be invalidated, and returns it.
+func (q *sequenceTable) nextOutdatedName() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.shared.NamesRecorded()-q.invalidated <= maxRecent {
@@ -275,6 +290,7 @@ func (q *sequenceTable) outdated() (n state.Name) {
 	return n
 }
 
+// forget records that the kernel has forgotten a number of lookups of a sequence's files.
 func (q *sequenceTable) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return
@@ -282,34 +298,34 @@ func (q *sequenceTable) forget(number int, lookups uint64) {
 	failpoint.Hit("forget")
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	entry := &q.shared.Sequences[number]
-	if !entry.Used() { // retired
+	seq := &q.shared.Sequences[number]
+	if !seq.Used() { // retired
 		return
 	}
 	q.doubts[number].disturb()
-	if entry.Lookups.Add(-min(lookups, entry.Lookups.Load())) == 0 && q.drop(number) {
+	if seq.Lookups.Add(-min(lookups, seq.Lookups.Load())) == 0 && q.drop(number) {
 		q.shared.Remove(number)
-		q.free = append(q.free, number)
+		q.freeNumbers = append(q.freeNumbers, number)
 	}
 }
 
-// drop releases what this process holds for a sequence whose files the kernel has forgotten. It
-// reports whether the sequence ends, which it does unless its cursor has moved. The caller holds
-// mu.
+// drop releases the Batches of a sequence whose files the kernel has forgotten. It reports whether
+// the sequence ends, which it does unless its cursor has moved. The caller holds mu.
 func (q *sequenceTable) drop(number int) (ends bool) {
-	entry := &q.shared.Sequences[number]
+	seq := &q.shared.Sequences[number]
 	delete(q.doubts, number)
-	q.byNumber[number].Store(nil) // get makes it again
-	if entry.CursorMoved() {
+	q.byNumber[number].Store(nil) // get can create it again
+	if seq.CursorMoved() {
 		return false
 	}
-	delete(q.byName, entry.Name())
-	q.ofUser[entry.User()]--
+	delete(q.byName, seq.Name())
+	q.settingsByUser[seq.User()]--
 	return true
 }
 
-// latest, latestFor and latestWhole are the methods of [Batches] for the sequence of a number.
-// They return nil if there is none.
+// latest, latestFor and latestWhole call the methods of [Batches] with these names for the sequence
+// of a number, and record the Batches that they return. If there is no such sequence, they return
+// nil and errForgotten.
 func (q *sequenceTable) latest(number int) (Batches, error) {
 	return q.refresh(number, Batches.Latest)
 }
@@ -328,33 +344,32 @@ func (q *sequenceTable) refresh(number int, latest func(Batches) (Batches, error
 		return nil, errForgotten
 	}
 	s, err := latest(old)
-	if held := q.byNumber[number].Load(); s != old && held != nil && *held == old {
-		fresh := s // allocated only here
-		if q.byNumber[number].CompareAndSwap(held, &fresh) {
+	if current := q.byNumber[number].Load(); s != old && current != nil && *current == old {
+		replacement := s // a copy, so that s itself need not be allocated on the heap
+		if q.byNumber[number].CompareAndSwap(current, &replacement) {
 			q.describe(number, s)
 		}
 	}
 	return s, err
 }
 
-// stalled returns how long a check of the token files of a split has had no response, or 0.
-func (q *sequenceTable) stalled(split int) time.Duration { return q.peek(split).Stalled() }
-
-// recordError records the last error of a sequence, counts request id, and returns the sequence's
-// name. Number 0 stands for the whole mount, whose name is empty.
+// recordError records the last error of a sequence, counts request id as failed, and returns the
+// sequence's name. Number 0 stands for the whole mount, whose name is empty.
 func (q *sequenceTable) recordError(number int, id uint64, err string) (name string) {
-	entry := &q.shared.Sequences[number]
+	seq := &q.shared.Sequences[number]
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.shared.CountOnce(id, func() { entry.Errors.Add(1) })
-	entry.SetLastError(err)
-	return entry.Name()
+	q.shared.CountOnce(id, func() { seq.Errors.Add(1) })
+	seq.SetLastError(err)
+	return seq.Name()
 }
 
-var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings do not suit the tokens any more (%w)", syscall.ESTALE)
+// errForgotten is the error of requests for files whose sequence is gone.
+var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings no longer suit the tokens (%w)", syscall.ESTALE)
 
-// isSettings reports whether a name is one of settings. No split and no file has such a name.
+// isSettings reports whether name has the form of a settings directory. No split or file has such a
+// name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
 
-// namesSettings reports whether name in directory dir is a settings directory.
+// namesSettings reports whether name has the form of a settings directory and dir may contain one.
 func namesSettings(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }

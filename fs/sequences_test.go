@@ -38,14 +38,15 @@ func (q *sequenceTable) mustLookUp(t *testing.T, dir inode, name string) int {
 	return number
 }
 
-// check fails unless every number is free or has just one name, and the shared state has the same names.
+// check fails unless every number is free or has just one name, and the shared state has the same
+// names.
 func (q *sequenceTable) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
-	byName, free := maps.Clone(q.byName), slices.Clone(q.free)
+	byName, free := maps.Clone(q.byName), slices.Clone(q.freeNumbers)
 	q.mu.Unlock()
-	if len(byName)+len(free)+len(q.retired) != q.shared.SequencesUsed() {
-		t.Errorf("%d names, %d free and %d retired numbers of %d used", len(byName), len(free), len(q.retired), q.shared.SequencesUsed())
+	if len(byName)+len(free)+len(q.retiredNumbers) != q.shared.SequencesUsed() {
+		t.Errorf("%d names, %d free and %d retired numbers of %d used", len(byName), len(free), len(q.retiredNumbers), q.shared.SequencesUsed())
 	}
 	seen := map[int]bool{}
 	for name, number := range byName {
@@ -85,8 +86,8 @@ func TestSourcesOfSplits(t *testing.T) {
 	}
 }
 
-// A sequence has its number while a file is known or once its cursor has moved, also for the worker that serves next. Then the
-// number begins anew with another sequence.
+// A sequence has its number while a file is known or once its cursor has moved, also for the worker
+// that serves next. Then the number begins anew with another sequence.
 func TestNumbersOfSequences(t *testing.T) {
 	type known struct {
 		number  int
@@ -211,7 +212,8 @@ func TestQuotaOfSettings(t *testing.T) {
 	q.check(t)
 }
 
-// Of settings that the kernel has forgotten, a cursor that moved is all that is kept, and status.json counts them.
+// Of settings that the kernel has forgotten, a cursor that moved is all that is kept, and
+// status.json counts them.
 func TestIdleSettings(t *testing.T) {
 	tr := plant(t, counting("train", 100))
 	q := tr.sequences
@@ -244,7 +246,7 @@ func TestKernelIsToldToForget(t *testing.T) {
 	told := make(chan state.Name)
 	go func() {
 		for {
-			told <- q.outdated()
+			told <- q.nextOutdatedName()
 		}
 	}()
 	for i := range n - maxRecent {
@@ -258,7 +260,8 @@ func TestKernelIsToldToForget(t *testing.T) {
 	}
 }
 
-// Changing tokens are followed: a batch of version v is one of a counting sequence, each byte XOR v.
+// Changing tokens are followed: a batch of version v is one of a counting sequence, each byte XOR
+// v.
 type changing struct {
 	name    string
 	size    int64
@@ -316,7 +319,8 @@ func followed(t *testing.T, size int64) (*tree, *changing) {
 	return plant(t, c.now()), c
 }
 
-// A handle of next changes to other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
+// A handle of next changes to other tokens at the beginning of a batch, and neither repeats a
+// number nor leaves one out.
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := followed(t, size)
@@ -456,7 +460,8 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 	}
 }
 
-// What a lookup says of a file is all of one version, so that the kernel has its size and its pages from the same.
+// What a lookup says of a file is all of one version, so that the kernel has its size and its pages
+// from the same.
 func TestLookupsUnderChanges(t *testing.T) {
 	tr, c := followed(t, 1000)
 	stop := make(chan struct{})
@@ -481,7 +486,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 			t.Fatal(status)
 		}
 		v := out.Generation
-		if i := inode(out.NodeId); i != i.ofVersion(Version(v)) || out.Size != 1000*(5-v%2) {
+		if i := inode(out.NodeId); i != i.withVersion(Version(v)) || out.Size != 1000*(5-v%2) {
 			t.Fatalf("batches.bin of generation %d is inode %#x of %d bytes", v, i, out.Size)
 		}
 	}

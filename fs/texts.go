@@ -8,21 +8,22 @@ import (
 	"batchfs/fs/state"
 )
 
-// texts are what each open handle of a live text shows. Beyond most bytes all is dropped, and made again when such a handle is read,
-// as for a handle that another worker opened.
+// texts caches the text of each open handle of a live text. If the texts would exceed maxBytes, all
+// are dropped. When a handle without a text is read, textForRead renders its text again; that also
+// happens to handles that another worker opened. A texts is safe for concurrent use.
 //
 // Lock order: mu last.
 type texts struct {
-	most  int64
-	mu    sync.Mutex
-	open  map[uint64][]byte // by handle; guarded by mu
-	bytes atomic.Int64      // written with mu held
+	maxBytes int64
+	mu       sync.Mutex
+	open     map[uint64][]byte // text of each handle; guarded by mu
+	bytes    atomic.Int64      // total length of the texts; written with mu held
 }
 
-func (t *texts) hold(fh uint64, text []byte) {
+func (t *texts) put(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.bytes.Load()+int64(len(text)) > t.most {
+	if t.bytes.Load()+int64(len(text)) > t.maxBytes {
 		clear(t.open)
 		t.bytes.Store(0)
 	}
@@ -43,54 +44,56 @@ func (t *texts) release(fh uint64) {
 	delete(t.open, fh)
 }
 
-// The low textBits of a handle are the length of its text.
+// textBits is the number of low bits of a handle that hold the length of its text, in bytes.
 const textBits = 32
 
-// openText makes a text for a new handle.
+// openText returns a new handle of live text i and renders its text.
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
-	shown := i.kind().entry().content.(text).show(t, i, cancel)
-	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
-	t.texts.hold(fh, shown)
+	rendered := i.kind().entry().content.(text).render(t, i, cancel)
+	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
+	t.texts.put(fh, rendered)
 	return fh
 }
 
-// textOf returns what a text shows on a handle to a reader of byte off, and nil for other files and where the text would not be the
-// one that was begun.
-func (t *tree) textOf(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
+// textForRead returns the text that handle fh of file i shows to a READ at offset off. It returns
+// nil if i is not a text. It also returns nil if the handle's text is lost, the reader has read a
+// part of it, and a text rendered now has another length, because the reader must not get parts of
+// two texts.
+func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(text)
 	if !isText {
 		return nil
 	}
 	if !i.kind().isLiveText() {
-		return content.show(t, i, cancel)
+		return content.render(t, i, cancel)
 	}
-	shown := t.texts.get(fh)
+	cached := t.texts.get(fh)
 	size := fh & (1<<textBits - 1)
 	switch {
-	case shown != nil:
-		return shown
+	case cached != nil:
+		return cached
 	case off > 0 && off >= size:
-		return []byte{}
+		return []byte{} // the reader is at the end
 	}
-	shown = content.show(t, i, cancel)
-	if off > 0 && uint64(len(shown)) != size {
+	rendered := content.render(t, i, cancel)
+	if off > 0 && uint64(len(rendered)) != size {
 		return nil
 	}
-	t.texts.hold(fh, shown)
-	return shown
+	t.texts.put(fh, rendered)
+	return rendered
 }
 
-// A text is a content that is made when a file is opened.
+// A text is a content that is rendered when a file is opened.
 type text struct {
-	show func(t *tree, i inode, cancel <-chan struct{}) []byte
-	len  func(t *tree, i inode) int64 // nil: the length of what is shown
+	render func(t *tree, i inode, cancel <-chan struct{}) []byte
+	length func(t *tree, i inode) int64 // length of the text, in bytes; nil to render it and measure
 }
 
 func (x text) size(t *tree, i inode, _ Batches) int64 {
-	if x.len != nil {
-		return x.len(t, i)
+	if x.length != nil {
+		return x.length(t, i)
 	}
-	return int64(len(x.show(t, i, nil)))
+	return int64(len(x.render(t, i, nil)))
 }
 
 func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
@@ -98,7 +101,7 @@ func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
 }
 
 func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
-	s, _ := t.sequences.latestFor(i.sequence(), 0, cancel) // readers of batches get the error
+	s, _ := t.sequences.latestFor(i.sequence(), 0, cancel) // reads of batches report the error
 	if s == nil {
 		return []byte{}
 	}
@@ -112,14 +115,14 @@ func (t *tree) infoLen(i inode) int64 {
 	return 0
 }
 
-// Live is what status.json shows and only this package knows.
+// Live is the part of status.json that only package fs knows.
 type Live struct {
 	Shared        *state.Shared
-	PrefetchBytes int64 // memory of prefetched batches
-	TextBytes     int64 // memory of the texts that open files show
-	BadNames      []BadName
+	PrefetchBytes int64                // memory of prefetched batches, in bytes
+	TextBytes     int64                // memory of the texts of open files, in bytes
+	BadNames      []BadName            // last ten names looked up that do not exist, latest first
 	Splits        map[string]LiveSplit // splits, and settings in use, by path
-	IdleSettings  int                  // settings that the kernel has forgotten, but whose cursor has moved
+	IdleSettings  int                  // settings kept only because their cursor has moved
 }
 
 // A LiveSplit is a split, or settings in use.
@@ -134,30 +137,30 @@ func (t *tree) live() Live {
 		Splits: map[string]LiveSplit{},
 	}
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {
-		entry := &t.shared.Sequences[number]
+		seq := &t.shared.Sequences[number]
 		t.sequences.mu.Lock()
-		used, name, fault := entry.Used(), entry.Name(), entry.LastError()
+		used, name, lastError := seq.Used(), seq.Name(), seq.LastError()
 		t.sequences.mu.Unlock()
 		isSplit := number <= t.sequences.splits
 		switch {
 		case !used:
-		case !isSplit && entry.Lookups.Load() == 0:
+		case !isSplit && seq.Lookups.Load() == 0:
 			l.IdleSettings++
-		case isSplit || entry.CursorMoved() || entry.Reads.Load()+entry.Errors.Load() > 0:
-			l.Splits[name] = LiveSplit{entry, fault}
+		case isSplit || seq.CursorMoved() || seq.Reads.Load()+seq.Errors.Load() > 0:
+			l.Splits[name] = LiveSplit{seq, lastError}
 		}
 	}
 	return l
 }
 
 func (t *tree) status(inode, <-chan struct{}) []byte {
-	t.makingStatus.Lock()
-	defer t.makingStatus.Unlock()
+	t.statusMu.Lock()
+	defer t.statusMu.Unlock()
 	return t.o.Status.JSON(t.live())
 }
 
 func (t *tree) metrics(inode, <-chan struct{}) []byte {
-	t.makingStatus.Lock()
-	defer t.makingStatus.Unlock()
+	t.statusMu.Lock()
+	defer t.statusMu.Unlock()
 	return t.o.Status.Metrics(t.shared)
 }

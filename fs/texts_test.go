@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless.
+// What open handles of texts keep is bounded, and each shows its text from beginning to end
+// nevertheless.
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}

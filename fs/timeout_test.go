@@ -27,7 +27,8 @@ func (t *tree) guarded(splits int) *guard.Guard {
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 
-// The number of a read that is late goes to the next reader, whether it was assigned before or after.
+// The number of a read that is late goes to the next reader, whether it was assigned before or
+// after.
 func TestLateReadGivesItsNumberBack(t *testing.T) {
 	const size, id = 1000, 1_000_000
 	whole := state.Span{Off: 0, Len: size, Size: size}
@@ -100,7 +101,8 @@ func TestCosts(t *testing.T) {
 	check("the same read once it has", tr.CostOfRead(in), 1, 500)
 }
 
-// A handler that is late may find that the kernel has forgotten its file. Its request is an error then, and ends no process.
+// A handler that is late may find that the kernel has forgotten its file. Its request is an error
+// then, and ends no process.
 func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s, other := counting("train", 1000), counting("train/seed=1", 1000)
 	s.with = func(string) (Batches, error) { return other, nil }

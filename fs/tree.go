@@ -1,9 +1,12 @@
-// Package fs is the tree of files that a mount shows.
+// Package fs implements the files of a mount.
 //
-// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
-// file of batches is an optional header and then the bytes of batches, which a [Batches] decides. Only next, next.npy and
-// next.safetensors keep state per open file; that state is in package state, so that another process can continue from it. [Serve]
-// answers the kernel's requests.
+// A file is identified by its [inode] number, which contains its kind, its sequence and, in batch/,
+// its batch number. kindTable has an entry for each kind. A file of batches is an optional header
+// followed by bytes of batches, which a [Batches] computes. Only next, next.npy and
+// next.safetensors need state per open file. It is in package state, so that another process can
+// continue from it.
+//
+// [Serve] serves the mount. Requests reach the tree through a [guard.Guard].
 package fs
 
 import (
@@ -22,25 +25,31 @@ import (
 	"batchfs/fs/state"
 )
 
-// tree is the file system behind a guard of a mount: each method translates a request into inodes and offsets.
+// A tree is the file system of a mount, behind its guard. Its methods translate requests into
+// inodes, batches and offsets. It is safe for concurrent use.
 type tree struct {
-	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
+	fuse.RawFileSystem // returns ENOSYS for all other requests; the kernel then stops sending them
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequenceTable
 	readme             []byte
 	texts              texts
-	badNames           atomic.Pointer[[]BadName] // last ten names that were looked up in this worker and have no file, latest first
-	makingStatus       sync.Mutex                // held while status.json or metrics is made, which may be long: one at a time; before every other lock
-	prefetcher         *prefetcher
-	log                *limitedLog
-	o                  Options
+	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
+
+	// statusMu is held while status.json or metrics is rendered, which may take long. It is locked
+	// before all other locks.
+	statusMu sync.Mutex
+
+	prefetcher *prefetcher
+	log        *limitedLog
+	o          Options
 }
 
-// forever is the longest time that the kernel can remember attributes for.
+// forever is the longest attribute timeout that the kernel accepts.
 const forever = time.Duration(1<<31) * time.Second
 
-// newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
+// newTree returns the tree of a mount. It continues from the shared state, which no other process
+// may be using.
 func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
@@ -51,8 +60,8 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 		shared:        shared,
 		handles:       state.NewHandles(shared),
 		sequences:     sequences,
-		readme:        readmeOf(mountpoint, splits),
-		texts:         texts{most: o.Memory.TextBytes, open: map[uint64][]byte{}},
+		readme:        renderReadme(mountpoint, splits),
+		texts:         texts{maxBytes: o.Memory.TextBytes, open: map[uint64][]byte{}},
 		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, log: log},
 		log:           log,
 		o:             o,
@@ -61,14 +70,15 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 	return t, nil
 }
 
-// sequence is the sequence of a file, or nil for a file of the whole mount.
+// sequence returns the sequence of a file, or nil if the file belongs to the whole mount or the
+// sequence is gone.
 func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
 
-// isForgotten says whether i is a file of a sequence, s, that is gone: see errForgotten.
+// isForgotten reports whether the sequence of file i is gone; see errForgotten. s is t.sequence(i).
 func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
 
-// listDir returns the names in a directory. Those in batch/ begin with the number k, which is left
-// out.
+// listDir returns the files in a directory. In batch/, it returns the files of batch k, with the
+// number left out of their names.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
 	if t.isForgotten(dir, s) {
@@ -78,33 +88,33 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	add := func(name string, i inode) {
 		list = append(list, fuse.DirEntry{Name: name, Mode: i.kind().mode(), Ino: uint64(i)})
 	}
-	for _, r := range kindTable {
+	for _, e := range kindTable {
 		switch {
-		case r.in != dir.kind():
-		case r.kind == splitDir:
+		case e.parent != dir.kind():
+		case e.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
 				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
 			}
-		case r.kind.isOfOneArray() && k < 1<<arrayShift:
-			for n, a := range rawArrays(s) {
-				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
-				add(strings.Replace(r.name, "%", a.Name, 1), i)
+		case e.kind.showsOneArray() && k < 1<<arrayShift:
+			for n, a := range extraArrays(s) {
+				i := makeArrayInode(e.kind, dir.sequence(), s.Spec().Batch.Main+n, k).withVersion(s.Spec().Version)
+				add(strings.Replace(e.name, "%", a.Name, 1), i)
 			}
-		case r.kind.isOfOneArray():
-		case r.kind.isNumbered():
-			add(r.name, makeInode(r.kind, dir.sequence(), k).ofVersion(s.Spec().Version))
-		case r.kind == batchDir:
-			add(r.name, makeInode(batchDir, dir.sequence(), dir.rest()))
+		case e.kind.showsOneArray(): // its inode has no room for such a large k
+		case e.kind.isNumbered():
+			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(s.Spec().Version))
+		case e.kind == batchDir:
+			add(e.name, makeInode(batchDir, dir.sequence(), dir.rest()))
 		default:
-			add(r.name, makeInode(r.kind, dir.sequence(), 0))
+			add(e.name, makeInode(e.kind, dir.sequence(), 0))
 		}
 	}
 	return list
 }
 
-func rawArrays(s Batches) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
+func extraArrays(s Batches) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
-// lookup finds a name in a directory, except settings.
+// lookup returns the inode of a name in a directory, or noSuchInode. It does not find settings.
 func (t *tree) lookup(dir inode, name string) inode {
 	var k uint64
 	if dir.kind() == batchDir {
@@ -127,11 +137,13 @@ func (t *tree) size(i inode, s Batches) int64 {
 	return i.kind().entry().content.size(t, i, s)
 }
 
-// The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.
+// Values of st_blksize. C's stdio reads blocks of this size, and seeks to multiples of it.
 const (
-	stdioBlock = headerBytes // a page is larger on some machines
-	// Reading the first block of next again takes a new batch, so the block is smaller than what one reads from next. Files with a
-	// header need no such block: their batches begin behind the first one.
+	stdioBlock = headerBytes // not the page size, which is larger on some machines
+
+	// The block of next is small, because reading the first block of a batch a second time takes a
+	// new batch. next.npy and next.safetensors can have the usual block, because it contains only
+	// their header.
 	nextBlock = 512
 )
 
@@ -150,7 +162,7 @@ func (t *tree) attributes(i inode, s Batches, out *fuse.Attr) {
 	out.SetTimes(&began, &began, &began)
 }
 
-func attributesLast(i inode) time.Duration {
+func attrTimeout(i inode) time.Duration {
 	if i.kind().isLiveText() {
 		return 0
 	}
@@ -158,7 +170,7 @@ func attributesLast(i inode) time.Duration {
 }
 
 func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
+	if len(name) > maxNameLen { // the kernel does not check this, and the shared state has no room
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
@@ -169,19 +181,19 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
+	s := t.sequence(i) // loaded once, because another Batches may replace it at any time
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
 			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
-		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
+		i, timeout = i.withVersion(s.Spec().Version), 0 // changed tokens give the name another inode
 	}
 	if i == noSuchInode {
-		t.recordBadName(dir, name, t.whyNot(dir, name))
+		t.recordBadName(dir, name, t.explainBadName(dir, name))
 	}
 	t.fillEntry(i, s, timeout, out)
-	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
+	t.sequences.countLookup(i.sequence(), header.Unique) // last, because the steps above may wait
 	return fuse.OK
 }
 
@@ -196,7 +208,8 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 	return fuse.Status(errno)
 }
 
-// fillEntry describes file i, which the kernel may remember for so long: also that there is none.
+// fillEntry fills in the reply to a lookup that found file i, or noSuchInode. The kernel may cache
+// the result for the timeout.
 func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
@@ -204,10 +217,10 @@ func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.En
 		return
 	}
 	if i.kind().isNumbered() {
-		out.Generation = uint64(s.Spec().Version) // the version in an inode repeats
+		out.Generation = uint64(s.Spec().Version) // because the version in an inode wraps around
 	}
 	t.attributes(i, s, &out.Attr)
-	out.SetAttrTimeout(attributesLast(i))
+	out.SetAttrTimeout(attrTimeout(i))
 }
 
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
@@ -219,7 +232,7 @@ func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut)
 		return fuse.Status(syscall.ESTALE)
 	}
 	t.attributes(i, s, &out.Attr)
-	out.SetTimeout(attributesLast(i))
+	out.SetTimeout(attrTimeout(i))
 	return fuse.OK
 }
 
@@ -233,7 +246,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 		up = makeInode(splitDir, dir.sequence(), dir.rest())
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
-	if dir.kind() != batchDir { // batches are without number
+	if dir.kind() != batchDir { // there are too many batches to list
 		list = append(list, t.listDir(dir, 0)...)
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
@@ -248,10 +261,10 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }
 
-// FailRequest turns the error of a request into an errno, and puts its text into the log and
-// status.json. A request that timed out can fail again later, but counts once.
+// FailRequest returns the errno for the error of request id, and records the error in the log and
+// in status.json. A request that fails again after it timed out is counted once.
 func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
-	if err == state.ErrTimedOut { // its reader has an answer, and the log has that error
+	if err == state.ErrTimedOut { // the guard has already replied to the reader and logged this
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

@@ -277,7 +277,8 @@ func TestNextAfterAnError(t *testing.T) {
 		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())
 	}
 
-	// A batch that was delivered in part stays with its handle, and so does one that came before the cursor's last.
+	// A batch that was delivered in part stays with its handle, and so does one that came before
+	// the cursor's last.
 	r.read(0, 100)
 	failure = errors.New("broken")
 	r.read(100, size-100)
@@ -290,7 +291,8 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-// A file that cannot be read fails when it is opened: some programs do not look whether a read failed.
+// A file that cannot be read fails when it is opened: some programs do not look whether a read
+// failed.
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
 	tr := plant(t, s)
@@ -349,7 +351,8 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 }
 
-// A lookup looks at the token files that the file is read from, so that stat tells their size as it is now.
+// A lookup looks at the token files that the file is read from, so that stat tells their size as it
+// is now.
 func TestLookupsLookAtFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var looked []uint64
@@ -374,7 +377,8 @@ func TestLookupsLookAtFiles(t *testing.T) {
 	}
 }
 
-// A handle that was opened with O_NONBLOCK gives its number back where it is closed within the batch, and no later one was taken.
+// A handle that was opened with O_NONBLOCK gives its number back where it is closed within the
+// batch, and no later one was taken.
 func TestNonblockingHandles(t *testing.T) {
 	tr := plant(t, counting("train", 1000))
 	looks := func() *reader {

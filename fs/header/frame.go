@@ -2,7 +2,7 @@ package header
 
 import "batchfs/cache/array"
 
-// A Format is the format of a file of batches.
+// A Format is the file format of a file of batches.
 type Format uint8
 
 const (
@@ -11,19 +11,21 @@ const (
 	FormatSafetensors
 )
 
-// A Frame says what a file of batches holds: a header, unless its format is raw, and some of the
-// bytes of each batch.
+// A Frame describes the layout of a file of batches: a header, unless the format is raw, followed
+// by a range of bytes of each batch. It is safe for concurrent use while nobody changes its fields.
 type Frame struct {
 	Format  Format
 	Batch   *array.Batch
-	Array   int    // index of the only array shown; AllArrays: the main ones, or all in a .safetensors file
-	Batches uint64 // length of the first dimension; 0: the file is of one batch and has no such dimension
+	Array   int    // index of the only array in the file, or AllArrays
+	Batches uint64 // length of the first axis, in batches; 0 for one batch without such an axis
 }
 
-// AllArrays is the Array of a Frame that shows more than one.
+// AllArrays is the Array of a Frame whose file has all arrays of the batch, if it is a .safetensors
+// file, or else the main arrays.
 const AllArrays = -1
 
-// ByteRange returns which bytes of each batch the file holds: size bytes that begin at byte from.
+// ByteRange returns the range of bytes of each batch that the file has: size bytes, starting at
+// from.
 func (f Frame) ByteRange() (from, size int64) {
 	switch {
 	case f.Format == FormatSafetensors:
@@ -35,7 +37,7 @@ func (f Frame) ByteRange() (from, size int64) {
 	return 0, f.Batch.MainBytes()
 }
 
-// Size returns the size of the file.
+// Size returns the size of the file, in bytes.
 func (f Frame) Size() int64 {
 	_, size := f.ByteRange()
 	size *= int64(max(f.Batches, 1))
@@ -45,19 +47,19 @@ func (f Frame) Size() int64 {
 	return size
 }
 
-// Header returns the header of a file that is not raw. A .safetensors file is of batch k, and has
-// metadata besides that number.
+// Header returns the header of a file that is not raw, Bytes long. Only .safetensors files use the
+// batch number k and the metadata.
 func (f Frame) Header(k uint64, metadata map[string]string) []byte {
 	if f.Format == FormatSafetensors {
 		return Safetensors(*f.Batch, metadata, k)
 	}
-	shown := f.Batch.Stack()
+	a := f.Batch.Stack()
 	if f.Array != AllArrays {
-		shown = f.Batch.Arrays[f.Array]
+		a = f.Batch.Arrays[f.Array]
 	}
-	shape := shown.Shape
+	shape := a.Shape
 	if f.Batches > 0 {
 		shape = append([]int{int(f.Batches)}, shape...)
 	}
-	return NPY(shown.DType, shape...)
+	return NPY(a.DType, shape...)
 }

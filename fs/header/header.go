@@ -1,4 +1,6 @@
-// Package header says what files of batches hold, and makes their headers.
+// Package header describes the layout of files of batches, and encodes the headers of .npy and
+// .safetensors files. A [Frame] is the layout of one file: how long it is, which bytes of each
+// batch it has and how it begins. All headers are [Bytes] long.
 package header
 
 import (
@@ -11,11 +13,14 @@ import (
 	"batchfs/cache/array"
 )
 
-// Bytes is how long every header is: a page, so that a mapped array is aligned, and C's fseek to the array does not read the
-// beginning of the file again, which for next would be the next batch.
+// Bytes is the length of every header, in bytes. It is a page, so that a mapped array is aligned.
+// It also keeps C's fseek to the array from reading the beginning of the file again, which would
+// take the next batch from next.
 const Bytes = 4096
 
-// NPY is the header of a .npy file, version 1.0, of an array in C order of little-endian numbers, of one dimension or more.
+// NPY returns the header of a .npy file of version 1.0 that has one array of little-endian numbers
+// in C order. The shape must have at least one axis.
+//
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 func NPY(dtype array.DType, shape ...int) []byte {
 	tuple := Dims(shape)
@@ -23,18 +28,20 @@ func NPY(dtype array.DType, shape ...int) []byte {
 		tuple += ","
 	}
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	const prefix = 10 // magic, version, length of the rest
+	const prefix = 10 // bytes of the magic string, the version and the length of the rest
 	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
 	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
 }
 
-// Dims is a shape as NumPy writes it, without parentheses.
+// Dims returns a shape in NumPy's notation, without the parentheses: "2, 12, 1024".
 func Dims(shape []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
 }
 
-// Safetensors is the header of a .safetensors file of batch k: the length of the rest as a little-endian uint64, then JSON that names
-// the tensors, padded with spaces. metadata is what the JSON says besides the number of the batch.
+// Safetensors returns the header of a .safetensors file of batch k: the length of the rest as a
+// little-endian uint64, followed by JSON that lists the tensors, padded with spaces. The metadata
+// in the JSON is the given one and the batch number.
+//
 // Format: https://huggingface.co/docs/safetensors
 func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte {
 	type tensor struct {
@@ -50,9 +57,9 @@ func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
-		panic(err) // only of types that JSON does not have
+		panic(err) // cannot happen: JSON can encode all these types
 	}
-	const prefix = 8
+	const prefix = 8 // bytes of the length
 	padding := strings.Repeat(" ", Bytes-prefix-len(text))
 	return append(append(binary.LittleEndian.AppendUint64(nil, Bytes-prefix), text...), padding...)
 }
