@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// explainBadName returns the reason why directory dir has no file of this name, for a person who
-// may have mistyped it.
+// explainBadName returns why a directory has no file of this name.
 func (t *tree) explainBadName(dir inode, name string) string {
 	var names []string
 	for _, e := range t.listDir(dir, 0) {
-		if e.Name != "" { // "" is the raw file of a batch, whose name is only the number
+		if e.Name != "" { // the raw file of a batch has nothing after its number
 			names = append(names, e.Name)
 		}
 	}
@@ -36,11 +35,11 @@ func (t *tree) explainBadName(dir inode, name string) string {
 	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], existing)
 }
 
-// A BadName is the path of a file that somebody looked up and that does not exist, and the reason.
+// A BadName is a path that was looked up, and the reason why it does not exist.
 type BadName struct{ Path, Why string }
 
-// recordBadName records a name for status.json, unless it begins with a dot: programs look for
-// names such as .git everywhere.
+// recordBadName records a name for status.json, unless it begins with a dot, because programs look
+// for .git everywhere.
 func (t *tree) recordBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return
@@ -55,6 +54,6 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 	last := t.badNames.Load()
 	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
 		latest := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
-		t.badNames.CompareAndSwap(last, &latest) // may lose a name that comes at the same time
+		t.badNames.CompareAndSwap(last, &latest) // may lose a simultaneous name
 	}
 }

@@ -6,9 +6,8 @@ import (
 	"batchfs/fs/guard"
 )
 
-// The following methods return what a request will need. They do no I/O and create no Batches,
-// because the guard calls them before it admits the request. If this process does not have the
-// Batches yet, they return an upper bound.
+// These methods return what a request will need. They do no I/O and create no Batches, because the
+// request is not admitted yet. For a Batches that does not exist yet, they return an upper bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
@@ -23,7 +22,7 @@ func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
 	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile)
 }
 
-// cost returns the cost of a request that reads no batch. checks is whether it checks token files.
+// cost returns the cost of a request that reads no batch, but may check token files.
 func (t *tree) cost(i inode, checks bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
 	if checks {
@@ -53,6 +52,6 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	return c
 }
 
-// fillsPageCache reports whether the kernel sent a READ to fill its page cache. A READ that it
-// sends for an uncached read(2) has a lock owner.
+// fillsPageCache reports whether a READ fills the page cache. A READ for an uncached read(2) has a
+// lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }

@@ -13,27 +13,25 @@ import (
 //
 //	bits 0-4    kind
 //	bits 5-7    files in batch/: version of the tokens, modulo 8, so that cached pages of old tokens
-//	            belong to another inode; other files: 0
+//	            belong to another inode; others: 0
 //	bits 8-23   number of the sequence, from 1; 0 for files and directories of the whole mount
 //	bits 24-63  files in batch/: batch number
 //	            batches.* and tokens.bin, which stay open for long: version of the tokens
-//	            files of a single array: index of the array in the top 4 bits, and the batch number or
-//	            version, as above, in the rest
+//	            files of a single array: index of the array in the top 4 bits, and one of the above
 //	            settings directories and their batch/: hash of the path below the split, because the
 //	            kernel allows a directory only one parent
-//	            all others: 0
+//	            others: 0
 type inode uint64
 
-// MaxBatches is the limit on batch numbers: every batch number is less.
+// MaxBatches bounds batch numbers: every batch number is less.
 const MaxBatches = array.MaxBatches
 
-// A kind is a kind of file. kindTable says what the files of each kind contain. Never renumber the
-// kinds: they are part of inode numbers, which the kernel remembers when another version of the
-// program takes over.
+// A kind is a kind of file; see kindTable. Never renumber the kinds, because inode numbers contain
+// them, and the kernel remembers those when another version of the program takes over.
 type kind uint8
 
 const (
-	rootDir     kind = 1 // makes rootInode FUSE's inode of the root, 1
+	rootDir     kind = 1 // FUSE requires 1 for the root
 	readmeFile  kind = 2
 	statusFile  kind = 3
 	metricsFile kind = 4
@@ -82,14 +80,13 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// settingsDir returns the inode of the settings directory name in dir. sequence is the number of
-// its own sequence. The hash does not depend on the number of dir's sequence, because that sequence
-// may end and begin again under another number.
+// settingsDir returns the inode of the settings directory name in dir. The hash leaves out dir's
+// sequence, because that sequence may end and begin again under another number.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%s", dir.rest(), name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
 
-// SequenceOf returns the number of the sequence of a file, given the file's inode number.
+// SequenceOf returns the number of the sequence of the file with inode number ino.
 func SequenceOf(ino uint64) int { return inode(ino).sequence() }

@@ -10,21 +10,20 @@ import (
 	"batchfs/fs/header"
 )
 
-// A kindEntry describes the files of one kind.
 type kindEntry struct {
 	kind   kind
-	parent kind // kind of the directory that holds them; 0 for the root directory
+	parent kind // kind of the directory that holds the files; 0 for the root directory
 
-	// Name in that directory; in batch/, what follows the batch number. % stands for the name of an
-	// array. A split has its own name, so its entry has none.
+	// Name in that directory, or in batch/ what follows the batch number. % stands for the name of
+	// an array. "" for splits, whose names are configured.
 	name    string
 	content content
 }
 
-// A content is what the files of a kind show. It also decides how they are opened and cached.
+// A content is what the files of a kind show, which decides how they are cached.
 type content interface {
-	// size returns the size of file i, in bytes. s is its sequence, or nil if the file belongs to
-	// the whole mount.
+	// size returns the size of file i in bytes. s is its sequence, or nil for a file of the whole
+	// mount.
 	size(t *tree, i inode, s Batches) int64
 }
 
@@ -53,7 +52,7 @@ var kindTable = []kindEntry{
 	{kind: infoFile, parent: splitDir, name: "info.json", content: text{render: (*tree).info, length: (*tree).infoLen}},
 }
 
-// byKind maps each kind to its entry, and unused numbers to empty entries.
+// byKind has the entry of each kind. Entries of unused numbers are empty.
 var byKind = func() (all [maxKinds]kindEntry) {
 	for _, e := range kindTable {
 		all[e.kind] = e
@@ -63,7 +62,7 @@ var byKind = func() (all [maxKinds]kindEntry) {
 
 func (k kind) entry() *kindEntry { return &byKind[k] }
 
-// batches returns the content of files of batches, or the zero value for other kinds.
+// batches returns the content, or the zero value if the files show no batches.
 func (k kind) batches() batchContent {
 	b, _ := k.entry().content.(batchContent)
 	return b
@@ -81,15 +80,14 @@ func (k kind) mode() uint32 {
 func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
 func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
-// isLiveText reports whether each handle shows a text as it was when the file was opened. Such a
-// text is never cached.
+// isLiveText reports whether each handle shows the text at the time of its open, which is never
+// cached.
 func (k kind) isLiveText() bool {
 	_, isText := k.entry().content.(text)
 	return isText && k != readmeFile
 }
 
-// isNumbered reports whether the files change only when the tokens do: batch/*, batches.* and
-// tokens.bin.
+// isNumbered reports whether the files change only with the tokens: batch/*, batches.*, tokens.bin.
 func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
 // spansBatches reports whether the files show more than one batch: batches.* and tokens.bin.
@@ -99,17 +97,15 @@ type directory struct{}
 
 func (directory) size(*tree, inode, Batches) int64 { return 0 }
 
-// A batchContent is an optional header followed by arrays of one or more batches.
 type batchContent struct {
 	selector batchSelector
 	format   header.Format
 
-	// Whether the file shows only the array whose index is in its inode. Otherwise it shows all
-	// arrays if the format is safetensors, and the main ones if not.
+	// Whether the file shows only the array whose index is in the inode. Otherwise, it shows all
+	// arrays in safetensors format, and the main ones in other formats.
 	oneArray bool
 }
 
-// A batchSelector says which batches a file shows.
 type batchSelector uint8
 
 const (
@@ -139,8 +135,7 @@ func (b batchContent) frame(i inode, s Batches) header.Frame {
 
 func (b batchContent) size(_ *tree, i inode, s Batches) int64 { return b.frame(i, s).Size() }
 
-// byteRange returns the range of bytes of each batch that a file shows: size bytes, starting at
-// from.
+// byteRange returns which bytes of each batch a file shows: size bytes, starting at byte from.
 func (b batchContent) byteRange(i inode, s Batches) (from, size int64) {
 	return b.frame(i, s).ByteRange()
 }
@@ -182,7 +177,7 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// withVersion returns the inode that the same file has over version v of the tokens.
+// withVersion returns the inode of the same file over version v of the tokens.
 func (i inode) withVersion(v Version) inode {
 	switch {
 	case !i.kind().spansBatches():
@@ -193,8 +188,8 @@ func (i inode) withVersion(v Version) inode {
 	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
-// outdated reports whether i is a numbered file over another version of the tokens than s has, or
-// shows an array that s does not have.
+// outdated reports whether i is a numbered file of another version than s, or of an array that s
+// lacks.
 func (i inode) outdated(s Batches) bool {
 	return i.kind().isNumbered() && i != i.withVersion(s.Spec().Version) ||
 		i.kind().showsOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
@@ -206,7 +201,6 @@ var readmeSource string
 var readmeTemplate = template.Must(template.New("README").
 	Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "extraArrays": extraArrays}).Parse(readmeSource))
 
-// renderReadme returns the content of README.
 func renderReadme(mountpoint string, splits []Batches) []byte {
 	var b bytes.Buffer
 	if err := readmeTemplate.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// A limitedLog is a log for lines that readers can cause any number of times. In each interval of
-// limitEvery, it logs at most maxLines different lines, each once. It is safe for concurrent use.
+// A limitedLog is a log for lines that readers can cause without limit. In each interval of
+// limitEvery, it logs at most maxLines lines, each once. It is safe for concurrent use.
 //
 // Lock order: mu last.
 type limitedLog struct {
 	*slog.Logger
 	mu      sync.Mutex
 	logged  map[string]bool // lines logged in this interval; guarded by mu
-	dropped int             // number of lines not logged in this interval; guarded by mu
+	dropped int             // lines not logged in this interval; guarded by mu
 }
 
 const (
@@ -28,8 +28,7 @@ func newLimitedLog(log *slog.Logger) *limitedLog {
 	return &limitedLog{Logger: log, logged: map[string]bool{}}
 }
 
-// limited logs a line, unless it exceeds the limit. At the end of the interval, another line says
-// how many were left out.
+// limited logs a line or drops it. A later line says how many were dropped.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
 	line := fmt.Sprint(msg, args)
 	l.mu.Lock()

@@ -9,8 +9,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// uncached keeps a file out of the page cache, which all handles of a file share, because each
-// handle of this file may show something else.
+// uncached is for files whose handles differ in content, because all handles share the page cache.
 const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -38,9 +37,8 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	return fuse.OK
 }
 
-// refresh checks the token files from which file i is read and returns the latest Batches: the
-// files of its batch, or of the batch that next would take, or all of them if the file spans
-// batches.
+// refresh returns the latest Batches of a file, after checking the token files from which the file
+// will be read.
 func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
 	switch k := i.kind(); {
 	case k.spansBatches():
@@ -52,7 +50,7 @@ func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
 }
 
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {
-	// Fail here rather than at the read, because some readers ignore errors of reads.
+	// Fail here, because some readers do not check whether a read failed.
 	if _, err := t.refresh(i, cancel); err != nil {
 		return t.FailRequest(in.Unique, in.NodeId, err)
 	}

@@ -51,7 +51,7 @@ type slot struct {
 	batch        uint64 // batch number; written with prefetcher.mu held as well
 	valid        bool   // whether bytes holds the whole batch
 	bytes        []byte
-	sent         atomic.Int64 // bytes of the batch sent so far; notRequested before the first request
+	sent         atomic.Int64 // bytes of the batch sent; notRequested before the first request
 }
 
 const (
@@ -63,7 +63,7 @@ const (
 
 // request records that batch k of s is being read. If k was prefetched, request returns its slot,
 // which the caller must RUnlock; otherwise the slot is nil. If a prefetch of k is running, request
-// waits for it. If prefetching is disabled, the inOrder is nil, too.
+// waits for it.
 func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
 	if p.depth == 0 {
 		return nil, nil
@@ -80,8 +80,7 @@ func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
 	return r, prefetched
 }
 
-// record records the request for batch k in its inOrder. It returns the slot assigned to k, or nil
-// if none is. It does not lock the slot.
+// record is request without waiting for a prefetch and without locking the slot.
 func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +102,7 @@ func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
 	return r, sl
 }
 
-// find returns the inOrder whose readers batch k is near, or a new one. The caller holds mu.
+// find returns the inOrder that batch k continues, or a new one. The caller holds mu.
 func (p *prefetcher) find(s Batches, k uint64) *inOrder {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
@@ -125,12 +124,12 @@ func (p *prefetcher) find(s Batches, k uint64) *inOrder {
 func (p *prefetcher) evict() {
 	r := p.readers[0]
 	p.used.Add(-int64(len(r.slots)) * r.batchSize)
-	r.slots = []*slot{} // not nil, because a request that still has r must not allocate again
+	r.slots = []*slot{} // not nil, so that a request that still uses r does not allocate again
 	p.readers = slices.Delete(p.readers, 0, 1)
 }
 
-// allocate gives r its slots, evicting others if memory is short. A batch that is too large to have
-// two slots is not prefetched. The caller holds mu.
+// allocate gives r its slots, if there is memory for two or more, and evicts others for them. The
+// caller holds mu.
 func (p *prefetcher) allocate(r *inOrder) {
 	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
 	r.slots = []*slot{}
@@ -175,8 +174,8 @@ func (p *prefetcher) compute(r *inOrder, sl *slot) {
 	sl.valid = readInParts(r.sequence, sl.bytes, sl.batch) == nil
 }
 
-// readInParts reads the whole batch k in parts as long as the longest request, because reading a
-// part of a long row takes memory in proportion to that part.
+// readInParts reads all of batch k, in parts as long as requests, because reading a part of a long
+// row takes memory for that part.
 func readInParts(s Batches, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {

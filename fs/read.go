@@ -17,10 +17,10 @@ import (
 	"batchfs/internal/process"
 )
 
-// A READ takes three steps: [tree.locate] finds out which bytes it asks for, [tree.fetch] gets them
-// and, once the request has succeeded in time, [tree.account] counts it.
+// A READ takes three steps: [tree.locate] finds the bytes, [tree.fetch] gets them and, if the
+// request succeeds in time, [tree.account] counts it.
 
-// maxReadAttempts limits how often a READ starts again because followed files have changed.
+// maxReadAttempts limits how often a READ starts again because followed files change.
 const maxReadAttempts = 10
 
 func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
@@ -70,25 +70,25 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 	}
 }
 
-// A span is the part of a file that one READ asks for.
+// A span is the part of a file that a READ gets.
 type span struct {
 	inode    inode
 	sequence Batches
-	batch    uint64 // number of the first batch in the file
+	batch    uint64 // first batch in the file
 	off, len int64  // range in the file, in bytes
 }
 
-// locate finds the bytes that a READ asks for. For next*, it uses the batch that the handle holds,
-// or takes the next number. It fails with ErrOutdated if the file's tokens have changed since it
-// was opened.
+// locate finds the bytes that a READ gets. For next*, it uses the batch that the handle holds, or
+// takes the next number. It fails with ESTALE if the file's tokens have changed since it was
+// opened.
 func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, error) {
 	s, err := t.sequences.latest(i.sequence())
 	if err != nil {
 		return span{}, err
 	}
-	// Compare the version in the handle, because inodes in batch/ have only its low bits. Do so
-	// before looking at the size: a reader of old tokens must get an error, even where the new file
-	// has already ended. A live text gets here if it is not the one that its reader began.
+	// The handle has the whole version, and an inode in batch/ only its low bits. Compare it before
+	// the size, because a reader of old tokens must get an error rather than the end of a shorter
+	// new file. A live text gets here only if its reader began another text.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return span{}, state.ErrOutdated
 	}
@@ -99,14 +99,14 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, e
 	return sp, err
 }
 
-// maxGap is how much shorter than mount.MaxRequest the first request of a long read(2) may be, in
-// bytes: up to a page for each iovec.
+// maxGap bounds by how many bytes the first request of a long read(2) is shorter than
+// mount.MaxRequest: up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // assign sets the batch of a span of next* to the one that the handle of the READ holds.
 func (t *tree) assign(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
 	if sp.inode.kind().batches().format != raw && sp.off+sp.len <= headerBytes {
-		// Reading only the header reads no tokens, and so would not notice that they have changed.
+		// Reading only the header would not notice changed tokens.
 		if sp.sequence, err = t.refresh(sp.inode, cancel); err != nil {
 			return err
 		}
@@ -114,8 +114,8 @@ func (t *tree) assign(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err er
 	size := t.size(sp.inode, sp.sequence)
 	sp.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: sp.off, Len: sp.len, Size: size},
-		// Both numbers are needed: Pid is 0 for readers in some other PID namespaces, and LockOwner
-		// is the same for all threads of a process.
+		// Pid is 0 for readers in some other PID namespaces, and LockOwner is the same for all
+		// threads of a process.
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
 		Version: sp.sequence.Spec().Version,
 		Cut:     sp.len > mount.MaxRequest-maxGap && sp.off+sp.len < size,
@@ -138,7 +138,7 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(sp.inode.sequence()), timer: timer, sequence: sp.sequence, number: sp.inode.sequence()}
-	// rest is the part of buf behind the header, and off its offset from the end of the header.
+	// rest is the part of buf after the header, and off its offset from the header's end.
 	file, rest, off := sp.inode.kind().batches(), buf, sp.off
 	if file.format != raw {
 		if off < headerBytes {
@@ -165,9 +165,8 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	return r, nil
 }
 
-// takePrefetched records the READ of a span with the prefetcher. If the batch was prefetched, it
-// returns the slot, which the caller must RUnlock. At the beginning of a batch, it first checks the
-// token files, and returns no slot if they have changed.
+// takePrefetched is [prefetcher.request] for the batch of a span. At the beginning of a batch, it
+// also checks the token files, and returns no slot if they have changed.
 func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*inOrder, *slot) {
 	r, sl := t.prefetcher.request(sp.sequence, sp.batch)
 	if sl == nil {
@@ -184,15 +183,15 @@ func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*inOrder, *slot)
 	return r, sl
 }
 
-// replyLen returns how many bytes of file i a READ will get.
+// replyLen returns how many bytes a READ of file i gets.
 func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges reads from batches k, k+1, … as if only size bytes of each existed, those that
-// start at byte from. It fills dst, starting at byte off of these ranges laid back to back.
+// readByteRanges reads a file that consists of size bytes from byte from on of each of batches k,
+// k+1, …, back to back. It fills dst, starting at byte off of the file.
 func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) error {
-	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches, which one Read can span
+	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)
 	}
 	for k, off = k+uint64(off/size), off%size; len(dst) > 0; k, off = k+1, 0 {
@@ -205,7 +204,7 @@ func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) erro
 	return nil
 }
 
-// logUncached logs which program maps next*. The program cannot know why it gets SIGBUS.
+// logUncached logs which program maps next*, because SIGBUS does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 	t.log.limited(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+

@@ -6,25 +6,24 @@ import (
 	"time"
 )
 
-// A doubt belongs to a sequence under settings whose lookups were counted by an earlier worker. The
-// count may be too high, though never too low, because that worker may have died after it read a
-// FORGET, or while the kernel was copying its reply to a lookup.
+// A doubt tracks a sequence of settings whose lookups were counted by an earlier worker. The count
+// may be too high, but never too low: the earlier worker may have died after it read a FORGET, or
+// while the kernel was copying its reply to a lookup.
 //
 // The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
-// either. However, it may be about to know the directory, if the thread that looked it up has not
+// either. However, it may not know the directory yet, because the thread that looked it up has not
 // run since the reply was sent, or a FORGET may be on its way. A sequence is therefore retired only
-// if the kernel knows none of its directories asksToRetire times in a row, and nothing is looked up
-// or forgotten in the meantime. Should the kernel know a file of a retired sequence after all,
-// reading the file fails with ESTALE, because the number is reused only after all other numbers
-// have been used.
+// if the kernel knows none of its directories asksToRetire times in a row, and nothing was looked
+// up or forgotten in the meantime. If the kernel knows a file of a retired sequence after all,
+// reading the file fails with ESTALE: the number is reused only after all other numbers were.
 type doubt struct {
 	asked int // how often in a row the kernel has known no directory; guarded by sequenceTable.mu
 }
 
 const (
-	asksToRetire = 3                // times that the kernel is asked before a sequence is retired
+	asksToRetire = 3
 	askPause     = 2 * time.Second  // shortest pause before the kernel is asked again
-	maxAskPause  = 16 * time.Second // longest pause before the kernel is asked again
+	maxAskPause  = 16 * time.Second // longest pause
 )
 
 // disturb resets asked after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
@@ -34,9 +33,8 @@ func (d *doubt) disturb() {
 	}
 }
 
-// reconcile asks the kernel about the directories of sequences in doubt until none is left. knows
-// reports whether the kernel knows a directory, given its inode number. reconcile must not run
-// inside a request, because knows waits for the kernel.
+// reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
+// not run inside a request, because knows waits for the kernel.
 func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
@@ -78,14 +76,14 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.asked++ // before asking, so that disturb resets it if something happens in the meantime
+		d.asked++ // before asking, so that disturb can reset it in the meantime
 	}
 	return directories
 }
 
-// endAsking records whether the kernel knows a sequence. If the kernel has not known it
-// asksToRetire times in a row, endAsking retires the sequence. It reports whether the kernel did
-// not know the sequence but must be asked again.
+// endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
+// not known it asksToRetire times in a row. It reports whether the kernel did not know the sequence
+// but must be asked again.
 func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

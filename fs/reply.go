@@ -9,15 +9,15 @@ import (
 	"batchfs/fs/state"
 )
 
-// A reply is the fuse.ReadResult of a READ from batches. After go-fuse has sent it, Done prefetches
-// the next batches.
+// A reply is the fuse.ReadResult of a READ from batches. After it is sent, Done prefetches the next
+// batches.
 type reply struct {
-	parts      [2][]byte // bytes to send, in two pieces
+	parts      [2][]byte // bytes to send
 	split      int
 	timer      state.ReadTimer
 	prefetcher *prefetcher
-	reader     *inOrder // reader to prefetch for; nil if there is none
-	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; nil if there is none
+	reader     *inOrder // reader to prefetch for; may be nil
+	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	sequence   Batches
 	number     int    // number of sequence
@@ -27,8 +27,7 @@ type reply struct {
 
 var replies = sync.Pool{New: func() any { return new(reply) }}
 
-// Slices returns the bytes to send. Without this method, go-fuse would call Done before it sends
-// them.
+// Slices returns the bytes to send. Without it, go-fuse would call Done before sending them.
 func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
 
 func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }

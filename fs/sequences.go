@@ -18,50 +18,49 @@ import (
 // A sequenceTable holds the sequences of a mount by their numbers, which are part of inode numbers.
 // It is safe for concurrent use.
 //
-// The splits have the first numbers, from 1. All other sequences are splits under the settings of a
-// path, such as train/rank=3,world=8. Such a sequence begins when its directory is looked up, and
-// ends when the kernel has forgotten all its files, unless its cursor has moved. To make the kernel
-// forget, the table invalidates the oldest names once there are more than maxRecent; open files
-// keep working. A flood of lookups may push some names out before they are invalidated; the kernel
-// forgets those when it needs the memory.
+// The splits have the first numbers, from 1. The others are splits under the settings of a path,
+// such as train/rank=3,world=8: they begin when they are looked up, and end when the kernel has
+// forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated,
+// oldest first, so that the kernel forgets them; open files keep working. A flood of lookups may
+// overwrite names before they are invalidated; the kernel forgets those when it needs the memory.
 //
 // The shared state holds what the next worker must know. That worker creates the Batches of
-// settings when they are first used.
+// settings at their first use.
 //
 // Lock order: mu, then only the locks of package state.
 type sequenceTable struct {
 	shared   *state.Shared
-	log      *limitedLog // not the tree's, so that lines about bad paths do not displace errors
+	log      *limitedLog // separate, so that bad paths do not displace errors
 	access   Access
-	splits   int                                         // number of splits
-	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil if there is none or it is not created yet
+	splits   int
+	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
 
-	// Number of the split to which a sequence belongs, or belonged when its number was last used.
+	// Number of the split to which a sequence belongs or belonged.
 	splitNumbers [state.MaxSequences]atomic.Uint32
 
 	// mu guards all fields below, and the lookups, names and last errors in the shared state.
 	mu             sync.Mutex
 	byName         map[string]int // number of each sequence
 	freeNumbers    []int          // numbers of ended sequences
-	retiredNumbers []int          // numbers of retired sequences, oldest first; reused when no others are left
+	retiredNumbers []int          // numbers of retired sequences, oldest first; reused last
 	doubts         map[int]*doubt // sequences whose lookup count may be too high, by number
 	settingsByUser map[uint32]int // number of settings that each user was the first to look up
 	invalidated    uint64         // recorded names that have been invalidated or overwritten
-	tooMany        *sync.Cond     // signaled when more than maxRecent names may be left; its lock is mu
+	tooMany        *sync.Cond     // more than maxRecent names may be left; its lock is mu
 }
 
 const (
-	// maxRecent is the number of names that are not invalidated. Invalidations should be rare,
-	// because one may wait in the kernel for another lookup, in a thread that cannot be killed. If
-	// a name that is in use is invalidated, the kernel looks it up again.
+	// maxRecent is how many names are not invalidated. If an invalidated name is in use, the kernel
+	// looks it up again. Invalidations should be rare, because one may wait in the kernel for
+	// another lookup, in a thread that cannot be killed.
 	maxRecent = 1 << 10
 
-	// invalidators is the number of goroutines that invalidate names. There are several, because an
-	// invalidation waits while any lookup runs in the same directory.
+	// invalidators is how many goroutines invalidate names. One waits while any lookup runs in its
+	// directory.
 	invalidators = 8
 )
 
-// maxNameLen is the length of the longest file name, in bytes. StatFs reports it.
+// maxNameLen is the longest file name in bytes, as StatFs reports.
 const maxNameLen = 255
 
 func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
@@ -107,7 +106,8 @@ func (q *sequenceTable) resume(splits []Batches) error {
 			q.byNumber[number].Store(&s)
 			q.describe(number, s)
 			mounted++
-		case seq.Lookups.Load() == 0 && !seq.CursorMoved(): // its worker was killed before it counted the lookup or removed the sequence
+		case seq.Lookups.Load() == 0 && !seq.CursorMoved():
+			// The earlier worker was killed before it counted the lookup or removed the sequence.
 			q.shared.Remove(number)
 		}
 		if !seq.Used() {
@@ -125,7 +125,7 @@ func (q *sequenceTable) resume(splits []Batches) error {
 	return nil
 }
 
-// peek returns the sequence of a number if this process has created it, and otherwise nil.
+// peek returns the sequence of a number if this process already has it, and otherwise nil.
 func (q *sequenceTable) peek(number int) Batches {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
@@ -156,14 +156,14 @@ func (q *sequenceTable) get(number int) Batches {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !seq.Used() || seq.Name() != name {
-		return nil // the kernel has forgotten its last file in the meantime
+		return nil // its last file was forgotten in the meantime
 	}
 	q.byNumber[number].CompareAndSwap(nil, &s)
 	return q.peek(number)
 }
 
-// add gives a number to a sequence that user looked up. It returns 0 if all numbers are in use. The
-// caller holds mu, or the table is not shared yet.
+// add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
+// holds mu, or is the only one to use the table.
 func (q *sequenceTable) add(s Batches, user uint32) (number int) {
 	if n := len(q.freeNumbers); n > 0 {
 		number, q.freeNumbers = q.freeNumbers[n-1], q.freeNumbers[:n-1]
@@ -180,17 +180,16 @@ func (q *sequenceTable) add(s Batches, user uint32) (number int) {
 	return number
 }
 
-// describe records in the shared state what commands show about a sequence.
 func (q *sequenceTable) describe(number int, s Batches) {
 	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
-		sources = nil // rows are counted per split, because the counters take 1 KiB of shared memory
+		sources = nil // rows are counted only for splits, because that takes 1 KiB of shared memory
 	}
 	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
-// indexName adds a sequence that user looked up to byName, settingsByUser and splitNumbers. The
-// caller holds mu, or the table is not shared yet.
+// indexName records the name of a sequence that user looked up. The caller holds mu, or is the only
+// one to use the table.
 func (q *sequenceTable) indexName(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
 	q.byName[name] = number
@@ -198,8 +197,8 @@ func (q *sequenceTable) indexName(number int, name string, user uint32) {
 	q.splitNumbers[number].Store(uint32(q.byName[split]))
 }
 
-// splitOf returns the number of the split to which a sequence belongs, or belonged when its number
-// was last used. It returns 0 for number 0.
+// splitOf returns the number of the split to which a sequence belongs or belonged, or 0 for number
+// 0.
 func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[number].Load()) }
 
 // lookup returns the sequence of directory dir under the settings in name, and its number. It
@@ -262,15 +261,13 @@ func (q *sequenceTable) countLookup(number int, id uint64) {
 	q.addLookup(number, id)
 }
 
-// addLookup counts request id as a lookup of a settings directory or of a file below it. The caller
-// holds mu.
+// addLookup counts request id as a lookup in settings. The caller holds mu.
 func (q *sequenceTable) addLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 	q.doubts[number].disturb()
 }
 
-// invalidate makes the kernel forget outdated names. It never returns. The next worker invalidates
-// the same names again.
+// invalidate makes the kernel forget outdated names, forever. The next worker repeats it.
 func (q *sequenceTable) invalidate(server *fuse.Server) {
 	for {
 		n := q.nextOutdatedName()
@@ -290,7 +287,6 @@ func (q *sequenceTable) nextOutdatedName() (n state.Name) {
 	return n
 }
 
-// forget records that the kernel has forgotten a number of lookups of a sequence's files.
 func (q *sequenceTable) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return
@@ -323,9 +319,8 @@ func (q *sequenceTable) drop(number int) (ends bool) {
 	return true
 }
 
-// latest, latestFor and latestWhole call the methods of [Batches] with these names for the sequence
-// of a number, and record the Batches that they return. If there is no such sequence, they return
-// nil and errForgotten.
+// latest, latestFor and latestWhole are the methods of [Batches] for the sequence of a number. They
+// return nil and errForgotten if there is none.
 func (q *sequenceTable) latest(number int) (Batches, error) {
 	return q.refresh(number, Batches.Latest)
 }
@@ -345,7 +340,7 @@ func (q *sequenceTable) refresh(number int, latest func(Batches) (Batches, error
 	}
 	s, err := latest(old)
 	if current := q.byNumber[number].Load(); s != old && current != nil && *current == old {
-		replacement := s // a copy, so that s itself need not be allocated on the heap
+		replacement := s // allocated only here
 		if q.byNumber[number].CompareAndSwap(current, &replacement) {
 			q.describe(number, s)
 		}
@@ -364,12 +359,10 @@ func (q *sequenceTable) recordError(number int, id uint64, err string) (name str
 	return seq.Name()
 }
 
-// errForgotten is the error of requests for files whose sequence is gone.
 var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings no longer suit the tokens (%w)", syscall.ESTALE)
 
-// isSettings reports whether name has the form of a settings directory. No split or file has such a
-// name.
+// isSettings reports whether a name consists of settings. No split or file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
 
-// namesSettings reports whether name has the form of a settings directory and dir may contain one.
+// namesSettings reports whether name in directory dir is a settings directory.
 func namesSettings(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }

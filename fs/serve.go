@@ -25,22 +25,21 @@ import (
 	"batchfs/internal/process"
 )
 
-// Serve serves a mount, from the time that the supervisor promotes this process. It returns nil
-// when the mount is gone, supervise.ErrReplaced when this process should end because another one
-// serves, and supervise.ErrPanicked when another one should serve because a request panicked.
-// Handlers may still be running then, so the process should exit.
+// Serve answers the kernel's requests once the supervisor promotes this process. It returns nil
+// when the mount is gone, supervise.ErrReplaced when another process serves, and
+// supervise.ErrPanicked when another process should serve because a request panicked here. Handlers
+// may still be running then, so the process should exit.
 func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) error {
 	log := newLimitedLog(o.Log)
-	stop := make(chan error, 2) // receives the reason why this process should no longer serve
+	stop := make(chan error, 2) // reasons to stop serving
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
 	panicked := func(p any) fuse.Status {
-		// The cause may be a broken state of this process, so another one takes over.
+		// The fault may lie in this process, so another one takes over.
 		log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", p, "stack", string(debug.Stack()))
 		giveUp()
 		return fuse.EIO
 	}
-	// go-fuse needs a file system for the handshake. The real one replaces it before the first
-	// request.
+	// The guard replaces this file system before the first request.
 	front := &struct{ fuse.RawFileSystem }{fuse.NewDefaultRawFileSystem()}
 	server, fd, err := handshake(w, front, mountOptions(o.Log, panicked))
 	if err != nil {
@@ -67,7 +66,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) 
 	if w.Shared.BeginWorker() > 1 {
 		failpoint.Hit("succeed")
 	}
-	// Do this before reading the first request, because the kernel must not resend that one.
+	// Resend before reading the first request, which the kernel must not send again.
 	if err := resend(w.Connection); err != nil {
 		return err
 	}
@@ -77,8 +76,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) 
 		go t.sequences.invalidate(server)
 	}
 	go t.sequences.reconcile(func(directory uint64) bool {
-		// A negative offset invalidates only attributes. Otherwise, the kernel would also drop
-		// cached pages, and wait for reads that this process has not answered.
+		// Without the negative offset, the kernel would also drop cached pages, and wait for reads
+		// that this process has not answered.
 		return server.InodeNotify(directory, -1, 0) != fuse.ENOENT
 	})
 	go func() {
@@ -86,15 +85,15 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) 
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
-	// Do this before the first reply. A handler may publish a snapshot, and the supervisor adopts
-	// one at once only from a process that serves.
+	// Report this before the first reply, because the supervisor must know it when a handler
+	// publishes a snapshot.
 	if err := w.Serving(); err != nil {
 		return err
 	}
 	return serve(server, fd, guarded, stop)
 }
 
-// serve answers requests until the mount ends or stop receives a reason, which serve returns.
+// serve answers requests until the mount ends, or returns the error that it receives from stop.
 func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error) error {
 	served := make(chan struct{})
 	tuneRuntime()
@@ -113,24 +112,23 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 	}
 }
 
-// tuneRuntime sets GOGC and GOMAXPROCS, unless the environment does. Only the process that serves
-// calls it: in a standby, more collections would take more memory than they free.
+// tuneRuntime sets GOGC and GOMAXPROCS for a process that serves, unless the environment sets them.
+// In a standby, more collections would take more memory than they free.
 func tuneRuntime() {
 	if os.Getenv("GOGC") == "" {
-		// There is so little garbage that resident memory stays constant over a million batches.
+		// There is little garbage, so resident memory does not grow in a million batches.
 		debug.SetGCPercent(50)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		// Go counts a thread that waits for a request in the kernel as running, until a background
-		// thread has seen it wait twice. Without a few spare threads, that background thread checks
-		// every 20 microseconds, which takes up to a sixth of the processor time of batches.
+		// Go counts a thread that waits for a request as running, until its monitor has seen the
+		// thread wait twice. Unless more threads may run, the monitor checks every 20 microseconds,
+		// which takes up to a sixth of the processor time of batches.
 		const spareThreads = 4
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareThreads)
 	}
 }
 
-// resend asks the kernel to send all unanswered requests again. Kernels before Linux 6.9 cannot,
-// which is no error.
+// resend asks the kernel to send unanswered requests again. Kernels before Linux 6.9 do not.
 func resend(connection int) error {
 	if _, err := unix.Write(connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
@@ -142,28 +140,27 @@ func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountO
 	return &fuse.MountOptions{
 		MaxWrite:                maxWrite,
 		MaxInflightRequestBytes: 64 << 20,
-		// Set no real limit, because page cache reads that wait for the files of one split must not
-		// keep others from being sent.
+		// Page cache reads that wait for the files of one split must not block those of others.
 		MaxBackground: math.MaxUint16,
 		// Replies are in memory, so splicing them through a pipe would add a copy.
 		DisableSplice: true,
-		// The kernel must keep cached pages even if a file's attributes seem to have changed.
+		// The kernel keeps cached pages even if a file's attributes seem to change.
 		ExplicitDataCacheControl: true,
-		// With passthrough, the kernel would not allow overlayfs on top of this mount.
+		// Passthrough would rule out overlayfs on top of this mount.
 		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
 		DisableXAttrs:        true,
 		DisableReadDirPlus:   true,
 		Name:                 "batchfs",
-		// go-fuse logs every reply that the kernel rejects, because the reader was killed or the
-		// guard has already sent an error.
+		// go-fuse logs replies that the kernel rejects because the reader was killed or has already
+		// got an error.
 		Logger:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		PanicHandler: panicked,
 	}
 }
 
-// handshake returns a server on the worker's connection, and the descriptor that the server uses.
-// The kernel sends INIT only to the first worker, which records the request and the reply. Each
-// later worker passes the same request to go-fuse over a socket, and must get the same reply.
+// handshake returns a server on the worker's connection, and the server's own descriptor. The
+// kernel sends INIT only to the first worker. Later workers send the same request to the server
+// over a socket, and its reply must be the same.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
@@ -221,7 +218,7 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
-// initOut returns the body of a reply to INIT. It aliases the reply.
+// initOut returns the body of a reply to INIT, in place.
 func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }
@@ -238,8 +235,8 @@ func detachConnection(fd int, served <-chan struct{}) {
 		return
 	}
 	for _, thread := range process.Threads(os.Getpid()) {
-		// The signal interrupts a read that waits for a request. The kernel restarts the read on
-		// /dev/null, where it fails, because the descriptor is write-only.
+		// The signal interrupts a read that waits for a request. The kernel restarts it on
+		// /dev/null, where it fails.
 		unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
 	}
 	select {
@@ -248,8 +245,7 @@ func detachConnection(fd int, served <-chan struct{}) {
 	}
 }
 
-// notifyResend is the message FUSE_NOTIFY_RESEND. Since Linux 6.9, the kernel answers it by sending
-// every unanswered request again.
+// notifyResend is FUSE_NOTIFY_RESEND: since Linux 6.9, the kernel resends every unanswered request.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
 // errorReply returns the reply to a request that failed.

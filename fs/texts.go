@@ -8,9 +8,9 @@ import (
 	"batchfs/fs/state"
 )
 
-// texts caches the text of each open handle of a live text. If the texts would exceed maxBytes, all
-// are dropped. When a handle without a text is read, textForRead renders its text again; that also
-// happens to handles that another worker opened. A texts is safe for concurrent use.
+// texts caches the text of each open handle of a live text. Beyond maxBytes, all texts are dropped.
+// A text that is missing, also because another worker opened the handle, is rendered again when it
+// is read. A texts is safe for concurrent use.
 //
 // Lock order: mu last.
 type texts struct {
@@ -44,10 +44,10 @@ func (t *texts) release(fh uint64) {
 	delete(t.open, fh)
 }
 
-// textBits is the number of low bits of a handle that hold the length of its text, in bytes.
+// The low textBits of a handle are the length of its text, in bytes.
 const textBits = 32
 
-// openText returns a new handle of live text i and renders its text.
+// openText renders a text and returns a new handle for it.
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 	rendered := i.kind().entry().content.(text).render(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
@@ -55,10 +55,9 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 	return fh
 }
 
-// textForRead returns the text that handle fh of file i shows to a READ at offset off. It returns
-// nil if i is not a text. It also returns nil if the handle's text is lost, the reader has read a
-// part of it, and a text rendered now has another length, because the reader must not get parts of
-// two texts.
+// textForRead returns the text of handle fh of file i, or nil if i is not a text. A reader that has
+// the beginning of a text must not get the end of another, so if the text is missing and a new one
+// has another length, the result is nil unless off is 0.
 func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(text)
 	if !isText {
@@ -86,7 +85,7 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 // A text is a content that is rendered when a file is opened.
 type text struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
-	length func(t *tree, i inode) int64 // length of the text, in bytes; nil to render it and measure
+	length func(t *tree, i inode) int64 // length in bytes; nil if only render knows it
 }
 
 func (x text) size(t *tree, i inode, _ Batches) int64 {
@@ -118,9 +117,9 @@ func (t *tree) infoLen(i inode) int64 {
 // Live is the part of status.json that only package fs knows.
 type Live struct {
 	Shared        *state.Shared
-	PrefetchBytes int64                // memory of prefetched batches, in bytes
-	TextBytes     int64                // memory of the texts of open files, in bytes
-	BadNames      []BadName            // last ten names looked up that do not exist, latest first
+	PrefetchBytes int64                // memory of prefetched batches
+	TextBytes     int64                // memory of the texts of open files
+	BadNames      []BadName            // latest first
 	Splits        map[string]LiveSplit // splits, and settings in use, by path
 	IdleSettings  int                  // settings kept only because their cursor has moved
 }

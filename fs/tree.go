@@ -1,12 +1,10 @@
 // Package fs implements the files of a mount.
 //
 // A file is identified by its [inode] number, which contains its kind, its sequence and, in batch/,
-// its batch number. kindTable has an entry for each kind. A file of batches is an optional header
-// followed by bytes of batches, which a [Batches] computes. Only next, next.npy and
-// next.safetensors need state per open file. It is in package state, so that another process can
-// continue from it.
-//
-// [Serve] serves the mount. Requests reach the tree through a [guard.Guard].
+// its batch number; kindTable has an entry for each kind. A file of batches is an optional header
+// followed by the bytes of batches, which a [Batches] computes. Only next, next.npy and
+// next.safetensors keep state per open file, in package state, so that another process can continue
+// from it. [Serve] answers the kernel's requests.
 package fs
 
 import (
@@ -25,10 +23,10 @@ import (
 	"batchfs/fs/state"
 )
 
-// A tree is the file system of a mount, behind its guard. Its methods translate requests into
-// inodes, batches and offsets. It is safe for concurrent use.
+// A tree is the file system behind the guard of a mount. Its methods translate requests into inodes
+// and offsets. It is safe for concurrent use.
 type tree struct {
-	fuse.RawFileSystem // returns ENOSYS for all other requests; the kernel then stops sending them
+	fuse.RawFileSystem // ENOSYS for other requests, which the kernel then stops sending
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequenceTable
@@ -36,7 +34,7 @@ type tree struct {
 	texts              texts
 	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
 
-	// statusMu is held while status.json or metrics is rendered, which may take long. It is locked
+	// statusMu is held while status.json or metrics is rendered, which may take long. It comes
 	// before all other locks.
 	statusMu sync.Mutex
 
@@ -48,8 +46,7 @@ type tree struct {
 // forever is the longest attribute timeout that the kernel accepts.
 const forever = time.Duration(1<<31) * time.Second
 
-// newTree returns the tree of a mount. It continues from the shared state, which no other process
-// may be using.
+// newTree returns a tree that continues from the shared state, which no other process may be using.
 func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
@@ -70,15 +67,14 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 	return t, nil
 }
 
-// sequence returns the sequence of a file, or nil if the file belongs to the whole mount or the
-// sequence is gone.
+// sequence returns the sequence of a file, or nil if there is none.
 func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
 
-// isForgotten reports whether the sequence of file i is gone; see errForgotten. s is t.sequence(i).
+// isForgotten reports whether file i belongs to a sequence that is gone: s, its sequence, is nil.
 func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
 
-// listDir returns the files in a directory. In batch/, it returns the files of batch k, with the
-// number left out of their names.
+// listDir returns the files in a directory. In batch/, they are those of batch k, and their names
+// lack the number.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
 	if t.isForgotten(dir, s) {
@@ -114,7 +110,7 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 
 func extraArrays(s Batches) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
-// lookup returns the inode of a name in a directory, or noSuchInode. It does not find settings.
+// lookup returns the inode of a name in a directory, or noSuchInode. It finds no settings.
 func (t *tree) lookup(dir inode, name string) inode {
 	var k uint64
 	if dir.kind() == batchDir {
@@ -137,13 +133,12 @@ func (t *tree) size(i inode, s Batches) int64 {
 	return i.kind().entry().content.size(t, i, s)
 }
 
-// Values of st_blksize. C's stdio reads blocks of this size, and seeks to multiples of it.
+// Values of st_blksize. C's stdio reads blocks of that size, and seeks to multiples of it.
 const (
 	stdioBlock = headerBytes // not the page size, which is larger on some machines
 
-	// The block of next is small, because reading the first block of a batch a second time takes a
-	// new batch. next.npy and next.safetensors can have the usual block, because it contains only
-	// their header.
+	// Reading the first block of next again takes a new batch, so the block must be smaller than
+	// what programs read from next. The first block of files with a header is only the header.
 	nextBlock = 512
 )
 
@@ -170,7 +165,7 @@ func attrTimeout(i inode) time.Duration {
 }
 
 func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	if len(name) > maxNameLen { // the kernel does not check this, and the shared state has no room
+	if len(name) > maxNameLen { // not checked by the kernel, and too long for the shared state
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
@@ -181,13 +176,13 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	s := t.sequence(i) // loaded once, because another Batches may replace it at any time
+	s := t.sequence(i) // loaded once, because another may replace it
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
 			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
-		i, timeout = i.withVersion(s.Spec().Version), 0 // changed tokens give the name another inode
+		i, timeout = i.withVersion(s.Spec().Version), 0 // changed tokens have another inode
 	}
 	if i == noSuchInode {
 		t.recordBadName(dir, name, t.explainBadName(dir, name))
@@ -208,8 +203,8 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 	return fuse.Status(errno)
 }
 
-// fillEntry fills in the reply to a lookup that found file i, or noSuchInode. The kernel may cache
-// the result for the timeout.
+// fillEntry fills in the reply to a lookup that found i. The kernel may cache the reply, also for
+// noSuchInode, until the timeout.
 func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
@@ -217,7 +212,7 @@ func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.En
 		return
 	}
 	if i.kind().isNumbered() {
-		out.Generation = uint64(s.Spec().Version) // because the version in an inode wraps around
+		out.Generation = uint64(s.Spec().Version) // the version in an inode wraps around
 	}
 	t.attributes(i, s, &out.Attr)
 	out.SetAttrTimeout(attrTimeout(i))
@@ -261,10 +256,10 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }
 
-// FailRequest returns the errno for the error of request id, and records the error in the log and
-// in status.json. A request that fails again after it timed out is counted once.
+// FailRequest records the error of a request in the log and status.json, and returns its errno. A
+// request that timed out may fail again later, but counts once.
 func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
-	if err == state.ErrTimedOut { // the guard has already replied to the reader and logged this
+	if err == state.ErrTimedOut { // the guard has replied and reported its own error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

@@ -11,8 +11,8 @@ const (
 	FormatSafetensors
 )
 
-// A Frame describes the layout of a file of batches: a header, unless the format is raw, followed
-// by a range of bytes of each batch. It is safe for concurrent use while nobody changes its fields.
+// A Frame is the layout of a file of batches: a header, unless the format is raw, and then some
+// bytes of each batch. Its methods are safe for concurrent use.
 type Frame struct {
 	Format  Format
 	Batch   *array.Batch
@@ -20,12 +20,11 @@ type Frame struct {
 	Batches uint64 // length of the first axis, in batches; 0 for one batch without such an axis
 }
 
-// AllArrays is the Array of a Frame whose file has all arrays of the batch, if it is a .safetensors
-// file, or else the main arrays.
+// AllArrays is the Array of a Frame with all arrays in safetensors format, or the main arrays in
+// other formats.
 const AllArrays = -1
 
-// ByteRange returns the range of bytes of each batch that the file has: size bytes, starting at
-// from.
+// ByteRange returns which bytes of each batch the file has: size bytes, starting at byte from.
 func (f Frame) ByteRange() (from, size int64) {
 	switch {
 	case f.Format == FormatSafetensors:
@@ -47,8 +46,8 @@ func (f Frame) Size() int64 {
 	return size
 }
 
-// Header returns the header of a file that is not raw, Bytes long. Only .safetensors files use the
-// batch number k and the metadata.
+// Header returns the header of a file that is not raw. Only safetensors uses the batch number k and
+// the metadata.
 func (f Frame) Header(k uint64, metadata map[string]string) []byte {
 	if f.Format == FormatSafetensors {
 		return Safetensors(*f.Batch, metadata, k)

@@ -1,6 +1,5 @@
-// Package header describes the layout of files of batches, and encodes the headers of .npy and
-// .safetensors files. A [Frame] is the layout of one file: how long it is, which bytes of each
-// batch it has and how it begins. All headers are [Bytes] long.
+// Package header describes the layout of files of batches as a [Frame], and encodes the headers of
+// .npy and .safetensors files.
 package header
 
 import (
@@ -13,13 +12,13 @@ import (
 	"batchfs/cache/array"
 )
 
-// Bytes is the length of every header, in bytes. It is a page, so that a mapped array is aligned.
-// It also keeps C's fseek to the array from reading the beginning of the file again, which would
-// take the next batch from next.
+// Bytes is the length of every header, in bytes. It is a page, so that a mapped array is aligned,
+// and C's fseek to the array does not read the beginning of the file again, which in next.npy would
+// take the next batch.
 const Bytes = 4096
 
-// NPY returns the header of a .npy file of version 1.0 that has one array of little-endian numbers
-// in C order. The shape must have at least one axis.
+// NPY returns the header of a .npy file, version 1.0, for an array in C order of little-endian
+// numbers. The shape has at least one axis.
 //
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 func NPY(dtype array.DType, shape ...int) []byte {
@@ -28,7 +27,7 @@ func NPY(dtype array.DType, shape ...int) []byte {
 		tuple += ","
 	}
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	const prefix = 10 // bytes of the magic string, the version and the length of the rest
+	const prefix = 10 // length of magic, version and length, in bytes
 	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
 	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
 }
@@ -39,8 +38,8 @@ func Dims(shape []int) string {
 }
 
 // Safetensors returns the header of a .safetensors file of batch k: the length of the rest as a
-// little-endian uint64, followed by JSON that lists the tensors, padded with spaces. The metadata
-// in the JSON is the given one and the batch number.
+// little-endian uint64, and JSON that lists the tensors, padded with spaces. The JSON has the
+// metadata and the batch number.
 //
 // Format: https://huggingface.co/docs/safetensors
 func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte {
@@ -57,9 +56,9 @@ func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
-		panic(err) // cannot happen: JSON can encode all these types
+		panic(err) // impossible for these types
 	}
-	const prefix = 8 // bytes of the length
+	const prefix = 8 // bytes
 	padding := strings.Repeat(" ", Bytes-prefix-len(text))
 	return append(append(binary.LittleEndian.AppendUint64(nil, Bytes-prefix), text...), padding...)
 }
