@@ -11,8 +11,8 @@ import (
 	"batchfs/fs/header"
 )
 
-// manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names
-// as long as they may be.
+// manyArrays returns a sequence whose batches have the largest number of arrays, with names of the
+// greatest length and all dtypes.
 func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
@@ -29,11 +29,10 @@ func manyArrays(rows int) *fake {
 	return s
 }
 
-// contentOf is what a file of a sequence must show, computed from its name: its header, and the
-// bytes of its batches.
+// contentOf returns the header and the bytes of batches that a file must show, given its name.
 func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
-	shown, size := s.Batch.Stack(), s.Batch.MainBytes()
+	arr, size := s.Batch.Stack(), s.Batch.MainBytes()
 	if strings.HasPrefix(name, "batches") {
 		steps = s.Steps
 	}
@@ -43,16 +42,16 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	}
 	for _, a := range s.Batch.Arrays {
 		if strings.HasSuffix(name, "."+a.Name+".npy") {
-			shown, size = a, a.Bytes()
+			arr, size = a, a.Bytes()
 		}
 	}
-	from, shape := shown.Offset, shown.Shape
+	from, shape := arr.Offset, arr.Shape
 	switch {
 	case strings.HasSuffix(name, ".npy") && strings.HasPrefix(name, "batches"):
 		shape = append([]int{int(steps)}, shape...)
 		fallthrough
 	case strings.HasSuffix(name, ".npy"):
-		content = header.NPY(shown.DType, shape...)
+		content = header.NPY(arr.DType, shape...)
 	case strings.HasSuffix(name, ".safetensors"):
 		content = header.Safetensors(s.Batch, s.Metadata, k)
 		size = s.Batch.Bytes()
@@ -67,8 +66,7 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	return content, headerLen
 }
 
-// Any read of any file is that slice of the whole, and the whole is the header and the batches that
-// the name says.
+// Any read of any file returns that slice of the file's content.
 func TestAnyReadIsASlice(t *testing.T) {
 	three := counting("train", 120)
 	three.Batch = array.NewBatch(2,
@@ -77,7 +75,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
 	)
 	for _, s := range []*fake{counting("train", 2), counting("train", 100), counting("train", 5000), three, manyArrays(3)} {
-		tr := plant(t, s)
+		tr := newTestTree(t, s)
 		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
 			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k), fmt.Sprintf("batch/%d.json", k))
@@ -92,7 +90,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 			for n := range 100 {
 				next := fmt.Sprint("batch/", tr.shared.Sequences[1].Cursor.Load())
 				want, headerLen := contentOf(s, strings.Replace(name, "next", next, 1))
-				r := tr.reader(t, "train/"+name, 0)
+				r := tr.openFile(t, "train/"+name, 0)
 				if size := tr.size(r.node, s); size != int64(len(want)) {
 					t.Fatalf("%s has %d bytes, want %d", name, size, len(want))
 				}
@@ -100,12 +98,12 @@ func TestAnyReadIsASlice(t *testing.T) {
 				switch {
 				case n%2 == 1:
 					off, length = rand.IntN(len(want)+10), 1+rand.IntN(len(want))
-				case n > 0: // a few bytes about the end of the header
+				case n > 0: // a few bytes around the end of the header
 					off, length = max(headerLen+rand.IntN(200)-100, 0), 1+rand.IntN(200)
 				}
 				from := min(off, len(want))
 				if got, status := r.read(int64(off), length); !status.Ok() || !bytes.Equal(got, want[from:min(from+length, len(want))]) {
-					t.Fatalf("%s at %d, length %d of %d: %v, %d bytes that are others", name, off, length, len(want), status, len(got))
+					t.Fatalf("%s at %d, length %d of %d: %v, %d wrong bytes", name, off, length, len(want), status, len(got))
 				}
 				r.close()
 			}
@@ -113,10 +111,10 @@ func TestAnyReadIsASlice(t *testing.T) {
 	}
 }
 
-// The arrays beside the main ones have files of their own, which are listed and said in README;
-// other names have none.
-func TestNamesOfArrays(t *testing.T) {
-	tr := plant(t, manyArrays(3))
+// Each array besides the main ones has its own files, which are listed and described in README. No
+// other arrays have files.
+func TestArrayFiles(t *testing.T) {
+	tr := newTestTree(t, manyArrays(3))
 	listed := 0
 	for _, e := range tr.listDir(tr.find("train"), 0) {
 		if inode(e.Ino).kind() == batchesArrayNPY {
@@ -150,9 +148,9 @@ func TestNamesOfArrays(t *testing.T) {
 	}
 }
 
-// Every header is a page long, whatever the arrays are. cmd/batchfs bounds what metadata can hold.
+// Every header is a page long, whatever the arrays are. cmd/batchfs limits the metadata.
 func TestLongestHeaders(t *testing.T) {
-	// As many axes as there may be, whose product is a size that there is.
+	// As many axes as possible, with a product that is a possible size.
 	axes := make([]int, 30)
 	for i := range axes {
 		axes[i] = 1

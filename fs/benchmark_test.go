@@ -8,15 +8,14 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// steady returns a function that asks for the next batch as the kernel does, without what the
-// test's reader allocates.
-func steady(tb testing.TB, ahead int) (ask func()) {
+// steadyReads returns a function that sends the guard a READ of next, and allocates nothing itself.
+func steadyReads(tb testing.TB, depth int) (read func()) {
 	s := counting("train", 48<<10)
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }
-	tr := plant(tb, s)
-	tr.prefetcher.depth = ahead
+	tr := newTestTree(tb, s)
+	tr.prefetcher.depth = depth
 	guarded := tr.guarded(1)
-	r := tr.reader(tb, "train/next", 0)
+	r := tr.openFile(tb, "train/next", 0)
 	in := &fuse.ReadIn{Fh: r.fh, Size: 48 << 10, ReadFlags: fuse.READ_LOCKOWNER}
 	in.NodeId = uint64(r.node)
 	buf := make([]byte, in.Size)
@@ -31,21 +30,21 @@ func steady(tb testing.TB, ahead int) (ask func()) {
 }
 
 func TestRequestsAllocateNothing(t *testing.T) {
-	for _, ahead := range []int{0, 2} {
-		if n := testing.AllocsPerRun(1000, steady(t, ahead)); n > 0 {
-			t.Errorf("ahead %d: %v allocations a request", ahead, n)
+	for _, depth := range []int{0, 2} {
+		if n := testing.AllocsPerRun(1000, steadyReads(t, depth)); n > 0 {
+			t.Errorf("depth %d: %v allocations per request", depth, n)
 		}
 	}
 }
 
-// What a request costs besides the bytes of its batch.
+// BenchmarkRead measures a request without computing its batch.
 func BenchmarkRead(b *testing.B) {
-	for name, ahead := range map[string]int{"now": 0, "ahead": 2} {
+	for name, depth := range map[string]int{"now": 0, "ahead": 2} {
 		b.Run(name, func(b *testing.B) {
-			ask := steady(b, ahead)
+			read := steadyReads(b, depth)
 			b.ReportAllocs()
 			for b.Loop() {
-				ask()
+				read()
 			}
 		})
 	}

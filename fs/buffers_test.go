@@ -17,9 +17,7 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// The kernel ends a request with EIO if it cannot add a page to copy it into, as in a process that
-// is being killed.
-func TestBuffersOfRequestsAreResident(t *testing.T) {
+func TestRequestBuffersAreResident(t *testing.T) {
 	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
 	server, _ := shakeHands(t, newShared(t))
 	pool, err := residentBuffers(server)
@@ -33,21 +31,20 @@ func TestBuffersOfRequestsAreResident(t *testing.T) {
 	runtime.GC()
 	debug.FreeOSMemory()
 	for _, buf := range append(bufs, pool.Get().([]byte)) {
-		for _, at := range []int{0, 4095} {
-			var there byte
-			page := uintptr(unsafe.Pointer(&buf[at])) &^ uintptr(os.Getpagesize()-1)
-			if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&there))); errno != 0 {
+		for _, pos := range []int{0, 4095} {
+			var resident byte
+			page := uintptr(unsafe.Pointer(&buf[pos])) &^ uintptr(os.Getpagesize()-1)
+			if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&resident))); errno != 0 {
 				t.Fatal("mincore:", errno)
 			}
-			if len(buf) < kernelsMinimum || len(buf) > 2*kernelsMinimum || there&1 == 0 {
-				t.Fatalf("a buffer of %d bytes, with byte %d in memory: %v", len(buf), at, there&1 != 0)
+			if len(buf) < kernelsMinimum || len(buf) > 2*kernelsMinimum || resident&1 == 0 {
+				t.Fatalf("a buffer of %d bytes, with byte %d in memory: %v", len(buf), pos, resident&1 != 0)
 			}
 		}
 	}
 }
 
-// A version of go-fuse that keeps its buffers elsewhere is an error.
-func TestBuffersOfAnotherVersion(t *testing.T) {
+func TestUnknownGoFuseVersion(t *testing.T) {
 	for _, server := range []any{&struct{}{}, &struct{ readPool *sync.Pool }{}, &struct{ readPool sync.Pool }{sync.Pool{New: func() any { return 1 }}}} {
 		if _, err := residentBuffers(server); err == nil {
 			t.Errorf("no error for %T", server)
@@ -55,7 +52,7 @@ func TestBuffersOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// Requests read far more than they may write. A worker allows what the build allowed that mounted.
+// Reads may be longer than writes. A worker allows the same writes as the build that mounted.
 func TestHandshake(t *testing.T) {
 	shared := newShared(t)
 	for _, maxWrite := range []uint32{maxWrite, 1 << 20} {
@@ -72,8 +69,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// shakeHands is the handshake of a worker with a kernel that sends its first request, which the
-// first worker answers. It returns the reply.
+// shakeHands simulates the handshake of a worker with the kernel. It returns the reply to INIT.
 func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -13,33 +13,33 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Readers of broken files and of bad settings get few lines into the log, and one that says how
-// many were left out.
+// Readers of broken files and bad settings cause few lines in the log, and one with the number of
+// lines left out.
 func TestReadersCannotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reads = 3000
 		var log bytes.Buffer
 		s := counting("train", 1000)
 		s.read = func([]byte, uint64, int64) error { return errors.New("broken") }
-		tr := plant(t, s)
-		to := slog.New(slog.NewTextHandler(&log, nil))
-		tr.log, tr.sequences.log = newLimitedLog(to), newLimitedLog(to)
+		tr := newTestTree(t, s)
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		tr.log, tr.sequences.log = newLimitedLog(logger), newLimitedLog(logger)
 		for n := range reads {
-			if _, status := tr.reader(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO {
+			if _, status := tr.openFile(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO {
 				t.Fatal(status)
 			}
 			tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, fmt.Sprint("colour=", n), &fuse.EntryOut{})
 		}
 		time.Sleep(limitEvery)
 		synctest.Wait()
-		said := log.String()
+		lines := log.String()
 		for line, want := range map[string]int{"a request failed": 1, "no such settings": maxLines, fmt.Sprint("lines=", reads-1): 1, fmt.Sprint("lines=", reads-maxLines): 1} {
-			if n := strings.Count(said, line); n != want {
-				t.Errorf("%d lines say %q, want %d:\n%s", n, line, want, said)
+			if n := strings.Count(lines, line); n != want {
+				t.Errorf("%d lines say %q, want %d:\n%s", n, line, want, lines)
 			}
 		}
-		if _, status := tr.reader(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO || strings.Count(log.String(), "a request failed") != 2 {
-			t.Errorf("later the error is not logged again:\n%s", log.String())
+		if _, status := tr.openFile(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO || strings.Count(log.String(), "a request failed") != 2 {
+			t.Errorf("the error is not logged again in the next interval:\n%s", log.String())
 		}
 		if got := tr.shared.Sequences[1].Errors.Load(); got != reads+1 {
 			t.Errorf("%d errors are counted, want %d", got, reads+1)

@@ -10,8 +10,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// A kernel simulates how the real one looks settings up and forgets them while workers die, so that
-// some of their replies and some of its FORGETs are lost.
+// A kernel simulates lookups and FORGETs of settings while workers die, so that some of their
+// replies and some FORGETs are lost.
 type kernel struct {
 	tree    *tree
 	train   inode
@@ -21,9 +21,9 @@ type kernel struct {
 	names   map[uint64]string // settings in each reply ever sent, by node
 }
 
-// look looks settings up. If lost is set, the worker dies before it replies, and the request is
+// lookUp looks settings up. If lost is set, the worker dies before it replies, and the request is
 // sent again.
-func (k *kernel) look(t *testing.T, seed int, lost bool) {
+func (k *kernel) lookUp(t *testing.T, seed int, lost bool) {
 	t.Helper()
 	header := fuse.InHeader{NodeId: uint64(k.train), Unique: lastUnique.Add(2)}
 	name := fmt.Sprint("seed=", seed)
@@ -40,8 +40,8 @@ func (k *kernel) look(t *testing.T, seed int, lost bool) {
 	k.replies = append(k.replies, out)
 }
 
-// run delivers all replies that were sent to their readers.
-func (k *kernel) run() {
+// runReaders lets all readers process their replies.
+func (k *kernel) runReaders() {
 	for _, out := range k.replies {
 		k.known[out.NodeId] = k.names[out.NodeId]
 		k.lookups[out.NodeId]++
@@ -61,14 +61,14 @@ func (k *kernel) forget(node uint64, lost bool) {
 func (k *kernel) knows(node uint64) bool { return k.lookups[node] > 0 }
 
 func (k *kernel) takeover(t *testing.T) {
-	k.tree = grow(t, k.tree.shared, k.tree.sequences.get(1))
+	k.tree = takeOver(t, k.tree.shared, k.tree.sequences.get(1))
 }
 
-// Whatever is lost when workers die, a directory that the kernel knows always has the settings that
-// were looked up, and directories that it does not know are forgotten.
+// Whatever is lost when workers die, a directory that the kernel knows has the settings that were
+// looked up, and sequences that it does not know end.
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	tr := plant(t, counting("train", 100))
+	tr := newTestTree(t, counting("train", 100))
 	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, names: map[uint64]string{}}
 	check := func() {
 		t.Helper()
@@ -87,9 +87,9 @@ func TestReconcile(t *testing.T) {
 	for range 5000 {
 		switch op := random.IntN(100); {
 		case op < 40:
-			k.look(t, random.IntN(200), op < 4)
+			k.lookUp(t, random.IntN(200), op < 4)
 			if op%3 > 0 {
-				k.run()
+				k.runReaders()
 			}
 		case op < 60 && len(k.known) > 0:
 			k.forget(anyKnown(), op < 50)
@@ -97,11 +97,11 @@ func TestReconcile(t *testing.T) {
 			k.takeover(t)
 		case op < 75:
 			k.tree.sequences.ask(k.knows)
-			k.run() // no reader waits that long
+			k.runReaders() // no reader waits that long
 		}
 		check()
 	}
-	k.run()
+	k.runReaders()
 	k.takeover(t)
 	for left := 1; left > 0; {
 		left, _ = k.tree.sequences.ask(k.knows)
@@ -116,20 +116,19 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// A number that was retired begins another sequence only when there is no other number.
 func TestRetiredNumbersAreUsedLast(t *testing.T) {
 	s := counting("train", 100)
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	lost := tr.sequences.mustLookUp(t, dir, "seed=1000000")
-	tr = grow(t, tr.shared, s)
+	tr = takeOver(t, tr.shared, s)
 	for range asksToRetire {
 		tr.sequences.ask(func(uint64) bool { return false })
 	}
 	if tr.sequences.get(lost) != nil {
 		t.Fatal("the kernel does not know the directory, and it is still there")
 	}
-	q := grow(t, tr.shared, s).sequences
+	q := takeOver(t, tr.shared, s).sequences
 	for more := true; more; more = tr.shared.SequencesUsed() < state.MaxSequences-1 {
 		if got := q.mustLookUp(t, dir, fmt.Sprint("seed=", tr.shared.SequencesUsed())); got == lost {
 			t.Fatalf("the retired number is used again after %d others", tr.shared.SequencesUsed())

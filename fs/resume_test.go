@@ -11,13 +11,12 @@ import (
 	"batchfs/fs/state"
 )
 
-// The configuration of another mount is refused.
-func TestOtherSplitsAreRefused(t *testing.T) {
+func TestResumeRejectsOtherSplits(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
-	tr := plant(t, a, b)
+	tr := newTestTree(t, a, b)
 	for _, splits := range [][]Batches{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
 		if _, err := newSequenceTable(splits, tr.shared, Access{}, tr.log.Logger); err == nil {
-			t.Errorf("%d splits are taken for a and b", len(splits))
+			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
 	}
 	if q, err := newSequenceTable([]Batches{b, a}, tr.shared, Access{}, tr.log.Logger); err != nil || q.get(1) != a {
@@ -25,17 +24,16 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 	}
 }
 
-// A handle of a text that another process opened shows one text, whole or to its end, and never
-// parts of two.
-func TestTextsGoOn(t *testing.T) {
+// A handle of a text that an earlier worker opened never shows parts of two texts.
+func TestTextsAfterTakeover(t *testing.T) {
 	s := counting("train", 1000)
 	info := "{}\n"
 	s.info = func() []byte { return []byte(info) }
-	tr := plant(t, s)
-	cursor, begun, done := tr.reader(t, "train/cursor", 0), tr.reader(t, "train/info.json", 0), tr.reader(t, "train/info.json", 0)
+	tr := newTestTree(t, s)
+	cursor, begun, done := tr.openFile(t, "train/cursor", 0), tr.openFile(t, "train/info.json", 0), tr.openFile(t, "train/info.json", 0)
 	done.read(0, 100)
-	tr = grow(t, tr.shared, s)
-	status := tr.reader(t, "status.json", 0)
+	tr = takeOver(t, tr.shared, s)
+	status := tr.openFile(t, "status.json", 0)
 	for _, r := range []*reader{cursor, begun, done} {
 		r.tree = tr
 	}
@@ -57,25 +55,25 @@ func TestTextsGoOn(t *testing.T) {
 	}
 }
 
-// A reader under settings that no longer suit the tokens gets an error, in every file and from any
-// byte on, and all other readers are served. Once the settings suit again, they are served again.
-func TestUnsuitedSettingsGoOn(t *testing.T) {
+// Settings that no longer suit the tokens yield an error in every file and at any offset, until
+// they suit again.
+func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
 	s.with = func(string) (Batches, error) { return under, nil }
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
 	for _, name := range []string{"next", "next.npy", "next.safetensors", "batch/3", "batch/3.npy", "batch/3.safetensors", "batch/3.json", "batches.bin",
 		"batches.npy", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
-		open = append(open, tr.reader(t, "train/seed=1/"+name, 0))
+		open = append(open, tr.openFile(t, "train/seed=1/"+name, 0))
 	}
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s
 		unfit.Batch = arrays
 		unfit.with = func(string) (Batches, error) { return nil, syscall.EINVAL }
-		unfit.now = func(uint64) (Batches, error) { return &unfit, nil }
-		tr = grow(t, tr.shared, &unfit)
+		unfit.latest = func(uint64) (Batches, error) { return &unfit, nil }
+		tr = takeOver(t, tr.shared, &unfit)
 		for _, r := range open {
 			r.tree = tr
 			for _, off := range []int64{0, headerBytes - 1, headerBytes, 1 << 30} {
@@ -84,7 +82,7 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 				}
 			}
 		}
-		unfit.now = func(uint64) (Batches, error) { return s, nil }
+		unfit.latest = func(uint64) (Batches, error) { return s, nil }
 	}
 	if u, err := tr.sequences.latest(number); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
@@ -96,22 +94,22 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	}
 }
 
-// Settings that were looked up before a worker's death are forgotten after it: rounds of lookups
-// and deaths use up no numbers.
-func TestNamesAreForgottenAfterADeath(t *testing.T) {
+// Settings that were looked up before a takeover are forgotten after it, so that their numbers can
+// be reused.
+func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 	s := counting("train", 1000)
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	dir := tr.find("train")
-	known := map[state.Name]int{} // that the kernel has, with their sequences
+	known := map[state.Name]int{} // names that the kernel knows, and their sequences
 	for round := range 20 {
 		for i := range maxRecent + 76 {
 			name := fmt.Sprintf("seed=%d", 10_000*round+i)
 			known[state.Name{Dir: uint64(dir), Name: name}] = tr.sequences.mustLookUp(t, dir, name)
 		}
-		tr = grow(t, tr.shared, s)
+		tr = takeOver(t, tr.shared, s)
 		for tr.shared.NamesRecorded()-tr.sequences.invalidated > maxRecent {
 			n := tr.sequences.nextOutdatedName()
-			if number, ok := known[n]; ok { // as the kernel does when it is told
+			if number, ok := known[n]; ok { // the kernel sends a FORGET
 				tr.sequences.forget(number, 1)
 				delete(known, n)
 			}
@@ -123,26 +121,24 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	}
 }
 
-// Taking over makes no sequence before one is asked for, and numbers that were forgotten are used
-// again.
-func TestTakingOverManySettings(t *testing.T) {
+func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
 	s := counting("train", 1000)
-	with, made := s.with, 0
+	with, created := s.with, 0
 	s.with = func(settings string) (Batches, error) {
-		made++
+		created++
 		return with(settings)
 	}
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	for i := range 100 {
 		tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
-	made = 0
-	q := grow(t, tr.shared, s).sequences
+	created = 0
+	q := takeOver(t, tr.shared, s).sequences
 	const number = 79
 	for range 2 {
-		if got := q.get(number); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
-			t.Errorf("%v, %d sequences made", got, made)
+		if got := q.get(number); got == nil || got.Spec().Name != "train/seed=77" || created != 1 {
+			t.Errorf("%v, %d sequences created", got, created)
 		}
 	}
 	if again := q.mustLookUp(t, dir, "seed=77"); again != number {

@@ -17,13 +17,12 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// train is the sequences of a mount of one split, with its directory.
-func train(t *testing.T) (q *sequenceTable, dir inode) {
-	tr := plant(t, counting("train", 100))
+// trainSequences returns the sequences of a new mount of one split, and the split's directory.
+func trainSequences(t *testing.T) (q *sequenceTable, dir inode) {
+	tr := newTestTree(t, counting("train", 100))
 	return tr.sequences, tr.find("train")
 }
 
-// lookUpBy is a lookup of settings by a user.
 func (q *sequenceTable) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
 	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2), nil)
 	return number, errno
@@ -38,8 +37,7 @@ func (q *sequenceTable) mustLookUp(t *testing.T, dir inode, name string) int {
 	return number
 }
 
-// check fails unless every number is free or has just one name, and the shared state has the same
-// names.
+// check checks that every number is free or has one name, and that the shared state agrees.
 func (q *sequenceTable) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
@@ -64,8 +62,8 @@ func (q *sequenceTable) check(t *testing.T) {
 	}
 }
 
-// The shares of sources are noted of a split, and take no shared memory of each of its settings.
-func TestSourcesOfSplits(t *testing.T) {
+// The weights of sources take no shared memory for each of a split's settings.
+func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := counting("train", 100)
 	mixture.spec.SourceWeights = []float64{0.75, 0.25}
 	with := mixture.with
@@ -76,26 +74,26 @@ func TestSourcesOfSplits(t *testing.T) {
 		}
 		return s, err
 	}
-	tr := plant(t, mixture)
+	tr := newTestTree(t, mixture)
 	split := tr.find("train")
 	settings := tr.sequences.mustLookUp(t, split, "seed=1")
 	for number, want := range map[int]float64{split.sequence(): 0.25, settings: 0} {
 		if got := tr.shared.Sources[number][1].Weight(); got != want {
-			t.Errorf("sequence %d: the share of source 1 is %v, want %v", number, got, want)
+			t.Errorf("sequence %d: the weight of source 1 is %v, want %v", number, got, want)
 		}
 	}
 }
 
-// A sequence has its number while a file is known or once its cursor has moved, also for the worker
-// that serves next. Then the number begins anew with another sequence.
-func TestNumbersOfSequences(t *testing.T) {
+// A sequence keeps its number, through takeovers, while the kernel knows a file or if its cursor
+// has moved. Otherwise, the number is reused, and nothing of the old sequence is left.
+func TestSequenceNumbers(t *testing.T) {
 	type known struct {
 		number  int
 		lookups uint64
 		moved   bool
 	}
 	s := counting("train", 100)
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	model := map[string]*known{}
 	most := 0
@@ -106,21 +104,21 @@ func TestNumbersOfSequences(t *testing.T) {
 		k := model[name]
 		switch op := random.IntN(1000); {
 		case op == 0:
-			tr = grow(t, tr.shared, s)
+			tr = takeOver(t, tr.shared, s)
 			tr.sequences.check(t)
 		case op < 400:
 			number := q.mustLookUp(t, dir, name)
-			entry := &q.shared.Sequences[number]
+			seq := &q.shared.Sequences[number]
 			if k == nil {
 				k = &known{number: number}
 				model[name] = k
-				if entry.CursorMoved() || entry.Reads.Load() != 0 || entry.Errors.Load() != 0 || entry.LastError() != "" {
+				if seq.CursorMoved() || seq.Reads.Load() != 0 || seq.Errors.Load() != 0 || seq.LastError() != "" {
 					t.Fatal("a sequence begins with what the one before it left")
 				}
 			}
 			k.lookups++
-			if number != k.number || entry.Lookups.Load() != k.lookups || k.moved && !entry.CursorMoved() {
-				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, entry.Lookups.Load(), k.number, k.lookups)
+			if number != k.number || seq.Lookups.Load() != k.lookups || k.moved && !seq.CursorMoved() {
+				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, seq.Lookups.Load(), k.number, k.lookups)
 			}
 		case k == nil:
 		case op < 980:
@@ -133,11 +131,11 @@ func TestNumbersOfSequences(t *testing.T) {
 				delete(model, name)
 			}
 		case len(model) < 30 && k.lookups > 0:
-			entry := &q.shared.Sequences[k.number]
-			entry.Reads.Add(1)
+			seq := &q.shared.Sequences[k.number]
+			seq.Reads.Add(1)
 			q.recordError(k.number, lastUnique.Add(2), "broken")
 			if k.moved = k.moved || op > 990; k.moved {
-				entry.Cursor.Add(1)
+				seq.Cursor.Add(1)
 			}
 		}
 		most = max(most, len(model))
@@ -154,7 +152,7 @@ func TestNumbersOfSequences(t *testing.T) {
 }
 
 func TestAllNumbersInUse(t *testing.T) {
-	q, dir := train(t)
+	q, dir := trainSequences(t)
 	var numbers []int
 	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
@@ -172,14 +170,14 @@ func TestAllNumbersInUse(t *testing.T) {
 	q.check(t)
 }
 
-// A user's settings are bounded, also after a takeover, and leave other users theirs.
-func TestQuotaOfSettings(t *testing.T) {
+// Each user's settings are limited, also after a takeover.
+func TestSettingsQuota(t *testing.T) {
 	const quota, owner, greedy, other = 3, 7, 8, 9
 	s := counting("train", 100)
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	var q *sequenceTable
-	look := func(user uint32, name string, want syscall.Errno) (number int) {
+	lookUp := func(user uint32, name string, want syscall.Errno) (number int) {
 		t.Helper()
 		number, errno := q.lookUpBy(user, dir, name)
 		if errno != want {
@@ -189,33 +187,33 @@ func TestQuotaOfSettings(t *testing.T) {
 	}
 	var numbers []int
 	for range 2 {
-		q = grow(t, tr.shared, s).sequences
+		q = takeOver(t, tr.shared, s).sequences
 		q.access.SettingsPerUser, q.access.UID = quota, owner
 		for i := range quota {
-			numbers = append(numbers, look(greedy, fmt.Sprint("seed=", i), 0))
+			numbers = append(numbers, lookUp(greedy, fmt.Sprint("seed=", i), 0))
 		}
-		look(greedy, "seed=100", syscall.EDQUOT)
+		lookUp(greedy, "seed=100", syscall.EDQUOT)
 		for user, seed := range map[uint32]int{0: 1000, owner: 2000} {
 			for i := range quota + 1 {
-				look(user, fmt.Sprint("seed=", seed+i), 0)
+				lookUp(user, fmt.Sprint("seed=", seed+i), 0)
 			}
 		}
-		look(other, "seed=0", 0) // which is there
-		look(other, "seed=200", 0)
+		lookUp(other, "seed=0", 0) // already exists
+		lookUp(other, "seed=200", 0)
 	}
 	tr.shared.Sequences[numbers[1]].Cursor.Add(1)
 	q.forget(numbers[1], 2)
-	look(greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
+	lookUp(greedy, "seed=100", syscall.EDQUOT) // settings whose cursor has moved never end
 	q.forget(numbers[2], 2)
-	look(greedy, "seed=100", 0)
-	look(greedy, "seed=101", syscall.EDQUOT)
+	lookUp(greedy, "seed=100", 0)
+	lookUp(greedy, "seed=101", syscall.EDQUOT)
 	q.check(t)
 }
 
-// Of settings that the kernel has forgotten, a cursor that moved is all that is kept, and
-// status.json counts them.
+// If the kernel has forgotten settings, only a cursor that has moved is kept, and status.json
+// counts them.
 func TestIdleSettings(t *testing.T) {
-	tr := plant(t, counting("train", 100))
+	tr := newTestTree(t, counting("train", 100))
 	q := tr.sequences
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
@@ -229,47 +227,46 @@ func TestIdleSettings(t *testing.T) {
 		}
 	}
 	if q.byNumber[number].Load() != nil {
-		t.Error("the Sequence of idle settings takes memory")
+		t.Error("the Batches of idle settings takes memory")
 	}
 	if s := q.get(number); s == nil || s.Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
 		t.Errorf("then %v is found", s)
 	}
 }
 
-// The kernel is told to forget the names that were looked up the longest ago.
-func TestKernelIsToldToForget(t *testing.T) {
-	q, dir := train(t)
+func TestOldNamesAreInvalidated(t *testing.T) {
+	q, dir := trainSequences(t)
 	const n = maxRecent + 10
 	for i := range n {
 		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
-	told := make(chan state.Name)
+	outdated := make(chan state.Name)
 	go func() {
 		for {
-			told <- q.nextOutdatedName()
+			outdated <- q.nextOutdatedName()
 		}
 	}()
 	for i := range n - maxRecent {
-		if p := testwait.For(t, "a name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
+		if p := testwait.For(t, "a name to be forgotten", outdated); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
 			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
 	q.mustLookUp(t, dir, "seed=last")
-	if p := testwait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
+	if p := testwait.For(t, "another name to be forgotten", outdated); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
 	}
 }
 
-// Changing tokens are followed: a batch of version v is one of a counting sequence, each byte XOR
-// v.
-type changing struct {
+// A changingSplit simulates a split that follows changes of its tokens. In version v, the bytes of
+// batches are those of a counting sequence XOR v.
+type changingSplit struct {
 	name    string
 	size    int64
 	version atomic.Uint64
 	reading func() // called in the middle of a read
 }
 
-func (c *changing) now() *fake {
+func (c *changingSplit) latest() *fake {
 	v := c.version.Load()
 	s := counting(c.name, c.size)
 	fill := s.read
@@ -288,17 +285,17 @@ func (c *changing) now() *fake {
 		return err
 	}
 	s.originLen = func() int64 { return int64(2 + v%3) }
-	s.now = func(uint64) (Batches, error) {
+	s.latest = func(uint64) (Batches, error) {
 		if c.version.Load() == v {
 			return s, nil
 		}
-		return c.now(), nil
+		return c.latest(), nil
 	}
 	return s
 }
 
-// holding names the batch and the version of data, or says that it is a mix.
-func (c *changing) holding(data []byte) string {
+// identify returns the batch and the version that data is.
+func (c *changingSplit) identify(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
 			want := make([]byte, c.size)
@@ -311,50 +308,50 @@ func (c *changing) holding(data []byte) string {
 			}
 		}
 	}
-	return fmt.Sprintf("%d bytes that are no batch", len(data))
+	return fmt.Sprintf("%d bytes that are not a batch", len(data))
 }
 
-func followed(t *testing.T, size int64) (*tree, *changing) {
-	c := &changing{name: "train", size: size}
-	return plant(t, c.now()), c
+func newChangingTree(t *testing.T, size int64) (*tree, *changingSplit) {
+	c := &changingSplit{name: "train", size: size}
+	return newTestTree(t, c.latest()), c
 }
 
-// A handle of next changes to other tokens at the beginning of a batch, and neither repeats a
-// number nor leaves one out.
+// A handle of next switches to changed tokens only between batches, and neither repeats nor skips a
+// number.
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
-	tr, c := followed(t, size)
-	tr.prefetcher.depth = 0 // so that a batch is read when it is asked for
-	kept := tr.reader(t, "train/next", 0)
+	tr, c := newChangingTree(t, size)
+	tr.prefetcher.depth = 0 // so that batches are read when requested
+	first := tr.openFile(t, "train/next", 0)
 	expect := func(r *reader, want string) {
 		t.Helper()
 		data, status := r.read(0, size)
-		if got := c.holding(data); !status.Ok() || got != want {
+		if got := c.identify(data); !status.Ok() || got != want {
 			t.Errorf("%v, %s, want %s", status, got, want)
 		}
 	}
-	stale := func(r *reader, off int64) {
+	expectStale := func(r *reader, off int64) {
 		t.Helper()
 		if data, status := r.read(off, size); status != fuse.Status(syscall.ESTALE) {
-			t.Errorf("the rest of a batch of other tokens: %v, %d bytes, want ESTALE", status, len(data))
+			t.Errorf("the rest of a batch of old tokens: %v, %d bytes, want ESTALE", status, len(data))
 		}
 	}
-	expect(kept, "batch 0 of version 0")
+	expect(first, "batch 0 of version 0")
 	c.version.Add(1)
-	expect(kept, "batch 1 of version 1")
-	expect(kept, "batch 2 of version 1")
-	expect(tr.reader(t, "train/next", 0), "batch 3 of version 1")
+	expect(first, "batch 1 of version 1")
+	expect(first, "batch 2 of version 1")
+	expect(tr.openFile(t, "train/next", 0), "batch 3 of version 1")
 
-	// In the middle of a batch, whoever notices the change first.
+	// A change in the middle of a batch, noticed by this reader or another.
 	for _, noticed := range []bool{false, true} {
-		part := tr.reader(t, "train/next", 0)
+		part := tr.openFile(t, "train/next", 0)
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
 			tr.sequences.latest(1)
 		}
-		stale(part, 400)
-		stale(part, 900)
+		expectStale(part, 400)
+		expectStale(part, 900)
 		v, k := c.version.Load(), 3+c.version.Load()
 		expect(part, fmt.Sprintf("batch %d of version %d", k-1, v))
 		if noticed {
@@ -362,61 +359,61 @@ func TestNextFollowsChanges(t *testing.T) {
 		}
 	}
 
-	// Whoever had a batch whole has none of the other tokens to go back to.
-	stale(kept, 500)
+	// A change after a whole batch, whose bytes can no longer be read.
+	expectStale(first, 500)
 	c.version.Add(1)
-	expect(kept, "batch 7 of version 4")
+	expect(first, "batch 7 of version 4")
 
-	// While it is read, more than once.
+	// Several changes during a read.
 	times := 5
 	c.reading = func() {
 		if times--; times >= 0 {
 			c.version.Add(1)
 		}
 	}
-	expect(kept, "batch 8 of version 9")
+	expect(first, "batch 8 of version 9")
 	c.reading = nil
-	expect(kept, "batch 9 of version 9")
+	expect(first, "batch 9 of version 9")
 
-	// While it is read, and another handle takes the next number meanwhile.
-	other := tr.reader(t, "train/next", 0)
+	// A change during a read, while another handle takes the next number.
+	other := tr.openFile(t, "train/next", 0)
 	c.reading = func() {
 		c.reading = nil
 		expect(other, "batch 11 of version 9")
 		c.version.Add(1)
 	}
-	expect(kept, "batch 10 of version 10")
-	expect(kept, "batch 12 of version 10")
+	expect(first, "batch 10 of version 10")
+	expect(first, "batch 12 of version 10")
 	expect(other, "batch 13 of version 10")
 
-	// Where the header was read alone, as numpy.load does, the array is of the tokens at that time.
-	framed := tr.reader(t, "train/next.npy", 0)
+	// If the header is read alone, as numpy.load does, the array has the tokens of that time.
+	framed := tr.openFile(t, "train/next.npy", 0)
 	c.version.Add(1)
 	framed.read(0, headerBytes)
-	if data, status := framed.read(headerBytes, size); !status.Ok() || c.holding(data) != "batch 14 of version 11" {
-		t.Errorf("next.npy after its header: %v, %s", status, c.holding(data))
+	if data, status := framed.read(headerBytes, size); !status.Ok() || c.identify(data) != "batch 14 of version 11" {
+		t.Errorf("next.npy after its header: %v, %s", status, c.identify(data))
 	}
 	framed.read(0, headerBytes)
 	c.version.Add(1)
-	stale(framed, headerBytes)
+	expectStale(framed, headerBytes)
 
-	// Without end, which is an error, and takes none.
+	// Endless changes are an error, which takes no number.
 	c.reading = func() { c.version.Add(1) }
-	stale(kept, 0)
+	expectStale(first, 0)
 	c.reading = nil
-	expect(kept, fmt.Sprintf("batch 16 of version %d", c.version.Load()))
+	expect(first, fmt.Sprintf("batch 16 of version %d", c.version.Load()))
 }
 
-// The same request gets the same number, also where the tokens changed between the two.
+// A request that is repeated gets the same number, even if the tokens have changed.
 func TestRepeatedRequestsUnderChanges(t *testing.T) {
 	const size = 1000
-	tr, c := followed(t, size)
-	r := tr.reader(t, "train/next", 0)
+	tr, c := newChangingTree(t, size)
+	r := tr.openFile(t, "train/next", 0)
 	for k := range 10 {
 		r.read(size, 0) // another request
 		for range 3 {
-			data, status := r.again(0, size)
-			if got, want := c.holding(data), fmt.Sprintf("batch %d of version %d", k, c.version.Load()); !status.Ok() || got != want {
+			data, status := r.repeat(0, size)
+			if got, want := c.identify(data), fmt.Sprintf("batch %d of version %d", k, c.version.Load()); !status.Ok() || got != want {
 				t.Fatalf("%v, %s, want %s", status, got, want)
 			}
 			if k%2 == 0 {
@@ -426,23 +423,23 @@ func TestRepeatedRequestsUnderChanges(t *testing.T) {
 	}
 }
 
-// A numbered file never shows two versions: what was opened before a change is of no use after it.
+// A handle of a numbered file never shows two versions.
 func TestNumberedFilesUnderChanges(t *testing.T) {
 	const size = 6000
 	for changes := 1; changes < 20; changes++ {
-		tr, c := followed(t, size)
+		tr, c := newChangingTree(t, size)
 		old := map[string]*reader{}
 		for _, path := range []string{
 			"train/batch/3", "train/batch/3.npy", "train/batch/3.safetensors", "train/batch/3.json", "train/batches.bin", "train/batches.npy",
 		} {
-			old[path] = tr.reader(t, path, 0)
+			old[path] = tr.openFile(t, path, 0)
 		}
 		for range changes {
 			c.version.Add(1)
-			tr.reader(t, "train/next", 0).read(0, size)
+			tr.openFile(t, "train/next", 0).read(0, size)
 		}
 		for path, r := range old {
-			// Every offset: the beginning, what only the old file had, and its end.
+			// The beginning, an offset that only the old file has, and its end.
 			for _, off := range []int64{0, 4096, 5 * size, 5*size + 4096} {
 				if data, status := r.read(off, size); status != fuse.Status(syscall.ESTALE) {
 					t.Errorf("%s, %d changes after it was opened, at %d: %v, %d bytes, want ESTALE", path, changes, off, status, len(data))
@@ -452,18 +449,17 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 			if status := tr.GetAttr(nil, in, &fuse.AttrOut{}); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
 				t.Errorf("attributes of %s, %d changes after it was opened: %v, want ESTALE", path, changes, status)
 			}
-			data, status := tr.reader(t, path, 0).read(0, size)
-			if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || path == "train/batch/3" && got != want {
+			data, status := tr.openFile(t, path, 0).read(0, size)
+			if got, want := c.identify(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || path == "train/batch/3" && got != want {
 				t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
 			}
 		}
 	}
 }
 
-// What a lookup says of a file is all of one version, so that the kernel has its size and its pages
-// from the same.
+// All parts of the reply to a lookup are of one version.
 func TestLookupsUnderChanges(t *testing.T) {
-	tr, c := followed(t, 1000)
+	tr, c := newChangingTree(t, 1000)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

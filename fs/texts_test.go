@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// What open handles of texts keep is bounded, and each shows its text from beginning to end
-// nevertheless.
+// The memory of texts is limited, and every handle still shows its whole text.
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}
@@ -17,10 +16,10 @@ func TestTextsAreBounded(t *testing.T) {
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
 		sequences = append(sequences, s)
 	}
-	tr := plant(t, sequences...)
+	tr := newTestTree(t, sequences...)
 	var readers []*reader
 	for _, name := range names {
-		readers = append(readers, tr.reader(t, name+"/info.json", 0))
+		readers = append(readers, tr.openFile(t, name+"/info.json", 0))
 	}
 	for _, off := range []int64{0, 1 << 20, 17 << 20, size - 10, size} {
 		for n, r := range readers {
@@ -29,7 +28,7 @@ func TestTextsAreBounded(t *testing.T) {
 				t.Errorf("%s/info.json at %d: %q, %v", names[n], off, text, status)
 			}
 			if tr.texts.bytes.Load() > maxTextBytes || len(tr.texts.open) > 1 {
-				t.Fatalf("%d texts of %d bytes are kept", len(tr.texts.open), tr.texts.bytes.Load())
+				t.Fatalf("%d texts of %d bytes are cached", len(tr.texts.open), tr.texts.bytes.Load())
 			}
 		}
 	}
@@ -37,14 +36,13 @@ func TestTextsAreBounded(t *testing.T) {
 		r.close()
 	}
 	if tr.texts.bytes.Load() != 0 || len(tr.texts.open) != 0 {
-		t.Errorf("when all are closed, %d bytes of %d texts are kept", tr.texts.bytes.Load(), len(tr.texts.open))
+		t.Errorf("when all are closed, %d bytes of %d texts are cached", tr.texts.bytes.Load(), len(tr.texts.open))
 	}
 }
 
-// Every sequence in use is live.
 func TestLive(t *testing.T) {
 	const many = 3000
-	tr := plant(t, counting("train", 1000))
+	tr := newTestTree(t, counting("train", 1000))
 	dir := tr.find("train")
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))

@@ -14,53 +14,53 @@ import (
 	"batchfs/fs/state"
 )
 
-// late is the channel of a request that is late.
-var late = func() <-chan struct{} {
+// canceled is the cancel channel of a request that has timed out.
+var canceled = func() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// guarded is a Guard around the tree, whose requests are never late.
+// guarded returns a Guard around the tree, whose requests never time out.
 func (t *tree) guarded(splits int) *guard.Guard {
 	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.o.Memory.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 
-// The number of a read that is late goes to the next reader, whether it was assigned before or
-// after.
-func TestLateReadGivesItsNumberBack(t *testing.T) {
+// The number of a READ that times out goes to the next reader, whether it was assigned before or
+// after the timeout.
+func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	const size, id = 1000, 1_000_000
 	whole := state.Span{Off: 0, Len: size, Size: size}
-	for _, first := range []string{"assigned", "late"} {
-		tr := plant(t, counting("train", size))
-		read := state.ReadRequest{FH: tr.reader(t, "train/next", 0).fh, ID: id, Span: whole}
+	for _, first := range []string{"assigned", "timed out"} {
+		tr := newTestTree(t, counting("train", size))
+		read := state.ReadRequest{FH: tr.openFile(t, "train/next", 0).fh, ID: id, Span: whole}
 		if first == "assigned" {
 			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
 				t.Fatal(k, err)
 			}
 		}
 		tr.Rollback(id)
-		if first == "late" {
-			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrTimedOut {
+		if first == "timed out" {
+			if _, err := tr.handles.AssignBatch(read, canceled); err != state.ErrTimedOut {
 				t.Fatal(err)
 			}
 		}
-		next := tr.reader(t, "train/next", 0)
-		if got := next.batch(t, size); got != 0 {
+		next := tr.openFile(t, "train/next", 0)
+		if got := next.readBatch(t, size); got != 0 {
 			t.Errorf("%s first: the next reader got batch %d, want 0", first, got)
 		}
 	}
 }
 
-// A request that reads or checks token files has a cost. The cost creates no Batches.
+// Requests that read or check token files have a cost. Computing it creates no Batches.
 func TestCosts(t *testing.T) {
 	s := counting("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
 	s.Batch, s.Follows, s.TokensLen = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
-	number := grow(t, shared, s).find("train/seed=1").sequence()
-	tr := grow(t, shared, s) // of the next worker, which does not have seed=1 yet
+	number := takeOver(t, shared, s).find("train/seed=1").sequence()
+	tr := takeOver(t, shared, s) // the next worker does not have the Batches of seed=1 yet
 	check := func(what string, got guard.Cost, rows int64, reply int) {
 		t.Helper()
 		if want := (guard.Cost{Split: got.Split, Rows: rows, Reply: reply, Pages: got.Pages}); got != want {
@@ -95,21 +95,21 @@ func TestCosts(t *testing.T) {
 	in := &fuse.ReadIn{InHeader: settings, Size: 500}
 	check("read under settings that this worker has not used yet", tr.CostOfRead(in), 500, 500)
 	if tr.sequences.peek(number) != nil || tr.CostOfRead(in).Split != 1 {
-		t.Errorf("the costs made a Sequence, or are of split %d", tr.CostOfRead(in).Split)
+		t.Errorf("the cost methods created a Batches, or the split is %d", tr.CostOfRead(in).Split)
 	}
 	tr.sequences.get(number)
 	check("the same read once it has", tr.CostOfRead(in), 1, 500)
 }
 
-// A handler that is late may find that the kernel has forgotten its file. Its request is an error
-// then, and ends no process.
-func TestLateHandlerOfAForgottenFile(t *testing.T) {
+// A handler that has timed out may find that the kernel has forgotten its file. Its request then
+// fails with ESTALE.
+func TestHandlerOfForgottenFile(t *testing.T) {
 	s, other := counting("train", 1000), counting("train/seed=1", 1000)
 	s.with = func(string) (Batches, error) { return other, nil }
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
 	fh, _ := tr.handles.Open(number, 0, false, 4)
-	other.now = func(uint64) (Batches, error) { // meanwhile
+	other.latest = func(uint64) (Batches, error) { // forgets the file during a request
 		tr.handles.Release(fh)
 		tr.sequences.forget(number, 1)
 		return other, nil
@@ -130,20 +130,20 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	}
 }
 
-// A batch that is made ahead is read in parts no longer than a request.
-func TestBatchesAheadAreReadInParts(t *testing.T) {
+// A batch is prefetched in parts no longer than a request.
+func TestPrefetchReadsInParts(t *testing.T) {
 	const size = 3*mount.MaxRequest + 100
 	s := counting("train", size)
 	whole := s.read
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if len(dst) > mount.MaxRequest {
-			t.Errorf("%d bytes are read at once", len(dst))
+			t.Errorf("%d bytes are read in one part", len(dst))
 		}
 		return whole(dst, k, off)
 	}
 	got, want := make([]byte, size), make([]byte, size)
 	readInParts(s, got, 3)
 	if whole(want, 3, 0); !slices.Equal(got, want) {
-		t.Error("the bytes are others than those of a read at once")
+		t.Error("the bytes differ from those of a single read")
 	}
 }

@@ -19,12 +19,12 @@ import (
 	"batchfs/fs/state"
 )
 
-// oneArray is a batch of one array of so many bytes, an even number.
+// oneArray returns a batch of one array. bytes must be even.
 func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
-// A fake is a Batches whose functions a test may replace.
+// A fake is a Batches whose methods a test may replace.
 type fake struct {
 	spec
 	read       func(dst []byte, k uint64, off int64) error
@@ -32,7 +32,7 @@ type fake struct {
 	originLen  func() int64
 	info       func() []byte
 	infoLen    func() int64
-	now        func(k uint64) (Batches, error)
+	latest     func(k uint64) (Batches, error)
 	with       func(settings string) (Batches, error)
 }
 
@@ -47,20 +47,20 @@ func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.read
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }
 func (f *fake) InfoLen() int64                                   { return f.infoLen() }
-func (f *fake) Latest() (Batches, error)                         { return f.now(noBatch) }
+func (f *fake) Latest() (Batches, error)                         { return f.latest(noBatch) }
 func (f *fake) Stalled() time.Duration                           { return 0 }
 func (f *fake) With(settings string) (Batches, error)            { return f.with(settings) }
 
-func (f *fake) LatestWhole(<-chan struct{}) (Batches, error)           { return f.now(anyBatch) }
-func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.now(k) }
+func (f *fake) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
+func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
 
-// Numbers for which Latest and LatestWhole call now.
+// Arguments with which Latest and LatestWhole call fake.latest.
 const (
 	noBatch  = MaxBatches
 	anyBatch = MaxBatches + 1
 )
 
-// counting is a sequence whose byte i, of all its batches back to back, is i%251.
+// counting returns a sequence in which byte i of all batches laid back to back is i%251.
 func counting(name string, batchBytes int64) *fake {
 	s := &fake{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
@@ -78,7 +78,7 @@ func counting(name string, batchBytes int64) *fake {
 		originLen: func() int64 { return 21 },
 	}
 	s.infoLen = func() int64 { return int64(len(s.info())) }
-	s.now = func(uint64) (Batches, error) { return s, nil }
+	s.latest = func(uint64) (Batches, error) { return s, nil }
 	s.with = func(settings string) (Batches, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
@@ -95,12 +95,12 @@ func counting(name string, batchBytes int64) *fake {
 	return s
 }
 
-func plant(t testing.TB, sequences ...Batches) *tree {
+func newTestTree(t testing.TB, sequences ...Batches) *tree {
 	t.Helper()
-	return grow(t, newShared(t), sequences...)
+	return takeOver(t, newShared(t), sequences...)
 }
 
-// newShared is the shared state of a mount that nobody serves yet.
+// newShared returns the shared state of a new mount.
 func newShared(t testing.TB) *state.Shared {
 	t.Helper()
 	file, shared, err := state.New()
@@ -112,11 +112,11 @@ func newShared(t testing.TB) *state.Shared {
 	return shared
 }
 
-// maxTextBytes is what the texts of a tree may take in tests.
+// maxTextBytes limits the texts of a tree in tests.
 const maxTextBytes = 32 << 20
 
-// grow is the tree of a worker that continues from the shared state.
-func grow(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
+// takeOver returns the tree of a worker that continues from the shared state.
+func takeOver(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
@@ -135,7 +135,7 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
 	return tr
 }
 
-// find walks a path from the root.
+// find returns the inode of a path.
 func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
@@ -149,7 +149,7 @@ func (t *tree) find(path string) inode {
 	return i
 }
 
-// A reader is an open handle, which reads as the kernel does for read(2).
+// A reader is an open handle. It sends READs as the kernel does for read(2).
 type reader struct {
 	*tree
 	node   inode
@@ -159,7 +159,7 @@ type reader struct {
 
 var lastUnique atomic.Uint64
 
-func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
+func (t *tree) openFile(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
 	r := &reader{tree: t, node: t.find(path)}
 	in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Flags: flags}
@@ -173,11 +173,11 @@ func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 
 func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 	r.unique = lastUnique.Add(2)
-	return r.again(off, n)
+	return r.repeat(off, n)
 }
 
-// again repeats a request under the id of the last one.
-func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
+// repeat sends a READ under the id of the last one.
+func (r *reader) repeat(off int64, n int) ([]byte, fuse.Status) {
 	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
 	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
 	result, status := r.ServeRead(nil, 0, in, make([]byte, n))
@@ -195,18 +195,18 @@ func (r *reader) close() {
 	r.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh})
 }
 
-// batch reads the whole file and tells which batch of a counting sequence that was.
-func (r *reader) batch(t testing.TB, size int64) int {
+// readBatch reads a whole file and returns which batch of a counting sequence it shows.
+func (r *reader) readBatch(t testing.TB, size int64) int {
 	t.Helper()
 	data, status := r.read(0, int(size))
 	if !status.Ok() || int64(len(data)) != size {
 		t.Fatalf("read: %v, %d bytes", status, len(data))
 	}
-	return number(data, size)
+	return batchNumber(data, size)
 }
 
-// number inverts counting for small numbers: 251 is prime.
-func number(data []byte, size int64) int {
+// batchNumber returns which batch of a counting sequence data is, for numbers below 251, a prime.
+func batchNumber(data []byte, size int64) int {
 	for k := range 251 {
 		if byte(int64(k)*size%251) == data[0] {
 			return k
@@ -216,7 +216,7 @@ func number(data []byte, size int64) int {
 }
 
 func TestNamesOfBatches(t *testing.T) {
-	tr := plant(t, counting("train", 100))
+	tr := newTestTree(t, counting("train", 100))
 	for name, want := range map[string]inode{
 		"0": makeInode(batchRaw, 1, 0), "17.npy": makeInode(batchNPY, 1, 17), "1099511627775": makeInode(batchRaw, 1, MaxBatches-1),
 		"1099511627776": 0, "18446744073709551616": 0, "-1": 0, "+1": 0, "01": 0, "": 0, ".npy": 0, "1.bin": 0, "1.npy.npy": 0, " 1": 0, "1e3": 0,
@@ -228,7 +228,7 @@ func TestNamesOfBatches(t *testing.T) {
 }
 
 func TestListedNamesExist(t *testing.T) {
-	tr := plant(t, counting("train", 100), counting("val", 100))
+	tr := newTestTree(t, counting("train", 100), counting("val", 100))
 	for _, dir := range []string{"", "train", "val"} {
 		d := rootInode
 		if dir != "" {
@@ -252,8 +252,8 @@ func TestNextAfterAnError(t *testing.T) {
 		}
 		return fine(dst, k, off)
 	}
-	tr := plant(t, s)
-	r := tr.reader(t, "train/next", 0)
+	tr := newTestTree(t, s)
+	r := tr.openFile(t, "train/next", 0)
 	for _, test := range []struct {
 		err  error
 		want syscall.Errno
@@ -267,23 +267,22 @@ func TestNextAfterAnError(t *testing.T) {
 		}
 	}
 	failure = nil
-	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 0 {
+	if got := tr.openFile(t, "train/next", 0).readBatch(t, size); got != 0 {
 		t.Errorf("after errors another handle gets batch %d: 0 is lost", got)
 	}
-	if got := r.batch(t, size); got != 1 {
+	if got := r.readBatch(t, size); got != 1 {
 		t.Errorf("then the one that failed gets batch %d, want 1", got)
 	}
 	if s := tr.live().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
 		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())
 	}
 
-	// A batch that was delivered in part stays with its handle, and so does one that came before
-	// the cursor's last.
+	// A handle keeps a batch that it has delivered in part.
 	r.read(0, 100)
 	failure = errors.New("broken")
 	r.read(100, size-100)
 	failure = nil
-	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 3 {
+	if got := tr.openFile(t, "train/next", 0).readBatch(t, size); got != 3 {
 		t.Errorf("batch %d went to two handles", got)
 	}
 	if data, status := r.read(100, size-100); !status.Ok() || data[0] != byte((2*size+100)%251) {
@@ -291,35 +290,33 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-// A file that cannot be read fails when it is opened: some programs do not look whether a read
-// failed.
+// Files that cannot be read fail at open, because some programs do not check whether a read failed.
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
-	tr := plant(t, s)
-	fine := s.now
+	tr := newTestTree(t, s)
+	fine := s.latest
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.now = func(uint64) (Batches, error) { return s, err }
+		s.latest = func(uint64) (Batches, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
 				t.Errorf("%s, %v: %v, want %v", name, err, status, want)
 			}
 		}
-		s.now = fine
+		s.latest = fine
 	}
 }
 
-// What changes is not for the page cache, whose reads come without a lock owner.
-func TestNoPageCacheForWhatChanges(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
+func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
+	tr := newTestTree(t, counting("train", 1000))
 	for path, want := range map[string]fuse.Status{
 		"train/next": fuse.EINVAL, "train/next.npy": fuse.EINVAL, "train/cursor": fuse.EINVAL, "status.json": fuse.EINVAL,
 		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.EINVAL,
 		"train/batch/3.json": fuse.OK, "train/next.safetensors": fuse.EINVAL,
 	} {
-		r := tr.reader(t, path, 0)
+		r := tr.openFile(t, path, 0)
 		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh, Size: 10}
 		if _, status := tr.ServeRead(nil, 0, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
@@ -327,19 +324,19 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 	}
 }
 
-// An open status.json or cursor shows one moment, and its size does not depend on which.
-func TestTextsHoldStill(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	cursor, status := tr.reader(t, "train/cursor", 0), tr.reader(t, "status.json", 0)
+// An open status.json or cursor does not change, and the size of status.json never does.
+func TestOpenTextsDoNotChange(t *testing.T) {
+	tr := newTestTree(t, counting("train", 1000))
+	cursor, status := tr.openFile(t, "train/cursor", 0), tr.openFile(t, "status.json", 0)
 	before, _ := status.read(0, 4096)
-	tr.reader(t, "train/next", 0).batch(t, 1000)
+	tr.openFile(t, "train/next", 0).readBatch(t, 1000)
 	if text, _ := cursor.read(0, 100); string(text) != "0\n" {
 		t.Errorf("cursor shows %q", text)
 	}
-	if text, _ := tr.reader(t, "train/cursor", 0).read(0, 100); string(text) != "1\n" {
+	if text, _ := tr.openFile(t, "train/cursor", 0).read(0, 100); string(text) != "1\n" {
 		t.Errorf("cursor then shows %q", text)
 	}
-	after, _ := tr.reader(t, "status.json", 0).read(0, 4096)
+	after, _ := tr.openFile(t, "status.json", 0).read(0, 4096)
 	if bytes.Equal(before, after) || len(before) != len(after) || len(after) != int(tr.size(tr.find("status.json"), nil)) {
 		t.Errorf("status.json:\n%s\nand then\n%s", before, after)
 	}
@@ -351,55 +348,54 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 }
 
-// A lookup looks at the token files that the file is read from, so that stat tells their size as it
-// is now.
-func TestLookupsLookAtFiles(t *testing.T) {
+// A lookup checks the token files from which a file is read, so that stat returns its current size.
+func TestLookupsCheckFiles(t *testing.T) {
 	s := counting("train", 1000)
-	var looked []uint64
+	var checked []uint64
 	s.Follows = true
-	s.now = func(k uint64) (Batches, error) {
-		looked = append(looked, k)
+	s.latest = func(k uint64) (Batches, error) {
+		checked = append(checked, k)
 		return s, nil
 	}
-	tr := plant(t, s)
+	tr := newTestTree(t, s)
 	for path, want := range map[string]uint64{"batches.bin": anyBatch, "tokens.bin": anyBatch, "batch/3": 3, "batch/7.npy": 7} {
 		dir, name := "train", path
 		if parent, child, ok := strings.Cut(path, "/"); ok {
 			dir, name = "train/"+parent, child
 		}
-		looked = nil
+		checked = nil
 		if status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find(dir)), Unique: lastUnique.Add(2)}, name, &fuse.EntryOut{}); !status.Ok() {
 			t.Fatalf("%s: %v", path, status)
 		}
-		if !slices.Equal(looked, []uint64{want}) {
-			t.Errorf("%s: looked at the files of batches %d, want %d", path, looked, want)
+		if !slices.Equal(checked, []uint64{want}) {
+			t.Errorf("%s: checked the files of batches %d, want %d", path, checked, want)
 		}
 	}
 }
 
-// A handle that was opened with O_NONBLOCK gives its number back where it is closed within the
-// batch, and no later one was taken.
+// A handle opened with O_NONBLOCK returns its number if it is closed within the batch and no later
+// number was taken.
 func TestNonblockingHandles(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	looks := func() *reader {
-		r := tr.reader(t, "train/next", syscall.O_NONBLOCK)
+	tr := newTestTree(t, counting("train", 1000))
+	readPart := func() *reader {
+		r := tr.openFile(t, "train/next", syscall.O_NONBLOCK)
 		r.read(0, 100)
 		return r
 	}
-	expect := func(when string, cursor, givenBack uint64) {
+	expect := func(when string, cursor, returned uint64) {
 		t.Helper()
-		entry := &tr.shared.Sequences[1]
-		if c, n := entry.Cursor.Load(), entry.NumbersReturned.Load(); c != cursor || n != givenBack {
-			t.Errorf("%s, the cursor is %d, and %d numbers were given back, want %d and %d", when, c, n, cursor, givenBack)
+		seq := &tr.shared.Sequences[1]
+		if c, n := seq.Cursor.Load(), seq.NumbersReturned.Load(); c != cursor || n != returned {
+			t.Errorf("%s, the cursor is %d, and %d numbers were returned, want %d and %d", when, c, n, cursor, returned)
 		}
 	}
-	first := looks()
+	first := readPart()
 	expect("at the first read", 1, 0)
 	first.close()
-	expect("after a look at a batch", 0, 1)
-	looks().batch(t, 1000)
-	second := looks()
-	tr.reader(t, "train/next", 0).batch(t, 1000)
+	expect("after a part of a batch", 0, 1)
+	readPart().readBatch(t, 1000)
+	second := readPart()
+	tr.openFile(t, "train/next", 0).readBatch(t, 1000)
 	second.close()
 	expect("after a later number was taken", 3, 1)
 }
