@@ -3,7 +3,6 @@ package fs
 import (
 	"bytes"
 	_ "embed"
-	"strings"
 	"syscall"
 	"text/template"
 
@@ -49,7 +48,7 @@ var kindTable = []kindEntry{
 	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
 	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
 	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokens{}},
-	{kind: infoFile, parent: splitDir, name: "info.json", content: text{render: (*tree).info, length: (*tree).infoLen}},
+	{kind: infoFile, parent: splitDir, name: "info.json", content: text{render: (*tree).info, length: Batches.InfoLen}},
 }
 
 // byKind has the entry of each kind. Entries of unused numbers are empty.
@@ -199,7 +198,7 @@ func (i inode) outdated(s Batches) bool {
 var readmeSource string
 
 var readmeTemplate = template.Must(template.New("README").
-	Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "extraArrays": extraArrays}).Parse(readmeSource))
+	Funcs(template.FuncMap{"dims": header.Dims}).Parse(readmeSource))
 
 func renderReadme(mountpoint string, splits []Batches) []byte {
 	var b bytes.Buffer
@@ -207,12 +206,4 @@ func renderReadme(mountpoint string, splits []Batches) []byte {
 		panic(err) // bug in the template
 	}
 	return b.Bytes()
-}
-
-func mainNames(s Batches) string {
-	var names []string
-	for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
-		names = append(names, a.Name)
-	}
-	return strings.Join(names, ", ")
 }

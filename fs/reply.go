@@ -19,8 +19,7 @@ type reply struct {
 	reader     *inOrder // reader to prefetch for; may be nil
 	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; may be nil
 
-	sequence   Batches
-	number     int    // number of sequence
+	span       span   // what the READ gets
 	firstBegun uint64 // first batch whose first byte is in the reply; equal to end if there is none
 	end        uint64 // one more than the last batch with bytes in the reply; 0 if there is none
 }
@@ -62,7 +61,7 @@ func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 
 // account adds a reply to the counters of its sequence and of the sources of its split.
 func (t *tree) account(r *reply) {
-	seq := &t.shared.Sequences[r.number]
+	seq := &t.shared.Sequences[r.span.inode.sequence()]
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
 	if r.slot != nil {
@@ -77,9 +76,9 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.Sources[r.split]
-	for source := range r.sequence.Spec().SourceWeights {
+	for source := range r.span.sequence.Spec().SourceWeights {
 		for k := r.firstBegun; k < r.end; k++ {
-			sources[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
+			sources[min(source, state.MaxSources-1)].Rows.Add(r.span.sequence.RowsOf(source, k))
 		}
 	}
 }

@@ -85,14 +85,17 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 // A text is a content that is rendered when a file is opened.
 type text struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
-	length func(t *tree, i inode) int64 // length in bytes; nil if only render knows it
+	length func(Batches) int64 // length in bytes; nil if only render knows it
 }
 
-func (x text) size(t *tree, i inode, _ Batches) int64 {
-	if x.length != nil {
-		return x.length(t, i)
+func (x text) size(t *tree, i inode, s Batches) int64 {
+	switch {
+	case x.length == nil:
+		return int64(len(x.render(t, i, nil)))
+	case s == nil: // forgotten in the meantime
+		return 0
 	}
-	return int64(len(x.render(t, i, nil)))
+	return x.length(s)
 }
 
 func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
@@ -105,13 +108,6 @@ func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 		return []byte{}
 	}
 	return s.Info()
-}
-
-func (t *tree) infoLen(i inode) int64 {
-	if s := t.sequence(i); s != nil {
-		return s.InfoLen()
-	}
-	return 0
 }
 
 // Live is the part of status.json that only package fs knows.

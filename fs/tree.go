@@ -19,7 +19,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
 
@@ -92,7 +91,7 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
 			}
 		case e.kind.showsOneArray() && k < 1<<arrayShift:
-			for n, a := range extraArrays(s) {
+			for n, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
 				i := makeArrayInode(e.kind, dir.sequence(), s.Spec().Batch.Main+n, k).withVersion(s.Spec().Version)
 				add(strings.Replace(e.name, "%", a.Name, 1), i)
 			}
@@ -107,8 +106,6 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	}
 	return list
 }
-
-func extraArrays(s Batches) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
 // lookup returns the inode of a name in a directory, or noSuchInode. It finds no settings.
 func (t *tree) lookup(dir inode, name string) inode {

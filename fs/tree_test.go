@@ -31,7 +31,6 @@ type fake struct {
 	readOrigin func(dst []byte, k uint64, off int64) error
 	originLen  func() int64
 	info       func() []byte
-	infoLen    func() int64
 	latest     func(k uint64) (Batches, error)
 	with       func(settings string) (Batches, error)
 }
@@ -46,7 +45,7 @@ func (f *fake) RowsOf(source int, k uint64) uint64         { return k + uint64(s
 func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.readOrigin(dst, k, off) }
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }
-func (f *fake) InfoLen() int64                                   { return f.infoLen() }
+func (f *fake) InfoLen() int64                                   { return int64(len(f.info())) }
 func (f *fake) Latest() (Batches, error)                         { return f.latest(noBatch) }
 func (f *fake) Stalled() time.Duration                           { return 0 }
 func (f *fake) With(settings string) (Batches, error)            { return f.with(settings) }
@@ -77,7 +76,6 @@ func counting(name string, batchBytes int64) *fake {
 		},
 		originLen: func() int64 { return 21 },
 	}
-	s.infoLen = func() int64 { return int64(len(s.info())) }
 	s.latest = func(uint64) (Batches, error) { return s, nil }
 	s.with = func(settings string) (Batches, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
