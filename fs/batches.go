@@ -32,7 +32,8 @@ type Batches interface {
 	Info() []byte   // info.json
 	InfoLen() int64 // length of Info, computed once
 
-	// RowsOf returns how many rows of batch k come from a source, an index of Spec.SourceWeights.
+	// RowsOf returns how many rows of batch k come from a source. source is an index into
+	// Spec.SourceWeights.
 	RowsOf(source int, k uint64) uint64
 
 	// With derives the Batches under the settings of a path, such as "rank=3,world=8". Equal
@@ -44,11 +45,11 @@ type Batches interface {
 	// be wrong.
 	Latest() (Batches, error)
 
-	// LatestFor also checks the files of batch k. If they have changed and are followed, it waits
-	// for the new ones, or until cancel is closed.
+	// LatestFor is Latest, but also checks the files of batch k. If they have changed and are
+	// followed, it waits for the new ones, or until cancel is closed.
 	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
 
-	// LatestWhole also returns an error if any batch cannot be read.
+	// LatestWhole is Latest, but returns an error if any batch cannot be read.
 	LatestWhole(cancel <-chan struct{}) (Batches, error)
 
 	// Stalled returns how long a check of all token files has had no response, or 0.
@@ -65,7 +66,7 @@ type Spec struct {
 	Steps         uint64            // batches in batches.bin and batches.npy
 	Start         uint64            // first number that next takes
 	EpochBatches  uint64            // batches in an epoch; 0 without epochs
-	SourceWeights []float64         // fraction of the rows from each source; nil if there is one
+	SourceWeights []float64         // fraction of rows from each source; nil for a single source
 	TokensLen     int64             // size of tokens.bin, in bytes
 	Metadata      map[string]string // for .safetensors files, besides the batch number
 	Version       Version           // version of its tokens

@@ -19,7 +19,7 @@ type kindEntry struct {
 	content content
 }
 
-// A content is what the files of a kind show, which decides how they are cached.
+// A content is what the files of a kind show. It also decides how they are cached.
 type content interface {
 	// size returns the size of file i in bytes. s is its sequence, or nil for a file of the whole
 	// mount.

@@ -30,7 +30,7 @@ import (
 // Lock order: mu, then only the locks of package state.
 type sequenceTable struct {
 	shared   *state.Shared
-	log      *limitedLog // separate, so that bad paths do not displace errors
+	log      *limitedLog // not the tree's, so that bad paths do not use up its limit
 	access   Access
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
@@ -46,17 +46,17 @@ type sequenceTable struct {
 	doubts         map[int]*doubt // sequences whose lookup count may be too high, by number
 	settingsByUser map[uint32]int // number of settings that each user was the first to look up
 	invalidated    uint64         // recorded names that have been invalidated or overwritten
-	tooMany        *sync.Cond     // more than maxRecent names may be left; its lock is mu
+	tooMany        *sync.Cond     // signaled when names may need invalidation; its lock is mu
 }
 
 const (
-	// maxRecent is how many names are not invalidated. If an invalidated name is in use, the kernel
-	// looks it up again. Invalidations should be rare, because one may wait in the kernel for
-	// another lookup, in a thread that cannot be killed.
+	// maxRecent is how many of the latest names are not invalidated. If an invalidated name is in
+	// use, the kernel looks it up again. Invalidations should be rare, because one may wait in the
+	// kernel for another lookup, in a thread that cannot be killed.
 	maxRecent = 1 << 10
 
-	// invalidators is how many goroutines invalidate names. One waits while any lookup runs in its
-	// directory.
+	// invalidators is how many goroutines invalidate names. An invalidation waits while any lookup
+	// runs in the same directory.
 	invalidators = 8
 )
 

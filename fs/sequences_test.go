@@ -397,7 +397,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	c.version.Add(1)
 	expectStale(framed, headerBytes)
 
-	// Endless changes are an error, which takes no number.
+	// If changes never end, the read fails and takes no number.
 	c.reading = func() { c.version.Add(1) }
 	expectStale(first, 0)
 	c.reading = nil

@@ -120,8 +120,8 @@ func tuneRuntime() {
 		debug.SetGCPercent(50)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		// Go counts a thread that waits for a request as running, until its monitor has seen the
-		// thread wait twice. Unless more threads may run, the monitor checks every 20 microseconds,
+		// Go counts a thread that waits for a request as running, until the runtime has seen the
+		// thread wait twice. Unless more threads may run, the runtime checks every 20 microseconds,
 		// which takes up to a sixth of the processor time of batches.
 		const spareThreads = 4
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareThreads)

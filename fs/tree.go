@@ -31,7 +31,7 @@ type tree struct {
 	sequences          *sequenceTable
 	readme             []byte
 	texts              texts
-	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
+	badNames           atomic.Pointer[[]BadName] // last ten that this worker found, latest first
 
 	// statusMu is held while status.json or metrics is rendered, which may take long. It comes
 	// before all other locks.
@@ -107,7 +107,8 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	return list
 }
 
-// lookup returns the inode of a name in a directory, or noSuchInode. It finds no settings.
+// lookup returns the inode of a name in a directory, or noSuchInode. It does not find settings
+// directories.
 func (t *tree) lookup(dir inode, name string) inode {
 	var k uint64
 	if dir.kind() == batchDir {
