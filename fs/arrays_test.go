@@ -11,8 +11,8 @@ import (
 	"batchfs/fs/header"
 )
 
-// manyArrays returns a sequence whose batches have the largest number of arrays, with names of the
-// greatest length and all dtypes.
+// manyArrays returns a sequence whose batches have as many arrays as allowed, with the longest
+// names and all dtypes.
 func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
@@ -150,7 +150,7 @@ func TestArrayFiles(t *testing.T) {
 
 // Every header is a page long, whatever the arrays are. cmd/batchfs limits the metadata.
 func TestLongestHeaders(t *testing.T) {
-	// As many axes as possible, with a product that is a possible size.
+	// The largest number of axes whose product is still a valid size.
 	axes := make([]int, 30)
 	for i := range axes {
 		axes[i] = 1

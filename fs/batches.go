@@ -41,15 +41,15 @@ type Batches interface {
 	With(settings string) (Batches, error)
 
 	// Latest returns the Batches that replaces this one, or this one if its token files have not
-	// changed or no batch can be read, which is an error. It checks no file unless one is known to
-	// be wrong.
+	// changed. If no batch can be read, it returns this one and an error. It checks no file unless
+	// one is known to be wrong.
 	Latest() (Batches, error)
 
 	// LatestFor is Latest, but also checks the files of batch k. If they have changed and are
 	// followed, it waits for the new ones, or until cancel is closed.
 	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
 
-	// LatestWhole is Latest, but returns an error if any batch cannot be read.
+	// LatestWhole is Latest, but returns an error unless every batch can be read.
 	LatestWhole(cancel <-chan struct{}) (Batches, error)
 
 	// Stalled returns how long a check of all token files has had no response, or 0.
@@ -68,7 +68,7 @@ type Spec struct {
 	EpochBatches  uint64            // batches in an epoch; 0 without epochs
 	SourceWeights []float64         // fraction of rows from each source; nil for a single source
 	TokensLen     int64             // size of tokens.bin, in bytes
-	Metadata      map[string]string // for .safetensors files, besides the batch number
+	Metadata      map[string]string // metadata in .safetensors files, besides the batch number
 	Version       Version           // version of its tokens
 	Follows       bool              // whether another Batches may replace it
 }

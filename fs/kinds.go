@@ -79,8 +79,8 @@ func (k kind) mode() uint32 {
 func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
 func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
-// isLiveText reports whether each handle shows the text at the time of its open, which is never
-// cached.
+// isLiveText reports whether each handle shows a text as it was when the handle was opened. Such
+// texts are never cached.
 func (k kind) isLiveText() bool {
 	_, isText := k.entry().content.(text)
 	return isText && k != readmeFile

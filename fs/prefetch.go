@@ -80,7 +80,7 @@ func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
 	return r, prefetched
 }
 
-// record is request without waiting for a prefetch and without locking the slot.
+// record does what request does, but neither waits for a prefetch nor locks the slot.
 func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

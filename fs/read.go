@@ -99,8 +99,8 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, e
 	return sp, err
 }
 
-// maxGap bounds by how many bytes the first request of a long read(2) is shorter than
-// mount.MaxRequest: up to a page for each iovec.
+// maxGap is how many bytes shorter than mount.MaxRequest the first request of a long read(2) can
+// be: up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // assign sets the batch of a span of next* to the one that the handle of the READ holds.

@@ -60,7 +60,7 @@ const (
 	invalidators = 8
 )
 
-// maxNameLen is the longest file name in bytes, as StatFs reports.
+// maxNameLen is the length of the longest file name, in bytes. StatFs reports it.
 const maxNameLen = 255
 
 func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
@@ -146,7 +146,7 @@ func (q *sequenceTable) get(number int) Batches {
 	if !used {
 		return nil
 	}
-	split, _ := q.latest(q.splitOf(number)) // reads report the error
+	split, _ := q.latest(q.splitOf(number)) // reads of batches report the error
 	_, settings, _ := strings.Cut(name, "/")
 	s, err := split.With(settings)
 	if err != nil {
@@ -204,7 +204,7 @@ func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[numb
 // lookup returns the sequence of directory dir under the settings in name, and its number. It
 // counts request id of a user as a lookup. If the settings are wrong, err is the reason.
 func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Batches, number int, errno syscall.Errno, err error) {
-	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads report the error
+	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
 	}
@@ -340,7 +340,7 @@ func (q *sequenceTable) refresh(number int, latest func(Batches) (Batches, error
 	}
 	s, err := latest(old)
 	if current := q.byNumber[number].Load(); s != old && current != nil && *current == old {
-		replacement := s // allocated only here
+		replacement := s // a copy, so that s is allocated only here
 		if q.byNumber[number].CompareAndSwap(current, &replacement) {
 			q.describe(number, s)
 		}

@@ -218,7 +218,7 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
-// initOut returns the body of a reply to INIT, in place.
+// initOut returns the body of a reply to INIT. It points into the reply.
 func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }

@@ -115,7 +115,7 @@ type Live struct {
 	Shared        *state.Shared
 	PrefetchBytes int64                // memory of prefetched batches
 	TextBytes     int64                // memory of the texts of open files
-	BadNames      []BadName            // latest first
+	BadNames      []BadName            // names that do not exist, latest first
 	Splits        map[string]LiveSplit // splits, and settings in use, by path
 	IdleSettings  int                  // settings kept only because their cursor has moved
 }

@@ -1,6 +1,6 @@
 // Package fs implements the files of a mount.
 //
-// A file is identified by its [inode] number, which contains its kind, its sequence and, in batch/,
+// A file is identified by its inode number, which contains its kind, its sequence and, in batch/,
 // its batch number; kindTable has an entry for each kind. A file of batches is an optional header
 // followed by the bytes of batches, which a [Batches] computes. Only next, next.npy and
 // next.safetensors keep state per open file, in package state, so that another process can continue
@@ -69,7 +69,7 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 // sequence returns the sequence of a file, or nil if there is none.
 func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
 
-// isForgotten reports whether file i belongs to a sequence that is gone: s, its sequence, is nil.
+// isForgotten reports whether the sequence of file i is gone. s is the result of t.sequence(i).
 func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
 
 // listDir returns the files in a directory. In batch/, they are those of batch k, and their names
@@ -180,7 +180,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
 			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
-		i, timeout = i.withVersion(s.Spec().Version), 0 // changed tokens have another inode
+		i, timeout = i.withVersion(s.Spec().Version), 0 // the inode depends on the version
 	}
 	if i == noSuchInode {
 		t.recordBadName(dir, name, t.explainBadName(dir, name))

@@ -203,7 +203,8 @@ func (r *reader) readBatch(t testing.TB, size int64) int {
 	return batchNumber(data, size)
 }
 
-// batchNumber returns which batch of a counting sequence data is, for numbers below 251, a prime.
+// batchNumber returns which batch of a counting sequence data is. Numbers must be below 251, a
+// prime.
 func batchNumber(data []byte, size int64) int {
 	for k := range 251 {
 		if byte(int64(k)*size%251) == data[0] {
