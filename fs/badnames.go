@@ -22,17 +22,17 @@ func (t *tree) explainBadName(dir inode, name string) string {
 	case dir.kind() != batchDir && isSettings(name):
 		return fmt.Sprintf("%q are settings, which belong in the directory of a split, as in train/%[1]s", name)
 	case dir.kind() == rootDir:
-		return fmt.Sprintf("no split and no file is called %q: there are %s", name, existing)
+		return fmt.Sprintf("no split or file is called %q: there are %s", name, existing)
 	case dir.kind() == splitDir:
 		return fmt.Sprintf("no file is called %q: there are %s, and settings such as seed=1", name, existing)
 	case digits == "":
-		return fmt.Sprintf("%q does not begin with the number of a batch, such as 17 or 17.npy", name)
+		return fmt.Sprintf("%q does not begin with a batch number, as 17 and 17.npy do", name)
 	case err != nil || k >= MaxBatches:
-		return fmt.Sprintf("%s is not the number of a batch: they are below %d", digits, uint64(MaxBatches))
+		return fmt.Sprintf("%s is not a batch number: batch numbers are below %d", digits, uint64(MaxBatches))
 	case len(digits) > 1 && digits[0] == '0':
-		return fmt.Sprintf("%s begins with a zero: say %d", digits, k)
+		return fmt.Sprintf("%s begins with a zero: write %d", digits, k)
 	}
-	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], existing)
+	return fmt.Sprintf("%q cannot follow a batch number, but %s or nothing can", name[len(digits):], existing)
 }
 
 // A BadName is a path that was looked up, and the reason why it does not exist.

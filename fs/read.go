@@ -114,8 +114,8 @@ func (t *tree) assign(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err er
 	size := t.size(sp.inode, sp.sequence)
 	sp.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: sp.off, Len: sp.len, Size: size},
-		// Pid is 0 for readers in some other PID namespaces, and LockOwner is the same for all
-		// threads of a process.
+		// Neither number is enough: Pid is 0 for readers in some other PID namespaces, and
+		// LockOwner is the same for all threads of a process.
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
 		Version: sp.sequence.Spec().Version,
 		Cut:     sp.len > mount.MaxRequest-maxGap && sp.off+sp.len < size,
@@ -188,8 +188,8 @@ func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges reads a file that consists of size bytes from byte from on of each of batches k,
-// k+1, …, back to back. It fills dst, starting at byte off of the file.
+// readByteRanges fills dst from a file that shows size bytes of each of batches k, k+1, …, starting
+// at byte from of each batch. off is the offset in that file.
 func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) error {
 	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)

@@ -45,10 +45,10 @@ func TestTextsAfterTakeover(t *testing.T) {
 		t.Errorf("status.json begins with %q", text)
 	}
 	if text, st := done.read(3, 100); st != fuse.OK || len(text) > 0 {
-		t.Errorf("after its end, a text goes on with %q, %v", text, st)
+		t.Errorf("after its end, a text continues with %q, %v", text, st)
 	}
 	if text, st := begun.read(1, 100); st != fuse.Status(syscall.ESTALE) {
-		t.Errorf("in its middle, a text goes on with %q, %v", text, st)
+		t.Errorf("in its middle, a text continues with %q, %v", text, st)
 	}
 	if text, st := begun.read(0, 100); st != fuse.OK || string(text) != info {
 		t.Errorf("from its beginning, a text is %q, %v", text, st)

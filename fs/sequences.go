@@ -65,7 +65,7 @@ const maxNameLen = 255
 
 func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
-		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
+		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequenceTable{
 		shared:         shared,

@@ -113,7 +113,7 @@ func TestSequenceNumbers(t *testing.T) {
 				k = &known{number: number}
 				model[name] = k
 				if seq.CursorMoved() || seq.Reads.Load() != 0 || seq.Errors.Load() != 0 || seq.LastError() != "" {
-					t.Fatal("a sequence begins with what the one before it left")
+					t.Fatal("a sequence begins with the state of the one before it")
 				}
 			}
 			k.lookups++
@@ -161,11 +161,11 @@ func TestAllNumbersInUse(t *testing.T) {
 		t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 	}
 	if got := q.mustLookUp(t, dir, "seed=5"); got != numbers[5] {
-		t.Errorf("one that is there has number %d, had %d", got, numbers[5])
+		t.Errorf("existing settings have number %d, had %d", got, numbers[5])
 	}
 	q.forget(numbers[5], 2)
 	if got := q.mustLookUp(t, dir, "seed=more"); got != numbers[5] {
-		t.Errorf("with one forgotten, number %d, want %d", got, numbers[5])
+		t.Errorf("after one was forgotten, the number is %d, want %d", got, numbers[5])
 	}
 	q.check(t)
 }
@@ -230,7 +230,7 @@ func TestIdleSettings(t *testing.T) {
 		t.Error("the Batches of idle settings takes memory")
 	}
 	if s := q.get(number); s == nil || s.Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
-		t.Errorf("then %v is found", s)
+		t.Errorf("the number of idle settings has %v", s)
 	}
 }
 

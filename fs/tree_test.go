@@ -27,12 +27,11 @@ func oneArray(bytes int64) array.Batch {
 // A fake is a Batches whose methods a test may replace.
 type fake struct {
 	spec
-	read       func(dst []byte, k uint64, off int64) error
-	readOrigin func(dst []byte, k uint64, off int64) error
-	originLen  func() int64
-	info       func() []byte
-	latest     func(k uint64) (Batches, error)
-	with       func(settings string) (Batches, error)
+	read      func(dst []byte, k uint64, off int64) error
+	originLen func() int64
+	info      func() []byte
+	latest    func(k uint64) (Batches, error)
+	with      func(settings string) (Batches, error)
 }
 
 type spec = Spec
@@ -42,16 +41,20 @@ func (f *fake) Read(dst []byte, k uint64, off int64) error { return f.read(dst, 
 func (f *fake) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
 func (f *fake) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
 
-func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.readOrigin(dst, k, off) }
-func (f *fake) OriginLen() int64                                 { return f.originLen() }
-func (f *fake) Info() []byte                                     { return f.info() }
-func (f *fake) InfoLen() int64                                   { return int64(len(f.info())) }
-func (f *fake) Latest() (Batches, error)                         { return f.latest(noBatch) }
-func (f *fake) Stalled() time.Duration                           { return 0 }
-func (f *fake) With(settings string) (Batches, error)            { return f.with(settings) }
+func (f *fake) OriginLen() int64                      { return f.originLen() }
+func (f *fake) Info() []byte                          { return f.info() }
+func (f *fake) InfoLen() int64                        { return int64(len(f.info())) }
+func (f *fake) Latest() (Batches, error)              { return f.latest(noBatch) }
+func (f *fake) Stalled() time.Duration                { return 0 }
+func (f *fake) With(settings string) (Batches, error) { return f.with(settings) }
 
 func (f *fake) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
 func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
+
+func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error {
+	copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
+	return nil
+}
 
 // Arguments with which Latest and LatestWhole call fake.latest.
 const (
@@ -68,10 +71,6 @@ func counting(name string, batchBytes int64) *fake {
 			for i := range dst {
 				dst[i] = byte((k*uint64(batchBytes) + uint64(off) + uint64(i)) % 251)
 			}
-			return nil
-		},
-		readOrigin: func(dst []byte, k uint64, off int64) error {
-			copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 			return nil
 		},
 		originLen: func() int64 { return 21 },
@@ -270,7 +269,7 @@ func TestNextAfterAnError(t *testing.T) {
 		t.Errorf("after errors another handle gets batch %d: 0 is lost", got)
 	}
 	if got := r.readBatch(t, size); got != 1 {
-		t.Errorf("then the one that failed gets batch %d, want 1", got)
+		t.Errorf("the handle that failed then gets batch %d, want 1", got)
 	}
 	if s := tr.live().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
 		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())

@@ -13,7 +13,7 @@ import (
 func TestNPY(t *testing.T) {
 	h := NPY(array.Int64, 7, 2, 12, 1024)
 	if len(h) != Bytes || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
-		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
+		t.Errorf("%d bytes, but its length field says %d", len(h), binary.LittleEndian.Uint16(h[8:])+10)
 	}
 	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {
 		t.Errorf("%q", h[:100])
@@ -28,7 +28,7 @@ func TestSafetensors(t *testing.T) {
 	)
 	h := Safetensors(batch, map[string]string{"fingerprint": "f"}, 7)
 	if n := binary.LittleEndian.Uint64(h); len(h) != Bytes || n != Bytes-8 {
-		t.Fatalf("%d bytes, %d by its own word", len(h), n+8)
+		t.Fatalf("%d bytes, but its length field says %d", len(h), n+8)
 	}
 	var got map[string]struct {
 		DType              string

@@ -239,11 +239,11 @@ func TestWhy(t *testing.T) {
 		"train/Next":                `no file is called "Next": there are next, next.npy`,
 		"train/seed=seven/next":     "seed: must be a whole number from 0",
 		"train/colour=red":          `unknown setting "colour"`,
-		"train/batch/01":            "01 begins with a zero: say 1",
-		"train/batch/1.txt":         `".txt" does not follow the number of a batch: .npy, .safetensors, .json`,
-		"train/batch/next":          `"next" does not begin with the number of a batch`,
-		"train/batch/1099511627776": "they are below 1099511627776",
-		"tain/next":                 `no split and no file is called "tain": there are README, status.json, metrics, train, val`,
+		"train/batch/01":            "01 begins with a zero: write 1",
+		"train/batch/1.txt":         `".txt" cannot follow a batch number, but .npy, .safetensors, .json or nothing can`,
+		"train/batch/next":          `"next" does not begin with a batch number`,
+		"train/batch/1099511627776": "batch numbers are below 1099511627776",
+		"tain/next":                 `no split or file is called "tain": there are README, status.json, metrics, train, val`,
 		"seed=1":                    "belong in the directory of a split, as in train/seed=1",
 	} {
 		e2e.Fails(t, want, e2e.Batchfs, "why", m.Path(path))
