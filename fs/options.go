@@ -19,7 +19,7 @@ type Options struct {
 
 // Memory limits what a worker keeps in memory.
 type Memory struct {
-	PrefetchBatches int   // batches to prefetch for each reader in order
+	PrefetchBatches int   // batches to prefetch for each reader that reads in order
 	PrefetchBytes   int64 // limit for prefetched batches, in bytes
 	ReplyBytes      int64 // limit for all other replies, in bytes
 	TextBytes       int64 // limit for the texts of open files, in bytes
