@@ -10,7 +10,6 @@ import (
 	"batchfs/fs/state"
 )
 
-// An inode contains the kind, sequence, batch, array and version of a file.
 func TestInodeIdentifiesFile(t *testing.T) {
 	if rootInode != fuse.FUSE_ROOT_ID {
 		t.Errorf("the root is inode %d", rootInode)

@@ -13,8 +13,6 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Readers of broken files and bad settings cause few lines in the log, and one with the number of
-// lines left out.
 func TestReadersCannotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reads = 3000

@@ -94,8 +94,6 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	}
 }
 
-// Settings that were looked up before a takeover are forgotten after it, so that their numbers can
-// be reused.
 func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 	s := counting("train", 1000)
 	tr := newTestTree(t, s)

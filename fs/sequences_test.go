@@ -170,7 +170,6 @@ func TestAllNumbersInUse(t *testing.T) {
 	q.check(t)
 }
 
-// Each user's settings are limited, also after a takeover.
 func TestSettingsQuota(t *testing.T) {
 	const quota, owner, greedy, other = 3, 7, 8, 9
 	s := counting("train", 100)

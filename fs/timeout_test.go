@@ -130,7 +130,6 @@ func TestHandlerOfForgottenFile(t *testing.T) {
 	}
 }
 
-// A batch is prefetched in parts no longer than a request.
 func TestPrefetchReadsInParts(t *testing.T) {
 	const size = 3*mount.MaxRequest + 100
 	s := counting("train", size)
