@@ -236,6 +236,9 @@ func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit fu
 			}
 			o.files[index].CompareAndSwap(f, nil)
 			if try == maxTries {
+				if changed := (*localfile.ChangedError)(nil); errors.As(err, &changed) {
+					err = fmt.Errorf("store.cache_dir: its disk returns other bytes than were written: %s: %s", changed.Path, changed.How)
+				}
 				return err
 			}
 		}

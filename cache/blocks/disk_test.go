@@ -11,7 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"batchfs/cache/localfile"
 	"batchfs/internal/testwait"
 )
 
@@ -114,6 +116,20 @@ func TestDamage(t *testing.T) {
 		if n := s.fetched.Load() - before; n != want {
 			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
 		}
+	}
+}
+
+// A disk that returns other bytes than were written does not look like a token file that changed.
+func TestDiskReturnsOtherBytes(t *testing.T) {
+	s, o := newSource(blockBytes), options(t, 1)
+	object := s.open(t, o, io.Discard, "a")
+	must(t, object.Persist(0))
+	object.cache.Flush()
+	err := object.Read([]localfile.Range{{To: 1}}, func(int, []byte) error {
+		return os.Chtimes(filepath.Join(o.Dir, key{object, 0}.path()), time.Time{}, time.Now())
+	})
+	if !strings.Contains(fmt.Sprint(err), "other bytes than were written") || errors.Is(err, syscall.ESTALE) {
+		t.Errorf("error %v", err)
 	}
 }
 
