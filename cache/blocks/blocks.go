@@ -287,14 +287,9 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	c.setOrder(b)
 	b.refs++
 	b.read = true
+	began, waited := time.Now(), b.state == loading
 	c.mu.Unlock()
-	began, waited := time.Now(), false
-	select {
-	case <-b.done:
-	default:
-		waited = true
-		<-b.done
-	}
+	<-b.done
 	switch {
 	case b.bytes == nil:
 		if b.err != nil && !b.prefetched {
@@ -389,11 +384,9 @@ func (c *Cache) load(b *cacheBlock) {
 	} else {
 		b.bytes, b.loaded, b.state = buffer[:b.key.bytes()], time.Now(), inMemory
 		c.setOrder(b)
-		switch {
-		case c.disk == nil:
-		case c.stuck(writeTimeout):
+		if c.stuck(writeTimeout) {
 			b.outcome = c.count(ErrSlow)
-		default:
+		} else if c.disk != nil {
 			c.enqueueWrite(b)
 		}
 	}

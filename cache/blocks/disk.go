@@ -215,14 +215,11 @@ func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
 		return id, cmp.Or(err, errDamaged)
 	}
 	sum, last := crc32.New(castagnoli), make([]byte, trailerBytes)
-	if _, err := io.CopyN(sum, f, k.bytes()); err != nil {
-		return id, err
+	if _, err = io.CopyN(sum, f, k.bytes()); err == nil {
+		_, err = io.ReadFull(f, last)
 	}
-	if _, err := io.ReadFull(f, last); err != nil {
-		return id, err
-	}
-	id, err = localfile.Identify(f)
-	if err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || id != before {
+	id, identifyErr := localfile.Identify(f)
+	if err = cmp.Or(err, identifyErr); err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || id != before {
 		return id, cmp.Or(err, errDamaged)
 	}
 	return id, nil
