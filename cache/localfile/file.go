@@ -80,19 +80,15 @@ func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 	if held == unwritten {
 		unleaseFile(f)
 	}
-	if err != nil {
-		return id, nil, err
+	switch {
+	case err != nil, previous == nil, held == unwritten, !previous.Identity().overwrittenBy(id):
+	case held == written:
+		err = OverwrittenError(path + " is being overwritten: a process has it open for writing")
+	case !previous.settles.settled(id):
+		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
+			"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 	}
-	if previous != nil && held != unwritten && previous.Identity().overwrittenBy(id) {
-		if held == written {
-			return id, nil, OverwrittenError(path + " is being overwritten: a process has it open for writing")
-		}
-		if !previous.settles.settled(id) {
-			return id, nil, OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
-				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
-		}
-	}
-	return id, f, nil
+	return id, f, err
 }
 
 // Identify returns the identity of an open file.
