@@ -54,8 +54,6 @@ func (f Format) Numbers() int64 {
 	return n
 }
 
-func (f Format) end() int64 { return f.Offset + f.Count*f.Numbers()*int64(f.DType.Size()) }
-
 // A parser knows a format that files show by themselves.
 type parser struct {
 	name string
@@ -228,7 +226,7 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?",
 			path, shape, f.DType, size)
 	}
-	if behind := f.Offset + size - f.end(); behind > 0 {
+	if behind := size - f.Count*f.Numbers()*int64(f.DType.Size()); behind > 0 {
 		return fmt.Errorf("%s has %d bytes behind its array of shape %d of %s; is it complete, and one array alone?", path, behind, shape, f.DType)
 	}
 	return nil

@@ -90,7 +90,7 @@ func parsed(t *testing.T, in *Input) {
 		}
 		return
 	}
-	if f.Name == "" || f.Name == Auto || f.Fits(in.Path, in.Size) != nil || f.end() > in.Size {
+	if f.Name == "" || f.Name == Auto || f.Fits(in.Path, in.Size) != nil || f.Offset+f.Count*f.Numbers()*int64(f.DType.Size()) > in.Size {
 		t.Errorf("%+v in %d bytes", f, in.Size)
 	}
 }

@@ -31,24 +31,20 @@ func parseNpy(in *Input) (f Format, is bool, err error) {
 	if is, err := in.begins(npyMagic); !is {
 		return f, false, err
 	}
-	fixed, err := in.read(0, 8)
+	fixed, err := in.read(0, 12)
 	if err != nil {
 		return f, true, err
 	}
-	size := int64(2) // of the header's length
+	start := int64(12) // of the dictionary, behind its length
 	switch version := fixed[6]; version {
 	case 1:
+		start = 10
 	case 2, 3:
-		size = 4
 	default:
 		return f, true, fmt.Errorf("%s is a .npy file of version %d, and batchfs knows versions 1 to 3", in.Path, version)
 	}
-	length, err := in.read(8, size)
-	if err != nil {
-		return f, true, err
-	}
-	f.Offset = 8 + size + int64(binary.LittleEndian.Uint32(append(length, 0, 0)))
-	raw, err := in.read(8+size, f.Offset-8-size)
+	f.Offset = start + int64(binary.LittleEndian.Uint32(append(fixed[8:start:start], 0, 0)))
+	raw, err := in.read(start, f.Offset-start)
 	if err != nil {
 		return f, true, err
 	}
