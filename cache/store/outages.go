@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,11 +44,7 @@ type health struct {
 	cause   error     // reason why it is down; nil if it is up
 }
 
-func (h *health) fail() {
-	if h.failing.IsZero() {
-		h.failing = time.Now()
-	}
-}
+func (h *health) fail() { h.failing = cmp.Or(h.failing, time.Now()) }
 
 type bucket struct {
 	health
@@ -91,9 +88,6 @@ func culpritOf(err error, answered bool) culprit {
 }
 
 func (s *outages) bucket(name string) *bucket {
-	if s.buckets == nil {
-		s.buckets = map[string]*bucket{}
-	}
 	b := s.buckets[name]
 	if b == nil {
 		b = &bucket{failing: map[string]*failingObject{}}
@@ -122,9 +116,9 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 
 // succeeded records that an object is up, and with it its bucket and the endpoint.
 func (s *outages) succeeded(o Object) {
+	s.answered(o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answer(o.Bucket)
 	b := s.bucket(o.Bucket)
 	b.health, b.good = health{}, &o
 	delete(b.failing, o.Key)
@@ -133,17 +127,12 @@ func (s *outages) succeeded(o Object) {
 	}
 }
 
-// answered records that the endpoint is up.
+// answered records that the endpoint is up. If it seemed down, the buckets without an answer are down
+// instead.
 func (s *outages) answered(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answer(o.Bucket)
-}
-
-// answer is answered for a caller that holds mu. If the endpoint seemed down, the buckets without
-// an answer are down instead.
-func (s *outages) answer(name string) {
-	s.bucket(name).silent = false
+	s.bucket(o.Bucket).silent = false
 	cause := s.endpoint.cause
 	s.endpoint = health{}
 	if cause == nil {
@@ -170,11 +159,8 @@ func (s *outages) failed(o Object, by culprit) {
 	// A read that is not over fails more often than this. Without it, an object stays failing until
 	// it is read again.
 	maps.DeleteFunc(b.failing, func(_ string, f *failingObject) bool { return f.cause == nil && time.Since(f.last) > s.timeout })
-	f := b.failing[o.Key]
-	if f == nil {
-		f = &failingObject{object: o}
-		b.failing[o.Key] = f
-	}
+	f := cmp.Or(b.failing[o.Key], &failingObject{object: o})
+	b.failing[o.Key] = f
 	f.fail()
 	f.inRow, f.last = true, time.Now()
 	s.startProbes()
@@ -196,12 +182,10 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 	if by == theObject && inRow >= several {
 		by = theBucket
 	}
-	parts := []*health{nil, &b.health, &s.endpoint}
-	if f := b.failing[o.Key]; f != nil {
-		parts[theObject] = &f.health
-	}
+	f := cmp.Or(b.failing[o.Key], new(failingObject)) // forgotten after a while
+	parts := []*health{&f.health, &b.health, &s.endpoint}
 	for ; by >= theObject; by-- {
-		if p := parts[by]; p != nil && !p.failing.IsZero() && time.Since(p.failing) >= atLeast {
+		if p := parts[by]; !p.failing.IsZero() && time.Since(p.failing) >= atLeast {
 			p.cause = cause
 			break
 		}
@@ -210,12 +194,9 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 }
 
 // suspects returns the objects that the probe of a bucket requests next. If there are none, nothing
-// is down, and the probe ends.
-func (s *outages) suspects(name string) (objects []Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.bucket(name)
-	whole := s.isDown(b)
+// is down, and the probe ends. The caller holds mu.
+func (s *outages) suspects(b *bucket) (objects []Object) {
+	whole := b.cause != nil || s.endpoint.cause != nil && b.silent // the bucket is down with all of its objects
 	for _, f := range b.failing {
 		switch {
 		case whole:
@@ -229,23 +210,23 @@ func (s *outages) suspects(name string) (objects []Object) {
 			objects = append(objects, f.object)
 		}
 	}
-	b.probed = len(objects) > 0
 	return objects
 }
 
-// isDown reports whether the bucket is down with all of its objects. The caller holds mu.
-func (s *outages) isDown(b *bucket) bool {
-	return b.cause != nil || s.endpoint.cause != nil && b.silent
+// toProbe returns the suspects of a bucket, and records that its probe ends if there are none.
+func (s *outages) toProbe(name string) []Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.bucket(name)
+	objects := s.suspects(b)
+	b.probed = len(objects) > 0
+	return objects
 }
 
 // startProbes starts a probe of each bucket that needs one and has none. The caller holds mu.
 func (s *outages) startProbes() {
 	for name, b := range s.buckets {
-		down := s.isDown(b)
-		for _, f := range b.failing {
-			down = down || f.cause != nil
-		}
-		if down && !b.probed {
+		if !b.probed && len(s.suspects(b)) > 0 {
 			b.probed = true
 			go s.probe(name)
 		}

@@ -95,7 +95,7 @@ func New(scheme string, o Options) (*Client, error) {
 		region = "us-east-1" // for AWS, the library looks up the bucket's region
 	}
 	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(counts.Store))}
-	c.outages.probe, c.outages.timeout = c.probe, o.Timeout
+	c.outages.probe, c.outages.timeout, c.outages.buckets = c.probe, o.Timeout, map[string]*bucket{}
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -368,7 +368,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 func (c *Client) probe(bucket string) {
 	for wait := firstProbe; ; wait = min(2*wait, longest) {
 		time.Sleep(wait + rand.N(wait/2))
-		objects := c.outages.suspects(bucket)
+		objects := c.outages.toProbe(bucket)
 		if len(objects) == 0 {
 			return
 		}
