@@ -19,8 +19,6 @@ import (
 //
 // It has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
-	dtype   array.DType
-	axes    []int // of an element
 	number  int64 // bytes of a number
 	width   int64 // bytes of an element
 	vocab   int64 // Options.VocabSize, of tokens
@@ -30,9 +28,8 @@ type Array struct {
 	documents *Documents // nil if Options did not ask, or no file says where they end
 	unleased  string     // see Unleased
 
-	followed []storeBlob  // objects that the store is asked about in turn, one at each RevalidateNext
-	asked    atomic.Int64 // how often it was
-
+	followed []*blob.StoreBlob // objects that the store is asked about in turn, one at each RevalidateNext
+	asked    atomic.Int64      // how often it was
 }
 
 type shard struct {
@@ -53,10 +50,10 @@ func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
 func (a *Array) Bytes() int64 { return a.Len() * a.width }
 
 // DType is the type of the numbers in the files.
-func (a *Array) DType() array.DType { return a.dtype }
+func (a *Array) DType() array.DType { return a.shards[0].format.DType }
 
 // Axes are the shape of an element, or none for a token. Do not change them.
-func (a *Array) Axes() []int { return a.axes }
+func (a *Array) Axes() []int { return a.shards[0].format.Axes }
 
 // VocabSize is Options.VocabSize, or 0 where elements are no tokens. Read does not compare tokens with it.
 func (a *Array) VocabSize() int64 { return a.vocab }
@@ -190,19 +187,13 @@ func (a *Array) piece(at int64) localfile.Piece {
 	return localfile.Piece{Index: int64(i), Start: s.start*a.width - s.format.Offset, End: s.end() * a.width}
 }
 
-// A storeBlob is a blob that is read from a store, through cache blocks.
-type storeBlob interface {
-	Range(from, to int64) blocks.ObjectRange
-	Revalidate() // revalidates the blob, for Check
-}
-
 // objectRanges returns what objects of a store hold of bytes of the array, and the shards of these
 // objects.
 func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.ObjectRange] {
 	return func(yield func(*shard, blocks.ObjectRange) bool) {
 		for piece, r := range bytes.Parts(a.piece) {
 			s := &a.shards[piece.Index]
-			if b, ok := s.blob.(storeBlob); ok && !yield(s, b.Range(r.From, r.To)) {
+			if b, ok := s.blob.(*blob.StoreBlob); ok && !yield(s, b.Range(r.From, r.To)) {
 				return
 			}
 		}
@@ -247,11 +238,4 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 }
 
 // IsRemote reports whether some of the array lies in a store.
-func (a *Array) IsRemote() bool {
-	for file := range a.Blobs() {
-		if blob.IsRemote(file.Path()) {
-			return true
-		}
-	}
-	return false
-}
+func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.Files(), blob.IsRemote) }

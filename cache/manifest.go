@@ -216,9 +216,9 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		return nil, err
 	}
 	first := m.Files[0].Format
-	a := &Array{dtype: first.DType, axes: first.Axes, number: int64(first.DType.Size()), shards: make([]shard, len(m.Files))}
+	a := &Array{number: int64(first.DType.Size()), shards: make([]shard, len(m.Files))}
 	a.width = a.number * first.Numbers()
-	if len(a.axes) == 0 {
+	if len(first.Axes) == 0 {
 		a.vocab = o.VocabSize
 	}
 	start, block := int64(0), m.blockOf()
@@ -239,11 +239,9 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		}
 		start += f.Format.Count
 	}
-	if o.Follow {
-		for file := range a.Blobs() {
-			if b, ok := file.(storeBlob); ok {
-				a.followed = append(a.followed, b)
-			}
+	for file := range a.Blobs() {
+		if b, ok := file.(*blob.StoreBlob); ok && o.Follow {
+			a.followed = append(a.followed, b)
 		}
 	}
 	if o.Documents == FilesAreDocuments || m.Files[0].Index != nil {

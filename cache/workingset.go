@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/localfile"
 )
@@ -29,7 +30,7 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.width, To: r.To * r.Array.width}) {
 			all = append(all, part)
 			if s.index != nil { // it lies beside the object, in the same store
-				all = append(all, s.index.blob.(storeBlob).Range(0, s.index.blob.Identity().Size))
+				all = append(all, s.index.blob.(*blob.StoreBlob).Range(0, s.index.blob.Identity().Size))
 			}
 		}
 	}
