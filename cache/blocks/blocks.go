@@ -1,11 +1,13 @@
-// Package blocks caches blocks of objects: a few in memory, and many as files of a directory that all
-// processes of a user share.
+// Package blocks caches objects of a store in cache blocks of equal size: a few in memory, and many
+// as files of a directory that all processes of a user share.
 //
-// A block is read from the directory if it is there, and fetched from the store otherwise: once,
-// however many readers need it. A fetched block is served from memory and written to the directory
-// meanwhile. A full directory evicts no block that its readers need: they read every block once an
-// epoch, so replacing one would only cause more fetches. Blocks that no reader needs make room: see
-// WorkingSet.
+// A [CachedObject] reads a block from the directory if it is there, and otherwise fetches it from
+// the store, once for all readers that wait for it. A fetched block is served from memory while it
+// is written to the directory.
+//
+// A full directory does not evict blocks that its readers need: they read every block once per
+// epoch, so replacing one would only cause more fetches. Blocks that no reader needs are evicted:
+// see [WorkingSet].
 package blocks
 
 import (
@@ -26,20 +28,22 @@ import (
 
 // Options configure a Cache.
 type Options struct {
-	Dir           string // directory that all processes of a user share on this host; empty: none
-	GroupWritable bool   // whether a group, whose members are trusted, may use Dir
-	Limit         int64  // maximum size of the blocks in Dir, in bytes
-	BlockBytes    int64
-	Memory        int64 // maximum size of the blocks in memory, in bytes; two blocks at least
+	// directory shared by all processes of a user on this host; empty: memory only
+	Dir           string
+	GroupWritable bool  // whether a group, whose members are trusted, shares Dir
+	Limit         int64 // maximum size of the files in Dir, in bytes
+	BlockBytes    int64 // size of a cache block; the last one of an object may be shorter
+	Memory        int64 // maximum size of the blocks in memory, in bytes; at least two are kept
 
-	// PrefetchTimeout is the timeout for fetching a block that no reader waits for yet, so that the
-	// fetch does not hold memory for long during an outage; 0: none.
+	// PrefetchTimeout limits fetches that no reader waits for yet, so that they do not hold memory
+	// for long during an outage; 0: no limit.
 	PrefetchTimeout time.Duration
 
-	Counts Counts // zero: each cache has its own
+	Counts Counts // zero: the cache has its own
 }
 
-// Counts are the counters of a cache. Shared memory holds them in two places.
+// Counts are the counters of a cache. They are two pointers because shared memory holds them in two
+// places.
 type Counts struct {
 	*counts.Blocks
 	*counts.Writes
@@ -48,27 +52,29 @@ type Counts struct {
 // MaxBuffers returns the maximum number of blocks in memory.
 func (o Options) MaxBuffers() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
-// Fetch fills dst with the bytes of an object from off on, or returns an error.
+// A Fetch fills dst with the bytes of an object from off on.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
 
 // A Cache caches blocks of objects. It is safe for concurrent use.
 type Cache struct {
 	o    Options
-	disk *disk // nil if there is no directory
+	disk *disk // nil if Options.Dir is empty
 
-	mu      sync.Mutex
-	changed sync.Cond           // a buffer may be free, or a write has ended; its lock is mu
-	cached  map[key]*cacheBlock // blocks queued, loading or in memory; guarded by mu, like all below
-	queued  int                 // blocks in cached that are queued
-	order   uint64              // last cacheBlock.order
-	free    [][]byte            // unused buffers
-	taken   int                 // buffers in use
-	pending []*cacheBlock       // blocks to be written, oldest first
-	writing bool                // a goroutine is writing them
-	began   time.Time           // when the current write began
+	mu sync.Mutex
+	// signals that a buffer may be free or that a write has ended; its lock is mu
+	changed sync.Cond
+	// blocks that are queued, loading or in memory; guarded by mu, like all below
+	cached     map[key]*cacheBlock
+	queued     int           // number of queued blocks in cached
+	order      uint64        // last value assigned to a cacheBlock.order
+	free       [][]byte      // unused buffers
+	taken      int           // number of buffers in use
+	pending    []*cacheBlock // blocks waiting to be written, oldest first
+	writing    bool          // whether a goroutine is writing them
+	writeBegan time.Time     // time when the current write began
 }
 
-// These are the reasons why a fetched block is not written to the directory. Any other error means that
+// These errors say why a fetched block was not written to the directory. Any other error means that
 // the directory failed.
 var (
 	errPresent = errors.New("another process has written the block already")
@@ -76,8 +82,8 @@ var (
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// count counts the outcome of writing a block, and returns it, or nil if the directory has the block,
-// no matter which process wrote it.
+// count counts the outcome of writing a block. It returns outcome, or nil if the directory has the
+// block because another process wrote it.
 func (c *Cache) count(outcome error) error {
 	switch {
 	case outcome == nil:
@@ -94,58 +100,57 @@ func (c *Cache) count(outcome error) error {
 	return outcome
 }
 
-// A key names a block.
 type key struct {
 	object *CachedObject
 	index  int64
 }
 
-// A blockState is a step in the life of a block that is not, or not only, in the directory.
+// A blockState is a step in the life of a cache block outside the directory.
 //
-//	queued → loading → inMemory → evicted, and queued again if a stream will need it
+//	queued → loading → inMemory → evicted (or queued again if a stream will need it)
 //
-// A block that a reader waits for is not queued before it is loaded. A block that turns out to be in
-// the directory, or cannot be fetched, ends there. An evicted block is read from its file, if this
-// process wrote one.
+// If a reader waits for a block, loading begins immediately. It ends the life of a block that is in
+// the directory or cannot be fetched. An evicted block is read from its file, if this process wrote
+// one.
 type blockState int
 
 const (
-	queued blockState = iota // waits to be prefetched, and has no buffer yet
+	queued blockState = iota // waiting to be prefetched, without a buffer
 	loading
 	inMemory
 )
 
-// A cacheBlock is a block that is queued, loading or in memory.
+// A cacheBlock is a cache block that is queued, loading or in memory.
 type cacheBlock struct {
 	key        key
-	done       chan struct{} // closed when loading ends; the fields down to loaded are set before that
-	err        error         // error of the fetch
-	bytes      []byte        // content, in a buffer; nil if a file has it, or loading failed
-	prefetched bool          // loading began before a reader waited for the block
-	loaded     time.Time
+	done       chan struct{}   // closed when loading ends, after err and bytes are set
+	err        error           // error of the fetch
+	bytes      []byte          // content; nil if a file has it, or loading failed
+	prefetched bool            // whether loading began before a reader waited for the block
+	loaded     time.Time       // end of the fetch
 	state      blockState      // guarded by Cache.mu, like all fields below
-	order      uint64          // when it was queued, or last read if in memory: a later one is greater
-	refs       int             // readers, plus one while it is being written
-	read       bool            // a reader has asked for it
-	needs      []need          // streams that need it, and when
-	pending    bool            // waits to be written, or is being written
-	outcome    error           // reason why the directory lacks it; nil while pending or if written
+	order      uint64          // greater than that of any block queued, loaded or read earlier
+	refs       int             // number of readers, plus one while the block is being written
+	requested  bool            // whether a reader has asked for it
+	needs      []need          // batches of streams that need it
+	pending    bool            // whether it waits to be written, or is being written
+	outcome    error           // reason why the directory lacks it; nil if written or pending
 	file       *localfile.File // file that this process wrote; nil if none
 }
 
-// New returns a cache. It does not touch the directory.
+// New returns a cache. It does not access the directory.
 func New(o Options, log *slog.Logger) *Cache {
 	o.Counts = cmp.Or(o.Counts, Counts{new(counts.Blocks), new(counts.Writes)})
 	c := &Cache{o: o, cached: map[key]*cacheBlock{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, sets: map[string]*WorkingSet{}}
-		c.disk.none = WorkingSet{disk: c.disk, Blocks: 1000}
+		c.disk.noSet = WorkingSet{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
 
-// A CachedObject is an object whose blocks are cached. It is safe for concurrent use.
+// A CachedObject reads an object of a store through the cache. It is safe for concurrent use.
 type CachedObject struct {
 	store.Object
 	cache         *Cache
@@ -153,12 +158,12 @@ type CachedObject struct {
 	fetch         Fetch
 	dropPageCache bool
 
-	// files are the files of blocks that this process wrote or verified, by index. A block gets its
-	// file here when it leaves memory. A read that finds a file needs no lock.
+	// files has the file of each block that this process wrote or verified, by index. A block in
+	// memory gets its file when it is evicted. Reading an element needs no lock.
 	files []atomic.Pointer[localfile.File]
 }
 
-// Object returns an object of the store at an endpoint. Its bytes come from fetch. If dropPageCache is
+// Object returns an object of the store at an endpoint, which fetch reads. If dropPageCache is
 // true, each read of a block file drops the pages that it read from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
@@ -167,7 +172,7 @@ func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCac
 	return object
 }
 
-// Holding returns the blocks of size bytes that hold the bytes [from, to) of an object.
+// Holding returns the indexes of the blocks of size bytes that hold the bytes [from, to).
 func Holding(from, to, size int64) iter.Seq[int64] {
 	return func(yield func(int64) bool) {
 		for i := from / size; i*size < to && yield(i); i++ {
@@ -181,28 +186,28 @@ type ObjectRange struct {
 	From, To int64
 }
 
-// Blocks returns the indexes of the blocks that hold the range.
+// Blocks returns the indexes of the cache blocks that hold the range.
 func (r ObjectRange) Blocks() iter.Seq[int64] {
 	return Holding(r.From, r.To, r.Object.cache.o.BlockBytes)
 }
 
-// Block returns the range of a block.
+// Block returns the range of cache block index.
 func (o *CachedObject) Block(index int64) ObjectRange {
 	from := index * o.cache.o.BlockBytes
 	return ObjectRange{o, from, min(from+o.cache.o.BlockBytes, o.Size)}
 }
 
+// bytes returns the size of the block without its trailer.
 func (k key) bytes() int64 {
 	block := k.object.Block(k.index)
 	return block.To - block.From
 }
 
-// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during
-// the call only. An error of visit ends the read and is returned. If the file of a block turns out to
-// be damaged, the ranges in that block are visited again. Read may change ranges.
+// Read visits ranges as described at blob.Blob. If the file of a block is damaged, the ranges in
+// that block are visited again.
 func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error {
-	localfile.SortRanges(ranges) // so that each block is fetched once
-	for _, r := range ranges {   // all at once, as far as there is room
+	localfile.SortRanges(ranges) // so that each block is loaded once
+	for _, r := range ranges {   // loads as many blocks concurrently as memory allows
 		if !(ObjectRange{o, r.From, r.To}).Prefetch(Demand{}) {
 			break
 		}
@@ -210,18 +215,17 @@ func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw 
 	return localfile.ReadPieces(ranges, o.piece, o.readBlock, visit)
 }
 
-// piece returns the block that holds a byte of the object.
-func (o *CachedObject) piece(at int64) localfile.Piece {
-	index := at / o.cache.o.BlockBytes
+func (o *CachedObject) piece(pos int64) localfile.Piece {
+	index := pos / o.cache.o.BlockBytes
 	block := o.Block(index)
 	return localfile.Piece{Index: index, Start: block.From, End: block.To}
 }
 
-// maxTries limits how often one read may find another file in place of a block's.
+// maxTries is how often one read tries the file of a block.
 const maxTries = 5
 
-// readBlock reads ranges of a block's bytes: from its file if that is known, and from memory
-// otherwise. If the file is not what it was, readBlock fetches the block and visits all ranges again.
+// readBlock visits ranges of one block, from its file if that is known, and from memory otherwise.
+// If the file has changed, it loads the block and visits all ranges again.
 func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit func(int, []byte) error) error {
 	for try := 1; ; try++ {
 		if f := o.files[index].Load(); f != nil {
@@ -258,8 +262,8 @@ func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit fu
 	}
 }
 
-// Release closes the files of blocks that stay open between reads. While one is open, the space of a
-// deleted file is not freed.
+// Release closes the block files kept open between reads, so that the space of deleted files is
+// freed.
 func (o *CachedObject) Release() {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil {
@@ -268,8 +272,8 @@ func (o *CachedObject) Release() {
 	}
 }
 
-// get returns a block in memory, which it loads unless it is there, or nil if the block's file is
-// known. The caller must release the block, and must not wait for another one meanwhile.
+// get returns a block in memory, loading it if necessary, or nil if its file is known. The caller
+// must release the block, and must not wait for another one before that.
 func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
@@ -280,13 +284,13 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 			return nil, nil
 		}
 		if b == nil {
-			b = c.add(k, nil)
+			b = c.enqueuePrefetch(k, nil)
 		}
 		c.startLoad(b)
 	}
 	c.setOrder(b)
 	b.refs++
-	b.read = true
+	b.requested = true
 	began, waited := time.Now(), b.state == loading
 	c.mu.Unlock()
 	<-b.done
@@ -295,7 +299,7 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 		if b.err != nil && !b.prefetched {
 			return nil, b.err
 		}
-		return o.get(index) // its file is known now, or it is fetched without the timeout of a prefetch
+		return o.get(index) // its file is known now, or it is loaded without the prefetch timeout
 	case waited:
 		c.o.Counts.Waits.Add(1)
 		c.o.Counts.Waited.Add(int64(time.Since(began)))
@@ -305,8 +309,8 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	return b, nil
 }
 
-// Persist fetches a block unless the directory has it, and waits until it is written there. It
-// returns the store's error, ErrFull, ErrSlow, or the failure of the directory.
+// Persist fetches block index unless the directory has it, and waits until it is written. It
+// returns an error of the store, ErrFull, ErrSlow, or the failure of the directory.
 func (o *CachedObject) Persist(index int64) error {
 	began, c := time.Now(), o.cache
 	b, err := o.get(index)
@@ -317,8 +321,8 @@ func (o *CachedObject) Persist(index int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b.outcome != nil && (errors.Is(b.outcome, ErrSlow) || b.loaded.Before(began)) {
-		// Try again: a caller waits for the write now, and the block may belong to a working set
-		// that makes room.
+		// Try again: now a caller waits for the write, and the block may belong to a working set
+		// for which others make room.
 		c.enqueueWrite(b)
 	}
 	for b.pending && !c.stuck(persistTimeout) {
@@ -330,8 +334,8 @@ func (o *CachedObject) Persist(index int64) error {
 	return b.outcome
 }
 
-// add queues a block to be prefetched. The caller holds mu.
-func (c *Cache) add(k key, needs []need) *cacheBlock {
+// enqueuePrefetch queues a block to be prefetched. The caller holds mu.
+func (c *Cache) enqueuePrefetch(k key, needs []need) *cacheBlock {
 	b := &cacheBlock{key: k, done: make(chan struct{}), needs: needs}
 	c.setOrder(b)
 	c.cached[k] = b
@@ -345,29 +349,29 @@ func (c *Cache) drop(b *cacheBlock) {
 	delete(c.cached, b.key)
 }
 
-// startLoad begins to load a queued block. The caller holds mu.
+// startLoad starts loading a queued block. The caller holds mu.
 func (c *Cache) startLoad(b *cacheBlock) {
 	c.queued--
 	b.state = loading
 	go c.load(b)
 }
 
-// setOrder makes b the last in order. The caller holds mu.
+// setOrder makes b the latest block. The caller holds mu.
 func (c *Cache) setOrder(b *cacheBlock) {
 	c.order++
 	b.order = c.order
 }
 
-// load looks for a block in the directory, and fetches it from the store if it is not there. A block
-// that is prefetched comes with a buffer in bytes.
+// load looks for a block in the directory, and otherwise fetches it from the store. If the block is
+// prefetched, bytes is a buffer for it.
 func (c *Cache) load(b *cacheBlock) {
 	buffer := b.bytes
 	b.bytes = nil
-	found := c.find(b.key)
+	found := c.findOnDisk(b.key)
 	if !found && buffer == nil {
 		var waited bool
 		if buffer, waited = c.waitForBuffer(); waited {
-			found = c.find(b.key) // another process may have written it meanwhile
+			found = c.findOnDisk(b.key) // another process may have written it during the wait
 		}
 	}
 	if !found {
@@ -395,7 +399,6 @@ func (c *Cache) load(b *cacheBlock) {
 	c.pump()
 }
 
-// fetch fills dst with a block.
 func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
 	ctx := context.Background()
 	if b.prefetched && c.o.PrefetchTimeout > 0 {
@@ -407,8 +410,9 @@ func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
 	return o.fetch(ctx, o.Object, o.Block(b.key.index).From, dst)
 }
 
-// find reports whether the directory has an intact copy of a block, and records its file if so.
-func (c *Cache) find(k key) bool {
+// findOnDisk reports whether the directory has an intact copy of a block, and if so records its
+// file.
+func (c *Cache) findOnDisk(k key) bool {
 	if c.disk == nil {
 		return false
 	}

@@ -23,13 +23,13 @@ import (
 
 const blockBytes = 4096
 
-// A source is a store that counts what is fetched.
+// A source is a store that counts fetches.
 type source struct {
 	content []byte
-	fetched atomic.Int64 // blocks
-	each    sync.Map     // *atomic.Int64, by offset
+	fetched atomic.Int64 // number of blocks fetched
+	each    sync.Map     // fetches of each block: *atomic.Int64 by offset
 	fail    atomic.Bool
-	gate    chan struct{} // nil, or closed when fetches may end
+	gate    chan struct{} // if not nil, fetches wait until it is closed
 }
 
 func newSource(n int) *source {
@@ -57,14 +57,13 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 	return nil
 }
 
-// open returns an object of a cache, as one process has it.
+// open returns an object of a new cache, as one process has it.
 func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *CachedObject {
 	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
 	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch, false)
 }
 
-// check reads a block, and compares all of it.
 func (s *source) check(t *testing.T, o *CachedObject, i int64) {
 	t.Helper()
 	if err := s.compare(o, i); err != nil {
@@ -82,7 +81,6 @@ func (s *source) compare(o *CachedObject, i int64) error {
 	})
 }
 
-// count returns the number of blocks.
 func (o *CachedObject) count() int64 { return int64(len(o.files)) }
 
 func (o *CachedObject) prefetch(i int64, d Demand) bool { return o.Block(i).Prefetch(d) }
@@ -98,7 +96,8 @@ func options(t *testing.T, blocks int64) Options {
 	return Options{Dir: filepath.Join(t.TempDir(), "cache"), Limit: blocks * (blockBytes + trailerBytes), BlockBytes: blockBytes, Memory: 4 * blockBytes}
 }
 
-// However many readers there are, each block is fetched once, and another process finds it.
+// Each block is fetched once, however many readers there are, and another process finds it in the
+// directory.
 func TestEachBlockIsFetchedOnce(t *testing.T) {
 	s := newSource(20*blockBytes + 100)
 	o := options(t, 100)
@@ -137,8 +136,8 @@ func (o *CachedObject) outcomes() (full, present, failed, slow int64) {
 	return c.Full.Load(), c.Present.Load(), c.Failed.Load(), c.Slow.Load()
 }
 
-// If several processes fetch the same blocks at the same time, the directory keeps every block, and
-// no process fetches one twice.
+// If several processes fetch the same blocks at the same time, the directory ends up with every
+// block, and no process fetches one twice.
 func TestSameBlocksAtOnce(t *testing.T) {
 	const blocks, processes = 4, 3
 	s, o := newSource(blocks*blockBytes), options(t, 100)
@@ -182,7 +181,8 @@ func TestSameBlocksAtOnce(t *testing.T) {
 	}
 }
 
-// Memory is bounded, with a directory and without, and a directory that is no directory is as good as none.
+// Memory stays within its limit with and without a directory. A directory that cannot be used is
+// like none.
 func TestWithoutDirectory(t *testing.T) {
 	s := newSource(40 * blockBytes)
 	file := filepath.Join(t.TempDir(), "file")
@@ -211,7 +211,7 @@ func TestWithoutDirectory(t *testing.T) {
 	}
 }
 
-// A failed fetch is an error for the readers that wait for it, and for no later ones.
+// A failed fetch fails the readers that wait for it, but no later ones.
 func TestStoreFails(t *testing.T) {
 	s := newSource(4 * blockBytes)
 	o := s.open(t, options(t, 10), io.Discard, "a")
@@ -224,13 +224,13 @@ func TestStoreFails(t *testing.T) {
 		}
 	}
 	o.prefetch(2, Demand{})
-	s.check(t, o, 0) // which is kept
+	s.check(t, o, 0) // block 0 is in the directory
 	s.fail.Store(false)
 	readAll(t, s, o)
 }
 
-// What is wanted ahead never takes more than its memory, and does not keep who waits from it.
-func TestAhead(t *testing.T) {
+// Prefetching stays within its memory, and does not delay a reader that waits.
+func TestPrefetchLimits(t *testing.T) {
 	s := newSource(100 * blockBytes)
 	s.gate = make(chan struct{})
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
@@ -240,7 +240,7 @@ func TestAhead(t *testing.T) {
 			wanted++
 		}
 	}
-	if wanted != 7 { // those that load, which leave one to who waits, and four in the queue
+	if wanted != 7 { // three are loading, which leaves a buffer for readers, and four are queued
 		t.Errorf("there was room for %d blocks, want 7", wanted)
 	}
 	done := make(chan error, 1)
@@ -255,10 +255,11 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// Blocks that a stream needs for its next batches stay in memory until then: one stream has every block fetched once, and several that
-// begin after each other no more than some again.
+// Blocks stay in memory while a stream needs them for its next batches: one stream has every block
+// fetched once, and each further one adds only a few fetches.
 func TestStreams(t *testing.T) {
-	const batches, perBlock, again = 80, 4, 8 // again: blocks, for each stream after the first
+	// again: extra fetches for each stream after the first
+	const batches, perBlock, again = 80, 4, 8
 	for _, slots := range []int64{4, 8} {
 		for _, streams := range []int{1, 2, 3} {
 			s := newSource(streams * batches / perBlock * blockBytes)
@@ -281,8 +282,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Where nothing is kept, a request has each block that it needs fetched once at most, however few fit in memory and whatever else is fetched
-// ahead meanwhile.
+// Without a directory, a request has each of its blocks fetched at most once, however few fit in
+// memory and whatever is prefetched meanwhile.
 func TestReadThrough(t *testing.T) {
 	const batches, perBatch = 60, 10
 	for _, slots := range []int64{2, 4, 16} {

@@ -11,7 +11,8 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// Check returns an error if others than those that the options name may write to the directory.
+// Check returns an error if users other than those that the options name may write to the
+// directory.
 func (c *Cache) Check() error {
 	d := c.disk
 	if d == nil || !d.usable() {
@@ -27,10 +28,10 @@ func (c *Cache) Check() error {
 	if errors.As(err, new(privatedir.NotPrivateError)) {
 		return err
 	}
-	return nil // the cache does without a directory that fails
+	return nil // the cache works without a directory that fails
 }
 
-// open opens the directory, which is this process's own.
+// open opens the directory, and returns an error if it is not private.
 func (d *disk) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {
@@ -40,8 +41,8 @@ func (d *disk) open() (*os.Root, error) {
 	if err != nil {
 		root.Close()
 		if errors.As(err, new(privatedir.NotPrivateError)) {
-			err = fmt.Errorf("store.cache_dir: %s: %w, and blocks of others are not served: name another directory, or one in it, which is made; "+
-				"store.cache_shared = true is for one that a group shares", d.dir, err)
+			err = fmt.Errorf("store.cache_dir: %s: %w, and blocks that others wrote are not served: name another directory, "+
+				"or a new one in it, which is then created; store.cache_shared = true is for a directory that a group shares", d.dir, err)
 		}
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func (d *disk) open() (*os.Root, error) {
 	return root, nil
 }
 
-// makeDir makes a directory, in place of whatever else has its name.
+// makeDir creates a directory, replacing anything else with that name.
 func (d *disk) makeDir(root *os.Root, name string) error {
 	if info, err := root.Lstat(name); err == nil && info.IsDir() {
 		return nil
@@ -62,7 +63,6 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 	return err
 }
 
-// create makes a file to write to.
 func (d *disk) create(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil && d.groupWritable {
@@ -80,7 +80,7 @@ func (d *disk) createWith(root *os.Root, name string, text []byte) error {
 	return err
 }
 
-// openRegular opens a file to read. It is no link, and nothing else that is no regular file.
+// openRegular opens a regular file for reading, and follows no link.
 func openRegular(root *os.Root, name string) (*os.File, error) {
 	named, err := root.Lstat(name)
 	if err != nil {
@@ -92,7 +92,6 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	return root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// eachFile calls do with what a directory has.
 func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 	entries, err := fs.ReadDir(root.FS(), dir)
 	for _, entry := range entries {
@@ -103,8 +102,8 @@ func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 	return err
 }
 
-// removeUnfinished removes the block that a process was writing when it was killed. It does nothing
-// if a process holds the lock, because that one may still be writing.
+// removeUnfinished removes the block that a killed process was writing, unless a process holds the
+// lock and may be writing it.
 func removeUnfinished(root *os.Root) {
 	if _, err := root.Lstat(unfinishedFile); err != nil {
 		return
@@ -117,14 +116,14 @@ func removeUnfinished(root *os.Root) {
 	}
 }
 
-// locked creates the directory, and calls do while no other process or goroutine changes it. Blocks
-// are written under this lock. If an unfinished block exists when the lock is acquired, its writer
-// was killed, and locked removes the block.
+// locked calls do while no other process or goroutine changes the directory, which it creates if
+// necessary. Blocks are written under this lock, so the writer of an unfinished block was killed,
+// and locked removes the block.
 func (d *disk) locked(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	root, err := d.open() // also takes permissions away
+	root, err := d.open() // also restricts the permissions
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,8 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// Only blocks in a directory of one's own are served, which no other user may write to, or in one of a group.
+// A directory is used only if it belongs to the user and nobody else may write to it, or if it
+// belongs to a group and is configured as shared.
 func TestWhoseDirectory(t *testing.T) {
 	needRoot(t)
 	of := func(uid, gid int, mode os.FileMode) func(t *testing.T, dir string) {
@@ -44,8 +45,8 @@ func TestWhoseDirectory(t *testing.T) {
 		name   string
 		make   func(t *testing.T, dir string)
 		shared bool
-		says   string      // of the refusal
-		mode   os.FileMode // or that it has then
+		says   string      // part of the error if the directory is refused
+		mode   os.FileMode // mode of the directory afterwards, otherwise
 	}{
 		{"absent", func(*testing.T, string) {}, false, "", 0o700},
 		{"absent, shared", func(*testing.T, string) {}, true, "", 0o770 | os.ModeSetgid},
@@ -71,7 +72,7 @@ func TestWhoseDirectory(t *testing.T) {
 			touched(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
-			entries, _ := os.ReadDir(o.Dir) // the object, used and shares
+			entries, _ := os.ReadDir(o.Dir) // one object, used and shares
 			if test.says != "" && len(entries) > 0 {
 				t.Errorf("%v is in a directory that was refused", entries)
 			}
@@ -82,7 +83,7 @@ func TestWhoseDirectory(t *testing.T) {
 	}
 }
 
-// TestOther is what another process does that TestShared starts: it reads an object, and removes it.
+// TestOther is the other process that TestShared starts. It reads an object and removes it.
 func TestOther(t *testing.T) {
 	dir := os.Getenv("BLOCKS_TEST_DIR")
 	if dir == "" {
@@ -105,7 +106,7 @@ func TestOther(t *testing.T) {
 	}
 }
 
-// The users of a group share a directory, whatever their umask. Others cannot look into it.
+// Users of a group share a directory, whatever their umask. Other users cannot look into it.
 func TestShared(t *testing.T) {
 	needRoot(t)
 	const group = 54321
@@ -132,7 +133,8 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// What is no block is removed, and hides nothing: links are not followed, and no entry keeps others from being served.
+// Files that are not blocks are removed and do not hinder anything: links are not followed, and the
+// remaining blocks are served.
 func TestBadEntries(t *testing.T) {
 	s, o := newSource(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
@@ -170,7 +172,7 @@ func TestBadEntries(t *testing.T) {
 	if _, err := os.Lstat(block(10) + "x"); err == nil {
 		t.Error("a file that is no block stays among them")
 	}
-	outer := s.open(t, o, io.Discard, "b") // whose directory is a link
+	outer := s.open(t, o, io.Discard, "b") // the directory of b is a link
 	must(t, os.Symlink(outside, in(outer.identity.name())))
 	readAll(t, s, outer)
 	outer.cache.Flush()
@@ -179,7 +181,7 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// A syncBuffer is a log that goroutines may still write to while a test looks at it.
+// A syncBuffer is a log that goroutines may write to while a test reads it.
 type syncBuffer struct {
 	mu   sync.Mutex
 	text []byte // guarded by mu
@@ -198,7 +200,8 @@ func (b *syncBuffer) String() string {
 	return string(b.text)
 }
 
-// Another process that holds the lock for long keeps no reader from kept blocks. That this process reads is noted afterwards.
+// While another process holds the lock for a long time, blocks in the directory are still read. The
+// working set is saved as read afterwards.
 func TestHeldLock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")

@@ -25,44 +25,46 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See
-// dir.go for who may use it.
+// A disk is a directory of cache blocks that all processes of a user or of a group share on a host.
+// It is safe for concurrent use. See dir.go for who may use the directory.
 //
-//	<object>/<index>   a block: its bytes, and a trailer
-//	<object>/object    the identity of the object, as JSON
-//	shares/<name>      the blocks of a working set, as JSON; its time is when the working set was
-//	                   last read; processes that read it hold a lock on it while they live
-//	used               the size of all blocks in bytes, as text
-//	new-block          the block that is being written, or that a process was writing when it was
-//	                   killed: see locked
+//	<object>/<index>   bytes of a cache block and a trailer
+//	<object>/object    identity of the object, as JSON
+//	shares/<name>      working set, as JSON; its mtime is the time of the last read, and each
+//	                   process that has read it holds a shared lock on it while it lives
+//	used               size of all blocks in bytes, as text
+//	new-block          block being written, or left unfinished by a process that was killed
 //
-// A process that changes any of this holds a lock on the directory for a moment. Any file may be
-// removed at any time. A block whose content does not match its name counts as missing: the trailer
-// has a checksum of its bytes, of its object's identity and of its index.
+// A process holds a lock on the directory while it changes any of this; see locked. Any file may be
+// removed at any time. A block whose content does not match its name counts as missing: its trailer
+// has a checksum of its bytes, of the identity of its object, and of its index.
 type disk struct {
 	dir           string
 	groupWritable bool  // whether a group shares the directory
 	limit         int64 // maximum size of all blocks, in bytes
 	log           *slog.Logger
 
-	paused atomic.Int64          // end of the pause in reads and writes, in nanoseconds since 1970
-	full   atomic.Int64          // end of the pause in writes, in nanoseconds since 1970
-	cause  atomic.Pointer[error] // error of the last failure
-	failed atomic.Bool           // whether the log says that the directory fails
+	// end of a pause in reads and writes, in nanoseconds since 1970
+	pausedUntil       atomic.Int64
+	writesPausedUntil atomic.Int64          // end of a pause in writes, in nanoseconds since 1970
+	lastFailure       atomic.Pointer[error] // error of the last failure; nil before the first one
+	failureLogged     atomic.Bool           // whether the log says that the directory fails
 
 	mu   sync.Mutex
-	sets map[string]*WorkingSet // working sets that this process reads, by file; guarded by mu
-	none WorkingSet             // working set of all other blocks: they only get room that no working set needs
+	sets map[string]*WorkingSet // working sets that this process reads, by file name; guarded by mu
+	// working set of all blocks that are in no other; they get only room that no working set needs
+	noSet WorkingSet
 }
 
 const (
-	// pauseTime is how long a directory that fails, or is full, is left alone.
+	// pauseTime is how long a directory is left alone after it failed.
 	pauseTime = 30 * time.Second
-	// diskTimeout is how long a disk may take to read four mebibytes.
+	// diskTimeout is how long a disk may take to read 4 MiB.
 	diskTimeout = 3 * time.Second
 )
 
-// An identity is all that a block's bytes depend on, besides its index.
+// An identity is everything that determines the bytes of an object's blocks. Its JSON is hashed
+// into names and checksums, so its fields must not change.
 type identity struct {
 	Endpoint   string `json:"endpoint"`
 	Bucket     string `json:"bucket"`
@@ -75,12 +77,11 @@ type identity struct {
 func (i identity) text() []byte {
 	text, err := json.Marshal(i)
 	if err != nil {
-		panic(err) // of no such type
+		panic(err) // cannot happen
 	}
 	return text
 }
 
-// name is the name of the object's directory.
 func (i identity) name() string {
 	sum := sha256.Sum256(i.text())
 	return hex.EncodeToString(sum[:16])
@@ -91,12 +92,11 @@ const (
 	unfinishedFile = "new-block"
 )
 
-// path is where a block lies in the directory.
 func (k key) path() string {
 	return filepath.Join(k.object.identity.name(), strconv.FormatInt(k.index, 10))
 }
 
-// trailerBytes are the checksum, and a word that says what the file is.
+// A trailer is a checksum and trailerWord, both little-endian.
 const (
 	trailerBytes = 8
 	trailerWord  = 0x31424642 // BFB1
@@ -104,20 +104,18 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// trailer is the trailer of a block whose bytes have a checksum.
+// trailer returns the trailer of a block whose bytes have the checksum sum.
 func (k key) trailer(sum uint32) []byte {
 	sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint64(k.object.identity.text(), uint64(k.index)))
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
-// usable reports whether the directory may be used now. After it hung, it is left alone for a
-// while.
-func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
+// usable reports whether the directory may be accessed now, or is left alone because it hung.
+func (d *disk) usable() bool { return time.Now().UnixNano() >= d.pausedUntil.Load() }
 
-// refusal returns the failure that suspended writes to the directory, or nil if blocks may be
-// written now.
+// refusal returns the failure that suspended writes, or nil if blocks may be written now.
 func (d *disk) refusal() error {
-	if cause := d.cause.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.full.Load()) {
+	if cause := d.lastFailure.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.writesPausedUntil.Load()) {
 		return *cause
 	}
 	return nil
@@ -127,25 +125,26 @@ func (d *disk) refusal() error {
 // logs only the first failure.
 func (d *disk) suspend(err error) {
 	failure := fmt.Errorf("store.cache_dir: %s fails: %w", d.dir, err)
-	d.cause.Store(&failure)
-	pause, without := &d.full, "with what it has"
+	d.lastFailure.Store(&failure)
+	pause, without := &d.writesPausedUntil, "with what it has"
 	if errors.Is(err, unix.ETIMEDOUT) {
-		pause, without = &d.paused, "without it"
+		pause, without = &d.pausedUntil, "without it"
 	}
 	pause.Store(time.Now().Add(pauseTime).UnixNano())
-	if d.failed.CompareAndSwap(false, true) {
-		d.log.Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
+	if d.failureLogged.CompareAndSwap(false, true) {
+		d.log.Warn("the block cache fails: batches are served "+without+", and it is tried again from time to time", "dir", d.dir, "err", err)
 	}
 }
 
-// resume logs that the directory works again if the log says that it fails.
+// resume logs that the directory works again, if its failure was logged.
 func (d *disk) resume() {
-	if d.failed.CompareAndSwap(true, false) {
+	if d.failureLogged.CompareAndSwap(true, false) {
 		d.log.Info("the block cache works again", "dir", d.dir)
 	}
 }
 
-// withTimeout returns the error of do, or an error if the disk hangs. In that case, do may still run.
+// withTimeout returns the error of do. If do takes longer than limit, it returns an ETIMEDOUT
+// error, and do continues in the background.
 func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
@@ -153,17 +152,16 @@ func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 	case err := <-done:
 		return err
 	case <-time.After(limit):
-		return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
+		return fmt.Errorf("%s does not respond (%w)", d.dir, unix.ETIMEDOUT)
 	}
 }
 
-// file returns the file of a block, which had an identity when it was written or verified.
 func (d *disk) file(k key, id localfile.Identity) (*localfile.File, error) {
 	return localfile.New(filepath.Join(d.dir, k.path()), id, localfile.Sample{}, localfile.StayOpen, k.object.dropPageCache)
 }
 
-// verify looks for a block in the directory, and reads it whole. It returns nil if there is none. If
-// the block is damaged or cannot be read, verify removes it.
+// verify returns the file of a block after checking its content, or nil if it is missing or
+// unreadable. It removes a damaged file.
 func (d *disk) verify(k key) *localfile.File {
 	if !d.usable() {
 		return nil
@@ -200,10 +198,10 @@ func (d *disk) verify(k key) *localfile.File {
 	return found
 }
 
-// errDamaged means that a file is not the block that its name says.
+// errDamaged means that the content of a file does not match its name.
 var errDamaged = errors.New("damaged")
 
-// verifyIn returns the identity of a block's file if its bytes are right.
+// verifyIn returns the identity of a block's file if its content is intact.
 func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
 	f, err := openRegular(root, k.path())
 	if err != nil {
@@ -225,8 +223,8 @@ func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
 	return id, nil
 }
 
-// write writes a block, and returns its file. The error is errPresent, ErrFull, or the failure of the
-// directory.
+// write writes a block and returns its file. The error is errPresent, ErrFull, or the failure of
+// the directory.
 func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
 	if err := d.refusal(); err != nil {
 		return nil, err
@@ -249,33 +247,33 @@ func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
 		d.resume()
 	case !errors.Is(err, ErrFull):
 		d.suspend(err)
-		err = *d.cause.Load()
+		err = *d.lastFailure.Load()
 	}
 	return written, err
 }
 
-// writeIn is write for a caller that holds the lock. It also returns ErrFull if it is unknown how
-// much the directory has.
+// writeIn is write for a caller that holds the lock. It also returns ErrFull if the size of all
+// blocks is unknown.
 func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*localfile.File, error) {
 	if err := set.saveIn(root); err != nil {
 		return nil, err
 	}
 	if _, err := root.Lstat(k.path()); err == nil {
-		return nil, errPresent // it is verified when it is read
+		return nil, errPresent // its content is verified when it is read
 	}
-	used, known := usedIn(root)
+	used, known := usedBytes(root)
 	used += int64(len(block) + trailerBytes)
 	if !known || used > d.limit {
 		return nil, ErrFull
 	}
-	if err := d.describe(root, k.object.identity); err != nil {
+	if err := d.ensureObjectDir(root, k.object.identity); err != nil {
 		return nil, err
 	}
 	f, err := d.create(root, unfinishedFile)
 	if err != nil {
 		return nil, err
 	}
-	defer root.Remove(unfinishedFile) // does nothing once it is renamed
+	defer root.Remove(unfinishedFile) // does nothing after the rename
 	defer f.Close()
 	if _, err := f.Write(block); err != nil {
 		return nil, err
@@ -287,8 +285,8 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	if err != nil {
 		return nil, err
 	}
-	// This precedes the rename: if the process dies in between, the directory seems fuller than it
-	// is until it is measured.
+	// If the process dies before the rename, the directory seems fuller than it is until it is
+	// measured.
 	if err := d.setUsed(root, used); err != nil {
 		return nil, err
 	}
@@ -298,8 +296,7 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	return d.file(k, id)
 }
 
-// describe makes the directory of an object, if there is none.
-func (d *disk) describe(root *os.Root, i identity) error {
+func (d *disk) ensureObjectDir(root *os.Root, i identity) error {
 	file := filepath.Join(i.name(), objectFile)
 	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
 		return nil

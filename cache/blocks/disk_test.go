@@ -27,7 +27,8 @@ func used(t *testing.T, o Options) (n int64) {
 	return n
 }
 
-// A full directory stays as it is, and is worth as many blocks as it has in each epoch. What no reader needs makes room.
+// A full directory does not change, and saves as many fetches per epoch as it has blocks. Blocks
+// that no reader needs are evicted.
 func TestFull(t *testing.T) {
 	s := newSource(20 * blockBytes)
 	o := options(t, 10)
@@ -47,7 +48,7 @@ func TestFull(t *testing.T) {
 		t.Errorf("a block that has no room: %v, want ErrFull", err)
 	}
 	b := s.open(t, o, io.Discard, "b")
-	readAll(t, s, b) // without a working set
+	readAll(t, s, b) // b has no working set yet
 	b.cache.Flush()
 	objects, sets, err := Usage(o)
 	if err != nil || len(objects) != 1 || objects[0].Name != "http://store/bucket/a" || objects[0].Blocks != 10 {
@@ -78,7 +79,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// Whatever becomes of the files, bytes are right.
+// Bytes are right, whatever happens to the files.
 func TestDamage(t *testing.T) {
 	s := newSource(10*blockBytes + 5)
 	o := options(t, 100)
@@ -94,7 +95,7 @@ func TestDamage(t *testing.T) {
 			raw[len(raw)/2] ^= 1
 			return errors.Join(err, os.WriteFile(path, raw, 0o644))
 		},
-		func(path string) error { // another block of the object
+		func(path string) error { // replaced by another block of the object
 			raw, err := os.ReadFile(filepath.Join(filepath.Dir(path), "9"))
 			return errors.Join(err, os.WriteFile(path, raw, 0o644))
 		},
@@ -119,7 +120,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A disk that returns other bytes than were written does not look like a token file that changed.
+// A disk that returns other bytes than were written is not reported as a changed token file.
 func TestDiskReturnsOtherBytes(t *testing.T) {
 	s, o := newSource(blockBytes), options(t, 1)
 	object := s.open(t, o, io.Discard, "a")
@@ -133,7 +134,7 @@ func TestDiskReturnsOtherBytes(t *testing.T) {
 	}
 }
 
-// Processes that die while they write leave nothing that counts, or that is served.
+// What a killed process leaves behind does not count as used, and is not served.
 func TestLeftovers(t *testing.T) {
 	s := newSource(10 * blockBytes)
 	o := options(t, 10)
@@ -155,7 +156,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// A disk that does not answer keeps no reader from bytes, and its memory is not used for others meanwhile.
+// If the disk does not respond, readers still get their bytes, and blocks are written again once it
+// does.
 func TestSilentDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -166,7 +168,7 @@ func TestSilentDisk(t *testing.T) {
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
 	must(t, os.Mkdir(o.Dir, 0o700))
-	// A filesystem that nothing serves: whatever touches it waits.
+	// This file system has no server, so every access to it waits.
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err == nil {
 		defer fuse.Close()
@@ -180,12 +182,12 @@ func TestSilentDisk(t *testing.T) {
 		readAll(t, s, object)
 	}
 	object.cache.Flush()
-	if !strings.Contains(log.String(), "gives no answer") {
+	if !strings.Contains(log.String(), "does not respond") {
 		t.Errorf("the log says %q", log.String())
 	}
 	syscall.Unmount(o.Dir, syscall.MNT_DETACH)
 	fuse.Close()
-	object.cache.disk.paused.Store(0)
+	object.cache.disk.pausedUntil.Store(0)
 	testwait.Until(t, "blocks are kept after the disk answers again", func() bool {
 		readAll(t, s, object)
 		return used(t, o) >= 5*(blockBytes+trailerBytes)
@@ -193,8 +195,8 @@ func TestSilentDisk(t *testing.T) {
 	readAll(t, s, s.open(t, o, io.Discard, "a"))
 }
 
-// A directory that fails keeps no reader from bytes. It is said once, and what it keeps and can be read is not fetched again. Later it is
-// tried again.
+// If the directory fails, readers still get their bytes, blocks in it that can be read are not
+// fetched again, and one warning is logged. Later, blocks are written again.
 func TestDirectoryFails(t *testing.T) {
 	const blocks = 40
 	for _, test := range []struct {
@@ -202,7 +204,7 @@ func TestDirectoryFails(t *testing.T) {
 		says       string
 		breakIt    func(t *testing.T, dir string)
 		mend       func(t *testing.T, dir string)
-		fetchAgain int64 // of the blocks that were kept before
+		fetchAgain int64 // number of blocks in the directory that are fetched again
 	}{
 		{"full", "no space left",
 			func(t *testing.T, dir string) {
@@ -231,7 +233,7 @@ func TestDirectoryFails(t *testing.T) {
 				t.Skipf("no tmpfs: %v", err)
 			}
 			t.Cleanup(func() {
-				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also one over it
+				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also the bind mount over it
 				}
 			})
 			s := newSource(blocks * blockBytes)
@@ -265,8 +267,8 @@ func TestDirectoryFails(t *testing.T) {
 				t.Errorf("want one warning that says %q, got:\n%s", test.says, said.String())
 			}
 			test.mend(t, dir)
-			after.cache.disk.paused.Store(0) // half a minute later
-			after.cache.disk.full.Store(0)
+			after.cache.disk.pausedUntil.Store(0) // half a minute has passed
+			after.cache.disk.writesPausedUntil.Store(0)
 			for i := range after.count() {
 				s.check(t, after, i)
 				after.cache.Flush()

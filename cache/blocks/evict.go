@@ -22,8 +22,8 @@ const (
 	workingSetsDir = "shares"
 )
 
-// usedIn is the bytes of all blocks, for a caller that holds the lock.
-func usedIn(root *os.Root) (used int64, known bool) {
+// usedBytes returns the recorded size of all blocks, in bytes. The caller holds the lock.
+func usedBytes(root *os.Root) (used int64, known bool) {
 	text, _ := root.ReadFile(usedFile)
 	used, err := strconv.ParseInt(string(text), 10, 64)
 	return max(used, 0), err == nil
@@ -34,11 +34,11 @@ func (d *disk) setUsed(root *os.Root, n int64) error {
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))
 }
 
-// measure returns what the directory has of objects, its working sets, and the size of all blocks. It
-// removes files that are no blocks, and what processes left that died.
+// measure returns the objects and working sets in the directory, and the size of all blocks, which
+// it also records. It removes invalid files, and those that killed processes left.
 func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used int64, err error) {
 	err = d.locked(func(root *os.Root) (err error) {
-		if objects, err = usage(root, true); err != nil {
+		if objects, err = objectsIn(root, true); err != nil {
 			return err
 		}
 		for _, o := range objects {
@@ -52,11 +52,11 @@ func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used in
 	return objects, sets, used, err
 }
 
-// makeRoom removes blocks until there is room for need more bytes. It removes blocks only from
-// working sets not in use, the least recently read first, and returns ErrFull if they are not enough.
+// makeRoom makes room for need bytes. It removes only blocks that no working set in use contains,
+// the least recently read first, and returns ErrFull if they are not enough.
 func (d *disk) makeRoom(s *WorkingSet, need int64) error {
-	if s.refused.Load() > 0 {
-		s.refused.Add(-1)
+	if s.refusalsLeft.Load() > 0 {
+		s.refusalsLeft.Add(-1)
 		return ErrFull
 	}
 	objects, sets, used, err := d.measure()
@@ -65,8 +65,10 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.horizon.Load()
-	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool { return other.file == s.file || other.Touched.UnixNano() >= horizon })
-	// Evicting more than needed saves measuring the directory for every block.
+	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
+		return other.file == s.file || other.Touched.UnixNano() >= horizon
+	})
+	// Evicting more than needed saves measuring the directory again for every block.
 	removed, err := d.evict(victims, over+d.limit/64)
 	if err != nil {
 		return err
@@ -75,7 +77,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		s.failed.Store(0)
 		return nil
 	}
-	if s != &d.none {
+	if s != &d.noSet {
 		if s.failed.Add(1) == maxFailedEvictions {
 			enough := int64(0)
 			for _, span := range inUse {
@@ -85,19 +87,18 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		}
 		s.horizon.Store(now)
 	}
-	s.refused.Store(s.Blocks/20 - 1)
+	s.refusalsLeft.Store(s.Blocks/20 - 1)
 	return ErrFull
 }
 
-// A victim is a block that may be removed.
 type victim struct {
-	path  string
-	bytes int64
-	read  time.Time // last read of a working set that needs it
+	path     string
+	bytes    int64
+	lastRead time.Time // last read of a working set that contains it; zero if none does
 }
 
-// victimsIn returns the blocks that no working set in use needs, and the spans that one does. sets are
-// as savedIn returns them: blocks of the last one are the first victims.
+// victimsIn returns the blocks that no working set in use contains, in the order in which to evict
+// them, and the spans of the working sets in use. sets must be sorted as savedIn sorts them.
 func victimsIn(objects []ObjectUsage, sets []SavedWorkingSet, inUse func(SavedWorkingSet) bool) (victims []victim, spared []span) {
 	for _, s := range sets {
 		if inUse(s) {
@@ -107,27 +108,27 @@ func victimsIn(objects []ObjectUsage, sets []SavedWorkingSet, inUse func(SavedWo
 	spared = union(spared)
 	for _, o := range objects {
 		for index, bytes := range o.blocks {
-			if holds(spared, o.dir, index) {
+			if containsBlock(spared, o.dir, index) {
 				continue
 			}
 			v := victim{path: filepath.Join(o.dir, strconv.FormatInt(index, 10)), bytes: bytes}
-			if i := slices.IndexFunc(sets, func(s SavedWorkingSet) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
-				v.read = sets[i].Touched
+			if i := slices.IndexFunc(sets, func(s SavedWorkingSet) bool { return containsBlock(s.Spans, o.dir, index) }); i >= 0 {
+				v.lastRead = sets[i].Touched
 			}
 			victims = append(victims, v)
 		}
 	}
-	slices.SortFunc(victims, func(a, b victim) int { return cmp.Or(a.read.Compare(b.read), cmp.Compare(a.path, b.path)) })
+	slices.SortFunc(victims, func(a, b victim) int { return cmp.Or(a.lastRead.Compare(b.lastRead), cmp.Compare(a.path, b.path)) })
 	return victims, spared
 }
 
-// maxLockTime is how long evict holds the lock at most. It then leaves it free for as long, so that
-// others need not wait for all blocks to be removed.
+// maxLockTime is how long evict holds the lock at a time. It then leaves the lock to other
+// processes for as long.
 const maxLockTime = 50 * time.Millisecond
 
-// evict removes blocks, one after the other, until at least atLeast bytes are removed. It returns the
-// bytes removed. A process may have a block open: truncating it frees its space, and makes any read of
-// it fail.
+// evict removes victims in order until it has removed at least atLeast bytes, and returns the bytes
+// removed. Another process may have a block open: truncating the file frees its space, and makes
+// reads of it fail.
 func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
 	for len(victims) > 0 && removed < atLeast && err == nil {
 		err = d.locked(func(root *os.Root) error {
@@ -142,7 +143,7 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 					removed += v.bytes
 				}
 			}
-			used, _ := usedIn(root)
+			used, _ := usedBytes(root)
 			return d.setUsed(root, max(used-(removed-before), 0))
 		})
 		if len(victims) > 0 && removed < atLeast {
@@ -152,17 +153,18 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 	return removed, err
 }
 
-// An ObjectUsage is what a directory has of an object.
+// An ObjectUsage describes the blocks of one object in the directory.
 type ObjectUsage struct {
-	Name   string // endpoint, bucket and key; "?" if the description is missing
-	Size   int64  // bytes of the object
-	Bytes  int64  // bytes of its blocks
+	Name   string // endpoint, bucket and key; "?" if the object file is missing
+	Size   int64  // size of the object in bytes
+	Bytes  int64  // size of its block files in bytes
 	Blocks int64
-	dir    string
-	blocks map[int64]int64 // bytes of each block
+	dir    string          // name of its directory
+	blocks map[int64]int64 // size of each block file in bytes, by index
 }
 
-// Usage returns what the directory has of objects, and the working sets, the last read first.
+// Usage returns the objects and working sets in the directory, the last read working set first. It
+// fills in Stored and Enough.
 func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
 	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
 	root, err := d.open()
@@ -174,7 +176,7 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 	}
 	defer root.Close()
 	removeUnfinished(root)
-	if objects, err = usage(root, false); err != nil {
+	if objects, err = objectsIn(root, false); err != nil {
 		return nil, nil, err
 	}
 	sets = d.savedIn(root, false)
@@ -182,7 +184,7 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 		s := &sets[i]
 		for _, o := range objects {
 			for index, bytes := range o.blocks {
-				if holds(s.Spans, o.dir, index) {
+				if containsBlock(s.Spans, o.dir, index) {
 					s.Stored += bytes
 				}
 			}
@@ -194,10 +196,10 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 	return objects, sets, nil
 }
 
-// Prune removes the blocks that no reader needs, and returns their size in bytes.
+// Prune removes the blocks that no living process needs, and returns their size in bytes.
 func Prune(o Options) (removed int64, err error) {
 	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
-	if _, err := os.Stat(o.Dir); errors.Is(err, fs.ErrNotExist) { // measure would make it
+	if _, err := os.Stat(o.Dir); errors.Is(err, fs.ErrNotExist) { // measure would create it
 		return 0, nil
 	}
 	objects, sets, _, err := d.measure()
@@ -208,13 +210,13 @@ func Prune(o Options) (removed int64, err error) {
 	return d.evict(victims, math.MaxInt64)
 }
 
-// usage returns what a directory has of objects, by name. If mend is true, which needs the lock, it
-// removes files that are no blocks.
-func usage(root *os.Root, mend bool) (objects []ObjectUsage, err error) {
+// objectsIn returns the objects in the directory, sorted by name. If repair is true, which needs
+// the lock, it removes files that are not blocks.
+func objectsIn(root *os.Root, repair bool) (objects []ObjectUsage, err error) {
 	err = eachFile(root, ".", func(file fs.FileInfo) {
 		if raw, err := hex.DecodeString(file.Name()); err == nil && len(raw) == 16 && file.IsDir() {
-			objects = append(objects, usageOf(root, file.Name(), mend))
-		} else if mend && strings.HasPrefix(file.Name(), "new-") {
+			objects = append(objects, objectIn(root, file.Name(), repair))
+		} else if repair && strings.HasPrefix(file.Name(), "new-") {
 			root.RemoveAll(file.Name())
 		}
 	})
@@ -222,29 +224,28 @@ func usage(root *os.Root, mend bool) (objects []ObjectUsage, err error) {
 	return objects, err
 }
 
-// usageOf returns what the directory has of an object.
-func usageOf(root *os.Root, dir string, mend bool) ObjectUsage {
+func objectIn(root *os.Root, dir string, repair bool) ObjectUsage {
 	o := ObjectUsage{dir: dir, Name: "?", blocks: map[int64]int64{}}
-	var of identity
-	if text, _ := root.ReadFile(filepath.Join(dir, objectFile)); json.Unmarshal(text, &of) == nil {
-		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size
+	var id identity
+	if text, _ := root.ReadFile(filepath.Join(dir, objectFile)); json.Unmarshal(text, &id) == nil {
+		o.Name, o.Size = id.Endpoint+"/"+id.Bucket+"/"+id.Key, id.Size
 	}
 	eachFile(root, dir, func(file fs.FileInfo) {
 		switch {
 		case file.Name() == objectFile:
-		case of.isBlock(file):
+		case id.isBlock(file):
 			index, _ := strconv.ParseInt(file.Name(), 10, 64)
 			o.blocks[index] = file.Size()
 			o.Blocks++
 			o.Bytes += file.Size()
-		case mend:
+		case repair:
 			root.RemoveAll(filepath.Join(dir, file.Name()))
 		}
 	})
 	return o
 }
 
-// isBlock reports whether a file may be a block of the object: a regular file of the right size.
+// isBlock reports whether a file has the name and size of a block of the object.
 func (i identity) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
 	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&

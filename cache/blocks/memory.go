@@ -6,36 +6,37 @@ import (
 )
 
 const (
-	// unreadTimeout is how long a prefetched block that has not been read ranks above others, and
-	// how long a stream that does not advance counts as reading.
+	// unreadTimeout is how long a prefetched block keeps its rank without being read, and how long
+	// a stream that does not advance counts as active.
 	unreadTimeout = 30 * time.Second
-	// persistTimeout is how long Persist lets one write take.
+	// persistTimeout is how long Persist waits for one write.
 	persistTimeout = 30 * time.Second
-	// writeTimeout is how long a block may wait to be written before its memory may be used for
-	// others. While one write takes longer than that, no block that was just fetched is queued to
-	// be written.
+	// writeTimeout is how long a block may wait to be written before its memory may be reused.
+	// While a single write takes longer, newly fetched blocks are not queued to be written.
 	writeTimeout = 5 * time.Second
 )
 
-// An evictionRank orders the blocks in memory: those of the lowest rank are evicted first, and those
-// from rankPending on are not evicted.
+// An evictionRank orders the blocks in memory for eviction. Lower ranks are evicted first;
+// rankPending and above are not evicted.
 type evictionRank int
 
 const (
-	rankRead    evictionRank = iota // no reader is known to need it
-	rankPassed                      // a stream needed it until just now: a thread may be behind
-	rankWanted                      // a stream will need it
-	rankOverdue                     // to be written: the directory should have it by now
-	rankPending                     // to be written to the directory
-	rankUnread                      // fetched, or being fetched, for a reader that has not read it yet
+	rankRead evictionRank = iota // no reader is known to need it
+	// a stream has just passed it, but another thread of its reader may be behind
+	rankPassed
+	rankWanted  // a stream will need it
+	rankOverdue // waiting to be written for longer than writeTimeout
+	rankPending // waiting to be written to the directory
+	// fetched or being fetched for a reader that has not read it yet
+	rankUnread
 )
 
-// evictionRank returns the rank of a block and, if streams need it, after how many batches they do.
-// The caller holds Cache.mu.
+// evictionRank returns the rank of a block and, if streams will need it, the number of batches
+// before the first one does. The caller holds Cache.mu.
 func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
-	d, wanted := next(b.needs)
+	d, wanted := nearestNeed(b.needs)
 	switch {
-	case !b.read && (wanted || len(b.needs) == 0 && (b.state != inMemory || time.Since(b.loaded) < unreadTimeout)):
+	case !b.requested && (wanted || len(b.needs) == 0 && (b.state != inMemory || time.Since(b.loaded) < unreadTimeout)):
 		return rankUnread, d
 	case b.pending && time.Since(b.loaded) < writeTimeout:
 		return rankPending, 0
@@ -49,10 +50,10 @@ func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 	return rankRead, 0
 }
 
-// takeBuffer returns memory for a block, or nil if there is none yet. It may evict a block without
-// readers. If now is false, because no reader waits, it evicts only a block that no reader is known
-// to need. The caller holds mu.
-func (c *Cache) takeBuffer(now bool) []byte {
+// takeBuffer returns a buffer for a block, or nil if there is none yet. It may evict a block that
+// is not being read; unless a reader waits (urgent), only one that no reader is known to need. The
+// caller holds mu.
+func (c *Cache) takeBuffer(urgent bool) []byte {
 	if n := len(c.free); n > 0 {
 		buffer := c.free[n-1]
 		c.free = c.free[:n-1]
@@ -63,11 +64,11 @@ func (c *Cache) takeBuffer(now bool) []byte {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
-	// Among blocks of the same rank, the victim is the least recently read one. Of blocks that streams
-	// will need, it is the one needed after the most batches, or of several the most recently read.
+	// Of the blocks with the lowest rank, the victim is the least recently read one. If streams
+	// will need all of them, it is the one needed last, or the most recently read one of those.
 	var victim *cacheBlock
 	var rank evictionRank
-	var distance uint64 // batches until a stream needs victim
+	var distance uint64 // number of batches before a stream needs victim
 	for _, b := range c.cached {
 		if b.state != inMemory || b.refs > 0 {
 			continue
@@ -77,7 +78,7 @@ func (c *Cache) takeBuffer(now bool) []byte {
 			victim, rank, distance = b, r, d
 		}
 	}
-	if victim == nil || rank >= rankPending || !now && rank > rankRead {
+	if victim == nil || rank >= rankPending || !urgent && rank > rankRead {
 		return nil
 	}
 	if victim.pending {
@@ -85,14 +86,13 @@ func (c *Cache) takeBuffer(now bool) []byte {
 		c.count(ErrSlow)
 	}
 	c.remove(victim)
-	if needs := later(victim.needs); len(needs) > 0 {
-		c.add(victim.key, needs)
+	if needs := remainingNeeds(victim.needs); len(needs) > 0 {
+		c.enqueuePrefetch(victim.key, needs)
 	}
 	return victim.bytes[:c.o.BlockBytes]
 }
 
-// waitForBuffer returns memory for a block that a reader waits for, and reports whether it had to
-// wait.
+// waitForBuffer returns a buffer for a block that a reader waits for.
 func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,8 +103,8 @@ func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	return buffer, waited
 }
 
-// remove removes a block from memory, after which its file is read. The caller holds mu, and owns the
-// buffer afterwards.
+// remove removes a block from memory, so that reads use its file. The buffer then belongs to the
+// caller, which holds mu.
 func (c *Cache) remove(b *cacheBlock) {
 	delete(c.cached, b.key)
 	b.key.object.files[b.key.index].Store(b.file)
@@ -124,8 +124,8 @@ func (c *Cache) releaseLocked(b *cacheBlock) {
 	}
 }
 
-// wait waits until changed is signaled, but not longer than writeTimeout, so that its caller can check
-// again whether the disk is stuck. The caller holds mu.
+// wait waits for changed, but at most for writeTimeout, so that the caller can check whether the
+// disk is stuck. The caller holds mu.
 func (c *Cache) wait() {
 	defer time.AfterFunc(writeTimeout, c.changed.Broadcast).Stop()
 	c.changed.Wait()
@@ -136,12 +136,11 @@ func (c *Cache) enqueueWrite(b *cacheBlock) {
 	b.pending, b.outcome = true, nil
 	c.pending = append(c.pending, b)
 	if !c.writing {
-		c.writing, c.began = true, time.Now()
+		c.writing, c.writeBegan = true, time.Now()
 		go c.write()
 	}
 }
 
-// write writes the pending blocks to the directory, one after the other.
 func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,11 +148,12 @@ func (c *Cache) write() {
 		b := c.pending[0]
 		c.pending = c.pending[1:]
 		b.refs++
-		c.began = time.Now()
+		c.writeBegan = time.Now()
 		c.mu.Unlock()
 		file, err := c.disk.write(b.key, b.bytes)
 		c.mu.Lock()
-		b.pending, b.file, b.outcome = false, file, c.count(err) // before the release, which lets the block be evicted
+		// This must precede the release, after which the block may be evicted.
+		b.pending, b.file, b.outcome = false, file, c.count(err)
 		c.changed.Broadcast()
 		c.releaseLocked(b)
 	}
@@ -163,10 +163,10 @@ func (c *Cache) write() {
 
 // stuck reports whether the current write has taken longer than limit, because the disk is slow or
 // another process holds the lock. The caller holds mu.
-func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since(c.began) > limit }
+func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since(c.writeBegan) > limit }
 
-// Flush waits until the directory has every fetched block, or is known not to take it, and frees
-// the memory that no reader uses.
+// Flush waits until each fetched block is written to the directory or given up, and frees the
+// memory of blocks that are not being read.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,74 +7,74 @@ import (
 
 // A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
-	at    atomic.Uint64 // batch that it reads next
+	batch atomic.Uint64 // batch that it reads next
 	moved atomic.Int64  // time of the last Pass, in nanoseconds since 1970
 }
 
-// Pass records which batch the stream reads next. The one before may still be being read.
+// Pass records that the stream reads batch k next. Batch k-1 may still be being read.
 func (s *Stream) Pass(k uint64) {
-	s.at.Store(k)
+	s.batch.Store(k)
 	s.moved.Store(time.Now().UnixNano())
 }
 
-// A Demand is the batch of a stream that needs a block. The zero Demand means soon, and once.
+// A Demand says which batch of which stream needs a block. The zero Demand means soon, and once.
 type Demand struct {
 	By    *Stream
 	Batch uint64
 }
 
-// A need is the first and the last batch of a stream that need a block. Some in between may need it too.
+// A need records the first and the last batch of a stream that need a block. Batches in between may
+// need it too.
 type need struct {
-	by          *Stream
+	stream      *Stream
 	first, last uint64
 }
 
-// behind is how many batches some threads of a trainer may be behind others.
-const behind = 4
+// maxLag is the number of batches that one thread of a reader may be behind another.
+const maxLag = 4
 
-// distance returns after how many batches the block is needed. ok is false if it is not needed, or if
-// the stream seems to have ended.
+// distance returns how many batches come before one that needs the block. ok is false if none does,
+// or the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
-	at := n.by.at.Load()
-	return max(n.first, at) - at, at <= n.last && n.by.moves()
+	batch := n.stream.batch.Load()
+	return max(n.first, batch) - batch, batch <= n.last && n.stream.isActive()
 }
 
-// isPassed reports whether the stream needed the block until just now.
+// isPassed reports whether the stream has just passed the last batch that needs the block.
 func (n need) isPassed() bool {
-	at := n.by.at.Load()
-	return n.last < at && at <= n.last+behind && n.by.moves()
+	batch := n.stream.batch.Load()
+	return n.last < batch && batch <= n.last+maxLag && n.stream.isActive()
 }
 
-func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(unreadTimeout) }
+// isActive reports whether the stream has advanced recently.
+func (s *Stream) isActive() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(unreadTimeout) }
 
-// next returns after how many batches the first of several streams needs a block. ok is false if none
-// does.
-func next(needs []need) (batches uint64, ok bool) {
+// nearestNeed returns the least distance of several needs. ok is false if there is none.
+func nearestNeed(needs []need) (batches uint64, ok bool) {
 	for _, n := range needs {
-		if d, is := n.distance(); is && (!ok || d < batches) {
+		if d, needed := n.distance(); needed && (!ok || d < batches) {
 			batches, ok = d, true
 		}
 	}
 	return batches, ok
 }
 
-// later returns the needs that remain after the batches that streams are reading.
-func later(needs []need) (list []need) {
+// remainingNeeds returns the needs that remain after the current batches of the streams.
+func remainingNeeds(needs []need) (list []need) {
 	for _, n := range needs {
-		if at := n.by.at.Load(); n.last > at && n.by.moves() {
-			list = append(list, need{n.by, max(n.first, at+1), n.last})
+		if batch := n.stream.batch.Load(); n.last > batch && n.stream.isActive() {
+			list = append(list, need{n.stream, max(n.first, batch+1), n.last})
 		}
 	}
 	return list
 }
 
-// add adds a demand for a block to its needs.
-func add(needs []need, d Demand) []need {
+func addDemand(needs []need, d Demand) []need {
 	if d.By == nil {
 		return needs
 	}
 	for i := range needs {
-		if n := &needs[i]; n.by == d.By {
+		if n := &needs[i]; n.stream == d.By {
 			if _, ok := n.distance(); !ok {
 				n.first = d.Batch
 			}

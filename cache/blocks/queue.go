@@ -1,17 +1,17 @@
 package blocks
 
-const maxLoading = 32 // blocks prefetched at a time
+const maxLoading = 32 // maximum number of prefetches in progress
 
 // MaxPrefetches returns the maximum number of blocks that are prefetched at a time.
 func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 
-// maxUnread returns how many buffers prefetched blocks may hold until they are read. The others are
+// maxUnread returns how many buffers prefetched blocks may hold before they are read. The rest are
 // for readers that wait.
 func (o Options) maxUnread() int { return o.MaxBuffers() - max(o.MaxBuffers()/4, 1) }
 
-// Prefetch has blocks fetched that are not known to be in the directory, after the blocks of earlier
-// calls, and does not wait. It returns false if there is no room yet for all of them: the caller must
-// then repeat the call later.
+// Prefetch queues the blocks of r to be fetched, unless they are known to be in the directory, and
+// does not wait. If it returns false, there was no room to queue all of them, and the caller must
+// repeat the call later.
 func (r ObjectRange) Prefetch(d Demand) (room bool) {
 	for i := range r.Blocks() {
 		if r.Object.files[i].Load() == nil && !r.Object.cache.prefetch(key{r.Object, i}, d) {
@@ -25,24 +25,24 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b := c.cached[k]; b != nil {
-		b.needs = add(b.needs, d)
+		b.needs = addDemand(b.needs, d)
 		return true
 	}
-	before := 0 // queued blocks that the same stream needs
+	before := 0 // number of queued blocks that the same stream needs
 	for _, b := range c.cached {
-		if b.state == queued && (len(b.needs) > 0 && b.needs[0].by == d.By || len(b.needs) == 0 && d.By == nil) {
+		if b.state == queued && (len(b.needs) > 0 && b.needs[0].stream == d.By || len(b.needs) == 0 && d.By == nil) {
 			before++
 		}
 	}
 	if before >= c.o.MaxBuffers() {
 		return false
 	}
-	c.add(k, add(nil, d))
+	c.enqueuePrefetch(k, addDemand(nil, d))
 	c.pump()
 	return true
 }
 
-// pump begins to load queued blocks while there are buffers. The caller holds mu.
+// pump starts loading queued blocks while buffers are available. The caller holds mu.
 func (c *Cache) pump() {
 	for c.queued > 0 && c.mayLoad() {
 		b := c.nearest()
@@ -75,15 +75,15 @@ func (c *Cache) mayLoad() bool {
 	return fetching < maxLoading && unread < c.o.maxUnread()
 }
 
-// nearest returns the queued block that is needed first, or nil if there is none. It drops blocks
-// that are no longer needed. The caller holds mu.
+// nearest returns the queued block that is needed first, or nil, and drops those no longer needed.
+// The caller holds mu.
 func (c *Cache) nearest() (nearest *cacheBlock) {
 	least := uint64(0)
 	for _, b := range c.cached {
 		if b.state != queued {
 			continue
 		}
-		d, ok := next(b.needs) // d is 0 if no stream needs it
+		d, ok := nearestNeed(b.needs) // d is 0 if no stream needs it
 		switch {
 		case !ok && len(b.needs) > 0:
 			c.drop(b)

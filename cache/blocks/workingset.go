@@ -21,55 +21,60 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// A WorkingSet is the blocks that a reader needs in an epoch. Readers of the same blocks have one
-// working set. It is safe for concurrent use.
+// A WorkingSet is the set of cache blocks that a reader needs in an epoch. Readers of the same
+// blocks share one. It is safe for concurrent use.
 //
-// A working set is in use until another one has done without room for a twentieth of its blocks since
-// it was last read: readers that take turns keep what they have, and one that has stopped soon makes
-// room. The order of reads decides that, not a clock.
+// A working set is in use until, since it was last read, another one has been refused room for a
+// twentieth of that one's blocks. Readers that take turns thus keep their blocks, and those of a
+// reader that has stopped are soon evicted. Only the order of reads decides, not a clock.
 type WorkingSet struct {
-	Name   string // name of its reader, for people
-	Needed int64  // bytes of the files of its blocks
+	Name   string // name of its reader, for messages
+	Needed int64  // size of the files of its blocks, in bytes
 	Blocks int64
 
 	disk    *disk
-	file    string // name in workingSetsDir
+	file    string // file name in workingSetsDir
 	spans   []span
 	touched atomic.Int64 // time of the last read, in nanoseconds since 1970
-	saved   atomic.Int64 // time when touched was last saved; in the far future while it is being saved
+	// time when touched was last saved, in nanoseconds since 1970; math.MaxInt64 while it is being
+	// saved
+	saved atomic.Int64
 
-	refused atomic.Int64 // blocks that get no room before room is looked for again
-	horizon atomic.Int64 // working sets last read before that time make room for it, in nanoseconds since 1970
-	failed  atomic.Int64 // failed evictions in a row
-	enough  atomic.Int64 // limit that it needs, in bytes; 0 if it never lacked room
+	refusalsLeft atomic.Int64 // number of blocks that are refused before room is sought again
+	// time in nanoseconds since 1970; working sets last read before it make room for this one
+	horizon atomic.Int64
+	failed  atomic.Int64 // number of failed evictions in a row
+	enough  atomic.Int64 // limit that would suffice, in bytes; 0 if it never lacked room
 
-	mu          sync.Mutex
-	lock        *os.File // its file, with a lock of this process; guarded by mu, like savedEnough
-	savedEnough int64    // enough, as the file has it
+	mu sync.Mutex
+	// file of the working set, on which this process holds a shared lock; guarded by mu, like
+	// savedEnough
+	lock        *os.File
+	savedEnough int64 // value of enough in the file
 }
 
 const (
 	// saveEvery is how often the time of the last read is saved for other processes.
 	saveEvery = 100 * time.Millisecond
-	// idleTime is how long a reader has been silent that does not read now.
+	// idleTime is how long a working set goes unread before it counts as idle.
 	idleTime = time.Minute
-	// maxFailedEvictions is how often in a row no room is found before the log says so: blocks are
-	// prefetched for a while for a reader that stops.
+	// maxFailedEvictions is how many evictions in a row must fail before the log says that there is
+	// no room. A few may fail while blocks are prefetched for a reader that is stopping.
 	maxFailedEvictions = 4
-	// forgetAfter is how long a working set is remembered after its readers have ended. After that,
-	// its blocks are evicted before all others.
+	// forgetAfter is how long a working set is remembered after its processes have ended. Then its
+	// blocks are evicted first.
 	forgetAfter = 30 * 24 * time.Hour
 )
 
-// A span is the blocks [From, To) of an object.
+// A span is the cache blocks [From, To) of an object.
 type span struct {
-	Object string `json:"object"` // name of its directory
+	Object string `json:"object"` // name of the directory of the object
 	From   int64  `json:"from"`
 	To     int64  `json:"to"`
 }
 
 // NewWorkingSet returns the working set of the blocks that hold ranges, or nil if there is no
-// directory. name is the reader's.
+// directory. name is that of the reader, for messages.
 func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 	if len(ranges) == 0 || ranges[0].Object.cache.disk == nil {
 		return nil
@@ -83,9 +88,10 @@ func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 		spans = append(spans, span{dir, r.From / size, (r.To + size - 1) / size})
 	}
 	s := &WorkingSet{Name: name, disk: d, spans: union(spans)}
-	for _, of := range s.spans {
-		s.Blocks += of.To - of.From
-		s.Needed += min(of.To*size, objects[of.Object].Size) - of.From*size + (of.To-of.From)*trailerBytes
+	for _, r := range s.spans {
+		n := r.To - r.From
+		s.Blocks += n
+		s.Needed += min(r.To*size, objects[r.Object].Size) - r.From*size + n*trailerBytes
 	}
 	sum := sha256.Sum256(fmt.Append(nil, s.spans))
 	s.file = hex.EncodeToString(sum[:16])
@@ -102,7 +108,7 @@ func compareSpans(a, b span) int {
 	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.From, b.From))
 }
 
-// union sorts spans, and merges those that touch.
+// union returns the union of spans, sorted, as spans that do not touch. It sorts its argument.
 func union(spans []span) (all []span) {
 	slices.SortFunc(spans, compareSpans)
 	for _, next := range spans {
@@ -115,27 +121,27 @@ func union(spans []span) (all []span) {
 	return all
 }
 
-// holds reports whether a block is one of a union of spans.
-func holds(spans []span, object string, index int64) bool {
+// containsBlock reports whether a block is in spans, which union returned.
+func containsBlock(spans []span, object string, index int64) bool {
 	i, found := slices.BinarySearchFunc(spans, span{Object: object, From: index}, compareSpans)
 	return found || i > 0 && spans[i-1].Object == object && index < spans[i-1].To
 }
 
-// workingSetOf returns the working set for which a block is fetched: the last read of those that need
-// the block.
+// workingSetOf returns the working set for which a block is fetched: the last read one that
+// contains it.
 func (d *disk) workingSetOf(k key) *WorkingSet {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	last, object := &d.none, k.object.identity.name()
+	last, object := &d.noSet, k.object.identity.name()
 	for _, s := range d.sets {
-		if s.touched.Load() > last.touched.Load() && holds(s.spans, object, k.index) {
+		if s.touched.Load() > last.touched.Load() && containsBlock(s.spans, object, k.index) {
 			last = s
 		}
 	}
 	return last
 }
 
-// Touch records that the working set is read. It does not wait.
+// Touch records that the working set is being read. It does not wait.
 func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()
 	s.touched.Store(now)
@@ -147,8 +153,8 @@ func (s *WorkingSet) Touch() {
 	}
 }
 
-// BeginFill records that a command fetches the working set, which takes the room of those that are
-// not read now. It waits until that is saved.
+// BeginFill records and saves that a command is about to fetch the whole working set, for which
+// idle ones make room.
 func (s *WorkingSet) BeginFill() {
 	now := time.Now()
 	s.touched.Store(now.UnixNano())
@@ -156,7 +162,7 @@ func (s *WorkingSet) BeginFill() {
 	s.save()
 }
 
-// save tells other processes that the working set is read.
+// save records in the directory that the working set is being read.
 func (s *WorkingSet) save() {
 	d := s.disk
 	if s.Needed > d.limit {
@@ -170,10 +176,10 @@ func (s *WorkingSet) save() {
 	}
 }
 
-// saveIn is save for a caller that holds the lock.
+// saveIn is save for a caller that holds the lock of the directory.
 func (s *WorkingSet) saveIn(root *os.Root) error {
 	d, name := s.disk, filepath.Join(workingSetsDir, s.file)
-	if s == &d.none {
+	if s == &d.noSet {
 		return nil
 	}
 	s.mu.Lock()
@@ -183,7 +189,8 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 		return nil
 	}
 	f, err := openRegular(root, name)
-	// The file is good if another process holds it, and this one may set its time.
+	// If another process holds a lock on the file, the file is valid, and setting its time is
+	// enough.
 	if err != nil || s.savedEnough != enough || root.Chtimes(name, read, read) != nil || privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
 		f.Close()
 		text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
@@ -200,7 +207,7 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	return privatedir.Lock(f, unix.LOCK_SH)
 }
 
-// warnTooSmall logs once that blocks are fetched again in every epoch, and the remedy.
+// warnTooSmall logs once that blocks are fetched again in every epoch, and suggests a limit.
 func (s *WorkingSet) warnTooSmall(enough int64) {
 	if s.enough.CompareAndSwap(0, enough) {
 		s.disk.log.Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
@@ -208,23 +215,23 @@ func (s *WorkingSet) warnTooSmall(enough int64) {
 	}
 }
 
-// A SavedWorkingSet is a working set that a process has read, as the directory has it.
+// A SavedWorkingSet is a working set as recorded in the directory.
 type SavedWorkingSet struct {
-	Name   string `json:"name"`   // name of its reader, or of one of several
+	Name   string `json:"name"`   // name of its reader, or of one of them
 	Needed int64  `json:"needed"` // bytes
-	// Enough is the limit that it needs if it lacked room. Usage clears it unless the working set is
-	// read now and still lacks room.
+	// Enough is the limit that would suffice, in bytes, or 0 if the working set never lacked room.
+	// Usage also returns 0 if it is not being read, or no longer lacks room.
 	Enough int64  `json:"enough,omitempty"`
 	Spans  []span `json:"spans"`
 
 	Stored  int64     `json:"-"` // bytes in the directory; set by Usage
-	Live    bool      `json:"-"` // whether a process that has read it lives
+	Live    bool      `json:"-"` // whether a process that has read it is alive
 	Touched time.Time `json:"-"` // time of the last read
 	file    string
 }
 
-// savedIn returns the working sets that a directory knows, the last read first. If tidy is true,
-// which needs the lock, it removes files that are none, or that were not read for long.
+// savedIn returns the working sets in the directory, the last read first. If tidy is true, which
+// needs the lock, it removes invalid ones, and those not read for forgetAfter.
 func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	eachFile(root, workingSetsDir, func(file fs.FileInfo) {
 		s, name := SavedWorkingSet{file: file.Name(), Touched: file.ModTime()}, filepath.Join(workingSetsDir, file.Name())
@@ -251,6 +258,7 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	return all
 }
 
+// isLinked reports whether an open file still has a name.
 func isLinked(f *os.File) bool {
 	var st unix.Stat_t
 	return eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0

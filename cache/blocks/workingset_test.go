@@ -9,24 +9,25 @@ import (
 	"testing"
 )
 
-// touched returns the working set of a reader of blocks [from, to) of an object, after saving that it
-// is read.
+// touched returns the working set of blocks [from, to) of an object, after recording that it is
+// read.
 func touched(o *CachedObject, from, to int64) *WorkingSet {
 	s := NewWorkingSet("reader", []ObjectRange{{o, from * blockBytes, to * blockBytes}})
-	s.saved.Store(math.MaxInt64) // not at any time
+	s.saved.Store(math.MaxInt64) // prevents Touch from saving concurrently
 	s.Touch()
 	s.save()
 	return s
 }
 
-// ends is as if the process had ended that has the object.
+// ends simulates the end of the process that has the object.
 func (o *CachedObject) ends() {
 	for _, s := range o.cache.disk.sets {
 		s.lock.Close()
 	}
 }
 
-// epoch reads each block of a working set some times, in any order, and returns how many were fetched.
+// epoch reads each block of a working set several times, in random order, and returns how many
+// blocks were fetched.
 func (s *source) epoch(t *testing.T, r *rand.Rand, o *CachedObject, from, to int64, times int) int64 {
 	t.Helper()
 	before, set := s.fetched.Load(), touched(o, from, to)
@@ -39,9 +40,9 @@ func (s *source) epoch(t *testing.T, r *rand.Rand, o *CachedObject, from, to int
 	return s.fetched.Load() - before
 }
 
-// Whatever working sets a host has, one after the other, an epoch fetches at most 1.1 times the working
-// set if there is room for it: in one process or in several, whether earlier ones live or have ended, and
-// however working sets overlap.
+// An epoch fetches at most 1.1 times its working set if the directory has room for that set alone,
+// whatever other working sets a host had before: in one process or in several, alive or ended,
+// overlapping or not.
 func TestWorkingSetsInTurn(t *testing.T) {
 	const blocks = 200
 	for seed := range uint64(2) {
@@ -69,8 +70,8 @@ func TestWorkingSetsInTurn(t *testing.T) {
 	}
 }
 
-// Working sets that are read in turn keep what they have, even if there is no room for all, and the log
-// names the remedy once. Blocks that two have in common count once.
+// Working sets that are read in turn keep their blocks even if the directory has no room for all of
+// them, and the log suggests a fix once. Blocks in two of them count once.
 func TestWorkingSetsAtOnce(t *testing.T) {
 	s := newSource(150 * blockBytes)
 	o := options(t, 100)
