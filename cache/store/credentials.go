@@ -9,17 +9,19 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// providers are where credentials are looked for, in this order. The library's own chain would do without any, and say nothing.
+// providers looks for credentials in several places, in order. Unlike the Chain of the library,
+// which would silently do without credentials, it returns an error if there are none.
 type providers struct{ credentials.Chain }
 
 func newProviders() *providers {
-	// Outside a cloud, no server answers at the address of a machine's role.
+	// Outside a cloud, no server responds at the address that supplies credentials for the
+	// machine's role.
 	quick := http.DefaultTransport.(*http.Transport).Clone()
 	quick.DialContext = (&net.Dialer{Timeout: time.Second}).DialContext
 	return &providers{credentials.Chain{Providers: []credentials.Provider{
 		&credentials.EnvAWS{},
 		&credentials.FileAWSCredentials{},
-		// web identity, container, machine
+		// for web identities, containers and machines
 		&credentials.IAM{Client: &http.Client{Transport: quick, Timeout: 5 * time.Second}},
 	}}}
 }

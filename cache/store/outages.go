@@ -13,7 +13,7 @@ import (
 )
 
 // outages remembers which parts of a store are down. A read of such a part fails immediately,
-// not after its whole timeout.
+// instead of after its whole timeout.
 //
 //	outcome of a request             counts against
 //	no answer                        the endpoint
@@ -22,51 +22,51 @@ import (
 //	                                 failed and none has succeeded since
 //	data, or a permanent error       nothing: the object, its bucket and the endpoint are up
 //
-// Any answer shows that the endpoint is up. A read retries until its time is over. The part
-// against which its last request counts is down then. If that part was up shortly before, a smaller
-// one is down instead: the bucket or the object. A part stays down until a request shows that it is
-// up. One probe for each bucket sends such requests.
+// A read retries until its time is over. Then the part that its last request counts against is down
+// or, if that part was up shortly before, a smaller one: the bucket or the object. It stays down
+// until a request shows that it is up; a probe for each bucket sends such requests. Any answer
+// shows that the endpoint is up.
 //
-// The endpoint can seem down because one bucket has a host of its own. Unless the last request
-// to a bucket got no answer, the bucket is therefore still tried, once for each read.
+// The endpoint can seem down because one bucket has a host name of its own. A bucket whose last
+// request got an answer is therefore still tried, once for each read.
 type outages struct {
-	probe   func(bucket string) // requests the suspects of a bucket until there are none
-	timeout time.Duration       // time after which an object that failed once is forgotten
+	probe   func(bucket string) // requests the objects that suspects returns, until there are none
+	timeout time.Duration       // age at which the failure of an object is forgotten
 
-	mu       sync.Mutex // guards the fields below, and the buckets
+	mu       sync.Mutex // guards the fields below and their contents
 	endpoint health
-	buckets  map[string]*bucket // buckets by name
+	buckets  map[string]*bucket
 }
 
-// A health is the state of one part: the endpoint, a bucket or an object.
+// A health is the state of the endpoint, of a bucket, or of an object.
 type health struct {
-	failing time.Time // time of its first failure since it was last up; zero: none
-	cause   error     // reason why it is down; nil if it is up
+	failingSince time.Time // first failure since it was last up; zero if there is none
+	cause        error     // error that made it count as down; nil if it is up
 }
 
-func (h *health) fail() { h.failing = cmp.Or(h.failing, time.Now()) }
+func (h *health) fail() { h.failingSince = cmp.Or(h.failingSince, time.Now()) }
 
 type bucket struct {
 	health
 	silent  bool                      // whether its last request got no answer
-	failing map[string]*failingObject // failing objects by key
-	good    *Object                   // last object that was up; nil if none was
+	failing map[string]*failingObject // objects by key
+	good    *Object                   // object that was last up; nil if none was
 	probed  bool                      // whether a probe is running
 }
 
 type failingObject struct {
 	health
-	object Object
-	inRow  bool      // whether no object of the bucket has been up since this one failed
-	last   time.Time // time of its last failure
+	object      Object
+	unbroken    bool      // whether no object of the bucket has been up since this one last failed
+	lastFailure time.Time // time of the last failure
 }
 
-// several is how many objects of a bucket must fail, with none up in between, to count against the
-// bucket.
-const several = 3
+// minFailedObjects is how many objects of a bucket must fail, with none up in between, to count
+// against the bucket.
+const minFailedObjects = 3
 
-// A culprit is the part of a store that a failed request counts against. Larger culprits contain
-// smaller ones.
+// A culprit is the part of a store that a failed request counts against. A greater culprit contains
+// the lesser ones.
 type culprit int
 
 const (
@@ -97,7 +97,7 @@ func (s *outages) bucket(name string) *bucket {
 }
 
 // check returns an error if the object, its bucket or the endpoint is down. If once is true, the
-// endpoint seems down, but the bucket may be tried with a single request.
+// endpoint seems down, but a single request to the bucket is allowed.
 func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +114,7 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	return s.endpoint.cause != nil, nil
 }
 
-// succeeded records that an object is up, and with it its bucket and the endpoint.
+// succeeded records that an object, its bucket and the endpoint are up.
 func (s *outages) succeeded(o Object) {
 	s.answered(o)
 	s.mu.Lock()
@@ -123,12 +123,12 @@ func (s *outages) succeeded(o Object) {
 	b.health, b.good = health{}, &o
 	delete(b.failing, o.Key)
 	for _, f := range b.failing {
-		f.inRow = false
+		f.unbroken = false
 	}
 }
 
-// answered records that the endpoint is up. If it seemed down, the buckets without an answer are down
-// instead.
+// answered records that the endpoint is up. If it counted as down, the buckets that do not answer
+// are now down instead.
 func (s *outages) answered(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,36 +156,35 @@ func (s *outages) failed(o Object, by culprit) {
 		s.endpoint.fail()
 	}
 	b.fail()
-	// A read that is not over fails more often than this. Without it, an object stays failing until
-	// it is read again.
-	maps.DeleteFunc(b.failing, func(_ string, f *failingObject) bool { return f.cause == nil && time.Since(f.last) > s.timeout })
+	// Forget objects that are no longer read: a read in progress fails more often than this.
+	maps.DeleteFunc(b.failing, func(_ string, f *failingObject) bool { return f.cause == nil && time.Since(f.lastFailure) > s.timeout })
 	f := cmp.Or(b.failing[o.Key], &failingObject{object: o})
 	b.failing[o.Key] = f
 	f.fail()
-	f.inRow, f.last = true, time.Now()
+	f.unbroken, f.lastFailure = true, time.Now()
 	s.startProbes()
 }
 
 // gaveUp records that a read failed until its time was over, and that its last request counts
 // against by. If by has been failing for atLeast, it is now down; otherwise the next smaller part
-// is, under the same condition.
+// that has been failing for so long is.
 func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
 	inRow := 0
 	for _, f := range b.failing {
-		if f.inRow {
+		if f.unbroken {
 			inRow++
 		}
 	}
-	if by == theObject && inRow >= several {
+	if by == theObject && inRow >= minFailedObjects {
 		by = theBucket
 	}
-	f := cmp.Or(b.failing[o.Key], new(failingObject)) // forgotten after a while
+	f := cmp.Or(b.failing[o.Key], new(failingObject)) // its failures may have been forgotten
 	parts := []*health{&f.health, &b.health, &s.endpoint}
 	for ; by >= theObject; by-- {
-		if p := parts[by]; !p.failing.IsZero() && time.Since(p.failing) >= atLeast {
+		if p := parts[by]; !p.failingSince.IsZero() && time.Since(p.failingSince) >= atLeast {
 			p.cause = cause
 			break
 		}
@@ -194,13 +193,15 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 }
 
 // suspects returns the objects that the probe of a bucket requests next. If there are none, nothing
-// is down, and the probe ends. The caller holds mu.
+// in the bucket is down. The caller holds mu.
 func (s *outages) suspects(b *bucket) (objects []Object) {
-	whole := b.cause != nil || s.endpoint.cause != nil && b.silent // the bucket is down with all of its objects
+	// whether all objects of the bucket are down
+	whole := b.cause != nil || s.endpoint.cause != nil && b.silent
 	for _, f := range b.failing {
 		switch {
 		case whole:
-			// Any object will do. A good one is tried too, because the failing ones may stay down.
+			// Any object will do. A good one is requested too, because the failing one may stay
+			// down.
 			objects = append(objects, f.object)
 			if b.good != nil {
 				objects = append(objects, *b.good)
@@ -213,7 +214,7 @@ func (s *outages) suspects(b *bucket) (objects []Object) {
 	return objects
 }
 
-// toProbe returns the suspects of a bucket, and records that its probe ends if there are none.
+// toProbe returns the suspects of a bucket, and records if the probe ends.
 func (s *outages) toProbe(name string) []Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +224,7 @@ func (s *outages) toProbe(name string) []Object {
 	return objects
 }
 
-// startProbes starts a probe of each bucket that needs one and has none. The caller holds mu.
+// startProbes starts a probe for each bucket that needs one and has none. The caller holds mu.
 func (s *outages) startProbes() {
 	for name, b := range s.buckets {
 		if !b.probed && len(s.suspects(b)) > 0 {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A failing store answers a request with an error if its path begins with a prefix in status.
+// A failing store responds with an error if the path of a request begins with a prefix in status.
 type failing struct {
 	mu       sync.Mutex
 	status   map[string]int // HTTP status by path prefix; 0 cuts the connection
@@ -54,7 +54,7 @@ func (f *failing) sentIn(d time.Duration, bucket string) int {
 	return count() - before
 }
 
-// readPath reads a part of an object, and returns how long that took, rounded to seconds.
+// readPath reads part of an object, and returns the time that took in whole seconds.
 func readPath(ctx context.Context, c *Client, path string) (took time.Duration, err error) {
 	o := object
 	o.Bucket, o.Key, _ = strings.Cut(path, "/")
@@ -191,11 +191,11 @@ func TestOutages(t *testing.T) {
 					}
 				}
 				if len(test.later) > 0 {
-					time.Sleep(longest)
+					time.Sleep(maxWait)
 				}
 				healthy(test.later...)
 				store.set(nil)
-				time.Sleep(2 * longest)
+				time.Sleep(2 * maxWait)
 				for path := range test.then {
 					healthy(path)
 				}

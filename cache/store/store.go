@@ -1,7 +1,9 @@
-// Package store reads objects of stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google Cloud Storage and others.
+// Package store reads objects of stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google
+// Cloud Storage and others.
 //
-// A [Client] lists objects, looks at one, and reads ranges of one. What fails for a while is tried again, until a time is over.
-// Credentials come from where every program for S3 finds them, and no error shows them.
+// A [Client] retries temporary errors until a time limit, and fails immediately while a part of the
+// store is known to be down. It finds credentials in the usual places: the environment, ~/.aws, and
+// the role of the machine. No error message contains them.
 package store
 
 import (
@@ -29,27 +31,30 @@ import (
 	"batchfs/cache/counts"
 )
 
-// Options say which store it is.
+// Options select a store and say how to access it.
 type Options struct {
-	Endpoint  string // a URL, or a host; empty: as the environment or the scheme says
-	Region    string // empty: as the environment or the endpoint says
-	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
-	Anonymous bool   // without credentials
-	Timeout   time.Duration
-	Counts    *counts.Store // nil: each client has its own
+	// URL or host name; empty: taken from the environment, or the default of the scheme
+	Endpoint string
+	Region   string // empty: taken from the environment, or derived from the endpoint
+	// whether URLs have the bucket in their path, instead of in the host name
+	PathStyle bool
+	Anonymous bool          // whether to send requests without credentials
+	Timeout   time.Duration // timeout of a reader, which gets an error after three quarters of it
+	Counts    *counts.Store // nil: the client has its own
 }
 
-// An Object is one object as it was when Stat looked. ETag tells its content from what was, or will be, under its name.
+// An Object is one version of an object. Its ETag differs from that of any other content under the
+// same name.
 type Object struct {
 	Scheme, Bucket, Key string
 	ETag                string
-	Size                int64
+	Size                int64 // bytes
 }
 
-// Name is the URL of the object: s3://bucket/key.
+// Name returns the URL of the object, such as s3://bucket/key.
 func (o Object) Name() string { return o.Scheme + "://" + o.Bucket + "/" + o.Key }
 
-// Parse returns the object that a URL names, without ETag and size. ok is false for what is no URL of a store, such as the path of a file.
+// Parse parses the URL of an object. ok is false for anything else, such as a path.
 func Parse(name string) (o Object, ok bool) {
 	scheme, rest, ok := strings.Cut(name, "://")
 	if !ok || scheme != "s3" && scheme != "gs" {
@@ -62,19 +67,20 @@ func Parse(name string) (o Object, ok bool) {
 
 // A Client reads the objects of a store. It is safe for concurrent use.
 type Client struct {
-	Endpoint string // the URL of the store
+	Endpoint string // URL of the store
 	core     *minio.Core
 	http     *http.Transport
-	creds    *credentials.Credentials // nil: none
+	creds    *credentials.Credentials // nil if requests are anonymous
 	timeout  time.Duration
 	outages  outages
 	counts   *counts.Store
 }
 
-// ErrChanged is the error of a read of an object that has been replaced since.
+// ErrChanged means that the object was replaced after it was looked up.
 var ErrChanged = errors.New("the object has been replaced")
 
-// New returns the client for the objects of a scheme, s3 or gs. It sends nothing. The error says which option is wrong.
+// New returns the client for objects of a scheme, "s3" or "gs". It sends no request. The error says
+// which option is wrong.
 func New(scheme string, o Options) (*Client, error) {
 	endpoint, region := o.Endpoint, cmp.Or(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	if scheme == "gs" {
@@ -82,21 +88,21 @@ func New(scheme string, o Options) (*Client, error) {
 	}
 	endpoint = cmp.Or(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
-	if err != nil || u.Host == "" { // a host alone
+	if err != nil || u.Host == "" { // a host name
 		u, err = url.Parse("https://" + endpoint)
 	}
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-		if at := strings.LastIndexByte(endpoint, '@'); at >= 0 { // it may contain a password
-			endpoint = "xxxxx" + endpoint[at:]
+		if i := strings.LastIndexByte(endpoint, '@'); i >= 0 { // it may contain a password
+			endpoint = "xxxxx" + endpoint[i:]
 		}
 		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, endpoint)
 	}
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
-		region = "us-east-1" // for AWS, the library looks up the bucket's region
+		region = "us-east-1" // for AWS, minio-go looks up the region of the bucket
 	}
 	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(counts.Store))}
 	c.outages.probe, c.outages.timeout, c.outages.buckets = c.probe, o.Timeout, map[string]*bucket{}
-	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
+	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: countingTransport{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
 	}
@@ -111,11 +117,12 @@ func New(scheme string, o Options) (*Client, error) {
 }
 
 const (
-	maxConnections = 64 // idle connections kept open per host
+	maxConnections = 64 // idle connections kept open to each host
 	connectTime    = 10 * time.Second
 )
 
-// newTransport speaks HTTP/1.1 alone, also where a store speaks HTTP/2: that would send all blocks over one connection, for twice the CPU time.
+// newTransport returns a transport for HTTP/1.1 only: HTTP/2 would send all blocks over one
+// connection, and take twice the CPU time.
 func newTransport() *http.Transport {
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
@@ -124,15 +131,15 @@ func newTransport() *http.Transport {
 		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
 		MaxIdleConnsPerHost: maxConnections,
 		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true, // a range of the object, and not of its compressed bytes
+		DisableCompression:  true, // the ranges are of the object, not of a compressed copy
 	}
 }
 
-// observed counts requests. For each one it records in the attempt whether the store answered, and
-// how long the store asked the client to wait.
-type observed struct{ *Client }
+// A countingTransport counts requests, and records in their attempt whether the store answered and
+// how long it asked the client to wait.
+type countingTransport struct{ *Client }
 
-func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
+func (o countingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := o.http.RoundTrip(req)
 	took := time.Since(began)
@@ -144,22 +151,24 @@ func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if a, ok := req.Context().Value(attemptKey{}).(*attempt); ok {
 		if a.answered = err == nil; a.answered {
-			a.heard()
+			a.onAnswer()
 			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
-				a.asked = time.Duration(seconds) * time.Second
+				a.retryAfter = time.Duration(seconds) * time.Second
 			}
 		}
 	}
 	return resp, err
 }
 
-// List returns the keys that begin with a prefix. It has no time limit while it gets new keys: after an error it continues behind the last one.
+// List returns the keys that begin with prefix. After an error it continues behind the last key,
+// without a time limit as long as new keys arrive.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
 	for before := 0; ; before = len(keys) {
 		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
 			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
 			if !slices.IsSorted(keys) {
-				keys = nil // a store that sorts in another way may have more before the last one
+				// A store that sorts differently may have more keys before the last one.
+				keys = nil
 			}
 			if len(keys) > 0 {
 				options.StartAfter = keys[len(keys)-1]
@@ -171,7 +180,7 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys 
 				keys = append(keys, info.Key)
 				progress()
 			}
-			return context.Cause(ctx) // after which the library lists no more, without an error
+			return context.Cause(ctx) // if ctx is done, the iterator ends without an error
 		})
 		if err == nil || len(keys) <= before {
 			return keys, err
@@ -179,9 +188,10 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys 
 	}
 }
 
-// Stat returns an object as it is now. The error is fs.ErrNotExist where there is none.
+// Stat returns the current version of an object. The error matches fs.ErrNotExist if there is no
+// such object.
 func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
-	err := c.retry(ctx, o, "look", func(ctx context.Context, _ func()) error {
+	err := c.retry(ctx, o, "look up", func(ctx context.Context, _ func()) error {
 		info, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
 		switch {
 		case err != nil:
@@ -192,15 +202,15 @@ func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 			return permanent{errors.New("the store gives no Content-Length, which would say how large the object is")}
 		}
 		o.ETag, o.Size = info.ETag, info.Size
-		return unencoded(info)
+		return checkEncoding(info)
 	})
 	return o, err
 }
 
-// ReadRange fills dst with the bytes of an object from byte off on, which lie within its size. The error is ErrChanged if the object is
-// another one by now.
+// ReadRange fills dst with the bytes of an object from off on, which must lie within its size. The
+// error matches ErrChanged if the object has been replaced.
 func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte) error {
-	done := 0 // a body that breaks off is continued
+	done := 0 // bytes received; a retry continues behind them
 	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
 		from, to := off+int64(done), off+int64(len(dst))-1
 		body, info, header, err := c.get(ctx, o, from, to)
@@ -208,7 +218,7 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 			return err
 		}
 		defer body.Close()
-		if err := o.answers(info, header.Get("Content-Range"), from, to); err != nil {
+		if err := o.checkResponse(info, header.Get("Content-Range"), from, to); err != nil {
 			return err
 		}
 		for done < len(dst) {
@@ -226,7 +236,7 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 	})
 }
 
-// get requests the bytes of an object from one to another, both included. The caller must close body.
+// get requests the bytes from through to of an object, both included. The caller must close body.
 func (c *Client) get(ctx context.Context, o Object, from, to int64) (body io.ReadCloser, info minio.ObjectInfo, header http.Header, err error) {
 	var options minio.GetObjectOptions
 	if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, to)); err != nil {
@@ -235,109 +245,110 @@ func (c *Client) get(ctx context.Context, o Object, from, to int64) (body io.Rea
 	return c.core.GetObject(ctx, o.Bucket, o.Key, options)
 }
 
-// answers returns an error unless an answer has the bytes of the object from one to another, and the object is the same.
-func (o Object) answers(info minio.ObjectInfo, got string, from, to int64) error {
-	if info.ETag != o.ETag { // some stores know no If-Match
+// checkResponse returns an error unless a response has the bytes from through to of this version of
+// the object. contentRange is its Content-Range.
+func (o Object) checkResponse(info minio.ObjectInfo, contentRange string, from, to int64) error {
+	if info.ETag != o.ETag { // some stores ignore If-Match
 		return ErrChanged
 	}
-	if err := unencoded(info); err != nil {
+	if err := checkEncoding(info); err != nil {
 		return err
 	}
 	want, length := fmt.Sprintf("bytes %d-%d/%d", from, to, o.Size), to-from+1
-	if got == want && (info.Size < 0 || info.Size == length) {
+	if contentRange == want && (info.Size < 0 || info.Size == length) {
 		return nil
 	}
-	_, total, _ := strings.Cut(got, "/")
+	_, total, _ := strings.Cut(contentRange, "/")
 	if size, err := strconv.ParseInt(total, 10, 64); err == nil && size != o.Size {
 		return fmt.Errorf("%w: the store says that it has %d bytes, and said %d before", ErrChanged, size, o.Size)
 	}
-	return fmt.Errorf("the store answered with Content-Range %q and Content-Length %d, want %q and %d", got, info.Size, want, length)
+	return fmt.Errorf("the store answered with Content-Range %q and Content-Length %d, want %q and %d", contentRange, info.Size, want, length)
 }
 
-// unencoded returns an error if the bytes of an object are encoded. Some stores keep aws-chunked, which was the encoding of an upload alone.
-func unencoded(info minio.ObjectInfo) error {
+// checkEncoding returns an error if an object is encoded. Some stores report aws-chunked, although
+// only the upload had that encoding.
+func checkEncoding(info minio.ObjectInfo) error {
 	if slices.Contains([]string{"", "identity", "aws-chunked"}, info.ContentEncoding) {
 		return nil
 	}
 	return permanent{fmt.Errorf("its Content-Encoding is %q, want none: upload it as it should be read", info.ContentEncoding)}
 }
 
-// permanent is an error that trying again does not mend.
+// A permanent error is not retried.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
 const (
-	firstWait  = 50 * time.Millisecond  // longest wait before the first retry
-	firstProbe = 500 * time.Millisecond // shortest wait before the first probe of an outage
-	longest    = 5 * time.Second        // limit of both, unless the store asks for a longer wait
+	firstWait  = 50 * time.Millisecond  // maximum wait before the first retry
+	firstProbe = 500 * time.Millisecond // minimum wait before the first probe of an outage
+	maxWait    = 5 * time.Second        // limit for both, unless the store asks for a longer wait
 )
 
-// retry calls do until it succeeds, fails with a permanent error, or the time is over: three
-// quarters of the client's timeout. An attempt without progress for a quarter of the timeout is
-// abandoned. The store may ask for a wait of up to a quarter, too. The error names the object and
-// the operation.
-func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
+// retry calls do until it succeeds or fails with a permanent error, for up to three quarters of the
+// client's timeout. It abandons an attempt that makes no progress for a quarter of the timeout, and
+// waits up to a quarter if the store asks for that. The error names the object and the operation.
+func (c *Client) retry(ctx context.Context, o Object, operation string, do func(ctx context.Context, progress func()) error) error {
 	once, err := c.outages.check(c.Endpoint, o)
 	if err != nil {
-		return o.failed(what, err)
+		return o.operationError(operation, err)
 	}
-	// The reader's own timeout is longer than this, so that it learns the store's error first.
-	share := c.timeout / 4
-	_, hurried := ctx.Deadline() // the caller allows less time than a store may take
-	ctx, cancel := context.WithTimeout(ctx, 3*share)
+	// A reader waits for the whole timeout, so it gets the error of the store before its own.
+	quarter := c.timeout / 4
+	_, hurried := ctx.Deadline() // whether the caller allows less time than a store may take
+	ctx, cancel := context.WithTimeout(ctx, 3*quarter)
 	defer cancel()
-	refreshed := false // the credentials have been read again
+	refreshed := false // whether the credentials have been read again
 	var last attempt
-	for wait := firstWait; ; wait = min(2*wait, longest) {
-		this := c.attempt(ctx, o, share, do)
-		if this.err == nil {
+	for wait := firstWait; ; wait = min(2*wait, maxWait) {
+		current := c.attempt(ctx, o, quarter, do)
+		if current.err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last.err == nil { // an earlier error says more than the timeout
-			last = this
+		if ctx.Err() == nil || last.err == nil { // an earlier error says more than the timeout does
+			last = current
 		}
 		code := minio.ToErrorResponse(last.err).Code
-		if slices.Contains(expired, code) && c.creds != nil && !refreshed {
+		if slices.Contains(expiredCodes, code) && c.creds != nil && !refreshed {
 			c.creds.Expire()
 			refreshed = true
 			continue
 		}
 		if !isTemporary(last.err) || once && last.culprit == theEndpoint {
-			return o.failed(what, last.err)
+			return o.operationError(operation, last.err)
 		}
 		select {
 		case <-ctx.Done():
 			if !hurried && ctx.Err() == context.DeadlineExceeded {
-				c.outages.gaveUp(o, last.culprit, redacted(last.err), share)
+				c.outages.gaveUp(o, last.culprit, redacted(last.err), quarter)
 			}
-			return o.failed(what, last.err)
-		case <-time.After(min(max(this.asked, wait/2+rand.N(wait/2)), share)):
+			return o.operationError(operation, last.err)
+		case <-time.After(min(max(current.retryAfter, wait/2+rand.N(wait/2)), quarter)):
 			c.counts.Retries.Add(1)
 		}
 	}
 }
 
-// An attempt records how one try of a request ended.
+// An attempt records how one try of an operation ended.
 type attempt struct {
-	err      error         // nil if it succeeded
-	culprit  culprit       // part to blame if err is temporary
-	answered bool          // whether the last request got an answer, even an error
-	asked    time.Duration // wait that the store asked for; 0: none
-	heard    func()        // called for each answer
+	err        error         // nil if the attempt succeeded
+	culprit    culprit       // part that the error counts against, if it is temporary
+	answered   bool          // whether the last request got an answer, even an error
+	retryAfter time.Duration // wait that the store asked for; 0 if it did not
+	onAnswer   func()        // called for each answer
 }
 
-type attemptKey struct{} // context key of an *attempt
+type attemptKey struct{} // context key of the current *attempt
 
-// attempt calls do once, with a context that is canceled if there is no progress for the duration
-// stall. It records the outcome in c.outages.
+// attempt calls do once, with a context that is canceled if there is no progress for stall. It
+// records the outcome in c.outages.
 func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, do func(ctx context.Context, progress func()) error) (a attempt) {
 	ctx, cancel := context.WithCancelCause(context.WithValue(caller, attemptKey{}, &a))
 	defer cancel(nil)
 	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
-	a.heard = func() {
+	a.onAnswer = func() {
 		timer.Reset(stall)
 		c.outages.answered(o)
 	}
@@ -354,7 +365,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	}
 	a.culprit = culpritOf(a.err, a.answered)
 	switch {
-	case a.err != nil && caller.Err() != nil: // the caller gave up: the store may be fine
+	case a.err != nil && caller.Err() != nil: // the caller gave up, and the store may be fine
 	case !isTemporary(a.err):
 		c.outages.succeeded(o)
 	default:
@@ -363,30 +374,30 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	return a
 }
 
-// probe requests objects of a bucket, at intervals that grow, until nothing in the bucket is down.
-// The end of an outage is thus noticed without a reader that has to wait and fail first.
+// probe requests objects of a bucket at increasing intervals until nothing in it is down, so that
+// no reader has to fail to notice the end of an outage.
 func (c *Client) probe(bucket string) {
-	for wait := firstProbe; ; wait = min(2*wait, longest) {
+	for wait := firstProbe; ; wait = min(2*wait, maxWait) {
 		time.Sleep(wait + rand.N(wait/2))
 		objects := c.outages.toProbe(bucket)
 		if len(objects) == 0 {
 			return
 		}
 		for _, o := range objects {
-			c.attempt(context.Background(), o, c.timeout/4, func(ctx context.Context, _ func()) error { return c.ask(ctx, o) })
+			c.attempt(context.Background(), o, c.timeout/4, func(ctx context.Context, _ func()) error { return c.probeObject(ctx, o) })
 		}
 	}
 }
 
-// ask reads one byte of an object. Its position is random, because a store may fail to read some
-// parts of an object and still know its size.
-func (c *Client) ask(ctx context.Context, o Object) error {
+// probeObject reads one byte of an object. Its position is random, because a store may be unable to
+// read some parts of an object and still report its size.
+func (c *Client) probeObject(ctx context.Context, o Object) error {
 	if o.Size == 0 {
 		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
 		return err
 	}
-	at := rand.N(o.Size)
-	body, _, _, err := c.get(ctx, o, at, at)
+	pos := rand.N(o.Size)
+	body, _, _, err := c.get(ctx, o, pos, pos)
 	if err != nil {
 		return err
 	}
@@ -395,10 +406,10 @@ func (c *Client) ask(ctx context.Context, o Object) error {
 	return err
 }
 
-// expired are the errors for credentials that were good once.
-var expired = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
+// expiredCodes are the error codes for expired credentials.
+var expiredCodes = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 
-// isTemporary reports whether there is an error, and it may be gone when it is tried again.
+// isTemporary reports whether err is an error that may not occur again.
 func isTemporary(err error) bool {
 	var stays permanent
 	var untrusted *tls.CertificateVerificationError
@@ -407,22 +418,22 @@ func isTemporary(err error) bool {
 	}
 	var response minio.ErrorResponse
 	if !errors.As(err, &response) {
-		return true // of the network
+		return true // an error of the network
 	}
 	switch code := response.StatusCode; {
 	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented,
 		code == 0, code == http.StatusOK, code == http.StatusPartialContent:
-		return true // an answer that is none
+		return true // the store is overloaded, or its response was not a valid one
 	}
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
 
-// failed is an error that says what could not be done with the object, and why.
-func (o Object) failed(what string, err error) error {
-	return fmt.Errorf("%s: %s: %w", o.Name(), what, redacted(err))
+func (o Object) operationError(operation string, err error) error {
+	return fmt.Errorf("%s: %s: %w", o.Name(), operation, redacted(err))
 }
 
-// redacted is err without the request and its headers, with what helps.
+// redacted returns err without the request, whose headers may contain credentials, and suggests a
+// fix.
 func redacted(err error) error {
 	var response minio.ErrorResponse
 	var request *url.Error
@@ -448,7 +459,7 @@ func explainResponse(r minio.ErrorResponse) error {
 	case r.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("%s (%w)", text, fs.ErrNotExist)
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("%s (%w)", text, ErrChanged) // it is shorter now
+		return fmt.Errorf("%s (%w)", text, ErrChanged) // the object is shorter now
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
 		return errors.New(text + "; is store.region right?")
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:

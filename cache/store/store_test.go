@@ -28,11 +28,11 @@ const (
 	etag    = "0123456789abcdef"
 )
 
-// A fault answers the n-th request, from 1 on, or returns false.
+// A fault responds to the n-th request, counted from 1, or returns false.
 type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-// store returns a handler that answers like a store whose objects all have the same content, unless
-// fault answers.
+// store returns a handler that acts as a store in which all objects have the same content. fault
+// may respond first.
 func store(fault fault) http.Handler {
 	var requests atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +55,7 @@ func setKey(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", secret)
 }
 
-// serve runs a store that speaks TLS, and either version of HTTP.
+// serve runs a store that speaks TLS and both versions of HTTP.
 func serve(t *testing.T, fault fault) *Client {
 	t.Helper()
 	server := httptest.NewUnstartedServer(store(fault))
@@ -68,7 +68,8 @@ func serve(t *testing.T, fault fault) *Client {
 	return c
 }
 
-// trust makes the certificate of a server one that this process trusts. The servers of httptest all have the same one.
+// trust makes this process trust the certificate of a server. All servers of httptest have the same
+// one.
 func trust(t *testing.T, server *httptest.Server) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "authorities.pem")
@@ -76,7 +77,7 @@ func trust(t *testing.T, server *httptest.Server) {
 	t.Setenv("SSL_CERT_FILE", file)
 }
 
-// simulate calls do with the client of a store without TLS, where time passes only while all wait.
+// simulate calls do with the client of a store without TLS, in simulated time (see synctest).
 func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testing.T, c *Client)) {
 	t.Helper()
 	setKey(t)
@@ -93,12 +94,11 @@ func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testi
 		go server.Serve(connections)
 		defer server.Close()
 		defer c.http.CloseIdleConnections()
-		defer time.Sleep(time.Hour) // until the last probe
+		defer time.Sleep(time.Hour) // until the last probe has ended
 		do(t, c)
 	})
 }
 
-// pipes is a net.Listener.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -113,7 +113,6 @@ func (p pipes) Close() error { close(p); return nil }
 
 func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-// answer is an error of a store.
 func answer(w http.ResponseWriter, status int, code string) {
 	w.WriteHeader(status)
 	fmt.Fprintf(w, "<Error><Code>%s</Code><Message>because</Message><AWSAccessKeyId>key</AWSAccessKeyId></Error>", code)
@@ -128,7 +127,6 @@ func read(c *Client, o Object) error {
 	return err
 }
 
-// cut ends the connection.
 func cut(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err == nil {
@@ -136,7 +134,8 @@ func cut(w http.ResponseWriter) {
 	}
 }
 
-// part is an answer with a Content-Range, or without any. The handler may have set another Content-Length.
+// part responds with text and, if it is not empty, contentRange. The handler may have set a wrong
+// Content-Length.
 func part(w http.ResponseWriter, tag, contentRange, text string) {
 	w.Header().Set("ETag", tag)
 	w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
@@ -150,7 +149,7 @@ func part(w http.ResponseWriter, tag, contentRange, text string) {
 	fmt.Fprint(w, text)
 }
 
-// What passes is tried again until the bytes are right.
+// Temporary errors are retried until the bytes are right.
 func TestRetries(t *testing.T) {
 	for name, fault := range map[string]func(w http.ResponseWriter){
 		"503":   func(w http.ResponseWriter) { answer(w, 503, "SlowDown") },
@@ -196,7 +195,8 @@ func TestRetryAfter(t *testing.T) {
 			}, func(t *testing.T, c *Client) {
 				began := time.Now()
 				must(t, read(c, object))
-				if waited := time.Since(began).Truncate(time.Second); waited != want { // the library adds up to 200 ms
+				// minio-go adds up to 200 ms
+				if waited := time.Since(began).Truncate(time.Second); waited != want {
 					t.Errorf("tried again after %v, want %v", waited, want)
 				}
 			})
@@ -204,7 +204,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// What stays is an error at once, and what passes is one when the time is over. It names the object and the range, and no secret.
+// A permanent error is returned immediately, and a temporary one when the time is over. It names
+// the object and the range, and contains no secret.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -262,7 +263,7 @@ func TestErrors(t *testing.T) {
 					t.Errorf("%d requests were sent, want %d", n, test.requests)
 				}
 				well.Store(1)
-				time.Sleep(2 * longest) // for a probe
+				time.Sleep(2 * maxWait) // long enough for a probe
 				if err := read(c, object); err != nil {
 					t.Error(err)
 				}
@@ -271,8 +272,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// What a look says of an object that cannot be read as it is.
-func TestLooks(t *testing.T) {
+// Stat says why an object cannot be read as it is.
+func TestStat(t *testing.T) {
 	setKey(t)
 	for _, test := range []struct{ header, value, says string }{
 		{"Content-Encoding", "gzip", `Content-Encoding is "gzip"`},
@@ -288,7 +289,7 @@ func TestLooks(t *testing.T) {
 					w.Header().Set(name, value)
 				}
 			}
-			w.(http.Flusher).Flush() // before a Content-Length is added
+			w.(http.Flusher).Flush() // so that no Content-Length is added
 			return true
 		})
 		found, err := c.Stat(context.Background(), Object{Scheme: "s3", Bucket: "bucket", Key: "a/key"})
@@ -298,7 +299,7 @@ func TestLooks(t *testing.T) {
 	}
 }
 
-// Objects are read from every server of HTTP, with TLS or without, whose certificate the user trusts.
+// Objects are read over HTTP or TLS, from any server whose certificate the user trusts.
 func TestProtocols(t *testing.T) {
 	setKey(t)
 	for _, test := range []struct {
@@ -326,7 +327,8 @@ func TestProtocols(t *testing.T) {
 	}
 }
 
-// A list has all keys, however long it takes, as long as pages come, whatever fails between, and in whatever order a store has them.
+// A list has all keys, however long it takes while pages arrive, whatever fails in between, and
+// whatever the order of the store is.
 func TestList(t *testing.T) {
 	const pages = 100
 	sorted := func(perPage int) (keys []string) {
@@ -338,9 +340,10 @@ func TestList(t *testing.T) {
 	backwards := sorted(10)
 	slices.Reverse(backwards)
 	for _, test := range []struct {
-		name  string
-		keys  []string
-		fault func(page, try int, w http.ResponseWriter) bool // answers a request for a page, or lets it pass
+		name string
+		keys []string
+		// may respond to a request for a page, or return false
+		fault func(page, try int, w http.ResponseWriter) bool
 		says  string
 	}{
 		{"slow", sorted(100), func(int, int, http.ResponseWriter) bool {
@@ -401,7 +404,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// setCredentials makes a file the only place of credentials.
+// setCredentials writes a file, and makes it the only source of credentials.
 func setCredentials(t *testing.T, file string) {
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_PROFILE"} {
 		t.Setenv(name, "")
@@ -409,7 +412,7 @@ func setCredentials(t *testing.T, file string) {
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
 }
 
-// Credentials that expired are read again.
+// Expired credentials are read again.
 func TestNewCredentials(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "credentials")
 	write := func(key string) {
@@ -429,7 +432,7 @@ func TestNewCredentials(t *testing.T) {
 	must(t, read(c, object))
 }
 
-// Without credentials nothing is sent, and the error says how to give some.
+// Without credentials, no request is sent, and the error says how to supply them.
 func TestNoCredentials(t *testing.T) {
 	setCredentials(t, filepath.Join(t.TempDir(), "none"))
 	t.Setenv("HOME", t.TempDir())

@@ -215,7 +215,7 @@ func TestStoreCommands(t *testing.T) {
 		return true
 	})
 	for _, test := range []struct{ args, says string }{
-		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look: 403"},
+		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look up: 403"},
 		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
 		{"index s3://bucket/train.bin --eot 0", "writes nothing to a store"},
 		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
