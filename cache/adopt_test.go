@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// copyOver replaces a file by a copy of the same time, in which change may change something.
+// copyOver replaces a file by a copy with the same mtime, whose content change may modify.
 func copyOver(t *testing.T, path string, change func(raw []byte)) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -26,7 +26,8 @@ func copyOver(t *testing.T, path string, change func(raw []byte)) {
 
 func same([]byte) {}
 
-// A copy of the same time is the same file, to readers that are at work, to those that begin, and to another process.
+// A copy with the same mtime counts as the same file: for readers in progress, for new ones, and
+// for another process.
 func TestCopyOfAFileIsTheFile(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 10, 100_000)
@@ -42,9 +43,9 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 				must(t, tokens.CheckAll())
 				must(t, readAll(tokens, ws()))
 			}
-			copyOver(t, paths[1], same) // and a read notices it first
+			copyOver(t, paths[1], same) // this time a read, not a check, notices the copy
 			must(t, readAll(tokens, ws()))
-			// What was mapped is no longer looked at.
+			// Replace the file during a read.
 			must(t, tokens.Read(ws()[1:2], func(_ int, raw []byte) error {
 				copyOver(t, paths[1], same)
 				return nil
@@ -57,7 +58,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 	})
 }
 
-// Another file of the same size and time is another file.
+// A file with the same size and mtime but other content is another file.
 func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 100_000)
@@ -65,12 +66,12 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 		must(t, readOne(tokens))
 		successor := reopened(t, tokens, o)
 		must(t, os.Link(paths[0], paths[0]+".old"))
-		for _, at := range []int{0, 199_999} { // in the first block of the sample, and in the last
+		for _, at := range []int{0, 199_999} { // the first and the last sampled block
 			copyOver(t, paths[0], func(raw []byte) { raw[at]++ })
 			for range 2 {
 				for _, tokens := range []*Array{tokens, successor} {
 					for _, err := range []error{tokens.CheckAll(), readOne(tokens)} {
-						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file stands in its place") {
+						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file is in its place") {
 							t.Errorf("byte %d: error %v, want ESTALE", at, err)
 						}
 					}
@@ -84,7 +85,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 	})
 }
 
-// Readers do not disturb one another while a file is replaced by copies again and again.
+// Concurrent readers succeed while a file is replaced by copies again and again.
 func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 50_000)
@@ -110,7 +111,8 @@ func TestCopiesUnderReaders(t *testing.T) {
 	})
 }
 
-// The mapping of a file that a copy replaced is not read any more: whoever has the file may write to it.
+// The mapping of a replaced file is no longer read, because a process that has the old file open
+// may write to it.
 func TestReplacedMappingIsNotRead(t *testing.T) {
 	for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
 		paths := files(t, 2, 10_000)

@@ -23,7 +23,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// In these tests token i of the array is i, in the bits that it has.
+// In these tests, the value of token i of the array is i, truncated to the width of a token.
 func count(from, n, width int) []byte {
 	raw := make([]byte, 0, n*width+4)
 	for i := range n {
@@ -32,10 +32,11 @@ func count(from, n, width int) []byte {
 	return raw[:n*width]
 }
 
-// longAgo is the mtime of files, so that whatever is written later has another one, however coarse the filesystem's clock.
+// longAgo is the mtime of test files. Any later write changes it, however coarse the clock of the
+// file system is.
 var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// files writes files of so many tokens, one after the other.
+// files writes files with the given numbers of tokens, numbered across all files.
 func files(t testing.TB, width int, lens ...int) []string {
 	t.Helper()
 	dir, from, paths := t.TempDir(), 0, []string{}
@@ -48,7 +49,6 @@ func files(t testing.TB, width int, lens ...int) []string {
 	return paths
 }
 
-// unsigned is the dtype of tokens of width bytes.
 func unsigned(width int) array.DType {
 	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
 }
@@ -67,7 +67,7 @@ func open(t testing.TB, paths []string, o Options) *Array {
 	return tokens
 }
 
-// rounds is n, or a fifth where only the fast tests are asked for.
+// rounds returns n, or a fifth of it under -short.
 func rounds(n int) int {
 	if testing.Short() {
 		return n / 5
@@ -75,7 +75,7 @@ func rounds(n int) int {
 	return n
 }
 
-// everyAccess runs a test for every way to fetch tokens.
+// everyAccess runs a test with every Access.
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, drop := range []bool{false, true} {
@@ -86,7 +86,8 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	}
 }
 
-// readAll reads the windows and says which, if any, did not hold its tokens or was not visited once.
+// readAll reads windows. It returns an error if one has wrong tokens or is not visited exactly
+// once.
 func readAll(tokens *Array, ws []array.Window) error {
 	seen, given := make([]int, len(ws)), slices.Clone(ws)
 	err := tokens.Read(ws, func(i int, raw []byte) error {
@@ -107,10 +108,9 @@ func readAll(tokens *Array, ws []array.Window) error {
 	return err
 }
 
-// readOne reads the first token.
 func readOne(tokens *Array) error { return readAll(tokens, []array.Window{{Len: 1}}) }
 
-// anyWindows are up to 20 that lie within a run, of up to 3000 tokens.
+// anyWindows returns up to 20 random windows of up to 3000 tokens, each within one extent.
 func anyWindows(r *rand.Rand, runs []array.Extent) []array.Window {
 	ws := make([]array.Window, r.IntN(21))
 	for i := range ws {
@@ -129,7 +129,8 @@ func TestReadAnyWindows(t *testing.T) {
 				everyAccess(t, func(t *testing.T, o Options) {
 					o.DType, o.Join = unsigned(width), join
 					opened := open(t, paths, o)
-					var wg sync.WaitGroup // readers disturb one another in no access, and another process reads the same
+					// concurrent readers, and those of another process, read the right tokens
+					var wg sync.WaitGroup
 					for reader, tokens := range []*Array{opened, opened, opened, reopened(t, opened, o)} {
 						wg.Go(func() {
 							r := rand.New(rand.NewPCG(1, uint64(reader)))
@@ -168,7 +169,7 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// A read during a write may mix both contents, although the file's identity no longer changes.
+// A read during a write may return a mixture, although the identity of the file no longer changes.
 func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -196,7 +197,7 @@ func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	}
 }
 
-// Data that is followed leaves nothing of what it was mapped.
+// Arrays that are no longer used keep no mappings.
 func TestMappingsGoWithTheirTokens(t *testing.T) {
 	paths := files(t, 2, 10_000)
 	mappings := func() int {
@@ -267,7 +268,7 @@ func TestChangedFileIsStale(t *testing.T) {
 		{"appended", func(path string) error { return os.Truncate(path, 10002) }, "10002 bytes, was 10000"},
 		{"overwritten", func(path string) error { return os.WriteFile(path, make([]byte, 2*n), 0o600) }, "written to at "},
 		{"touched", func(path string) error { return os.Chtimes(path, longAgo, longAgo.Add(1)) }, "written to at 2020-01-01T00:00:00.000000001Z"},
-		{"replaced", func(path string) error { return replace(path, make([]byte, 2*n)) }, "another file stands in its place"},
+		{"replaced", func(path string) error { return replace(path, make([]byte, 2*n)) }, "another file is in its place"},
 		{"replaced by a shorter one", func(path string) error { return replace(path, nil) }, "0 bytes, was 10000"},
 		{"gone", os.Remove, "no such file"},
 		{"replaced by a pipe", func(path string) error {
@@ -277,7 +278,8 @@ func TestChangedFileIsStale(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
 				paths := files(t, 2, 10, n)
-				fresh, used := open(t, paths, o), open(t, paths, o) // used has its mapping, if the access keeps one
+				// used may have a mapping already
+				fresh, used := open(t, paths, o), open(t, paths, o)
 				again := reopened(t, used, o)
 				second := func() []array.Window { return []array.Window{{Start: n, Len: 10}} }
 				must(t, readAll(used, second()))
@@ -298,7 +300,7 @@ func TestChangedFileIsStale(t *testing.T) {
 	}
 }
 
-// replace puts another file with the same mtime where path is.
+// replace puts another file with the same mtime at path.
 func replace(path string, raw []byte) error {
 	other := path + ".new"
 	return errors.Join(os.WriteFile(other, raw, 0o600), os.Chtimes(other, longAgo, longAgo), os.Rename(other, path))
@@ -306,7 +308,8 @@ func replace(path string, raw []byte) error {
 
 var sink byte
 
-// The daemon lives on when a file is cut under its mapping: beyond the new end a page faults, before it there are zeros.
+// The process survives when a file is truncated under its mapping: pages beyond the new end raise
+// SIGBUS, and the rest of its last page has zeros.
 func TestTruncatedWhileItIsRead(t *testing.T) {
 	for _, size := range []int64{0, 4096, 5000, 65536, 199_998} {
 		everyAccess(t, func(t *testing.T, o Options) {
@@ -348,7 +351,7 @@ func descriptors(t testing.TB) int {
 	return len(names)
 }
 
-// However many files there are, the windows of a batch yield each file that they are in once.
+// Each file that the windows of a batch lie in is yielded once, however many files there are.
 func TestBlobsOfWindows(t *testing.T) {
 	for _, n := range []int{3, 64, 65, 500} {
 		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
@@ -366,8 +369,8 @@ func TestBlobsOfWindows(t *testing.T) {
 	}
 }
 
-// An array is cut at the nearest of all multiples of the block in a file, header included, and of all ends of files. What has bytes on both
-// sides of a cut is on neither.
+// An array is cut at the nearest multiple of block bytes in a file, counting its header, or
+// boundary between files. An element with bytes on both sides of the cut is in neither part.
 func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
@@ -375,7 +378,7 @@ func TestCut(t *testing.T) {
 		a, err := Open(paths, Options{DType: array.Uint16, Access: localfile.Pread})
 		must(t, err)
 		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
-			type cut struct{ at, end, begin int64 } // at: a byte of all elements, files side by side
+			type cut struct{ at, end, begin int64 } // at is in bytes of all elements, across files
 			var cuts []cut
 			for i := range a.shards {
 				s := &a.shards[i]
@@ -401,7 +404,6 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// CheckAll checks every file, one after the other.
 func (a *Array) CheckAll() error {
 	for file := range a.Blobs() {
 		if err := file.Check(); err != nil {

@@ -20,23 +20,25 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A File is a regular file of any filesystem. If its bytes change after it was opened, Read and Check
-// return a ChangedError. A File is safe for concurrent use.
+// A File is a regular file on any file system, and implements blob.Blob. If its bytes change after
+// it was opened, Read and Check return a ChangedError. A File is safe for concurrent use.
 type File struct {
-	name          string                   // the path and a zero byte, for system calls, because adding it in each read would allocate
-	id            atomic.Pointer[Identity] // written by adopt
-	size          int64                    // in every id
+	// path and a zero byte, as system calls need it, because appending the zero in each read would
+	// allocate
+	name          string
+	id            atomic.Pointer[Identity] // changed by adopt
+	size          int64                    // Size of every id, in bytes
 	sample        Sample
 	access        Access
 	dropPageCache bool
 
-	mu     sync.Mutex  // guards opened, and is held while the first read opens the file
-	opened *openedFile // nil unless the access keeps a mapping or a descriptor
+	mu     sync.Mutex  // guards opened, and is held while a read opens the file
+	opened *openedFile // nil if nothing is kept between reads
 
-	settles settlement
+	settle settleTimer
 }
 
-// New returns the file that had an identity and a sample when it was opened earlier. It does not
+// New returns the file that had this identity and sample when it was opened earlier. It does not
 // touch the file. If dropPageCache is true, each read drops the pages that it read from the page
 // cache.
 func New(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*File, error) {
@@ -48,12 +50,12 @@ func New(path string, id Identity, sample Sample, access Access, dropPageCache b
 	return f, nil
 }
 
-// openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
+// openFlags include O_NONBLOCK, because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// Open opens a regular file. previous is the file that had this path before, or nil: if that one is
-// being overwritten in place, Open returns an OverwrittenError. The modification time may be set when
-// a write begins, so a read before its end could mix old and new bytes.
+// Open opens a regular file. previous is the file that was at the path before, or nil. If that one
+// is being overwritten in place, Open returns an OverwrittenError: a file system may set the
+// modification time when a write begins, so a read before its end could mix old and new bytes.
 func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 	if f, err = os.OpenFile(path, openFlags, 0); err != nil {
 		return id, nil, err
@@ -84,8 +86,8 @@ func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 	case err != nil, previous == nil, held == unwritten, !previous.Identity().overwrittenBy(id):
 	case held == written:
 		err = OverwrittenError(path + " is being overwritten: a process has it open for writing")
-	case !previous.settles.settled(id):
-		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
+	case !previous.settle.settled(id):
+		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease shows which: it is served once it has not "+
 			"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 	}
 	return id, f, err
@@ -110,94 +112,95 @@ func (f *File) Sample() Sample { return f.sample }
 
 func (f *File) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
 
-func (f *File) failed(op string, err error) error {
+func (f *File) pathError(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
 
+// Check reads nothing unless an equal copy may have replaced the file.
 func (f *File) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD
 	const mask = unix.STATX_INO | unix.STATX_SIZE | unix.STATX_MTIME
 	err := eintr.Retry(func() error {
 		_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(cwd), uintptr(f.cpath()), 0, mask, uintptr(unsafe.Pointer(&st)), 0)
-		return orNil(errno)
+		return errnoError(errno)
 	})
 	if err != nil {
-		return f.failed("stat", err)
+		return f.pathError("stat", err)
 	}
-	was, now := f.Identity(), Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
-	if now == was || !was.renumbered(now) {
-		return compare(f.Path(), was, now)
+	old := f.Identity()
+	current := Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
+	if current == old || !old.renumbered(current) {
+		return compareIdentities(f.Path(), old, current)
 	}
-	fd, _, err := f.openUnchanged() // accepts an equal copy
+	fd, _, err := f.openUnchanged() // adopts an equal copy
 	if err == nil {
 		unix.Close(fd)
 	}
 	return err
 }
 
-// open opens what is at the path now.
 func (f *File) open() (fd int, err error) {
 	cwd := unix.AT_FDCWD
 	err = eintr.Retry(func() error {
 		n, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(f.cpath()), openFlags, 0, 0, 0)
 		fd = int(n)
-		return orNil(errno)
+		return errnoError(errno)
 	})
 	if err != nil {
-		return -1, f.failed("open", err)
+		return -1, f.pathError("open", err)
 	}
 	return fd, nil
 }
 
-// orNil returns errno as an error, or nil if errno is 0.
-func orNil(errno unix.Errno) error {
+func errnoError(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
 	}
 	return errno
 }
 
-// openUnchanged opens the file, checks that it is still the one that was opened first, and returns
-// its current identity.
-func (f *File) openUnchanged() (fd int, now Identity, err error) {
+// openUnchanged opens the file, if it is still the same, and returns its current identity.
+func (f *File) openUnchanged() (fd int, current Identity, err error) {
 	if fd, err = f.open(); err != nil {
-		return fd, now, err
+		return fd, current, err
 	}
-	if now, err = f.unchanged(fd, f.Identity()); err != nil {
+	if current, err = f.checkUnchanged(fd, f.Identity()); err != nil {
 		unix.Close(fd)
 	}
-	return fd, now, err
+	return fd, current, err
 }
 
-// unchanged compares the open file with its earlier identity and returns the current one. If the
-// identity still matches after a read, the file did not change during it.
-func (f *File) unchanged(fd int, was Identity) (Identity, error) {
-	now, err := identify(fd, f.Path())
-	if err == nil && now != was {
-		err = f.adopt(fd, was, now)
+// checkUnchanged compares the open file with its earlier identity, and returns the current one. If
+// the identity still matches after a read, the file did not change during it.
+func (f *File) checkUnchanged(fd int, old Identity) (Identity, error) {
+	current, err := identify(fd, f.Path())
+	if err == nil && current != old {
+		err = f.adopt(fd, old, current)
 	}
-	return now, err
+	return current, err
 }
 
-// adopt makes now the identity of f if the open file has the same size, time and sample, and else returns a ChangedError: sshfs numbers
-// files anew, a device has another number after a new mount, and a copy may replace a file.
-func (f *File) adopt(fd int, was, now Identity) error {
-	if !was.renumbered(now) || f.sample == (Sample{}) {
-		return compare(f.Path(), was, now)
+// adopt makes current the identity of f if the open file has the same size, modification time and
+// sample, and otherwise returns a ChangedError. The device and inode of an unchanged file may
+// differ: sshfs numbers files anew, a new mount changes the number of a device, and a copy may
+// replace a file.
+func (f *File) adopt(fd int, old, current Identity) error {
+	if !old.renumbered(current) || f.sample == (Sample{}) {
+		return compareIdentities(f.Path(), old, current)
 	}
 	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
 	if err != nil {
-		return f.failed("read", err)
+		return f.pathError("read", err)
 	}
 	again, err := identify(fd, f.Path())
 	if err != nil {
 		return err
 	}
-	if again != now || sum != f.sample {
-		return compare(f.Path(), was, again)
+	if again != current || sum != f.sample {
+		return compareIdentities(f.Path(), old, again)
 	}
-	f.id.Store(&now)
+	f.id.Store(&current)
 	return nil
 }
 
@@ -217,34 +220,35 @@ func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
-	was := f.Identity()
+	old := f.Identity()
 	fd, err := f.open()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	// The ranges are far apart, so reading ahead would be for nothing.
+	// The ranges are far apart, so readahead would be wasted.
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
-	return f.visitUnchanged(fd, was, ranges, visit)
+	return f.visitUnchanged(fd, old, ranges, visit)
 }
 
-func (f *File) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitUnchanged(fd int, old Identity, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
 	if f.access == Remap {
 		visitAll = f.visitRemapped
 	}
 	err := visitAll(fd, ranges, visit)
-	if _, changed := f.unchanged(fd, was); changed != nil {
+	if _, changed := f.checkUnchanged(fd, old); changed != nil {
 		return changed
 	}
 	return err
 }
 
-const maxJoined = 16 << 10 // bytes that visitCopies reads at once
+const maxJoined = 16 << 10 // maximum bytes that visitCopies reads in one call of pread
 
-// visitCopies visits ranges that it reads one after the other, or several at once where no whole page lies between them.
+// visitCopies reads ranges with pread and visits them. It reads neighboring ranges together if no
+// whole page lies between them.
 func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
-	if lieClose(ranges) {
+	if areClose(ranges) {
 		SortRanges(ranges)
 	}
 	buffer := buffers.Get().(*[]byte)
@@ -265,13 +269,13 @@ func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 		}
 		raw := (*buffer)[:size]
 		if cached && preadCached(fd, raw, from) < size {
-			// The page cache lacks some of this range, and so probably some of the others.
+			// The page cache lacks part of this range, and so probably parts of the others.
 			willNeed(fd, ranges)
 			cached = false
 		}
 		if !cached {
 			if err := pread(fd, raw, from); err != nil {
-				return f.failed("read", err)
+				return f.pathError("read", err)
 			}
 		}
 		for _, r := range ranges[:n] {
@@ -285,8 +289,8 @@ func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 	return nil
 }
 
-// lieClose says whether several ranges may be read at once, if they are sorted.
-func lieClose(ranges []Range) bool {
+// areClose reports whether sorting ranges may let visitCopies read several at once.
+func areClose(ranges []Range) bool {
 	first, last := int64(math.MaxInt64), int64(0)
 	for _, r := range ranges {
 		first, last = min(first, r.From), max(last, r.From)
@@ -312,11 +316,13 @@ func pread(fd int, buf []byte, off int64) error {
 	return nil
 }
 
-// preadCached reads what the page cache has of buf, up to the first gap, and returns its size.
+// preadCached fills buf from the page cache up to the first page that is missing there, and returns
+// the number of bytes read. It never waits for the disk.
 func preadCached(fd int, buf []byte, off int64) int64 {
 	iov := unix.Iovec{Base: &buf[0]}
 	iov.SetLen(len(buf))
-	// unix.Preadv2 would allocate. RawSyscall6 does not tell the scheduler, because this never waits for the disk.
+	// unix.Preadv2 would allocate. The call does not block, so RawSyscall6 need not tell the
+	// scheduler about it.
 	n, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
 	if errno != 0 {
 		return 0
@@ -324,30 +330,36 @@ func preadCached(fd int, buf []byte, off int64) int64 {
 	return int64(n)
 }
 
-// remapping is held by the read that maps a file under Remap. An address space has one lock, and each munmap interrupts every
-// processor that runs its threads, so reads that map at the same time are slower together than one. The others read with pread
-// meanwhile: none waits, not even where a page fault hangs with the lock held.
+// remapping is held by the read that maps a file under Remap. An address space has one lock, and
+// each munmap interrupts every processor that runs a thread of the process, so concurrent mappings
+// are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs
+// with the lock held.
 var remapping sync.Mutex
 
-// Remaps counts the reads of this process under Remap. A worker replaces it before the first read, by
-// the counters of its mount.
+// Remaps counts the reads of this process under Remap. A worker replaces it by the counters of its
+// mount before the first read.
 var Remaps = new(counts.Remaps)
 
 const (
-	// To map a range costs as much as to copy tens of kilobytes. Ranges that are shorter than this on average are not mapped.
+	// minMapped is the least average size of ranges that are mapped, in bytes. Mapping a range
+	// costs as much as copying tens of kilobytes.
 	minMapped = 512
-	// So many ranges are mapped at a time. A page fault maps up to faultAround around it (fault_around_bytes of the kernel), so what
-	// is resident is less than twice that a range more than the read.
+	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
+	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than
+	// 2*faultAround bytes resident besides its own.
 	maxRanges   = 256
 	faultAround = 64 << 10
-	// Up to so many bytes, it is cheaper to copy the pages of a range than to map those around them too, unless the ranges lie so
-	// close together that these are of use.
+	// maxCopied is the largest range whose pages are copied, in bytes. Copying such a range is
+	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
+	// pages are needed too.
 	maxCopied = 8 << 10
-	// maxMappings is half of the mappings that a process may have: vm.max_map_count, 65,530 by default.
+	// maxMappings is half of the mappings that a process may have by default (vm.max_map_count is
+	// 65,530).
 	maxMappings = 1 << 15
 )
 
-// visitRemapped maps the file, unless another read does, or the ranges are too short.
+// visitRemapped uses a mapping, or visitCopies if another read is mapping a file or the ranges are
+// too short.
 func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
 	var size int64
 	for _, r := range ranges {
@@ -363,19 +375,19 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 	defer remapping.Unlock()
 	Remaps.Mapped.Add(1)
 	willNeed(fd, ranges)
-	for some := range slices.Chunk(ranges, maxRanges) {
-		if err := f.visitWhole(fd, some, visit); err != nil {
+	for chunk := range slices.Chunk(ranges, maxRanges) {
+		if err := f.visitWhole(fd, chunk, visit); err != nil {
 			return err
 		}
 	}
-	for _, r := range ranges { // after the unmapping: pages that are mapped stay in the cache
+	for _, r := range ranges { // after munmap, because mapped pages stay in the page cache
 		f.dropPages(fd, r)
 	}
 	return nil
 }
 
-// visitWhole maps the whole file once and visits ranges of that mapping. The mapping is private, so
-// a write fault (MADV_POPULATE_WRITE) copies one page and maps no others around it.
+// visitWhole maps the whole file once and visits ranges of it. The mapping is private, so that a
+// write fault (MADV_POPULATE_WRITE) copies one page and maps none around it.
 func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would record the mapping in a table guarded by a lock.
 	var first unsafe.Pointer
@@ -384,7 +396,7 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 		return err
 	})
 	if err != nil {
-		return f.failed("mmap", err)
+		return f.pathError("mmap", err)
 	}
 	defer unix.MunmapPtr(first, uintptr(f.size))
 	mapping := unsafe.Slice((*byte)(first), f.size)
@@ -402,16 +414,17 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// adviseNew tells the kernel not to read ahead in a new mapping, and to leave it out of core dumps.
+// adviseNew disables readahead for a new mapping, because windows are random, and keeps it out of
+// core dumps.
 func adviseNew(mapping []byte) {
 	unix.Madvise(mapping, unix.MADV_RANDOM)
 	unix.Madvise(mapping, unix.MADV_DONTDUMP)
 }
 
-// visitMapped maps the pages of a range with madvise(2), passing the advice populate, and calls
-// visit with the range. If a page cannot be mapped, it reads the range with pread from fd instead,
-// or from the path if fd is -1: a page fault does not say why it failed, and a file system may
-// merely have interrupted it. The caller must check afterwards that the file has not changed.
+// visitMapped maps the pages of a range with madvise(2), using the advice populate, and calls visit
+// with the range. If a page cannot be mapped, it reads the range with pread from fd, or from the
+// path if fd is -1: the page fault may merely have been interrupted by the file system. The caller
+// must check afterwards that the file has not changed.
 func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {
@@ -428,9 +441,9 @@ func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit 
 
 var errFault = errors.New("a page of the file cannot be mapped")
 
-// visitPages is visitMapped without pread. Touching a page that cannot be mapped, because the file
-// was truncated or the disk failed, raises SIGBUS, and visitPages returns errFault. A fault
-// anywhere else remains a panic.
+// visitPages is visitMapped without the fallback to pread. Touching a page that cannot be mapped,
+// because the file was truncated or the disk failed, raises SIGBUS; visitPages then returns
+// errFault. A fault at any other address remains a panic.
 func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -439,21 +452,21 @@ func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int,
 			return
 		}
 		fault, ok := r.(interface{ Addr() uintptr })
-		at := uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))
-		if !ok || fault.Addr() < at || fault.Addr() >= at+uintptr(len(mapping)) {
+		start := uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))
+		if !ok || fault.Addr() < start || fault.Addr() >= start+uintptr(len(mapping)) {
 			panic(r)
 		}
 		err = errFault
 	}()
 	from, to := r.pages()
-	// From Linux 5.14 on, this system call waits for the disk, and blocks only its own thread.
-	// During a page fault Go runs little else, and nothing at all once it wants to collect garbage.
+	// Since Linux 5.14, this call waits for the disk and blocks only its own thread. During a page
+	// fault, Go runs little else, and nothing at all once it needs to collect garbage.
 	unix.Madvise(mapping[from:min(to, int64(len(mapping)))], populate)
 	return visit(r.Index, mapping[r.From:r.To])
 }
 
-// readMapped reads from a mapping that is kept between reads, or with readOpened if the process
-// already keeps too many.
+// readMapped reads from the mapping kept between reads, or with readOpened if the process keeps too
+// many mappings.
 func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
@@ -466,7 +479,7 @@ func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
 		return err
 	}
 	defer runtime.KeepAlive(m)
-	for _, r := range ranges { // lets a disk read many ranges at once
+	for _, r := range ranges { // lets the disk read all ranges at the same time
 		from, to := r.pages()
 		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
 	}
@@ -475,7 +488,7 @@ func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	}
 	if f.access == Advise {
 		for _, r := range ranges {
-			unix.Madvise(m.around(r), unix.MADV_DONTNEED)
+			unix.Madvise(m.faultedAround(r), unix.MADV_DONTNEED)
 			f.dropPages(m.fd, r)
 		}
 	}
@@ -485,7 +498,7 @@ func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	return err
 }
 
-// willNeed has the disk read what the page cache lacks of all ranges at once.
+// willNeed has the disk read what the page cache lacks of all ranges at the same time.
 func willNeed(fd int, ranges []Range) {
 	for _, r := range ranges {
 		unix.Fadvise(fd, r.From, r.To-r.From, unix.FADV_WILLNEED)
@@ -499,6 +512,7 @@ func (f *File) dropPages(fd int, r Range) {
 	}
 }
 
+// pages extends r to whole pages.
 func (r Range) pages() (from, to int64) {
 	page := int64(os.Getpagesize())
 	return r.From &^ (page - 1), (r.To + page - 1) &^ (page - 1)

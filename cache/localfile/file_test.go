@@ -19,7 +19,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tokens makes a file of so many bytes: byte i is i.
+// tokens writes a file of the given size, in which byte i is i.
 func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "train.bin")
@@ -67,8 +67,8 @@ func TestFaultIsReadAgain(t *testing.T) {
 	}
 }
 
-// Ranges that lie so close together that some may be read at once are visited in their order in the file, however large it is. Others are
-// visited as they are asked for, because a reply is written faster in its own order.
+// If ranges lie so close together that some may be read at once, they are visited in file order.
+// Otherwise they are visited in the order of the request, in which the reply is written fastest.
 func TestOrderOfVisits(t *testing.T) {
 	path, id := tokens(t, 4<<20)
 	f, err := New(path, id, Sample{}, Pread, false)
@@ -89,9 +89,10 @@ func TestOrderOfVisits(t *testing.T) {
 	}
 }
 
-// Where no lease can be had, a file must be seen unchanged for a while, and the while begins anew with each change.
+// If no lease can be had, a file must stay unchanged for settleTime, which starts anew with each
+// change.
 func TestSettled(t *testing.T) {
-	var s settlement
+	var s settleTimer
 	id := Identity{Ino: 1, Sec: 5}
 	for i, want := range []bool{false, false, true, true, false, true} {
 		switch i {
@@ -106,7 +107,7 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// There may be more files than a process may have mappings, 65,530 by default.
+// More files may be open than a process may have mappings, 65,530 by default.
 func TestKeptMappingsAreBounded(t *testing.T) {
 	path, id := tokens(t, 10)
 	all := make([]*File, 70_000)

@@ -13,17 +13,19 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// writeState tells whether a process has a file open for writing. The kernel refuses a lease while
-// one has, and lets no process open the file for writing while the lease is held. Only the file's
-// owner, or a process with CAP_LEASE, gets a lease.
+// A writeState says whether a process has a file open for writing. The kernel refuses a read lease
+// while one has, and lets none open the file for writing while the lease is held. Only the owner of
+// the file, or a process with CAP_LEASE, can get a lease.
 type writeState int
 
 const (
 	unknown writeState = iota
 	written
-	unwritten // guaranteed until unleaseFile
+	unwritten // holds until unleaseFile is called
 )
 
+// leaseFile determines whether f is open for writing. If it returns unwritten, it holds a lease,
+// which the caller must release with unleaseFile.
 func leaseFile(f *os.File) writeState {
 	var fs unix.Statfs_t
 	if eintr.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
@@ -34,7 +36,7 @@ func leaseFile(f *os.File) writeState {
 	switch {
 	case err == nil && fs.Type == unix.FUSE_SUPER_MAGIC:
 		unleaseFile(f)
-		return unknown // another host may write to it
+		return unknown // another host may be writing to it
 	case err == nil:
 		return unwritten
 	case err == unix.EAGAIN && !network:
@@ -53,19 +55,21 @@ func setLease(f *os.File, kind int) error {
 	})
 }
 
-// settleTime is how long a file that was overwritten must stay unchanged before it is read, where its writers are not known. It is
-// longer than most writes, and than the steps of the modification times of network filesystems.
+// settleTime is how long an overwritten file must stay unchanged before it is read, if leases
+// cannot show whether it is being written. It exceeds the duration of most writes, and the
+// resolution of modification times on network file systems.
 const settleTime = 2 * time.Second
 
-// A settlement is what a file became that is being overwritten, and since when.
-type settlement struct {
+// A settleTimer records since when an overwritten file has had its current identity. It is safe for
+// concurrent use.
+type settleTimer struct {
 	mu    sync.Mutex
 	id    Identity
-	since int64 // time of clock.Now
+	since int64 // clock.Now when id was first seen, in nanoseconds
 }
 
 // settled reports whether the file has been seen with this identity for settleTime.
-func (s *settlement) settled(id Identity) bool {
+func (s *settleTimer) settled(id Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.id != id {
@@ -74,14 +78,14 @@ func (s *settlement) settled(id Identity) bool {
 	return clock.Now()-s.since >= int64(settleTime)
 }
 
-// CheckNoWriters returns an error if a process has an open file open for writing: through a mapping
-// that was made before, tokens change and the time of the file does not. known is false if no lease
-// can be had on the file.
+// CheckNoWriters returns an error if a process has the open file f open for writing. It could
+// change tokens through an existing mapping, without a new modification time. known is false if no
+// lease can be had on f.
 func CheckNoWriters(f *os.File) (known bool, err error) {
 	switch leaseFile(f) {
 	case written:
 		return false, fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
-			"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", f.Name())
+			"close the file there, or open it read-only (np.memmap opens with mode \"r+\" unless it is given mode=\"r\")", f.Name())
 	case unwritten:
 		unleaseFile(f)
 		return true, nil
@@ -89,7 +93,7 @@ func CheckNoWriters(f *os.File) (known bool, err error) {
 	return false, nil
 }
 
-// An OverwrittenError says why a file must not be read yet.
+// An OverwrittenError says that a file must not be read yet, because it is being overwritten.
 type OverwrittenError string
 
 func (e OverwrittenError) Error() string { return string(e) }

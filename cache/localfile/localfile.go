@@ -1,5 +1,5 @@
-// Package localfile reads ranges of local files, which may change or be replaced at any time. A [File]
-// returns the bytes that it had when it was opened, or an error.
+// Package localfile reads ranges of local files that may change or be replaced at any time. A
+// [File] returns the bytes that the file had when it was opened, or an error.
 package localfile
 
 import (
@@ -10,80 +10,84 @@ import (
 	"time"
 )
 
-// Access is a way to fetch the bytes of a window. Accesses differ in cost and in what stays resident, not in the bytes.
+// An Access is a way to read a file. All return the same bytes, but differ in cost and in what
+// stays resident.
 type Access string
 
 const (
-	// Remap opens, maps, copies and unmaps in every read, one read at a time. Others use Pread meanwhile.
+	// Remap opens, maps, copies and unmaps in every read, one read of the process at a time. Other
+	// reads use Pread meanwhile.
 	Remap Access = "remap"
-	// Advise keeps a mapping and gives back the pages that a read touched.
+	// Advise keeps a mapping of the file, and frees the pages that each read touched.
 	Advise Access = "advise"
-	// Pread opens, reads each window with pread and closes.
+	// Pread opens the file in every read, reads each range with pread(2), and closes it.
 	Pread Access = "pread"
-	// Map keeps a mapping and gives nothing back: the process grows to the size of the file.
+	// Map keeps a mapping and frees nothing, so the process may grow by the size of the file.
 	Map Access = "map"
-	// StayOpen reads with pread and keeps a descriptor. It is for cache blocks, which are small and
-	// many: to map or open one for each row would cost more than the row.
+	// StayOpen keeps a descriptor and reads with pread(2). It is for cache blocks, which are small
+	// and many: mapping or opening one for each row would cost more than reading the row.
 	StayOpen Access = "pread, open"
 )
 
-// A Range is the bytes [From, To) of a blob. Index is the caller's.
+// A Range is the bytes [From, To) of a blob. Index has whatever meaning the caller gives it.
 type Range struct {
 	From, To int64
 	Index    int
 }
 
-// SortRanges puts ranges in the order in which they begin.
+// SortRanges sorts ranges by From.
 func SortRanges(ranges []Range) {
 	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 }
 
-// An Identity tells a file from another one at the same path, and from the same file before a write. Compare with ==.
+// An Identity distinguishes a file from another one at the same path, and from the same file before
+// a write. Identities are compared with ==.
 type Identity struct {
 	Dev, Ino  uint64
 	Size      int64 // bytes
-	Sec, Nsec int64 // time of the last change to the content, since 1970
+	Sec, Nsec int64 // modification time since 1970, in seconds and nanoseconds
 
-	ETag string // version of an object in a store; all other fields but Size are 0 then
+	ETag string // version of an object in a store, for which all other fields but Size are 0
 }
 
-// overwrittenBy reports whether now is the same file, changed in another way than by appending.
-func (was Identity) overwrittenBy(now Identity) bool {
-	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
+// overwrittenBy reports whether current is the same file after a change other than an append.
+func (old Identity) overwrittenBy(current Identity) bool {
+	return current != old && current.Dev == old.Dev && current.Ino == old.Ino && current.Size <= old.Size
 }
 
-// renumbered reports whether now may be the same file under another number.
-func (was Identity) renumbered(now Identity) bool {
-	was.Dev, was.Ino = now.Dev, now.Ino
-	return now == was
+// renumbered reports whether the two identities differ at most in device and inode number.
+func (old Identity) renumbered(current Identity) bool {
+	old.Dev, old.Ino = current.Dev, current.Ino
+	return current == old
 }
 
-// A ChangedError says that the token file at Path is not the one that was opened, and How it differs. errors.Is(err,
-// syscall.ESTALE) holds for it.
+// A ChangedError reports that a file or an object is no longer the one that was opened. It matches
+// syscall.ESTALE under errors.Is.
 type ChangedError struct {
 	Path string
-	How  string
-	Now  Identity // identity of the file that is there now; zero for an object
+	How  string   // difference, as a message
+	Now  Identity // identity of the file now at Path; zero for an object
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one (on_change = \"follow\" does that without a new mount)", e.Path, e.How)
+	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one "+
+		"(on_change = \"follow\" does that without a new mount)", e.Path, e.How)
 }
 
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 
-func compare(path string, was, now Identity) error {
-	if now == was {
+func compareIdentities(path string, old, current Identity) error {
+	if current == old {
 		return nil
 	}
-	e := &ChangedError{Path: path, Now: now}
+	e := &ChangedError{Path: path, Now: current}
 	switch {
-	case now.Size != was.Size:
-		e.How = fmt.Sprintf("%d bytes, was %d", now.Size, was.Size)
-	case now.Ino != was.Ino || now.Dev != was.Dev:
-		e.How = "another file stands in its place"
+	case current.Size != old.Size:
+		e.How = fmt.Sprintf("%d bytes, was %d", current.Size, old.Size)
+	case current.Ino != old.Ino || current.Dev != old.Dev:
+		e.How = "another file is in its place"
 	default:
-		e.How = fmt.Sprintf("written to at %s", time.Unix(now.Sec, now.Nsec).UTC().Format(time.RFC3339Nano))
+		e.How = fmt.Sprintf("written to at %s", time.Unix(current.Sec, current.Nsec).UTC().Format(time.RFC3339Nano))
 	}
 	return e
 }

@@ -11,39 +11,41 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// An openedFile is the mapping or the descriptor of a file, or both, that stays open between reads.
-// It is closed once neither the File nor a read refers to it.
+// An openedFile is a mapping or a descriptor of a file, or both, that a File keeps between reads.
+// It is closed once neither the File nor a read refers to it, so a read must keep it alive
+// (runtime.KeepAlive) while it uses bytes or fd.
 type openedFile struct {
-	id    Identity // identity of the opened file
+	id    Identity // identity of the file when it was opened
 	bytes []byte   // mapping of the whole file; nil under StayOpen
-	fd    int      // descriptor; -1 if only the mapping stays
+	fd    int      // descriptor; -1 if only the mapping is kept
 }
 
-// mappings counts files that keep only a mapping, and descriptors files that keep a descriptor, up to
-// maxMappings and maxDescriptors in the whole process. Any other file is opened for each read, which
-// takes no longer than a read from a mapping. maxDescriptors leaves most descriptors to reads, to
-// connections, and to the rest of the program.
+// mappings counts the files that keep only a mapping, up to maxMappings in the process, and
+// descriptors those that keep a descriptor, up to maxDescriptors. Files beyond these limits are
+// opened for each read, which takes about as long as a read from a mapping. maxDescriptors leaves
+// most descriptors to reads, connections, and the rest of the program.
 var (
 	mappings, descriptors atomic.Int64
 
 	maxDescriptors = func() int64 {
 		var limit unix.Rlimit
-		// The Go runtime has raised the soft limit to the hard one. After an error, limit stays 0.
+		// The Go runtime has already raised the soft limit to the hard limit. If Getrlimit fails,
+		// limit stays 0.
 		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 		return int64(min(limit.Cur/4, 1<<14))
 	}()
 )
 
 // staysOpen reports whether the file keeps a descriptor between reads. Dropping pages from the page
-// cache requires one.
+// cache requires a descriptor.
 func (f *File) staysOpen() bool {
 	return f.access == StayOpen || f.access == Advise && f.dropPageCache
 }
 
-// around returns the part of the mapping that a page fault in r may have mapped: the kernel also
-// maps cached pages nearby, and whole large folios, but never more than one page table holds. If
-// the pages of a whole page table are given back, Linux 6.14 and later also free the table.
-func (o *openedFile) around(r Range) []byte {
+// faultedAround returns the part of the mapping that page faults in r may have mapped. The kernel
+// also maps cached pages nearby, and whole large folios, but only within one page table. Since
+// Linux 6.14, freeing all pages of a page table also frees the table.
+func (o *openedFile) faultedAround(r Range) []byte {
 	page := int64(os.Getpagesize())
 	table := page * page / 8
 	first := int64(uintptr(unsafe.Pointer(unsafe.SliceData(o.bytes))))
@@ -52,8 +54,8 @@ func (o *openedFile) around(r Range) []byte {
 	return o.bytes[max(from, 0):min(to, int64(len(o.bytes)))]
 }
 
-// ensureOpen opens or maps the file, unless that has been done. The error is unix.ENOMEM if too many
-// files of the process stay open already.
+// ensureOpen returns the kept mapping or descriptor, and creates it if there is none or the file
+// was replaced by an equal copy. The error is unix.ENOMEM if the process keeps too many already.
 func (f *File) ensureOpen() (*openedFile, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,8 +76,8 @@ func (f *File) ensureOpen() (*openedFile, error) {
 		count.Add(-1)
 		return nil, err
 	}
-	// Concurrent reads may still hold it, so it is closed when the garbage collector finds it
-	// unreachable.
+	// Concurrent reads may still use o after f.opened is replaced, so the garbage collector closes
+	// it.
 	runtime.AddCleanup(o, func(o openedFile) {
 		if o.bytes != nil {
 			unix.Munmap(o.bytes)
@@ -90,13 +92,13 @@ func (f *File) ensureOpen() (*openedFile, error) {
 }
 
 func (f *File) openOrMap() (*openedFile, error) {
-	fd, now, err := f.openUnchanged()
+	fd, current, err := f.openUnchanged()
 	if err != nil {
 		return nil, err
 	}
 	if f.access == StayOpen {
 		unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
-		return &openedFile{id: now, fd: fd}, nil
+		return &openedFile{id: current, fd: fd}, nil
 	}
 	var bytes []byte
 	err = eintr.Retry(func() (err error) {
@@ -105,18 +107,18 @@ func (f *File) openOrMap() (*openedFile, error) {
 	})
 	if err != nil {
 		unix.Close(fd)
-		return nil, f.failed("mmap", err)
+		return nil, f.pathError("mmap", err)
 	}
 	adviseNew(bytes)
 	if !f.staysOpen() {
 		unix.Close(fd)
 		fd = -1
 	}
-	return &openedFile{now, bytes, fd}, nil
+	return &openedFile{current, bytes, fd}, nil
 }
 
-// Release drops the mapping or the descriptor that stays between reads. While one is open, the
-// space of a deleted file is not freed.
+// Release drops the mapping or the descriptor kept between reads, so that the space of a deleted
+// file is freed.
 func (f *File) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -2,32 +2,32 @@ package localfile
 
 import "iter"
 
-// A Piece is a file or a block that holds a stretch of a longer string of bytes.
+// A Piece is a file or a cache block that holds one stretch of a longer string of bytes.
 type Piece struct {
-	Index int64
-	Start int64 // position in the string of the piece's byte 0
-	End   int64 // position in the string behind the stretch
+	Index int64 // number of the file or of the cache block
+	Start int64 // position in the string at which byte 0 of the piece would be
+	End   int64 // end of the stretch in the string
 }
 
-// Parts returns what each piece holds of r, as bytes of the piece. The Index of a part is where in r
-// it begins. pieceAt returns the piece that holds a position of the string.
-func (r Range) Parts(pieceAt func(at int64) Piece) iter.Seq2[Piece, Range] {
+// Parts splits r into the pieces that hold it. Each part is a range of its piece, and its Index is
+// its offset in r. pieceAt returns the piece that holds a position of the string.
+func (r Range) Parts(pieceAt func(pos int64) Piece) iter.Seq2[Piece, Range] {
 	return func(yield func(Piece, Range) bool) {
-		for at := r.From; at < r.To; {
-			p := pieceAt(at)
+		for pos := r.From; pos < r.To; {
+			p := pieceAt(pos)
 			end := min(p.End, r.To)
-			if !yield(p, Range{at - p.Start, end - p.Start, int(at - r.From)}) {
+			if !yield(p, Range{pos - p.Start, end - p.Start, int(pos - r.From)}) {
 				return
 			}
-			at = end
+			pos = end
 		}
 	}
 }
 
-// ReadPieces reads ranges of a string of bytes in pieces, and calls visit for each of them. It calls
-// read once for the ranges within one piece, as bytes of the piece, and puts together a range that
-// lies in several. The ranges must be sorted unless one piece holds all of them.
-func ReadPieces(ranges []Range, pieceAt func(at int64) Piece, read func(piece int64, ranges []Range, visit func(int, []byte) error) error,
+// ReadPieces reads ranges of the string and calls visit for each. It calls read once for
+// consecutive ranges within one piece, as ranges of that piece, and assembles a range that spans
+// pieces. The ranges, which it changes, must be sorted by From unless one piece holds all of them.
+func ReadPieces(ranges []Range, pieceAt func(pos int64) Piece, read func(piece int64, ranges []Range, visit func(int, []byte) error) error,
 	visit func(int, []byte) error) error {
 	for len(ranges) > 0 {
 		p, n := pieceAt(ranges[0].From), 0
@@ -42,13 +42,13 @@ func ReadPieces(ranges []Range, pieceAt func(at int64) Piece, read func(piece in
 			ranges = ranges[n:]
 			continue
 		}
-		whole, one := make([]byte, ranges[0].To-ranges[0].From), make([]Range, 1)
-		join := func(at int, raw []byte) error {
-			copy(whole[at:], raw)
+		whole, part := make([]byte, ranges[0].To-ranges[0].From), make([]Range, 1)
+		join := func(pos int, raw []byte) error {
+			copy(whole[pos:], raw)
 			return nil
 		}
-		for p, one[0] = range ranges[0].Parts(pieceAt) {
-			if err := read(p.Index, one, join); err != nil {
+		for p, part[0] = range ranges[0].Parts(pieceAt) {
+			if err := read(p.Index, part, join); err != nil {
 				return err
 			}
 		}

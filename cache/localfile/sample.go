@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// A Sample tells the content of a file from another content of the same size, by the blocks that the fingerprint covers. Compare with ==.
-// The zero value is of no file.
+// A Sample distinguishes the content of a file from other content of the same size. It covers the
+// same bytes as the fingerprint. Samples are compared with ==; the zero Sample belongs to no file.
 type Sample struct {
-	Blocks int64 // of the file, unless it is smaller
-	Sum    [sha256.Size]byte
+	Blocks int64             // number of blocks sampled, unless the whole file is smaller
+	Sum    [sha256.Size]byte // hash of the sampled bytes
 }
 
-// A descriptor is an open file to read from.
+// A descriptor is an open file descriptor that implements io.ReaderAt.
 type descriptor int
 
 func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
@@ -23,21 +23,22 @@ func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-const sampleSize = 4096
+// sampleBlockBytes is the size of a sampled block. It is part of the definition of fingerprints.
+const sampleBlockBytes = 4096
 
-// NewSample takes a sample of blocks that lie evenly from a file's first byte to its last, or of all of a file that is no larger, and shows them
-// to look.
+// NewSample reads blocks spaced evenly from the first byte of a file to the last, or the whole file
+// if it is no larger than all of them. It calls visit with each block, in order.
 func NewSample(content io.ReaderAt, size, blocks int64, visit func(off int64, block []byte)) (s Sample, err error) {
 	s.Blocks = blocks
-	length := int64(sampleSize)
-	if size <= blocks*sampleSize {
+	length := int64(sampleBlockBytes)
+	if size <= blocks*sampleBlockBytes {
 		blocks, length = 1, size
 	}
 	gaps, offs := max(blocks-1, 1), make([]int64, blocks)
 	read, errs := make([][]byte, blocks), make([]error, blocks)
-	var all sync.WaitGroup // at once, because a store takes long to answer
+	var all sync.WaitGroup // reads run concurrently, because a store takes long to answer
 	for i := range blocks {
-		// (size-length) * i / gaps, which might overflow
+		// This is (size-length)*i/gaps without overflow.
 		whole, rest := (size-length)/gaps, (size-length)%gaps
 		offs[i], read[i] = whole*i+rest*i/gaps, make([]byte, length)
 		all.Go(func() { _, errs[i] = content.ReadAt(read[i], offs[i]) })

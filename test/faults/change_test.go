@@ -180,7 +180,7 @@ var changes = []struct {
 		e2e.Write(t, path+".new", e2e.VersionOf(1, changeTokens))
 		e2e.NoError(t, os.Link(path, path+".old"))
 		e2e.NoError(t, os.Rename(path+".new", path))
-	}, "another file stands in its place"},
+	}, "another file is in its place"},
 	// In one write and within a page, or else the file has other sizes meanwhile.
 	{"appended", func(t *testing.T, path string) {
 		f := e2e.Must(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))(t)
