@@ -1,7 +1,8 @@
-// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its name, shape and offset, and a
-// [Batch] of several arrays that lie one after the other in memory. It holds no elements; other packages move those.
+// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its
+// name, shape and offset, and a [Batch] of arrays that lie one after the other in memory. It holds
+// no elements.
 //
-// All numbers are little-endian, and all arrays in C order (the last axis varies fastest).
+// All numbers are little-endian, and all arrays are in C order (the last axis varies fastest).
 package array
 
 import (
@@ -13,7 +14,8 @@ import (
 	"strings"
 )
 
-// DType is the type of an array's elements, under NumPy's name.
+// A DType is the type of the elements of an array, under its NumPy name. Methods other than Known
+// panic if it is not one of DTypes.
 type DType string
 
 const (
@@ -34,9 +36,9 @@ const (
 
 type dtypeInfo struct {
 	dtype       DType
-	size        int // bytes of an element
-	numPy       string
-	safetensors string
+	size        int    // bytes of an element
+	numPy       string // descr in a .npy header
+	safetensors string // dtype in a safetensors header
 	integer     bool
 }
 
@@ -53,10 +55,10 @@ var dtypes = []dtypeInfo{
 	{Float16, 2, "<f2", "F16", false},
 	{Float32, 4, "<f4", "F32", false},
 	{Float64, 8, "<f8", "F64", false},
-	{BFloat16, 2, "<u2", "BF16", false}, // NumPy has none: its bits
+	{BFloat16, 2, "<u2", "BF16", false}, // NumPy has no bfloat16: this is its bits
 }
 
-// DTypes are all dtypes.
+// DTypes returns all dtypes.
 func DTypes() []DType {
 	list := make([]DType, len(dtypes))
 	for i, info := range dtypes {
@@ -65,15 +67,15 @@ func DTypes() []DType {
 	return list
 }
 
-// find returns the first dtype of which something is true, or "".
-func find(is func(dtypeInfo) bool) DType {
-	if i := slices.IndexFunc(dtypes, is); i >= 0 {
+func find(matches func(dtypeInfo) bool) DType {
+	if i := slices.IndexFunc(dtypes, matches); i >= 0 {
 		return dtypes[i].dtype
 	}
 	return ""
 }
 
-// FromNumPy returns the dtype with a descr of a .npy header, or "". For a single byte, the descr may have any byte order.
+// FromNumPy returns the dtype with a descr of a .npy header, or "". A single byte may have any byte
+// order.
 func FromNumPy(descr string) DType {
 	return find(func(i dtypeInfo) bool {
 		return i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:]
@@ -85,7 +87,7 @@ func FromSafetensors(name string) DType {
 	return find(func(i dtypeInfo) bool { return i.safetensors == name })
 }
 
-// info panics for an unknown dtype: a guess would be a wrong size, unnoticed.
+// info panics if d is unknown, because a guessed size would corrupt data silently.
 func (d DType) info() *dtypeInfo {
 	for i := range dtypes {
 		if dtypes[i].dtype == d {
@@ -95,16 +97,17 @@ func (d DType) info() *dtypeInfo {
 	panic(fmt.Sprintf("array: unknown dtype %q", string(d)))
 }
 
-// Known reports whether d is one of DTypes. The other methods panic for any other, with its name.
+// Known reports whether d is one of DTypes.
 func (d DType) Known() bool { return slices.Contains(DTypes(), d) }
 
-// Size is the size of an element in bytes.
+// Size returns the size of an element in bytes.
 func (d DType) Size() int { return d.info().size }
 
-// IsInteger says whether the elements are whole numbers, which can be converted to another such dtype.
+// IsInteger reports whether elements are integers, which can be converted to another integer dtype.
 func (d DType) IsInteger() bool { return d.info().integer }
 
-// Values is how many integers from 0 on a dtype of integers has, or the largest int64 where it has more.
+// Values returns the number of non-negative values of an integer dtype, or the largest int64 if
+// there are more.
 func (d DType) Values() int64 {
 	bits := 8 * d.Size()
 	if d.IsSigned() {
@@ -113,10 +116,10 @@ func (d DType) Values() int64 {
 	return int64(min(uint64(1)<<min(bits, 63), math.MaxInt64))
 }
 
-// IsSigned says whether there are negative numbers of an integer dtype.
+// IsSigned reports whether an integer dtype has negative values.
 func (d DType) IsSigned() bool { return strings.HasPrefix(string(d), "int") }
 
-// Text is an integer of this dtype in decimal digits. bits are its bits, above which there are zeros.
+// Text returns an integer of this dtype in decimal. bits are its bits, with zeros above them.
 func (d DType) Text(bits uint64) string {
 	if shift := 64 - 8*d.Size(); d.IsSigned() {
 		return strconv.FormatInt(int64(bits<<shift)>>shift, 10)
@@ -131,21 +134,22 @@ func (d DType) Bits(raw []byte) uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// NumPy is the descr of a .npy header: "<u2" for uint16, and also for bfloat16, which NumPy lacks.
+// NumPy returns the descr for a .npy header: "<u2" for uint16, and also for bfloat16, which NumPy
+// lacks.
 func (d DType) NumPy() string { return d.info().numPy }
 
-// Safetensors is the dtype of a tensor in a safetensors header: "U16" for uint16.
+// Safetensors returns the dtype for a safetensors header, such as "U16" for uint16.
 func (d DType) Safetensors() string { return d.info().safetensors }
 
-// An Array is one array of a batch.
+// An Array describes one array of a batch.
 type Array struct {
 	Name   string
 	DType  DType
-	Shape  []int // in elements, the outermost axis first
-	Offset int64 // of its first byte, in bytes from the batch's first
+	Shape  []int // elements along each axis, outermost first
+	Offset int64 // bytes from the start of the batch to the first element
 }
 
-// Bytes is the size of the array.
+// Bytes returns the size of the array.
 func (a Array) Bytes() int64 {
 	n := int64(a.DType.Size())
 	for _, d := range a.Shape {
@@ -154,23 +158,25 @@ func (a Array) Bytes() int64 {
 	return n
 }
 
-// Most bounds the arrays of a Batch.
+// Most is the maximum number of arrays in a Batch.
 const Most = 16
 
-// MaxBatches bounds the numbers of batches: they are below it.
+// MaxBatches is one more than the largest batch number.
 const MaxBatches = 1 << 40
 
-// A Batch is arrays one after the other, the first at offset 0. NewBatch makes it, and it does not change. The first Main arrays, at least
-// one, have one dtype and one shape, so that they are one larger array too, which raw and .npy files show: see Stack.
+// A Batch describes arrays that lie one after the other in memory. The first Main of them, at least
+// one, have the same dtype and shape, and together form one larger array, which raw and .npy files
+// expose: see Stack. NewBatch creates a Batch, which does not change.
 type Batch struct {
 	Arrays []Array
 	Main   int
 
 	bytes, mainBytes int64
-	rowBytes         []int64 // of each array
+	rowBytes         []int64 // bytes of a row of each array
 }
 
-// NewBatch sets the offsets of arrays. The first main of them are the main arrays.
+// NewBatch returns a Batch of arrays, and sets their offsets. The first main of them are the main
+// arrays.
 func NewBatch(main int, arrays ...Array) Batch {
 	b := Batch{Arrays: slices.Clone(arrays), Main: main}
 	for i := range b.Arrays {
@@ -184,16 +190,18 @@ func NewBatch(main int, arrays ...Array) Batch {
 	return b
 }
 
-// Bytes is the size of all arrays.
+// Bytes returns the size of all arrays.
 func (b Batch) Bytes() int64 { return b.bytes }
 
-// MainBytes is the size of the main arrays.
+// MainBytes returns the size of the main arrays.
 func (b Batch) MainBytes() int64 { return b.mainBytes }
 
-// RowBytes is the size of a row of array i, an element along its first axis.
+// RowBytes returns the size of a row of array i, in bytes. A row is an element along the first
+// axis.
 func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
-// Stack is the main arrays as one array: (2, B, T) for x and y of shape (B, T); a single one keeps its own shape. You may change the shape.
+// Stack returns the main arrays as one array, of shape (2, B, T) for x and y of shape (B, T). A
+// single main array keeps its shape. The caller may change the shape.
 func (b Batch) Stack() Array {
 	first := b.Arrays[0]
 	shape := slices.Clone(first.Shape)

@@ -34,7 +34,7 @@ func TestBatch(t *testing.T) {
 	for _, test := range []struct {
 		batch       Batch
 		bytes, main int64
-		shape       []int // of Stack
+		shape       []int // shape of Stack
 	}{
 		{NewBatch(2, x, y), 60, 60, []int{2, 3, 5}},
 		{NewBatch(1, x), 30, 30, []int{3, 5}},

@@ -2,31 +2,32 @@ package array
 
 import "fmt"
 
-// A Window is Len numbers from number Start on. The element at position i has
-// the numbers i*n to i*n + n-1, where elements have n numbers.
+// A Window is Len numbers, beginning with number Start. If elements have n numbers, the element at
+// position i has the numbers from i*n to i*n+n-1.
 type Window struct {
 	Start int64
 	Len   int
 }
 
-// An Extent is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
+// An Extent is a stretch of the array that windows must stay within: one file, or all files if they
+// are joined.
 type Extent struct {
-	Name  string // the file, or the first of those joined
-	Start int64  // position of its first element
-	Len   int64  // elements
+	Name  string // path of the file, or of the first of several
+	Start int64  // position of the first element
+	Len   int64  // number of elements
 }
 
-// A Location is where an element stands.
+// A Location is the place of an element in a file.
 type Location struct {
 	Path  string
-	Index int64 // of the element in the file
+	Index int64 // number of the element in the file
 }
 
-// A VocabularyError says that a token is not one of its vocabulary.
+// A VocabularyError reports a token that is not in the vocabulary.
 type VocabularyError struct {
 	Location
-	Token string
-	Size  int64 // of the vocabulary: its tokens are below it
+	Token string // decimal digits of the token
+	Size  int64  // size of the vocabulary; tokens are below it
 }
 
 func (e *VocabularyError) Error() string {

@@ -1,4 +1,5 @@
-// Package blob reads named strings of bytes: local files, and objects in a store.
+// Package blob reads local files, and objects in a store, through one interface. [Open] opens a
+// [Blob] for the first time, and [New] recreates it from what Open found. A [Remote] reads objects.
 package blob
 
 import (
@@ -8,26 +9,31 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and
-// Check return a ChangedError. A Blob is safe for concurrent use.
+// A Blob is a named sequence of bytes: a local file, or an object in a store. If its bytes change
+// after it was opened, Read and Check return a [localfile.ChangedError]. A Blob is safe for
+// concurrent use.
 type Blob interface {
 	Path() string
 
-	// Identity is the blob's when it was opened, or the new one of an equal copy.
+	// Identity returns the identity of the blob when it was opened, or that of an equal copy that
+	// replaced it.
 	Identity() localfile.Identity
 
-	// Sample stands for the bytes: blobs of one size and with the same bytes have equal samples.
+	// Sample returns a sample of the bytes. Blobs of the same size and with the same bytes have
+	// equal samples.
 	Sample() localfile.Sample
 
-	// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during the call only. An error of
-	// visit ends the read and is returned, unless the blob changed, which then explains it. A range may be visited again, if what
-	// was read turned out bad. Read may change ranges, which lie within the blob, and does not keep them.
+	// Read calls visit for each range, in any order, with its Index and its bytes, which are valid
+	// only during the call. If visit returns an error, Read stops and returns it, or a ChangedError
+	// if the blob changed. A range is visited again if its bytes turn out to be wrong. The ranges
+	// must lie within the blob. Read may change them, but does not keep them.
 	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
 
-	// Check compares the blob with its Identity, without reading it.
+	// Check compares the blob with its Identity, usually without reading it.
 	Check() error
 
-	// Release drops what the blob keeps between two reads, such as a mapping. The next read makes it again.
+	// Release drops what the blob keeps between reads, such as a mapping. The next read creates it
+	// again.
 	Release()
 }
 
@@ -37,11 +43,10 @@ type Content interface {
 	io.Closer
 }
 
-// CheckNoWriters returns an error if a process has an open blob open for writing. known is false if
-// that cannot be determined: see [localfile.CheckNoWriters].
+// CheckNoWriters is [localfile.CheckNoWriters] for any blob.
 func CheckNoWriters(content Content) (known bool, err error) {
 	if f, ok := content.(*os.File); ok {
 		return localfile.CheckNoWriters(f)
 	}
-	return true, nil // an object is never written to, only replaced
+	return true, nil // an object is never changed, only replaced
 }

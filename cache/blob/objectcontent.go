@@ -9,7 +9,6 @@ import (
 	"batchfs/cache/store"
 )
 
-// openObject asks the store for an object.
 func (r *Remote) openObject(name string) (id localfile.Identity, _ Content, err error) {
 	o, _ := store.Parse(name)
 	client, err := r.client(o.Scheme)
@@ -30,11 +29,12 @@ func (r *Remote) openObject(name string) (id localfile.Identity, _ Content, err 
 	return localfile.Identity{Size: o.Size, ETag: o.ETag}, c, nil
 }
 
-// An objectContent is the content of an object that is being opened.
+// An objectContent is the content of an object that is being opened. It bypasses the cache.
 type objectContent struct {
 	client *store.Client
 	object store.Object
-	head   func() ([]byte, error) // first headBytes bytes, which formats read again and again
+	// returns the first headBytes bytes, fetched once, because formats read them repeatedly
+	head func() ([]byte, error)
 }
 
 const headBytes = 64 << 10

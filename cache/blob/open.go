@@ -9,33 +9,36 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Open opens a blob and returns its identity and content, which the caller closes. previous is the
-// blob that had this name before, or nil: see [localfile.Open].
-func Open(path string, previous Blob, from *Remote) (localfile.Identity, Content, error) {
+// Open opens a blob and returns its identity and its content, which the caller must close. previous
+// is the blob that had this name before, or nil: see [localfile.Open].
+func Open(path string, previous Blob, remote *Remote) (localfile.Identity, Content, error) {
 	if IsRemote(path) {
-		return from.openObject(path)
+		return remote.openObject(path)
 	}
 	file, _ := previous.(*localfile.File)
 	return localfile.Open(path, file)
 }
 
-// New returns the blob that had an identity and a sample when it was opened earlier. It neither
-// touches a file nor sends a request. For access and dropPageCache, see [localfile.New].
-func New(path []byte, id localfile.Identity, sample localfile.Sample, access localfile.Access, dropPageCache bool, from *Remote) (Blob, error) {
+// New returns the blob that had this identity and sample when it was opened earlier. It neither
+// accesses a file nor sends a request. For access and dropPageCache, see [localfile.New].
+func New(path []byte, id localfile.Identity, sample localfile.Sample, access localfile.Access, dropPageCache bool, remote *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return from.newStoreBlob(string(path), id, sample, dropPageCache)
+		return remote.newStoreBlob(string(path), id, sample, dropPageCache)
 	}
 	return localfile.New(string(path), id, sample, access, dropPageCache)
 }
 
-// Resolve returns the absolute paths of the files that patterns name, in the order of the patterns, those of a glob in alphabetical order.
-// A pattern is a path or a glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. A pattern without
-// wildcards, or one that is the very name of a file, is a path and need not exist. One that begins with s3:// or gs:// names objects, and is a
-// glob of [path.Match] behind the bucket's name. The error says of a pattern that it is no glob, or that it matches no file.
-func Resolve(dir string, patterns []string, from *Remote) (paths []string, err error) {
+// Resolve returns the absolute paths and the URLs that patterns match, in the order of the
+// patterns. The matches of one pattern are sorted.
+//
+// A pattern is a path or a glob (see [filepath.Match]), relative to dir, which is never a glob
+// itself. Without wildcards, or if it is exactly the name of a file, it is a path and need not
+// exist. A pattern that begins with s3:// or gs:// names objects, and what follows the bucket is a
+// glob (see [path.Match]). The error says that a pattern is malformed or matches nothing.
+func Resolve(dir string, patterns []string, remote *Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
 		if IsRemote(pattern) {
-			names, err := from.resolve(pattern)
+			names, err := remote.resolve(pattern)
 			if err != nil {
 				return nil, err
 			}
@@ -46,7 +49,7 @@ func Resolve(dir string, patterns []string, from *Remote) (paths []string, err e
 		if !filepath.IsAbs(pattern) {
 			path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
 		}
-		// A file may have the characters of a glob in its name.
+		// The name of a file may contain wildcards.
 		if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
 			paths = append(paths, path)
 			continue
@@ -70,7 +73,7 @@ func Resolve(dir string, patterns []string, from *Remote) (paths []string, err e
 	return paths, nil
 }
 
-// EscapeGlob returns a glob that matches path and nothing else.
+// EscapeGlob returns a glob that matches only path.
 func EscapeGlob(path string) string {
 	return strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`).Replace(path)
 }

@@ -18,13 +18,14 @@ func TestResolve(t *testing.T) {
 	for _, test := range []struct {
 		dir      string
 		patterns []string
-		want     []string // below here, unless absolute
+		want     []string // relative to dir unless absolute
 		err      string
 	}{
 		{dir, nil, nil, ""},
 		{dir, []string{"a.bin"}, []string{dir + "/a.bin"}, ""},
 		{dir, []string{"./c/../a.bin"}, []string{dir + "/a.bin"}, ""},
-		{dir, []string{"none.bin"}, []string{dir + "/none.bin"}, ""}, // to open it will tell more
+		// opening it will report the error
+		{dir, []string{"none.bin"}, []string{dir + "/none.bin"}, ""},
 		{dir, []string{"[ab].bin"}, []string{dir + "/[ab].bin"}, ""},
 		{dir, []string{"?.bin"}, []string{dir + "/a.bin", dir + "/b.bin"}, ""},
 		{dir, []string{"c/*.bin", "b.bin", "c/1.bin"}, []string{dir + "/c/0.bin", dir + "/c/1.bin", dir + "/b.bin", dir + "/c/1.bin"}, ""},

@@ -14,20 +14,20 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote is where objects are read from, and how their blocks are cached. All blobs of one Remote
-// share its connections and its memory for blocks. A Remote touches nothing before the first object is
-// opened, and is safe for concurrent use.
+// A Remote opens objects and caches them. All its blobs share its connections and its memory for
+// cache blocks. It sends no request before the first object is opened. It is safe for concurrent
+// use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
-	Log    *slog.Logger // log for a block directory that fails; nil: slog.Default
+	Log    *slog.Logger // log of failures of the cache directory; nil: slog.Default
 
 	mu      sync.Mutex               // guards the fields below
-	clients map[string]*store.Client // by scheme
+	clients map[string]*store.Client // clients by scheme
 	cache   *blocks.Cache
 }
 
-// client returns the client for the objects of a scheme, and creates the cache before it opens any.
+// client returns the client for objects of a scheme. It also creates the cache.
 func (r *Remote) client(scheme string) (_ *store.Client, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,7 +40,8 @@ func (r *Remote) client(scheme string) (_ *store.Client, err error) {
 	return r.clients[scheme], err
 }
 
-// Flush waits until the blocks in memory were written to the directory, and frees that memory.
+// Flush waits until the cache blocks in memory are written to the directory, and frees their
+// memory.
 func (r *Remote) Flush() {
 	r.mu.Lock()
 	cache := r.cache
@@ -50,8 +51,7 @@ func (r *Remote) Flush() {
 	}
 }
 
-// MemoryBytes returns the size of the blocks in the memory of this process, or -1 if it has opened
-// no object.
+// MemoryBytes returns the size of the cache blocks in memory, or -1 if no object has been opened.
 func (r *Remote) MemoryBytes() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,13 +61,13 @@ func (r *Remote) MemoryBytes() int64 {
 	return r.cache.MemoryBytes()
 }
 
-// IsRemote reports whether a name means an object, not the path of a file.
+// IsRemote reports whether name is the URL of an object, not the path of a file.
 func IsRemote(name string) bool {
 	_, ok := store.Parse(name)
 	return ok
 }
 
-// resolve returns the names of the objects that a pattern names. Those of a glob are in alphabetical order.
+// resolve returns the sorted names of the objects that a pattern matches.
 func (r *Remote) resolve(pattern string) (names []string, err error) {
 	o, _ := store.Parse(pattern)
 	switch {

@@ -13,7 +13,7 @@ import (
 	"batchfs/internal/clock"
 )
 
-// A StoreBlob is a Blob in a store.
+// A StoreBlob is a Blob in a store. It is safe for concurrent use.
 type StoreBlob struct {
 	name   string
 	id     localfile.Identity
@@ -21,11 +21,11 @@ type StoreBlob struct {
 	client *store.Client
 	cached *blocks.CachedObject
 
-	changed     atomic.Pointer[localfile.ChangedError] // how the store's object differs; nil unless it is known to
-	revalidated atomic.Int64                           // last revalidation by Check, in clock.Now time
+	// how the object in the store differs; nil unless it is known to differ
+	changed     atomic.Pointer[localfile.ChangedError]
+	revalidated atomic.Int64 // clock.Now of the last revalidation by Check
 }
 
-// newStoreBlob returns the object that had an identity when it was opened. It sends nothing.
 func (r *Remote) newStoreBlob(name string, id localfile.Identity, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
 	o, _ := store.Parse(name)
 	o.ETag, o.Size = id.ETag, id.Size
@@ -43,8 +43,8 @@ func (b *StoreBlob) Identity() localfile.Identity { return b.id }
 
 func (b *StoreBlob) Sample() localfile.Sample { return b.sample }
 
-// Check sends nothing unless the store is known to have another object: every read from the store
-// compares the ETag.
+// Check sends no request unless the object is known to have been replaced, because every fetch
+// compares the ETag. It then revalidates the object about once a second.
 func (b *StoreBlob) Check() error {
 	changed := b.changed.Load()
 	if changed == nil {
@@ -57,7 +57,8 @@ func (b *StoreBlob) Check() error {
 	return changed
 }
 
-// Revalidate asks the store whether it still has the object, and records the answer for Check.
+// Revalidate asks the store whether it still has the object, and records the answer for Check and
+// Read.
 func (b *StoreBlob) Revalidate() {
 	found, err := b.client.Stat(context.Background(), b.cached.Object)
 	switch {

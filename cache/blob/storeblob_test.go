@@ -14,7 +14,7 @@ import (
 	"batchfs/cache/store"
 )
 
-// openBlocks is how many files of blocks in a directory this process has open, and the bytes that they take.
+// openBlocks returns how many files in dir this process has open, and their total size.
 func openBlocks(dir string) (open int, bytes int64) {
 	fds, _ := filepath.Glob("/proc/self/fd/*")
 	for _, fd := range fds {
@@ -27,7 +27,8 @@ func openBlocks(dir string) (open int, bytes int64) {
 	return open, bytes
 }
 
-// The files of blocks stay open. Those that are removed from the directory take no space even then, and are fetched again.
+// Block files stay open between reads. A removed one takes no space even while it is open, and its
+// block is fetched again.
 func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	const count, size = 8, 64 << 10
 	raw := make([]byte, count*size)
