@@ -14,51 +14,52 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
-// A position counts elements from the first, in the order of the files. It is safe for concurrent use.
+// An Array has the elements of one or several files, in the order of the files: tokens, or arrays
+// of numbers. Positions count its elements from 0. It is safe for concurrent use.
 //
-// It has no lock. Read and Release take the locks of its files, one at a time.
+// An Array has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
-	number  int64 // bytes of a number
-	width   int64 // bytes of an element
-	vocab   int64 // Options.VocabSize, of tokens
+	number  int64 // size of a number in bytes
+	width   int64 // size of an element in bytes
+	vocab   int64 // Options.VocabSize; 0 if elements are not tokens
 	shards  []shard
 	extents []array.Extent
 
-	documents *Documents // nil if Options did not ask, or no file says where they end
+	documents *Documents // nil if not requested in Options, or unknown
 	unleased  string     // see Unleased
 
-	followed []*blob.StoreBlob // objects that the store is asked about in turn, one at each RevalidateNext
-	asked    atomic.Int64      // how often it was
+	followed      []*blob.StoreBlob // objects that RevalidateNext checks in turn
+	revalidations atomic.Int64      // calls of RevalidateNext
 }
 
 type shard struct {
 	blob   blob.Blob
 	format format.Format
 	start  int64  // position of its first element
-	index  *index // where its documents end; nil where no file says it
+	index  *index // index of its documents; nil if it has none
 
-	pass atomic.Int64 // the last Pass that had it
+	lastPass atomic.Int64 // last Pass that yielded it
 }
 
 func (s *shard) end() int64 { return s.start + s.format.Count }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
 
-// Bytes is the size of all elements.
+// Bytes returns the size of all elements.
 func (a *Array) Bytes() int64 { return a.Len() * a.width }
 
-// DType is the type of the numbers in the files.
+// DType returns the type of the numbers.
 func (a *Array) DType() array.DType { return a.shards[0].format.DType }
 
-// Axes are the shape of an element, or none for a token. Do not change them.
+// Axes returns the shape of an element, which is empty for a token. The caller must not change it.
 func (a *Array) Axes() []int { return a.shards[0].format.Axes }
 
-// VocabSize is Options.VocabSize, or 0 where elements are no tokens. Read does not compare tokens with it.
+// VocabSize returns Options.VocabSize, or 0 if the elements are not tokens. Read does not check
+// tokens against it.
 func (a *Array) VocabSize() int64 { return a.vocab }
 
-// Files are the paths of the files of elements, in order.
+// Files returns the paths of the files that hold elements, in order.
 func (a *Array) Files() []string {
 	paths := make([]string, len(a.shards))
 	for i := range a.shards {
@@ -67,8 +68,7 @@ func (a *Array) Files() []string {
 	return paths
 }
 
-// Blobs returns the files of elements, each followed by the one that says where its documents end, if
-// there is one.
+// Blobs returns the files that hold elements, each followed by the index of its documents, if any.
 func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
@@ -84,38 +84,40 @@ func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 	return yield(s.blob) && (s.index == nil || yield(s.index.blob))
 }
 
-// Extents are the stretches that windows must stay within, in order and without gaps. Do not change them.
+// Extents returns the stretches that windows must stay within, in order and without gaps. The
+// caller must not change them.
 func (a *Array) Extents() []array.Extent { return a.extents }
 
-// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements below
-// end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
+// Cut returns where the array can be cut nearest to pos: at a multiple of block bytes in a file, or
+// between two files. Elements below end lie before the cut, and those from begin on lie after it.
+// An element with bytes on both sides is in neither part.
 func (a *Array) Cut(pos, block int64) (end, begin int64) {
 	s := a.shardAt(min(pos, a.Len()-1))
-	first, last := s.format.Offset, s.format.Offset+s.format.Count*a.width // bytes of the file
-	at := first + (pos-s.start)*a.width
-	cut := max(at/block*block, first)
-	if next := min(at/block*block+block, last); next-at < at-cut {
+	// The elements are the bytes [first, last) of the file.
+	first, last := s.format.Offset, s.format.Offset+s.format.Count*a.width
+	target := first + (pos-s.start)*a.width
+	cut := max(target/block*block, first)
+	if next := min(target/block*block+block, last); next-target < target-cut {
 		cut = next
 	}
 	return s.start + (cut-first)/a.width, s.start + (cut-first+a.width-1)/a.width
 }
 
-// Locate is where the element at a position stands.
+// Locate returns the file that holds the element at a position, and its number there.
 func (a *Array) Locate(pos int64) array.Location {
 	s := a.shardAt(pos)
 	return array.Location{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// RevalidateNext asks the store whether it still has one of the objects of a followed array, the
-// next one at each call. It does not wait for the answer, which [blob.Blob.Check] gives from then
-// on.
+// RevalidateNext revalidates one object of a followed array in the background, the next one in each
+// call. [blob.Blob.Check] then reports a change.
 func (a *Array) RevalidateNext() {
 	if n := int64(len(a.followed)); n > 0 {
-		go a.followed[a.asked.Add(1)%n].Revalidate()
+		go a.followed[a.revalidations.Add(1)%n].Revalidate()
 	}
 }
 
-// A Pass is a series of calls of BlobsOf that yields each file once.
+// A Pass is a series of calls of BlobsOf that yields each file only once.
 type Pass int64
 
 var passes atomic.Int64
@@ -123,22 +125,23 @@ var passes atomic.Int64
 // NewPass returns a new Pass.
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
-// BlobsOf returns the files that a window is read from, without those that p has had.
+// BlobsOf returns the files that a read of w uses, except those that it has already returned for p.
 func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for piece := range a.span(w).Parts(a.piece) {
-			if s := &a.shards[piece.Index]; s.pass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
+			if s := &a.shards[piece.Index]; s.lastPass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
 				return
 			}
 		}
 	}
 }
 
-// Unleased returns a file whose writers Open could not determine, or an empty string. See
+// Unleased returns a file whose writers Open could not determine, or "". See
 // Options.CheckNoWriters.
 func (a *Array) Unleased() string { return a.unleased }
 
-// Release drops the mappings and descriptors that are kept between two reads, which keep the space of deleted files taken.
+// Release drops the mappings and descriptors kept between reads, so that the space of deleted files
+// is freed.
 func (a *Array) Release() {
 	for file := range a.Blobs() {
 		file.Release()
@@ -153,8 +156,8 @@ func (a *Array) shardNumber(pos int64) int {
 
 var rangeLists = sync.Pool{New: func() any { return new([]localfile.Range) }}
 
-// Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
-// must lie within a run.
+// Read calls visit for each window, in any order, with its index in ws and its numbers as they lie
+// in the file, valid only during the call. Each window must lie within one Extent.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	list := rangeLists.Get().(*[]localfile.Range)
 	defer rangeLists.Put(list)
@@ -166,7 +169,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	}
 	*list = todo
 	if len(a.shards) > 1 {
-		localfile.SortRanges(todo) // each file is opened once then
+		localfile.SortRanges(todo) // opens each file once
 	}
 	return localfile.ReadPieces(todo, a.piece, a.readShard, visit)
 }
@@ -175,20 +178,20 @@ func (a *Array) readShard(i int64, ranges []localfile.Range, visit func(int, []b
 	return a.shards[i].blob.Read(ranges, visit)
 }
 
-// span is the bytes of the array that hold a window.
+// span returns the bytes of the array that hold a window.
 func (a *Array) span(w array.Window) localfile.Range {
 	return localfile.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number}
 }
 
 // piece returns the shard that holds a byte of the array.
-func (a *Array) piece(at int64) localfile.Piece {
-	i := a.shardNumber(at / a.width)
+func (a *Array) piece(pos int64) localfile.Piece {
+	i := a.shardNumber(pos / a.width)
 	s := &a.shards[i]
 	return localfile.Piece{Index: int64(i), Start: s.start*a.width - s.format.Offset, End: s.end() * a.width}
 }
 
-// objectRanges returns what objects of a store hold of bytes of the array, and the shards of these
-// objects.
+// objectRanges yields the objects of a store that hold a range of bytes of the array, each with its
+// shard.
 func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.ObjectRange] {
 	return func(yield func(*shard, blocks.ObjectRange) bool) {
 		for piece, r := range bytes.Parts(a.piece) {
@@ -200,9 +203,8 @@ func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.Obj
 	}
 }
 
-// Prefetch has a window fetched that lies in a store, after the windows of earlier calls, and does not
-// wait. It returns false if there is no room yet for all of it: the caller must then repeat the call
-// later.
+// Prefetch queues the parts of a window that lie in a store to be fetched: see
+// [blocks.ObjectRange.Prefetch].
 func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 	for _, r := range a.objectRanges(a.span(w)) {
 		if !r.Prefetch(d) {
@@ -212,7 +214,8 @@ func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 	return true
 }
 
-// Blocks calls visit for each block of size bytes, numbered within its file, that holds some of a window.
+// Blocks calls visit for each stretch of size bytes that holds part of a window. Stretches are
+// numbered within their file.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
 	for piece, r := range a.span(w).Parts(a.piece) {
 		for block := range blocks.Holding(r.From, r.To, size) {
@@ -221,7 +224,7 @@ func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block in
 	}
 }
 
-// FileBytes are the sizes of Files.
+// FileBytes returns the sizes of Files in bytes.
 func (a *Array) FileBytes() []int64 {
 	sizes := make([]int64, len(a.shards))
 	for i := range a.shards {
@@ -230,12 +233,13 @@ func (a *Array) FileBytes() []int64 {
 	return sizes
 }
 
-// Between are the elements that have bytes in the bytes [from, to) of a file, from position begin to before end.
+// Between returns the positions [begin, end) of the elements that overlap the bytes [from, to) of a
+// file.
 func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 	s := &a.shards[file]
 	from, to = max(from-s.format.Offset, 0), max(to-s.format.Offset, 0)
 	return s.start + min(from/a.width, s.format.Count), s.start + min((to+a.width-1)/a.width, s.format.Count)
 }
 
-// IsRemote reports whether some of the array lies in a store.
+// IsRemote reports whether any file of the array lies in a store.
 func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.Files(), blob.IsRemote) }

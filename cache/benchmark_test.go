@@ -12,7 +12,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// 12 windows of 1025 uint16 tokens from a warm file, as a batch of 12x1024 needs them.
+// BenchmarkRead reads 12 windows of 1025 uint16 tokens from a warm file, as a batch of 12x1024
+// needs them.
 func BenchmarkRead(b *testing.B) {
 	paths, o := files(b, 2, 32<<20), Options{DType: array.Uint16}
 	for _, o.Access = range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
@@ -38,7 +39,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// Where the documents of a row end, of 4 million of some 500 tokens: what rows of documents take besides their tokens.
+// BenchmarkDocuments finds the ends of the documents of a row, among 4 million of about 500 tokens.
 func BenchmarkDocuments(b *testing.B) {
 	const documents, mean = 4 << 20, 500
 	path, random := filepath.Join(b.TempDir(), "train.bin"), rand.New(rand.NewPCG(1, 2))
@@ -48,11 +49,11 @@ func BenchmarkDocuments(b *testing.B) {
 		index = binary.LittleEndian.AppendUint64(index, uint64(end))
 	}
 	must(b, os.WriteFile(path, nil, 0o600))
-	must(b, os.Truncate(path, 2*end)) // no token is read
+	must(b, os.Truncate(path, 2*end)) // its tokens are not read
 	must(b, os.WriteFile(path+format.IndexSuffix, index, 0o600))
 	d := open(b, []string{path}, Options{DType: array.Uint16, Documents: DocumentsIndexed}).Documents()
 	var some [16]int64
-	for range 100_000 { // until the search knows the last numbers of most blocks
+	for range 100_000 { // until most last numbers of blocks are in memory
 		_, err := d.Of(random.Int64N(end))
 		must(b, err)
 	}

@@ -1,6 +1,9 @@
-// Package cache reads arrays from the files that hold them: tokens, or arrays of any numbers.
+// Package cache reads arrays of tokens, or of other numbers, from the files that hold them.
 //
-// [Open] makes one array out of a list of files, and [Array.Read] fetches windows of it. Reads of a file that has changed since it was opened
-// fail; they never return other numbers. A [blob.Blob] is where bytes come from, and a [format.Format] says where among them the elements lie.
-// A [localfile.Range] counts bytes of a blob, an [array.Extent] or [array.Location] elements, an [array.Window] numbers.
+// [Open] opens a list of files as one [Array], and [Array.Read] reads windows of it. If a file has
+// changed since it was opened, reads of it fail; they never return other numbers. A [blob.Blob]
+// supplies bytes, and a [format.Format] says where the elements lie in them.
+//
+// Units differ: a [localfile.Range] counts the bytes of a blob, an [array.Extent] or
+// [array.Location] counts elements, and an [array.Window] counts numbers.
 package cache

@@ -12,13 +12,13 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// What Options.Documents may be, besides "".
+// These are the values of Options.Documents besides "".
 const (
-	DocumentsIndexed  = "index" // an index beside each file says where its documents end
+	DocumentsIndexed  = "index" // an index next to each file says where its documents end
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// An Index is a file that says where the documents of another one end, when it was opened.
+// An Index describes, as it was when opened, a file with the ends of the documents of another file.
 type Index struct {
 	Path     []byte
 	Identity localfile.Identity
@@ -28,43 +28,46 @@ type Index struct {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none.
-func openIndex(of *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
-	path := string(of.Path)
-	in, err := openSidecar(of.Format.IndexOf(path), previous, o.Remote)
+// openIndex opens the index of a file and adds it to the fingerprint. It returns nil if there is
+// none.
+func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
+	path := string(file.Path)
+	in, err := openSidecar(file.Format.IndexOf(path), previous, o.Remote)
 	if in == nil {
 		return nil, err
 	}
 	defer in.content.Close()
-	if err := of.checkWriters(in.Path, in.content, o); err != nil {
+	if err := file.checkWriters(in.Path, in.content, o); err != nil {
 		return nil, err
 	}
-	ends, err := in.Ends(of.Format, path, of.Identity.Size)
+	ends, err := in.Ends(file.Format, path, file.Identity.Size)
 	if err != nil {
 		return nil, err
 	}
-	var wrong error
+	var endsErr error
 	sample, err := sum.add(in.Path, in.Size, in.content, func(off int64, block []byte) {
-		wrong = cmp.Or(wrong, ends.Rise(in.Path, off, block))
+		endsErr = cmp.Or(endsErr, ends.CheckRising(in.Path, off, block))
 	})
-	if err = cmp.Or(err, wrong); err != nil {
+	if err = cmp.Or(err, endsErr); err != nil {
 		return nil, err
 	}
 	return &Index{[]byte(in.Path), in.id, sample, ends}, nil
 }
 
-// An index says where the documents of a shard end. Whatever the access to the shard, it is read with localfile.Pread: a search needs one
-// page, and to map that and give it back takes four times as long.
+// An index finds the documents of a shard. It always uses localfile.Pread: a search reads one page,
+// and mapping and freeing that page takes four times as long. It is safe for concurrent use.
 type index struct {
 	blob   blob.Blob
 	ends   format.Ends
-	tokens int64 // of the shard
+	tokens int64 // number of tokens in the shard
 
-	documents sorted // the ends, or the sequences behind the last ones of documents
-	starts    sorted // of sequences
+	// ends of documents: positions, or numbers of sequences if there are any
+	documents sortedNumbers
+	starts    sortedNumbers // first bytes of sequences
 }
 
-// newIndex returns nil for a file that has no index. A search reads that many numbers at a time.
+// newIndex returns the index of a file, or nil if it has none. A search reads block numbers at a
+// time.
 func newIndex(f File, block int64, o Options) (*index, error) {
 	x := f.Index
 	if x == nil {
@@ -76,7 +79,7 @@ func newIndex(f File, block int64, o Options) (*index, error) {
 	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
 	return &index{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
-		documents: newSorted(x.Ends.At, x.Ends.Count, block), starts: newSorted(x.Ends.Starts, x.Ends.Sequences, block),
+		documents: newSortedNumbers(x.Ends.At, x.Ends.Count, block), starts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
 	}, err
 }
 
@@ -87,14 +90,14 @@ func (x *index) manifest() *Index {
 	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
 }
 
-// of finds the document that holds a token, both by their numbers in the shard. It also returns where that document and some behind it end,
-// if that was read on the way.
-func (x *index) of(token int64) (document int64, ends []int64, err error) {
+// documentAt returns the number of the document that holds a token, both counted in the shard, and
+// the ends of that document and the next ones, as far as they were read.
+func (x *index) documentAt(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
 		if token, _, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
 		}
-		token-- // the sequence that holds it
+		token-- // number of the sequence that holds the token
 	}
 	document, ends, err = x.documents.upper(x.blob, token)
 	switch {
@@ -105,42 +108,44 @@ func (x *index) of(token int64) (document int64, ends []int64, err error) {
 	case x.ends.Sequences > 0:
 		return document, nil, nil
 	}
-	return document, ends, x.rising(ends, document, token)
+	return document, ends, x.checkRising(ends, document, token)
 }
 
-// read sets ends to where documents first, first+1, ... of the shard end.
+// read sets ends to the ends of documents first, first+1, ... of the shard.
 func (x *index) read(first int64, ends []int64) error {
-	before := min(first, 1) // one more, to compare the first one with
+	before := min(first, 1) // the end before is read too, for checkRising
 	all := make([]int64, before+int64(len(ends)))
 	if err := x.documents.read(x.blob, first-before, all); err != nil {
 		return err
 	}
 	if x.ends.Sequences > 0 {
-		if err := x.locate(all, first-before); err != nil {
+		if err := x.resolveSequences(all, first-before); err != nil {
 			return err
 		}
 	}
 	copy(ends, all[before:])
-	return x.rising(all, first-before, 0)
+	return x.checkRising(all, first-before, 0)
 }
 
-// rising returns an error unless the ends of documents from first on rise from above was, and no further than the shard.
-func (x *index) rising(ends []int64, first, was int64) error {
+// checkRising returns an error unless ends, those of documents from first on, increase from above
+// previous and do not exceed the shard.
+func (x *index) checkRising(ends []int64, first, previous int64) error {
 	for i, end := range ends {
 		switch document := first + int64(i); {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
-		case end <= was:
-			return format.NotRising(x.blob.Path(), document, end, was)
+		case end <= previous:
+			return format.NotRisingError(x.blob.Path(), document, end, previous)
 		}
-		was = end
+		previous = end
 	}
 	return nil
 }
 
-// locate replaces the numbers of sequences, those behind the last ones of documents from first on, by their first tokens.
-func (x *index) locate(sequences []int64, first int64) error {
-	var runs []localfile.Range
+// resolveSequences replaces ends of documents from first on, given as numbers of sequences, by
+// positions.
+func (x *index) resolveSequences(sequences []int64, first int64) error {
+	var ranges []localfile.Range
 	for i, n := range sequences {
 		switch {
 		case n < 0 || n > x.ends.Sequences:
@@ -148,10 +153,10 @@ func (x *index) locate(sequences []int64, first int64) error {
 		case n == x.ends.Sequences:
 			sequences[i] = x.tokens
 		default:
-			runs = append(runs, x.starts.bytes(n, 1, i))
+			ranges = append(ranges, x.starts.bytes(n, 1, i))
 		}
 	}
-	return x.blob.Read(runs, func(i int, raw []byte) error {
+	return x.blob.Read(ranges, func(i int, raw []byte) error {
 		sequences[i] = int64(binary.LittleEndian.Uint64(raw)) / x.ends.Width
 		return nil
 	})
@@ -163,22 +168,25 @@ func unpack(numbers []int64, raw []byte) {
 	}
 }
 
-// A sorted is count numbers in a file from byte at on, none below the one before it. A search reads one block of them, and keeps in memory
-// the last number of each block that it looked at.
-type sorted struct {
+// A sortedNumbers is count int64 in a file, in nondecreasing order, from byte at on. A search reads
+// one block of them; the last number of each block it has seen stays in memory. It is safe for
+// concurrent use.
+type sortedNumbers struct {
 	at, count int64
-	block     int64          // numbers of a block
-	last      []atomic.Int64 // of each block, its last number, plus one; 0: not yet known
+	block     int64 // numbers in a block
+	// last number of each block, plus one; 0 if not known yet
+	last []atomic.Int64
 }
 
-// Of all indexes of an array, up to maxBlocks numbers are kept, a mebibyte. minBlock numbers are a page.
+// maxBlocks is how many last numbers stay in memory for all indexes of an array, a mebibyte.
+// minBlock numbers fill a page.
 const (
 	maxBlocks = 1 << 17
 	minBlock  = 512
 )
 
-// blockOf is how many numbers a search in the indexes reads at a time.
-func (m Manifest) blockOf() int64 {
+// searchBlock returns how many numbers a search reads at a time.
+func (m Manifest) searchBlock() int64 {
 	all := int64(0)
 	for _, f := range m.Files {
 		if x := f.Index; x != nil {
@@ -188,30 +196,29 @@ func (m Manifest) blockOf() int64 {
 	return (max(all/maxBlocks, 1) + minBlock - 1) / minBlock * minBlock
 }
 
-func newSorted(at, count, block int64) sorted {
-	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
+func newSortedNumbers(at, count, block int64) sortedNumbers {
+	return sortedNumbers{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
 }
 
-func (n *sorted) bytes(first, count int64, index int) localfile.Range {
+func (n *sortedNumbers) bytes(first, count int64, index int) localfile.Range {
 	return localfile.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
 }
 
-// read sets numbers to those from the first on.
-func (n *sorted) read(file blob.Blob, first int64, numbers []int64) error {
+func (n *sortedNumbers) read(file blob.Blob, first int64, numbers []int64) error {
 	return file.Read([]localfile.Range{n.bytes(first, int64(len(numbers)), 0)}, func(_ int, raw []byte) error {
 		unpack(numbers, raw)
 		return nil
 	})
 }
 
-// upper is how many of the numbers are v or below, and up to 16 of those above.
-func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err error) {
+// upper returns how many of the numbers are at most v, and up to 16 of those above v, in order.
+func (n *sortedNumbers) upper(file blob.Blob, v int64) (i int64, above []int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
-			one := []int64{-1}
-			err = n.read(file, min(int64(i+1)*n.block, n.count)-1, one)
-			last = one[0]
+			number := []int64{-1}
+			err = n.read(file, min(int64(i+1)*n.block, n.count)-1, number)
+			last = number[0]
 			n.last[i].Store(max(last, -1) + 1)
 		}
 		return last > v
@@ -229,17 +236,19 @@ func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err err
 	return i, above, err
 }
 
-// Documents say where the documents of an array end. No document crosses from one file into the next. They read from the indexes, of which
-// they keep a mebibyte at most, and are safe for concurrent use.
+// A Documents finds where the documents of an array end; none spans two files. It reads the
+// indexes, and keeps at most a mebibyte of them in memory. It is safe for concurrent use.
 type Documents struct {
 	array *Array
-	first []int64 // number of the first document of each file, and how many there are in all
+	// number of the first document of each file, followed by the number of all documents
+	first []int64
 
-	recent [64]atomic.Pointer[endsFrom] // what Of read for document n is at n modulo 64, because Ends is called next
+	// ends found by Of for document n are at n modulo 64, because the caller usually asks for them
+	// next
+	recent [64]atomic.Pointer[documentEnds]
 }
 
-// endsFrom is where documents from the first on end.
-type endsFrom struct {
+type documentEnds struct {
 	first int64
 	ends  []int64
 }
@@ -256,20 +265,21 @@ func newDocuments(a *Array) *Documents {
 	return d
 }
 
-// Documents returns nil if Options did not ask for them, or if no file says where they end.
+// Documents returns the documents of the array, or nil if Options did not request them or no file
+// says where they end.
 func (a *Array) Documents() *Documents { return a.documents }
 
-// Count is the number of documents.
+// Count returns the number of documents.
 func (d *Documents) Count() int64 { return d.first[len(d.first)-1] }
 
-// Of is the number of the document that holds the element at a position.
+// Of returns the number of the document that holds the element at pos.
 func (d *Documents) Of(pos int64) (int64, error) {
 	i := d.array.shardNumber(pos)
 	s := &d.array.shards[i]
 	if s.index == nil {
 		return d.first[i], nil
 	}
-	document, ends, err := s.index.of(pos - s.start)
+	document, ends, err := s.index.documentAt(pos - s.start)
 	if err != nil {
 		return 0, err
 	}
@@ -277,12 +287,13 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	for j := range ends {
 		ends[j] += s.start
 	}
-	d.recent[document%int64(len(d.recent))].Store(&endsFrom{document, ends})
+	d.recent[document%int64(len(d.recent))].Store(&documentEnds{document, ends})
 	return document, nil
 }
 
-// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of
-// a document that it does not end behind the one before it, or ends beyond its file.
+// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which
+// must exist. It returns an error if a document does not end behind the one before it, or ends
+// beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
 	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && len(p.ends) >= len(ends) {
 		copy(ends, p.ends)

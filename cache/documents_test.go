@@ -20,7 +20,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// writeIndex writes the index of documents with such ends beside a file.
+// writeIndex writes an index with the given ends next to a file.
 func writeIndex(t testing.TB, path string, ends ...int64) {
 	t.Helper()
 	var raw []byte
@@ -31,7 +31,8 @@ func writeIndex(t testing.TB, path string, ends ...int64) {
 	must(t, os.Chtimes(path+format.IndexSuffix, longAgo, longAgo))
 }
 
-// indexed writes files of so many tokens, each with an index, and returns where the documents of all end.
+// indexed writes files with the given numbers of tokens and an index for each. It returns the ends
+// of all documents.
 func indexed(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []int64) {
 	t.Helper()
 	paths, start := files(t, 2, lens...), int64(0)
@@ -47,7 +48,6 @@ func indexed(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []in
 	return paths, ends
 }
 
-// areDocuments compares documents with their ends.
 func areDocuments(d *Documents, ends []int64, r *rand.Rand) error {
 	if d.Count() != int64(len(ends)) {
 		return fmt.Errorf("%d documents, want %d", d.Count(), len(ends))
@@ -55,7 +55,7 @@ func areDocuments(d *Documents, ends []int64, r *rand.Rand) error {
 	for range 30 {
 		pos := r.Int64N(ends[len(ends)-1])
 		want, found := slices.BinarySearch(ends, pos)
-		if found { // a document that ends there does not hold it
+		if found { // pos is the first token of the next document
 			want++
 		}
 		if got, err := d.Of(pos); err != nil || got != int64(want) {
@@ -99,7 +99,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 	}
 }
 
-// The libraries' own indexes say what datatrove's does.
+// Documents have the same ends in the indexes of datatrove and of Megatron-LM.
 func TestDocumentsOfLibraries(t *testing.T) {
 	var ends []int64
 	for _, of := range []struct{ start, tokens int64 }{{0, 100}, {100, 50}} {
@@ -124,7 +124,7 @@ func TestFilesAreDocuments(t *testing.T) {
 	must(t, areDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
 }
 
-// Without any index there are no documents; an index of some files only is a mistake.
+// Without any index there are no documents. If only some files have one, Open fails.
 func TestDocumentsOfNobody(t *testing.T) {
 	paths := files(t, 2, 3, 4)
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
@@ -133,13 +133,14 @@ func TestDocumentsOfNobody(t *testing.T) {
 	}
 	writeIndex(t, paths[1], 2, 4)
 	_, err := Open(paths, o)
-	want := fmt.Sprintf("nothing says where the documents of %s end, but %s.index says it of %[2]s; batchfs index %[1]s --eot N", paths[0], paths[1])
+	want := fmt.Sprintf("nothing says where the documents of %s end, but %s.index does for %[2]s; batchfs index %[1]s --eot N", paths[0], paths[1])
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
 
-// An index of another file is refused, at once or when it is read.
+// An index that does not match its file is refused when it is opened, or when the wrong part is
+// read.
 func TestWrongIndex(t *testing.T) {
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	rising := func(n int) (ends []int64) {
@@ -152,10 +153,10 @@ func TestWrongIndex(t *testing.T) {
 		ends []int64
 		want string
 	}{
-		{nil, "has 0 bytes, which are no ends"},
+		{nil, "has 0 bytes, which is not a whole number of document ends"},
 		{[]int64{3, 9}, "document 1, the last one, ends at 9, but"},
 		{[]int64{3, 11}, "document 1, the last one, ends at 11, but"},
-		{[]int64{3, 3, 10}, "document 1 ends at 3, and the one before it at 3: every document must have a token at least"},
+		{[]int64{3, 3, 10}, "document 1 ends at 3, and the one before it at 3: every document must have at least one token"},
 		{[]int64{3, 12, 10}, "document 2 ends at 10, and the one before it at 12"},
 		{[]int64{0, 10}, "and the one before it at 0"},
 	} {
@@ -165,7 +166,7 @@ func TestWrongIndex(t *testing.T) {
 			t.Errorf("%d: error %v, want %s", test.ends, err, test.want)
 		}
 	}
-	const many = 200_000 // the fingerprint covers some of them
+	const many = 200_000 // too many for the sample to cover all
 	paths := files(t, 2, 2*many)
 	for _, wrong := range []int64{-1, 0, 1 << 40, 2*3001 - 2} {
 		ends := rising(many)
@@ -174,7 +175,7 @@ func TestWrongIndex(t *testing.T) {
 		d := open(t, paths, o).Documents()
 		for _, first := range []int64{2990, 3001, 3002} {
 			if first == 3002 && wrong == 2*3001-2 {
-				continue // that is behind its end
+				continue // its end is right
 			}
 			err := d.Ends(first, make([]int64, 20))
 			if err == nil || !strings.Contains(err.Error(), paths[0]+".index: document 300") {
@@ -183,15 +184,16 @@ func TestWrongIndex(t *testing.T) {
 		}
 		must(t, d.Ends(3010, make([]int64, 20)))
 	}
-	ends := rising(many) // other indexes have an odd number of bytes
+	ends := rising(many) // an index that is not a multiple of 8 bytes
 	writeIndex(t, paths[0], ends...)
 	must(t, os.Truncate(paths[0]+".index", 8*many-3))
-	if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), "which are no ends of documents of 8 bytes each") {
+	if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), "which is not a whole number of document ends of 8 bytes") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// An index that changes fails as a changed token file does: no reader gets other ends.
+// If an index changes, reads of documents fail like reads of a changed token file, and return no
+// other ends.
 func TestChangedIndexIsStale(t *testing.T) {
 	for _, change := range []struct {
 		do   func(path string) error
@@ -220,7 +222,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 	}
 }
 
-// A copy of an index is the index, and one that is written to is waited for, as with tokens.
+// An index may be replaced by a copy, and must settle after a write, just like a token file.
 func TestIndexIsFollowed(t *testing.T) {
 	paths := files(t, 2, 10)
 	writeIndex(t, paths[0], 2, 10)
@@ -271,7 +273,7 @@ func TestFingerprintCoversTheIndex(t *testing.T) {
 	}
 }
 
-// A memory is a Blob that is no file. It visits its ranges backwards, which a Blob may.
+// A memory is a Blob in memory. It visits ranges in reverse order, which a Blob may do.
 type memory struct {
 	blob.Blob
 	path string
@@ -289,7 +291,8 @@ func (m *memory) Read(ranges []localfile.Range, visit func(int, []byte) error) e
 	return nil
 }
 
-// An index may say anything, and Reopen be given anything.
+// Documents returns consistent ends or an error, whatever an index contains and whatever Reopen is
+// given.
 func FuzzIndex(f *testing.F) {
 	for _, name := range []string{"a.ds.index", "b.ds.index"} {
 		f.Add(readFile(f, "testdata/"+name), int64(100), int64(0), int64(15), int64(0), int64(0), int64(0), int64(7))

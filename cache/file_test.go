@@ -13,7 +13,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Only the pages that hold a window are read from the disk, whatever its read-ahead is.
+// Only the pages that hold a window are read from the disk, regardless of its readahead setting.
 func TestOnlyThePagesNeeded(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		const size = 16 << 20

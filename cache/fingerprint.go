@@ -12,25 +12,27 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A Fingerprint covers the name, the size and a sample of the content of each file that [Open] adds, in the order of the calls. It is not
-// safe for concurrent use.
+// A Fingerprint is a hash over the name, the size and a sample of the content of each file that
+// [Open] adds to it. It belongs to one goroutine.
 type Fingerprint struct {
-	sum    io.Writer // a hash; or a buffer, for a file that is added to the hash later
-	blocks int64     // of each file
+	sum    io.Writer // a hash, or a buffer for a file that is added to the hash later
+	blocks int64     // number of blocks sampled in each file
 }
 
-// NewFingerprint returns an empty fingerprint. files is how many files [Open] will add: the more there are, the less is sampled of each.
+// NewFingerprint returns an empty fingerprint. files is the number of files that [Open] will add:
+// the more there are, the less is sampled of each.
 func NewFingerprint(files int) *Fingerprint {
-	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))} // few enough to open terabytes at once
+	// few enough to open terabytes without delay
+	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))}
 }
 
-// String is the fingerprint of the files added so far in 32 hexadecimal digits: the first half of the SHA-256 of, for each
-// file, its base name and a zero byte, its size as a little-endian uint64, and blocks of its content: with n = max(2, 64 div
-// files), n blocks of 4096 bytes, of which the i-th begins at byte floor((size-4096)*i/(n-1)), or the whole file if it is no
-// larger than n blocks.
+// String returns 32 hexadecimal digits, the first half of the SHA-256 of, for each file, its base
+// name and a zero byte, its size as a little-endian uint64, and n blocks of 4096 bytes of its
+// content, where n = max(2, 64 div files). Block i begins at byte floor((size-4096)*i/(n-1)). A
+// file no larger than n blocks is hashed as a whole.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
-// add adds a file, shows what it covers of the content to look, and returns that sample. The error is one of reading the file.
+// add adds a file, calls visit with the sampled blocks, and returns the sample.
 func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, visit func(off int64, block []byte)) (localfile.Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))

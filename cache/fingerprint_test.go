@@ -12,7 +12,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// fingerprint returns the fingerprint of sources of files, opened one after the other, whether or not their files are joined.
+// fingerprint returns the fingerprint of the files of sources, opened in order. It does not depend
+// on whether files are joined.
 func fingerprint(t testing.TB, sources ...[]string) string {
 	t.Helper()
 	files := len(slices.Concat(sources...))
@@ -27,8 +28,8 @@ func fingerprint(t testing.TB, sources ...[]string) string {
 	return apart.String()
 }
 
-// What anybody can compute: name, zero, size, n = max(2, 64 div files) blocks of 4096 bytes evenly from the first to the last;
-// half a SHA-256. How the files are shared out to sources does not matter, only how many there are of all.
+// The fingerprint follows its definition at Fingerprint.String. It depends on the number of all
+// files, not on how they are distributed over sources.
 func TestFingerprintIsAsDefined(t *testing.T) {
 	for _, test := range []struct {
 		lens   []int

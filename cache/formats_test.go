@@ -16,9 +16,9 @@ import (
 	"batchfs/cache/format"
 )
 
-// What testdata/make.py wrote in each format, besides headerless.
+// writtenBy lists the formats other than headerless that testdata/make.py writes.
 var writtenBy = map[string]struct {
-	name   string // behind a or b
+	name   string // what follows a or b
 	tensor string
 	dtype  array.DType
 }{
@@ -36,7 +36,8 @@ func testdata(name string) []string {
 	return []string{filepath.Join("testdata", "a"+name), filepath.Join("testdata", "b"+name)}
 }
 
-// Whatever the format, the same tokens are at the same positions, by every access, in one file and across files.
+// The same tokens are at the same positions in every format, with every access, in one file and
+// across files.
 func TestEveryFormatHasTheSameTokens(t *testing.T) {
 	for written, of := range writtenBy {
 		everyAccess(t, func(t *testing.T, o Options) {
@@ -63,7 +64,7 @@ func TestEveryFormatHasTheSameTokens(t *testing.T) {
 	}
 }
 
-// tokensOf are the tokens of windows.
+// tokensOf returns the tokens of windows.
 func tokensOf(t *testing.T, a *Array, ws []array.Window) [][]uint64 {
 	all := make([][]uint64, len(ws))
 	must(t, a.Read(ws, func(i int, raw []byte) error {
@@ -82,7 +83,7 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-// Every wrong file is refused, with what it is and what helps.
+// Every invalid file is refused with a diagnosis and a fix.
 func TestWrongFilesAreRefused(t *testing.T) {
 	npy := func(header string) string { return fmt.Sprintf("\x93NUMPY\x01\x00%c\x00%s", len(header), header) }
 	llmc := func(magic, version, tokens uint32, behind int) string {
@@ -103,44 +104,44 @@ func TestWrongFilesAreRefused(t *testing.T) {
 		o             Options
 		want          string
 	}{
-		{"testdata/big.npy", "", guess, `is big-endian (dtype ">u2"); write it anew: numpy.save(FILE, a.astype("uint16"))`},
+		{"testdata/big.npy", "", guess, `is big-endian (dtype ">u2"); rewrite it: numpy.save(FILE, a.astype("uint16"))`},
 		{"testdata/fortran.npy", "", guess, "is in Fortran order (the first axis varies fastest)"},
 		{"testdata/pickled.npy", "", guess, `holds pickled Python objects (dtype "|O")`},
-		{"testdata/structured.npy", "", guess, "has a structured dtype; write each field of it to a file of its own"},
-		{"testdata/complex.npy", "", guess, `has dtype "<c8", and batchfs serves [bool uint8`},
+		{"testdata/structured.npy", "", guess, "has a structured dtype; write each field to a separate file"},
+		{"testdata/complex.npy", "", guess, `has dtype "<c8", but batchfs serves only [bool uint8`},
 		{"testdata/scalar.npy", "", guess, "holds a single number, not an array"},
 		{"testdata/none.npy", "", guess, "its shape is [0], which has no elements"},
-		{"testdata/floats.npy", "", with(func(o *Options) { o.Axes = []int{4} }), "its elements have shape [3], as the file says, whose format is npy, but shape says [4]"},
-		{"testdata/floats.npy", "", with(func(o *Options) { o.GuessedDType = false }), "its numbers are float32, as the file says, whose format is npy, but token_dtype says uint16"},
+		{"testdata/floats.npy", "", with(func(o *Options) { o.Axes = []int{4} }), "its elements have shape [3], according to the npy file itself, but shape says [4]"},
+		{"testdata/floats.npy", "", with(func(o *Options) { o.GuessedDType = false }), "its numbers are float32, according to the npy file itself, but token_dtype says uint16"},
 		{"testdata/floats.npy", "", Options{DType: array.Float16, AlignedArray: "mask"}, "but dtype says float16; leave dtype out"},
 		{"testdata/floats.npy", "", with(func(o *Options) { o.Tensor = "x" }), `has no tensor "x": its format is npy; leave tensor out`},
-		{"testdata/floats.npy", "", with(func(o *Options) { o.Format = "headerless" }), `begins as a .npy file does (OLMo's do not: they are headerless), so its format is npy (got format = "headerless")`},
-		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "npy" }), "format is npy, but a file of that format begins as a .npy file does"},
-		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "megatron" }), "is a .bin file that has its .idx of Megatron-LM beside it"},
+		{"testdata/floats.npy", "", with(func(o *Options) { o.Format = "headerless" }), `begins like a .npy file (OLMo's do not: they are headerless), so its format is npy (got format = "headerless")`},
+		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "npy" }), "format is npy, but a file of that format begins like a .npy file"},
+		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "megatron" }), "is a .bin file with the .idx file of Megatron-LM next to it"},
 		{"testdata/a.bin", "", with(func(o *Options) { o.Format = "tfrecord" }), "format must be one of auto, headerless, llm.c, megatron, npy, datatrove, safetensors"},
-		{"testdata/a_text_document.idx", "", guess, "is the index of a Megatron-LM data set, not tokens; name the .bin file beside it"},
+		{"testdata/a_text_document.idx", "", guess, "is the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
 		{"testdata/a.ds.index", "", guess, "describes testdata/a.ds and holds no tokens"},
 		{"testdata/a.ds.metadata", "", guess, "describes testdata/a.ds and holds no tokens"},
 		{"testdata/a.safetensors", "", guess, `has several tensors: say tensor = "other", or which of ["other" "tokens"] it is`},
 		{"testdata/a.safetensors", "", with(func(o *Options) { o.Tensor = "x" }), `has no tensor "x"; it has ["other" "tokens"]`},
-		{"part.npy", "aabbccdd", guess, `is named .npy but has no header that says its dtype, as OLMo's files have none; say token_dtype = "uint16"`},
+		{"part.npy", "aabbccdd", guess, `is named .npy but has no header that says its dtype, like the files of OLMo; say token_dtype = "uint16"`},
 		{"mask.bin", "aabbccdd", Options{AlignedArray: "mask"}, `has no header that says its dtype; say dtype = "uint8"`},
 		{"rows.bin", "aabbccdd", with(func(o *Options) { o.Axes = []int{2} }), "has no header that says its dtype; say token_dtype = "},
 		{"v4.npy", "\x93NUMPY\x04\x00\x00\x00\x00\x00", guess, "is a .npy file of version 4"},
 		{"a.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,)") + "aabbccdd", guess, "its .npy header is wrong"},
-		{"b.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,), } ") + "aabbcc", guess, "is cut off: its shape is [4] of uint16, and the file has 6 bytes for that"},
-		{"c.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,), } ") + "aabbccddee", guess, "has 2 bytes behind its array of shape [4]"},
+		{"b.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,), } ") + "aabbcc", guess, "is cut off: its shape is [4] of uint16, but the file has only 6 bytes of data"},
+		{"c.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4,), } ") + "aabbccddee", guess, "has 2 bytes after its array of shape [4]"},
 		{"d.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (4611686018427387904, 4), } ") + "aabb", guess, "is cut off: its shape"},
 		{"e.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (99999999999999999999,), } ") + "aabb", guess, "its .npy header is wrong"},
-		{"a.bin", llmc(20240520, 2, 1, 2), guess, "is a token file of llm.c of version 2 with the number 20240520, where batchfs knows version 1"},
-		{"b.bin", llmc(20240520, 1, 3, 4), guess, "is cut off: its shape is [3] of uint16, and the file has 4 bytes for that"},
-		{"c.bin", llmc(20240801, 7, 3, 16), guess, "has 4 bytes behind its array of shape [3] of uint32"},
+		{"a.bin", llmc(20240520, 2, 1, 2), guess, "is a token file of llm.c of version 2 with the magic number 20240520, but batchfs reads version 1"},
+		{"b.bin", llmc(20240520, 1, 3, 4), guess, "is cut off: its shape is [3] of uint16, but the file has only 4 bytes of data"},
+		{"c.bin", llmc(20240801, 7, 3, 16), guess, "has 4 bytes after its array of shape [3] of uint32"},
 		{"d.bin", llmc(20240520, 1, 0, 0), guess, "its shape is [0], which has no elements"},
 		{"e.bin", llmc(20240522, 1, 0, 0), guess, "is a multiple-choice evaluation of llm.c"},
-		{"a.safetensors", tensors(`{"x":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}`, 4), guess, `tensor "x" has dtype "F8_E5M2", and batchfs serves [bool`},
-		{"b.safetensors", tensors(`{"x":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}`, 7), guess, `is cut off: tensor "x" has bytes [0 8], and behind the header there are 7`},
-		{"c.safetensors", tensors(`{"x":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}`, 9), guess, "has 1 bytes behind its last tensor"},
-		{"d.safetensors", tensors(`{"x":{"dtype":"U16","shape":[3],"data_offsets":[0,8]}}`, 8), guess, `has 2 bytes behind its array of shape [3] of uint16`},
+		{"a.safetensors", tensors(`{"x":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}`, 4), guess, `tensor "x" has dtype "F8_E5M2", but batchfs serves only [bool`},
+		{"b.safetensors", tensors(`{"x":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}`, 7), guess, `is cut off: tensor "x" has bytes [0 8], but only 7 follow the header`},
+		{"c.safetensors", tensors(`{"x":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}`, 9), guess, "has 1 bytes after its last tensor"},
+		{"d.safetensors", tensors(`{"x":{"dtype":"U16","shape":[3],"data_offsets":[0,8]}}`, 8), guess, `has 2 bytes after its array of shape [3] of uint16`},
 		{"e.safetensors", tensors(`{"x":{"dtype":"U16","shape":[],"data_offsets":[0,2]}}`, 2), guess, "holds a single number"},
 		{"f.safetensors", tensors(`{"__metadata__":{"a":"b"}}`, 0), guess, "has no tensors"},
 		{"g.safetensors", tensors(`{"x":{"dtype":"U16","shape":[4611686018427387904,8],"data_offsets":[0,8]}}`, 8), guess, "is cut off: its shape"},
@@ -157,7 +158,8 @@ func TestWrongFilesAreRefused(t *testing.T) {
 	}
 }
 
-// What a file says by itself need not be said, and what it does not say is believed.
+// What a file says about itself need not be configured, and what it does not say is taken from the
+// configuration.
 func TestWhatAFileSaysIsBelieved(t *testing.T) {
 	bfloat16 := `{"x":{"dtype":"BF16","shape":[4,1,2],"data_offsets":[0,16]}}`
 	for _, test := range []struct {
@@ -188,7 +190,7 @@ func TestWhatAFileSaysIsBelieved(t *testing.T) {
 	}
 }
 
-// Tokens beyond the vocabulary are found within the tokens only, of any width.
+// Tokens of every width beyond the vocabulary are found, and other bytes of the file are ignored.
 func TestVocabularyWithinTheTokens(t *testing.T) {
 	for _, of := range writtenBy {
 		_, err := Open(testdata(of.name), Options{GuessedDType: true, Tensor: of.tensor, VocabSize: 59_401})
@@ -198,7 +200,7 @@ func TestVocabularyWithinTheTokens(t *testing.T) {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	}
-	_, err := Open([]string{"testdata/floats.npy"}, Options{VocabSize: 1}) // no tokens
+	_, err := Open([]string{"testdata/floats.npy"}, Options{VocabSize: 1}) // not tokens
 	must(t, err)
 	for _, dtype := range array.DTypes() {
 		if !dtype.IsInteger() {

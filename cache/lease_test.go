@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A token file that is open for writing is refused, also where only a mapping is left.
+// A token file is refused if a process has it open for writing, or has only a writable mapping of
+// it.
 func TestUnwritten(t *testing.T) {
 	for _, test := range []struct {
 		flags        int

@@ -15,91 +15,102 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Options say how an array is stored and fetched.
+// Options describe an array and say how to read it.
 type Options struct {
-	DType         array.DType      // dtype of the numbers, which are little-endian; "" if only the files say it
-	Axes          []int            // shape of an element; nil for tokens, or if only the files say it
-	Format        string           // format of the files, one of format.Names; "" is format.Auto
-	Tensor        string           // the name of the one to serve, of files with several
-	Join          bool             // windows may cross from one file into the next
-	Access        localfile.Access // how the bytes of a window are fetched
-	DropPageCache bool             // give the kernel's page cache back after every read; Map does not
-	VocabSize     int64            // tokens are below it; 0: unknown. Elements with axes have none
+	DType array.DType // dtype of the numbers, which are little-endian; "" if only the files say it
+	// shape of an element; nil for tokens, or if only the files say it
+	Axes   []int
+	Format string           // format of the files, one of format.Names; "" is format.Auto
+	Tensor string           // name of the tensor to serve, if files have several
+	Join   bool             // whether windows may cross from one file into the next
+	Access localfile.Access // how local files are read
+	// whether to drop pages from the page cache after every read; ignored with localfile.Map
+	DropPageCache bool
+	// vocabulary size, which all tokens are below; 0 if unknown. Ignored for elements with axes
+	VocabSize int64
 
-	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no documents.
+	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" to ignore
+	// documents.
 	Documents string
 
-	AlignedArray string // the name of this array, which lies beside another; empty for the main one of a source
+	// name of the array if it is aligned with another one; empty for the main array of a source
+	AlignedArray string
 
-	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text.
+	// GuessedDType means that DType is only a guess. Open then refuses files that look like text or
+	// like another dtype.
 	GuessedDType bool
 
-	Remote *blob.Remote // where objects are read from
-	Follow bool         // Check notices after a while that an object was replaced, although nothing is read from the store
+	Remote *blob.Remote // stores and cache that objects are read from
+	Follow bool         // whether RevalidateNext looks for replaced objects
 
-	// Open adds each file to Fingerprint, unless that is nil.
+	// Open adds each file to Fingerprint, unless it is nil.
 	Fingerprint *Fingerprint
 
 	// CheckNoWriters makes Open refuse a file that a process has open for writing: see
 	// [blob.CheckNoWriters].
 	CheckNoWriters bool
 
-	// Open calls Opened after each file, concurrently, unless it is nil.
+	// Opened, if not nil, is called by Open after each file. Calls may be concurrent.
 	Opened func()
 
-	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten.
+	// Previous is the array of the same files before they changed, or nil. If it is set, Open
+	// refuses a file that is being overwritten.
 	Previous *Array
 }
 
-// A Manifest describes an array as it was when it was opened. Another process makes the same array of it with Reopen.
-// JSON and gob keep every field.
+// A Manifest describes an array as it was when it was opened. Reopen recreates the array from it,
+// in any process. JSON and gob preserve every field.
 type Manifest struct {
-	Files []File // in order
+	Files []File // ordered as in the array
 }
 
-// A File is a file of an array as it was when it was opened.
+// A File describes a file of an array as it was when it was opened.
 type File struct {
-	Path     []byte // not a string: JSON has none that is not UTF-8
+	Path     []byte // not a string, because JSON would replace bytes that are not UTF-8
 	Identity localfile.Identity
-	Sample   localfile.Sample // zero in a manifest of an older program
+	Sample   localfile.Sample // zero in a manifest of an older version
 	Format   format.Format
-	Index    *Index // where its documents end; nil if Options did not ask, or there is none
+	Index    *Index // index of its documents; nil if not requested in Options, or missing
 
-	unleased string // file, or its index, whose writers are not known; empty in a manifest
+	// path of the file or index if its writers could not be determined; not part of a manifest
+	unleased string
 }
 
-// maxParallelOpens is how many files are opened at the same time, because a store takes long to answer.
+// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time, because
+// a store takes long to answer.
 const maxParallelOpens = 32
 
-// Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
-// file: that it cannot be read, is no regular file, is empty, ends in the middle of an element, is being overwritten, or is no file
-// of such elements, as far as the blocks tell that the fingerprint covers.
+// Open opens files as one array, in the order of paths. It returns an error if a file cannot be
+// read, is not a regular file, is empty, ends in the middle of an element, is being overwritten or,
+// judging by the sampled blocks, does not hold such elements.
 func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
 	var unleased string
-	for some := range slices.Chunk(paths, maxParallelOpens) {
-		files, errs, parts := make([]File, len(some)), make([]error, len(some)), make([]bytes.Buffer, len(some))
+	for chunk := range slices.Chunk(paths, maxParallelOpens) {
+		files, errs, parts := make([]File, len(chunk)), make([]error, len(chunk)), make([]bytes.Buffer, len(chunk))
 		var all sync.WaitGroup
-		for i, path := range some {
+		for i, path := range chunk {
 			var previous *shard
-			if at := len(m.Files) + i; o.Previous != nil && at < len(o.Previous.shards) {
-				previous = &o.Previous.shards[at]
+			if number := len(m.Files) + i; o.Previous != nil && number < len(o.Previous.shards) {
+				previous = &o.Previous.shards[number]
 			}
 			all.Go(func() {
 				defer func() {
-					if p := recover(); p != nil { // a malformed file; nobody else could recover
+					// The file is malformed. Nothing else would recover from a panic in this
+					// goroutine.
+					if p := recover(); p != nil {
 						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
 					}
 				}()
-				files[i], errs[i] = openFormat(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
+				files[i], errs[i] = openFile(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
 				if o.Opened != nil {
 					o.Opened()
 				}
 			})
 		}
 		all.Wait()
-		for i := range some {
+		for i := range chunk {
 			if errs[i] != nil {
 				return nil, errs[i]
 			}
@@ -115,22 +126,23 @@ func Open(paths []string, o Options) (*Array, error) {
 	return a, err
 }
 
-// openFormat finds where the elements of a file lie and its documents end, and adds it to the fingerprint.
-func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file File, err error) {
-	var was, wasIndex blob.Blob
+// openFile finds where the elements of a file lie and where its documents end, and adds the file to
+// the fingerprint.
+func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file File, err error) {
+	var oldFile, oldIndex blob.Blob
 	if previous != nil {
-		was = previous.blob
+		oldFile = previous.blob
 		if previous.index != nil {
-			wasIndex = previous.index.blob
+			oldIndex = previous.index.blob
 		}
 	}
-	id, content, err := blob.Open(path, was, o.Remote)
+	id, content, err := blob.Open(path, oldFile, o.Remote)
 	if err != nil {
 		return file, err
 	}
-	besides := []blob.Content{content}
+	opened := []blob.Content{content}
 	defer func() {
-		for _, c := range besides {
+		for _, c := range opened {
 			c.Close()
 		}
 	}()
@@ -142,32 +154,35 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file
 		if b == nil {
 			return nil, err
 		}
-		besides = append(besides, b.content)
+		opened = append(opened, b.content)
 		return &b.Input, nil
 	}
-	of, formatErr := in.Format()
-	if formatErr != nil && of.Name != format.Headerless { // of such a file what it looks like says more
+	found, formatErr := in.Format()
+	// For a headerless file, the inspection below gives a better error.
+	if formatErr != nil && found.Name != format.Headerless {
 		return file, formatErr
 	}
-	tokens := len(of.Axes) == 0 && o.AlignedArray == "" && of.DType.IsInteger()
-	seen := format.Inspection{Path: path, Format: of, Guessed: tokens && o.GuessedDType && of.Name == format.Headerless}
+	tokens := len(found.Axes) == 0 && o.AlignedArray == "" && found.DType.IsInteger()
+	inspection := format.Inspection{Path: path, Format: found, Guessed: tokens && o.GuessedDType && found.Name == format.Headerless}
 	if tokens {
-		seen.VocabSize = o.VocabSize
+		inspection.VocabSize = o.VocabSize
 	}
-	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	sample, err := sum.add(path, id.Size, content, seen.Visit)
-	if err = cmp.Or(err, seen.Err(), formatErr); err != nil {
+	// A file that opens may be unreadable: FUSE and network file systems may report an error only
+	// at the first read.
+	sample, err := sum.add(path, id.Size, content, inspection.Visit)
+	if err = cmp.Or(err, inspection.Err(), formatErr); err != nil {
 		return file, err
 	}
-	file = File{Path: []byte(path), Identity: id, Sample: sample, Format: of}
+	file = File{Path: []byte(path), Identity: id, Sample: sample, Format: found}
 	if err := file.checkWriters(path, content, o); err != nil || o.Documents != DocumentsIndexed {
 		return file, err
 	}
-	file.Index, err = openIndex(&file, wasIndex, sum, o)
+	file.Index, err = openIndex(&file, oldIndex, sum, o)
 	return file, err
 }
 
-// checkWriters returns an error if Options.CheckNoWriters refuses a file, which is f or its index.
+// checkWriters refuses a file with writers if Options.CheckNoWriters is set. path is that of f or
+// its index.
 func (f *File) checkWriters(path string, content blob.Content, o Options) error {
 	if !o.CheckNoWriters {
 		return nil
@@ -185,10 +200,10 @@ type openInput struct {
 	content blob.Content
 }
 
-// openSidecar opens a file that lies beside another one, or returns nil if there is none.
-func openSidecar(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
-	id, content, err := blob.Open(path, previous, from)
-	// Where a bucket may not be listed, a store answers so for an object that is not there.
+// openSidecar opens a file next to another one, or returns nil if there is none.
+func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*openInput, error) {
+	id, content, err := blob.Open(path, previous, remote)
+	// If a bucket may not be listed, a store reports missing objects as forbidden.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
 	switch {
 	case errors.Is(err, os.ErrNotExist), hidden:
@@ -199,7 +214,7 @@ func openSidecar(path string, previous blob.Blob, from *blob.Remote) (*openInput
 	return &openInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
 }
 
-// Manifest is what Reopen makes the same array of.
+// Manifest returns a description from which Reopen recreates the array.
 func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
@@ -209,8 +224,8 @@ func (a *Array) Manifest() Manifest {
 	return m
 }
 
-// Reopen makes the array that m describes, without a look at the files. The error says that m has no files, or files that cannot be one
-// array.
+// Reopen recreates the array that m describes, without accessing the files. The error says that
+// there are none, or that they cannot form one array.
 func Reopen(m Manifest, o Options) (*Array, error) {
 	if err := m.check(); err != nil {
 		return nil, err
@@ -221,7 +236,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	if len(first.Axes) == 0 {
 		a.vocab = o.VocabSize
 	}
-	start, block := int64(0), m.blockOf()
+	start, block := int64(0), m.searchBlock()
 	for i, f := range m.Files {
 		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
 		if err != nil {
@@ -250,7 +265,6 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	return a, nil
 }
 
-// check returns an error unless the files can be one array.
 func (m Manifest) check() error {
 	if len(m.Files) == 0 {
 		return errors.New("no token files")
@@ -262,17 +276,20 @@ func (m Manifest) check() error {
 		}
 		switch {
 		case f.Format.DType != first.Format.DType:
-			return fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", f.Path, f.Format.DType, first.Path, first.Format.DType)
+			return fmt.Errorf("%s: its numbers are %s, those of %s are %s; convert one of them",
+				f.Path, f.Format.DType, first.Path, first.Format.DType)
 		case f.Format.Name != first.Format.Name:
-			return fmt.Errorf("%s: its format is %s, that of %s is %s; make them one", f.Path, f.Format.Name, first.Path, first.Format.Name)
+			return fmt.Errorf("%s: its format is %s, that of %s is %s; convert one of them", f.Path, f.Format.Name, first.Path, first.Format.Name)
 		case !slices.Equal(f.Format.Axes, first.Format.Axes):
-			return fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", f.Path, f.Format.Axes, first.Path, first.Format.Axes)
+			return fmt.Errorf("%s: its elements have shape %d, those of %s have %d; convert one of them",
+				f.Path, f.Format.Axes, first.Path, first.Format.Axes)
 		case (f.Index == nil) != (first.Index == nil):
 			with, without := f, first
 			if f.Index == nil {
 				with, without = first, f
 			}
-			return fmt.Errorf("nothing says where the documents of %s end, but %s says it of %s; "+indexFix, without.Path, with.Index.Path, with.Path, without.Path)
+			return fmt.Errorf("nothing says where the documents of %s end, but %s does for %s; "+indexFix,
+				without.Path, with.Index.Path, with.Path, without.Path)
 		}
 	}
 	return nil

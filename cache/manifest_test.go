@@ -14,7 +14,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// reopened is what another process makes of tokens.
+// reopened returns the array that another process recreates from tokens.
 func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	t.Helper()
 	var m, same Manifest
@@ -35,12 +35,11 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	return again
 }
 
-// fileOf describes a file that need not exist.
 func fileOf(path string, size, tokens int64) File {
 	return File{Path: []byte(path), Identity: localfile.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
 }
 
-// The files may be where even to ask for them would hang.
+// The files may be on a file system where even stat would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere\xff\"\n", 20, 10)}}
 	for i := range m.Files {
@@ -48,7 +47,7 @@ func TestReopenTouchesNoFile(t *testing.T) {
 	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
-	tokens = reopened(t, tokens, Options{}) // also a name that is not UTF-8
+	tokens = reopened(t, tokens, Options{}) // one name is not UTF-8
 	if tokens.Documents().Count() != 6 {
 		t.Errorf("%d documents", tokens.Documents().Count())
 	}
@@ -98,12 +97,12 @@ func TestReopenRefuses(t *testing.T) {
 		{[]File{indexed(format.Ends{At: -8, Count: 2})}, "the ends of 2 documents"},
 		{[]File{indexed(format.Ends{Count: 1, Starts: 8, Sequences: 2, Width: 2})}, "the ends of 1 documents"},
 		{[]File{indexed(format.Ends{Count: 1, Sequences: 2})}, "the ends of 1 documents"},
-		{[]File{indexed(format.Ends{Count: 1}), good}, "nothing says where the documents of good.bin end, but i.index says it of i; batchfs index good.bin --eot N"},
+		{[]File{indexed(format.Ends{Count: 1}), good}, "nothing says where the documents of good.bin end, but i.index does for i; batchfs index good.bin --eot N"},
 		{with(func(f *format.Format) { f.Name = "npy" }), "train.bin: its format is npy, that of good.bin is headerless"},
 		{with(func(f *format.Format) { f.Axes = []int{2} }), "10 elements of dtype \"uint16\" and shape [2] from byte 0 on " + outside},
 		{with(func(f *format.Format) { f.Axes = []int{0} }), outside},
 		{with(func(f *format.Format) { f.Axes, f.Count = []int{1 << 31, 1 << 31, 4}, 1 }), outside},
-		{with(func(f *format.Format) { f.Axes, f.Count = []int{2, 5}, 1 }), "train.bin: its elements have shape [2 5], those of good.bin []"},
+		{with(func(f *format.Format) { f.Axes, f.Count = []int{2, 5}, 1 }), "train.bin: its elements have shape [2 5], those of good.bin have []"},
 	} {
 		_, err := Reopen(Manifest{test.files}, Options{DType: array.Uint16})
 		if err == nil || !strings.Contains(err.Error(), test.want) {

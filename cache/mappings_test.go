@@ -13,8 +13,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Under Remap, a read maps each file once, and unmaps it. Reads meanwhile, of that file and of others, map nothing and do not wait,
-// nor does a read of short windows map.
+// Under Remap, each read maps each of its files once, and unmaps it. Concurrent reads, of any file,
+// neither map nor wait, and a read of short windows does not map.
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := files(t, 2, 30_000, 30_000, 30_000)
 	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Remap})

@@ -13,7 +13,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// numbers are n numbers of width bytes below most.
+// numbers returns n random numbers below most, of width bytes each.
 func numbers(n, width, most int) []byte {
 	random := rand.New(rand.NewPCG(1, 2))
 	var raw []byte
@@ -23,16 +23,16 @@ func numbers(n, width, most int) []byte {
 	return raw
 }
 
-// What is known to be no tokens is refused, with what it is and what helps. A dtype that is no guess is believed, but not
-// against the first bytes of another format.
+// Open refuses a file that certainly does not hold tokens, with a diagnosis and a fix. If the dtype
+// is not a guess, it refuses only files that begin like another format.
 func TestOpenLooksAtTheContent(t *testing.T) {
 	behind := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }
 	const wide = `say token_dtype = "uint32"; if these are uint16 tokens, say token_dtype = "uint16"`
 	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
 	for name, test := range map[string]struct {
 		raw     []byte
-		want    string // of the error where the dtype is a guess; none: "" is accepted
-		believe bool   // a dtype that is no guess
+		want    string // error if the dtype is a guess; "": accepted
+		believe bool   // whether the file is accepted if the dtype is not a guess
 	}{
 		"tokens":                {numbers(40_000, 2, 50_257), "", true},
 		"characters":            {numbers(40_000, 2, 65), "", true},
@@ -49,9 +49,9 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
 		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
 		"llm.c":                 {behind(header(20240520, 1)), "is cut off: its shape is", false},
-		"llm.c for Llama 3":     {behind(header(20240801, 7)), "of uint32, and the file has 8984 bytes for that", false},
+		"llm.c for Llama 3":     {behind(header(20240801, 7)), "of uint32, but the file has only 8984 bytes of data", false},
 		"evaluation of llm.c":   {behind(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
-		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file beside it", false},
+		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file next to it", false},
 		"gzip":                  {behind("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
 		"zstd":                  {behind("\x28\xb5\x2f\xfd"), "compressed with zstd", false},
 		"xz":                    {behind("\xfd7zXZ\x00"), "compressed with xz", false},
@@ -85,7 +85,7 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 	}
 }
 
-// header is the beginning of a header of llm.c.
+// header returns the first two numbers of a header of llm.c.
 func header(magic, version uint32) string {
 	return string(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, magic), version))
 }

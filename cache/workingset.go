@@ -16,20 +16,21 @@ type ArrayRange struct {
 	From, To int64
 }
 
-// A WorkingSet is the blocks that a reader needs in an epoch.
+// A WorkingSet is the set of cache blocks that a reader needs in an epoch. It is safe for
+// concurrent use.
 type WorkingSet struct {
 	*blocks.WorkingSet
 	ranges []blocks.ObjectRange
 }
 
-// NewWorkingSet returns the working set that holds ranges and the indexes of their documents, or nil
-// if no block of them is cached. name is the reader's.
+// NewWorkingSet returns the working set of ranges and the indexes of their documents, or nil if
+// none of it is cached in a directory. name is that of the reader, for messages.
 func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 	var all []blocks.ObjectRange
 	for _, r := range ranges {
 		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.width, To: r.To * r.Array.width}) {
 			all = append(all, part)
-			if s.index != nil { // it lies beside the object, in the same store
+			if s.index != nil { // the index lies next to the object
 				all = append(all, s.index.blob.(*blob.StoreBlob).Range(0, s.index.blob.Identity().Size))
 			}
 		}
@@ -41,16 +42,16 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 	return &WorkingSet{set, all}
 }
 
-// Fetch fetches every block of the working set into the block directory. It fetches each block once,
-// in the order in which windows visits them until visit returns false, and then the rest. It calls
-// progress with the bytes of each block, one call at a time. The error is an error of
-// [blocks.CachedObject.Persist], or the cause of ctx.
+// Fetch fetches each cache block of the working set into the cache directory once: first those of
+// windows, in the order in which windows visits them until visit returns false, and then the rest.
+// It calls progress with the size of each block in bytes, one call at a time. It returns an error
+// of [blocks.CachedObject.Persist], or the cause of ctx.
 func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	set.BeginFill()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var all sync.WaitGroup
-	var one sync.Mutex // serializes the calls of progress
+	var mu sync.Mutex // serializes the calls of progress
 	permits := make(chan struct{}, maxParallelOpens)
 	begun := map[blocks.ObjectRange]bool{} // blocks whose fetch has begun
 	fetch := func(r blocks.ObjectRange) {
@@ -68,8 +69,8 @@ func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array
 					return
 				}
 				set.Touch()
-				one.Lock()
-				defer one.Unlock()
+				mu.Lock()
+				defer mu.Unlock()
 				progress(block.To - block.From)
 			})
 		}

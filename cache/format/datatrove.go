@@ -8,18 +8,19 @@ import (
 	"batchfs/cache/array"
 )
 
-// datatrove writes tokens to a.ds; the ends of documents to a.ds.index; and to a.ds.metadata, if it is told to, lines of text: the
-// tokenizer's name, a bar and the bytes of a token; how many tokens there are; and that for people.
+// datatrove writes tokens to a.ds, the ends of documents to a.ds.index and, optionally, lines of
+// text to a.ds.metadata: the name of the tokenizer, a bar and the bytes of a token; the number of
+// tokens; and that number for people.
 
-// MetadataSuffix is appended to the name of a token file: its metadata.
+// MetadataSuffix is appended to the path of a token file to form that of its metadata.
 const MetadataSuffix = ".metadata"
 
-// DatatroveMetadata describes a file of tokens of width bytes.
+// DatatroveMetadata returns the metadata of a file of tokens of width bytes.
 func DatatroveMetadata(tokenizer string, width int, tokens int64) string {
 	return fmt.Sprintf("%s|%d\n%d\n%[3]d tokens", tokenizer, width, tokens)
 }
 
-func parseDatatrove(in *Input) (f Format, is bool, err error) {
+func parseDatatrove(in *Input) (f Format, matches bool, err error) {
 	if !strings.HasSuffix(in.Path, ".ds") {
 		return f, false, nil
 	}
@@ -40,8 +41,8 @@ func parseDatatrove(in *Input) (f Format, is bool, err error) {
 	if err != nil {
 		return f, true, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, lines[1])
 	}
-	if err := f.shaped(in.Path, []int64{tokens}, in.Size); err != nil {
-		return f, true, fmt.Errorf("%w (it has no header: %s says that)", err, metadata.Path)
+	if err := f.setShape(in.Path, []int64{tokens}, in.Size); err != nil {
+		return f, true, fmt.Errorf("%w (according to %s)", err, metadata.Path)
 	}
 	return f, true, nil
 }

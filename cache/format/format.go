@@ -1,3 +1,6 @@
+// Package format reads and writes the formats of token files. [Input.Format] finds out where the
+// elements of a file lie, and returns a [Format]. [Input.Ends] does the same for the ends of its
+// documents, and an [Inspection] checks whether the content looks like what it should be.
 package format
 
 import (
@@ -11,22 +14,22 @@ import (
 	"batchfs/cache/array"
 )
 
-// Options are what is said of a file, besides what it shows by itself.
+// Options describe a file, as far as it does not describe itself.
 type Options struct {
-	Format       string      // one of Names; "" is Auto
-	DType        array.DType // of the numbers; "" where only the file says it
-	GuessedDType bool        // DType is a guess
-	Axes         []int       // of an element; nil for tokens, or where only the file says it
-	Tensor       string      // the name of the one to serve, of a file with several
-	AlignedArray string      // the name of an array that lies beside another; empty for the main one
+	Format       string      // one of Names; "" means Auto
+	DType        array.DType // dtype of the numbers; "" if only the file says it
+	GuessedDType bool        // whether DType is only a guess
+	Axes         []int       // shape of an element; nil for tokens, or if only the file says it
+	Tensor       string      // name of the tensor to serve, if the file has several
+	AlignedArray string      // name of an array aligned with the main one; empty for the main one
 }
 
 const (
-	Auto       = "auto" // the one that a file shows by itself
+	Auto       = "auto" // the format that the file itself shows
 	Headerless = "headerless"
 )
 
-// Names are the names that Options.Format may have.
+// Names returns the valid values of Options.Format.
 func Names() []string {
 	names := []string{Auto, Headerless}
 	for _, p := range parsers {
@@ -35,17 +38,17 @@ func Names() []string {
 	return names
 }
 
-// A Format says where in a file its elements lie: Count of them, one after the other from byte Offset on. An element is a token, or
-// as many numbers of one dtype as the further axes say, in C order.
+// A Format says where the elements of a file lie: Count of them, one after the other, from byte
+// Offset on. An element is a token, or an array of numbers in C order.
 type Format struct {
-	Name   string      // one of Names, but not Auto
-	Offset int64       // of the first element's first byte, in bytes
-	DType  array.DType // of a number
-	Axes   []int       // the further axes of an element; none for a token
-	Count  int64       // elements
+	Name   string      // one of Names other than Auto
+	Offset int64       // position of the first element, in bytes
+	DType  array.DType // dtype of a number
+	Axes   []int       // shape of an element; none for a token
+	Count  int64       // number of elements
 }
 
-// Numbers is how many numbers an element has.
+// Numbers returns how many numbers an element has.
 func (f Format) Numbers() int64 {
 	n := int64(1)
 	for _, axis := range f.Axes {
@@ -54,34 +57,37 @@ func (f Format) Numbers() int64 {
 	return n
 }
 
-// A parser knows a format that files show by themselves.
+// A parser recognizes a format by the content of a file or by a sidecar.
 type parser struct {
 	name string
-	bare bool   // the file is nothing but elements, so it is also headerless
-	sign string // what a file lacks that does not show the format
+	bare bool // whether the file holds only elements, so that it can also be read as headerless
+	// property of files in the format, for messages
+	requirement string
 
-	// parse finds where the elements lie of a file that shows the format. The error says what is wrong with it.
-	parse func(*Input) (f Format, is bool, err error)
+	// parse finds where the elements of a file lie. matches reports whether the file shows the
+	// format; if so, err says what is wrong with it.
+	parse func(*Input) (f Format, matches bool, err error)
 }
 
 var parsers = []parser{
-	{"llm.c", false, "begins as a token file of llm.c or modded-nanogpt does", parseLLMC},
-	{"megatron", true, "is a .bin file that has its .idx of Megatron-LM beside it", parseMegatron},
-	{"npy", false, "begins as a .npy file does (OLMo's do not: they are headerless)", parseNpy},
-	{"datatrove", true, "has the .metadata of datatrove beside it, as in a.ds.metadata", parseDatatrove},
-	{"safetensors", false, "begins as a safetensors file does", parseSafetensors},
+	{"llm.c", false, "begins like a token file of llm.c or modded-nanogpt", parseLLMC},
+	{"megatron", true, "is a .bin file with the .idx file of Megatron-LM next to it", parseMegatron},
+	{"npy", false, "begins like a .npy file (OLMo's do not: they are headerless)", parseNpy},
+	{"datatrove", true, "has a .metadata file of datatrove next to it, such as a.ds.metadata", parseDatatrove},
+	{"safetensors", false, "begins like a safetensors file", parseSafetensors},
 }
 
-// An Input is a file to find the format of.
+// An Input is a file whose format is to be found.
 type Input struct {
-	Path        string
-	Size        int64
-	Content     io.ReaderAt
-	OpenSidecar func(path string) (*Input, error) // another file, nil where there is none
+	Path    string
+	Size    int64 // bytes
+	Content io.ReaderAt
+	// opens another file; returns nil if there is none
+	OpenSidecar func(path string) (*Input, error)
 	Options     Options
 }
 
-// read returns n bytes from byte off on. The error says that the file is too short for that.
+// read returns n bytes from byte off on, or an error if the file is too short.
 func (in *Input) read(off, n int64) ([]byte, error) {
 	if off < 0 || n < 0 || off > in.Size || n > in.Size-off {
 		return nil, fmt.Errorf("%s is cut off: its %d bytes end within its header", in.Path, in.Size)
@@ -97,23 +103,24 @@ func (in *Input) read(off, n int64) ([]byte, error) {
 	return raw, nil
 }
 
-// head returns the first n bytes, or all where there are fewer.
+// head returns the first n bytes, or the whole file if it is shorter.
 func (in *Input) head(n int64) ([]byte, error) { return in.read(0, min(n, in.Size)) }
 
-func (in *Input) begins(with string) (bool, error) {
-	first, err := in.head(int64(len(with)))
-	return string(first) == with, err
+func (in *Input) hasPrefix(prefix string) (bool, error) {
+	first, err := in.head(int64(len(prefix)))
+	return string(first) == prefix, err
 }
 
-// Format finds where in the file its elements lie. The error says that the file is not what Options say, or what is wrong with it.
+// Format finds where the elements of the file lie. The error says that the file contradicts
+// Options, or what is wrong with it.
 func (in *Input) Format() (f Format, err error) {
 	if in.Size <= 0 {
 		return f, fmt.Errorf("%s is empty", in.Path)
 	}
 	var found *parser
 	for i := 0; i < len(parsers) && found == nil && err == nil; i++ {
-		var is bool
-		if f, is, err = parsers[i].parse(in); is {
+		var matches bool
+		if f, matches, err = parsers[i].parse(in); matches {
 			found = &parsers[i]
 			f.Name = found.name
 		}
@@ -121,55 +128,54 @@ func (in *Input) Format() (f Format, err error) {
 	switch asked := cmp.Or(in.Options.Format, Auto); {
 	case found == nil && err != nil, found != nil && (asked == Auto || asked == found.name):
 	case found != nil && (asked != Headerless || !found.bare):
-		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.sign, found.name, asked)
+		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.requirement, found.name, asked)
 	case asked == Auto, asked == Headerless:
 		f, err = in.headerless()
 	default:
-		err = in.without(asked)
+		err = in.missingFormatError(asked)
 	}
-	return f, cmp.Or(err, f.Fits(in.Path, in.Size), in.agrees(f))
+	return f, cmp.Or(err, f.Fits(in.Path, in.Size), in.checkOptions(f))
 }
 
-// without is the error of a file that does not show the format that it should have.
-func (in *Input) without(asked string) error {
+// missingFormatError returns the error for a file that is not in the requested format.
+func (in *Input) missingFormatError(asked string) error {
 	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
 	if i < 0 {
 		return fmt.Errorf("format must be one of %s (got %q)", strings.Join(Names(), ", "), asked)
 	}
-	if err := in.isForeign(); err != nil {
+	if err := in.checkForeign(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].sign)
+	return fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].requirement)
 }
 
-// isForeign returns an error if the first bytes show that the file is of no format that is served.
-func (in *Input) isForeign() error {
+// checkForeign returns an error if the file begins like one of a format that is not served.
+func (in *Input) checkForeign() error {
 	first, err := in.head(firstBytes)
-	if known := formatOf(first); err == nil && known != "" {
+	if known := describeMagic(first); err == nil && known != "" {
 		return fmt.Errorf("%s is %s", in.Path, known)
 	}
 	return err
 }
 
-// key is the key of the configuration for the dtype of headerless files.
-func (in *Input) key() string {
+// dtypeKey returns the configuration key for the dtype of headerless files.
+func (in *Input) dtypeKey() string {
 	if in.Options.AlignedArray != "" {
 		return "dtype"
 	}
 	return "token_dtype"
 }
 
-// isConfigured reports whether the configuration says which dtype the numbers have.
 func (in *Input) isConfigured() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
 
-// agrees returns an error if Options contradict the file.
-func (in *Input) agrees(f Format) error {
+// checkOptions returns an error if Options contradict the format of the file.
+func (in *Input) checkOptions(f Format) error {
 	switch {
 	case in.isConfigured() && f.DType != in.Options.DType:
-		return fmt.Errorf("%s: its numbers are %s, as the file says, whose format is %s, but %s says %s; leave %[4]s out",
-			in.Path, f.DType, f.Name, in.key(), in.Options.DType)
+		return fmt.Errorf("%s: its numbers are %s, according to the %s file itself, but %s says %s; leave %[4]s out",
+			in.Path, f.DType, f.Name, in.dtypeKey(), in.Options.DType)
 	case in.Options.Axes != nil && !slices.Equal(f.Axes, in.Options.Axes):
-		return fmt.Errorf("%s: its elements have shape %d, as the file says, whose format is %s, but shape says %d; leave shape out",
+		return fmt.Errorf("%s: its elements have shape %d, according to the %s file itself, but shape says %d; leave shape out",
 			in.Path, f.Axes, f.Name, in.Options.Axes)
 	case in.Options.Tensor != "" && f.Name != "safetensors":
 		return fmt.Errorf("%s has no tensor %q: its format is %s; leave tensor out", in.Path, in.Options.Tensor, f.Name)
@@ -177,24 +183,24 @@ func (in *Input) agrees(f Format) error {
 	return nil
 }
 
-// headerless is the format of a file that does not show any. The error says if it ends in the middle of an element.
+// headerless returns the format of a file that shows none.
 func (in *Input) headerless() (f Format, err error) {
-	if err := in.isForeign(); err != nil {
+	if err := in.checkForeign(); err != nil {
 		return f, err
 	}
-	for _, end := range []string{".index", ".metadata"} {
-		if of, ok := strings.CutSuffix(in.Path, end); ok {
-			if beside, err := in.OpenSidecar(of); beside != nil || err != nil {
-				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name that file alone", in.Path, of))
+	for _, suffix := range []string{".index", ".metadata"} {
+		if described, ok := strings.CutSuffix(in.Path, suffix); ok {
+			if file, err := in.OpenSidecar(described); file != nil || err != nil {
+				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name only that file", in.Path, described))
 			}
 		}
 	}
 	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
 	case !in.isConfigured() && strings.HasSuffix(in.Path, ".npy"):
-		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s",
-			in.Path, in.key(), dtypes)
+		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; say %s = \"uint16\"%s",
+			in.Path, in.dtypeKey(), dtypes)
 	case !in.isConfigured() && (in.Options.AlignedArray != "" || in.Options.Axes != nil):
-		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.key(), dtypes)
+		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.dtypeKey(), dtypes)
 	}
 	f = Format{Name: Headerless, DType: in.Options.DType, Axes: in.Options.Axes}
 	width := f.Numbers() * int64(f.DType.Size())
@@ -204,14 +210,14 @@ func (in *Input) headerless() (f Format, err error) {
 		return f, nil
 	case f.Axes == nil:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is %s right, and is the file complete?",
-			in.Path, in.Size, width, in.key())
+			in.Path, in.Size, width, in.dtypeKey())
 	}
 	return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
-		"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
+		"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.dtypeKey())
 }
 
-// shaped sets Axes and Count to the shape of a whole array, which must have elements, and all of size bytes.
-func (f *Format) shaped(path string, shape []int64, size int64) error {
+// setShape sets Axes and Count from the shape of an array, which must have exactly size bytes.
+func (f *Format) setShape(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
 	}
@@ -223,16 +229,18 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 		f.Axes = append(f.Axes, int(axis))
 	}
 	if f.Fits(path, f.Offset+size) != nil {
-		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?",
+		return fmt.Errorf("%s is cut off: its shape is %d of %s, but the file has only %d bytes of data; is it complete?",
 			path, shape, f.DType, size)
 	}
-	if behind := size - f.Count*f.Numbers()*int64(f.DType.Size()); behind > 0 {
-		return fmt.Errorf("%s has %d bytes behind its array of shape %d of %s; is it complete, and one array alone?", path, behind, shape, f.DType)
+	if extra := size - f.Count*f.Numbers()*int64(f.DType.Size()); extra > 0 {
+		return fmt.Errorf("%s has %d bytes after its array of shape %d of %s; is it complete, and does it hold only one array?",
+			path, extra, shape, f.DType)
 	}
 	return nil
 }
 
-// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end is one of other memory.
+// Fits returns an error unless the elements lie within the size bytes of the file at path. A read
+// beyond the end would return other memory.
 func (f Format) Fits(path string, size int64) error {
 	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 && !slices.ContainsFunc(f.Axes, func(n int) bool { return n < 1 }) {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count
@@ -243,7 +251,8 @@ func (f Format) Fits(path string, size int64) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: %d elements of dtype %q and shape %d from byte %d on are not within its %d bytes", path, f.Count, f.DType, f.Axes, f.Offset, size)
+	return fmt.Errorf("%s: %d elements of dtype %q and shape %d from byte %d on are not within its %d bytes",
+		path, f.Count, f.DType, f.Axes, f.Offset, size)
 }
 
 const firstBytes = 4096

@@ -13,16 +13,16 @@ import (
 	"batchfs/cache/array"
 )
 
-// A file that lost its end, or got another, is no file of its format.
+// A file that is too short or too long is not accepted in any format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {
-	for _, of := range []struct{ format, name, beside string }{
+	for _, of := range []struct{ format, name, sidecar string }{
 		{"llm.c", "a_llmc.bin", ""}, {"llm.c", "a_llama3.bin", ""}, {"npy", "a1.npy", ""}, {"npy", "a2.npy", ""}, {"npy", "a3.npy", ""},
 		{"safetensors", "a.safetensors", ""}, {"megatron", "a_text_document.bin", "a_text_document.idx"}, {"datatrove", "a.ds", "a.ds.metadata"},
 	} {
-		path, format, besides := "../testdata/"+of.name, of.format, map[string][]byte{}
-		beside := "../testdata/" + of.beside
-		if of.beside != "" {
-			besides[beside] = readFile(t, beside)
+		path, format, sidecars := "../testdata/"+of.name, of.format, map[string][]byte{}
+		sidecar := "../testdata/" + of.sidecar
+		if of.sidecar != "" {
+			sidecars[sidecar] = readFile(t, sidecar)
 		}
 		o := Options{Format: format}
 		if format == "safetensors" {
@@ -30,20 +30,21 @@ func TestEveryFormatKnowsItsLength(t *testing.T) {
 		}
 		whole := readFile(t, path)
 		for size := range len(whole) + 9 {
-			_, err := inMemory(path, append(slices.Clone(whole), "otherend"...)[:size], o, besides).Format()
+			_, err := inMemory(path, append(slices.Clone(whole), "otherend"...)[:size], o, sidecars).Format()
 			if (err == nil) != (size == len(whole)) || err != nil && !strings.Contains(err.Error(), path) {
 				t.Errorf("%s: with %d bytes of %d: %v", format, size, len(whole), err)
 			}
 		}
-		if of.beside == "" {
+		if of.sidecar == "" {
 			continue
 		}
-		index := besides[beside]
+		index := sidecars[sidecar]
 		for size := range len(index) + 9 {
-			besides[beside] = append(slices.Clone(index), "otherend"...)[:size]
-			f, err := inMemory(path, whole, o, besides).Format()
-			if same := size == len(index) || format == "datatrove" && f.Count == 100; (err == nil) != same { // the last line of metadata is for people
-				t.Errorf("%s: with %d bytes of %d of %s: %v", format, size, len(index), beside, err)
+			sidecars[sidecar] = append(slices.Clone(index), "otherend"...)[:size]
+			f, err := inMemory(path, whole, o, sidecars).Format()
+			// the last line of datatrove's metadata is ignored
+			if same := size == len(index) || format == "datatrove" && f.Count == 100; (err == nil) != same {
+				t.Errorf("%s: with %d bytes of %d of %s: %v", format, size, len(index), sidecar, err)
 			}
 		}
 	}
@@ -56,11 +57,11 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-// inMemory is an input of bytes, with others beside it by their suffixes.
-func inMemory(path string, raw []byte, o Options, besides map[string][]byte) *Input {
+// inMemory returns an input with the content raw. sidecars are other files, by path.
+func inMemory(path string, raw []byte, o Options, sidecars map[string][]byte) *Input {
 	in := &Input{Path: path, Size: int64(len(raw)), Content: bytes.NewReader(raw), Options: o}
 	in.OpenSidecar = func(path string) (*Input, error) {
-		raw, ok := besides[path]
+		raw, ok := sidecars[path]
 		if !ok {
 			return nil, nil
 		}
@@ -69,7 +70,7 @@ func inMemory(path string, raw []byte, o Options, besides map[string][]byte) *In
 	return in
 }
 
-// seed adds the files of testdata that end in some name to a corpus.
+// seed adds the files of testdata that match a pattern to a corpus.
 func seed(f *testing.F, add func(raw []byte), pattern string) {
 	paths, err := filepath.Glob(filepath.Join("../testdata", pattern))
 	must(f, err)
@@ -81,11 +82,12 @@ func seed(f *testing.F, add func(raw []byte), pattern string) {
 	}
 }
 
-// parsed finds the format of an input, in which the elements lie within the file.
+// parsed checks that in has no format, or one whose elements lie within the file.
 func parsed(t *testing.T, in *Input) {
 	f, err := in.Format()
 	if err != nil {
-		if err.Error() == "" || strings.Contains(err.Error(), io.EOF.Error()) { // one of reading behind the end
+		// an error of reading beyond the end
+		if err.Error() == "" || strings.Contains(err.Error(), io.EOF.Error()) {
 			t.Errorf("error %q", err)
 		}
 		return
@@ -114,7 +116,7 @@ func FuzzSafetensors(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw, "tokens") }, "*.safetensors")
 	f.Fuzz(func(t *testing.T, raw []byte, tensor string) {
 		parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
-		if len(raw) > 10 { // with the length of its header right
+		if len(raw) > 10 { // also with a header length that is right
 			raw = append(binary.LittleEndian.AppendUint64(nil, uint64(len(raw)-10)), raw...)
 			parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
 		}

@@ -8,14 +8,14 @@ import (
 	"batchfs/cache/array"
 )
 
-// Token files of llm.c, and of modded-nanogpt: 256 int32, the first three of which are a magic number, a version and the count of
-// tokens; then the tokens.
+// A token file of llm.c or modded-nanogpt begins with 256 int32, the first three of which are a
+// magic number, a version and the number of tokens. The tokens follow.
 const llmcHeader = 256 * 4
 
-// MaxLLMC is how many tokens a file of llm.c may have.
+// MaxLLMC is the maximum number of tokens in a file of llm.c.
 const MaxLLMC = 1<<31 - 1
 
-// An llmcKind is the first two int32 of a header, and the dtype that they mean.
+// An llmcKind is a valid pair of magic number and version, and the dtype that it stands for.
 type llmcKind struct {
 	magic, version uint32
 	dtype          array.DType
@@ -23,7 +23,7 @@ type llmcKind struct {
 
 var llmcKinds = []llmcKind{{20240520, 1, array.Uint16}, {20240801, 7, array.Uint32}}
 
-// LLMCHeader is the header of a file of tokens of width bytes, 2 or 4.
+// LLMCHeader returns the header of a file of tokens of width bytes, 2 or 4.
 func LLMCHeader(tokens int64, width int) []byte {
 	kind := llmcKinds[width/4]
 	raw := make([]byte, llmcHeader)
@@ -33,7 +33,7 @@ func LLMCHeader(tokens int64, width int) []byte {
 	return raw
 }
 
-func parseLLMC(in *Input) (f Format, is bool, err error) {
+func parseLLMC(in *Input) (f Format, matches bool, err error) {
 	first, err := in.head(4)
 	i := slices.IndexFunc(llmcKinds, func(k llmcKind) bool { return string(first) == string(binary.LittleEndian.AppendUint32(nil, k.magic)) })
 	if err != nil || i < 0 {
@@ -45,9 +45,9 @@ func parseLLMC(in *Input) (f Format, is bool, err error) {
 	}
 	kind, version := llmcKinds[i], binary.LittleEndian.Uint32(raw[4:])
 	if version != kind.version {
-		return f, true, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d",
+		return f, true, fmt.Errorf("%s is a token file of llm.c of version %d with the magic number %d, but batchfs reads version %d",
 			in.Path, version, kind.magic, kind.version)
 	}
 	f = Format{Offset: llmcHeader, DType: kind.dtype}
-	return f, true, f.shaped(in.Path, []int64{int64(binary.LittleEndian.Uint32(raw[8:]))}, in.Size-llmcHeader)
+	return f, true, f.setShape(in.Path, []int64{int64(binary.LittleEndian.Uint32(raw[8:]))}, in.Size-llmcHeader)
 }

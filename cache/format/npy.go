@@ -13,35 +13,37 @@ import (
 
 const npyMagic = "\x93NUMPY"
 
-// NpyHeader is the header of an array of unsigned integers of width bytes.
+// NpyHeader returns the header of a one-dimensional array of unsigned integers of width bytes.
 func NpyHeader(elements int64, width int) []byte {
 	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, elements)
 	return fmt.Appendf(nil, npyMagic+"\x01\x00\x76\x00%-117s\n", dict)
 }
 
-// An npyHeader is the dictionary in a header, such as {'descr': '<f4', 'fortran_order': False, 'shape': (60, 3), }.
+// An npyHeader is the dictionary in a header, such as {'descr': '<f4', 'fortran_order': False,
+// 'shape': (60, 3), }.
 type npyHeader struct {
-	Descr   any     `json:"descr"` // no string where the dtype is structured
+	Descr   any     `json:"descr"` // not a string if the dtype is structured
 	Fortran *bool   `json:"fortran_order"`
 	Shape   []int64 `json:"shape"`
 }
 
-// parseNpy knows the versions 1 to 3 of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-func parseNpy(in *Input) (f Format, is bool, err error) {
-	if is, err := in.begins(npyMagic); !is {
+// parseNpy reads versions 1 to 3 of the format:
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+func parseNpy(in *Input) (f Format, matches bool, err error) {
+	if matches, err := in.hasPrefix(npyMagic); !matches {
 		return f, false, err
 	}
 	fixed, err := in.read(0, 12)
 	if err != nil {
 		return f, true, err
 	}
-	start := int64(12) // of the dictionary, behind its length
+	start := int64(12) // position of the dictionary, after its length
 	switch version := fixed[6]; version {
 	case 1:
 		start = 10
 	case 2, 3:
 	default:
-		return f, true, fmt.Errorf("%s is a .npy file of version %d, and batchfs knows versions 1 to 3", in.Path, version)
+		return f, true, fmt.Errorf("%s is a .npy file of version %d, but batchfs reads versions 1 to 3", in.Path, version)
 	}
 	f.Offset = start + int64(binary.LittleEndian.Uint32(append(fixed[8:start:start], 0, 0)))
 	raw, err := in.read(start, f.Offset-start)
@@ -56,10 +58,10 @@ func parseNpy(in *Input) (f Format, is bool, err error) {
 		return f, true, err
 	}
 	if *header.Fortran && len(header.Shape) > 1 {
-		return f, true, fmt.Errorf("%s is in Fortran order (the first axis varies fastest), and rows of it lie in pieces; write it anew: "+
+		return f, true, fmt.Errorf("%s is in Fortran order (the first axis varies fastest), so its rows are not contiguous; rewrite it: "+
 			"numpy.save(FILE, numpy.ascontiguousarray(a))", in.Path)
 	}
-	return f, true, f.shaped(in.Path, header.Shape, in.Size-f.Offset)
+	return f, true, f.setShape(in.Path, header.Shape, in.Size-f.Offset)
 }
 
 func (h npyHeader) dtype(path string) (array.DType, error) {
@@ -67,19 +69,19 @@ func (h npyHeader) dtype(path string) (array.DType, error) {
 	if dtype := array.FromNumPy(descr); dtype != "" {
 		return dtype, nil
 	}
-	const anew = "; write it anew: numpy.save(FILE, a.astype(%q))"
+	const rewrite = "; rewrite it: numpy.save(FILE, a.astype(%q))"
 	switch native := array.FromNumPy("<" + strings.TrimPrefix(descr, ">")); {
 	case !ok:
-		return "", fmt.Errorf("%s has a structured dtype; write each field of it to a file of its own", path)
+		return "", fmt.Errorf("%s has a structured dtype; write each field to a separate file", path)
 	case native != "":
-		return "", fmt.Errorf("%s is big-endian (dtype %q)"+anew, path, descr, native)
+		return "", fmt.Errorf("%s is big-endian (dtype %q)"+rewrite, path, descr, native)
 	case strings.Contains(descr, "O"):
-		return "", fmt.Errorf("%s holds pickled Python objects (dtype %q), not numbers"+anew, path, descr, array.Uint16)
+		return "", fmt.Errorf("%s holds pickled Python objects (dtype %q), not numbers"+rewrite, path, descr, array.Uint16)
 	}
-	return "", fmt.Errorf("%s has dtype %q, and batchfs serves %v"+anew, path, descr, array.DTypes(), array.Uint16)
+	return "", fmt.Errorf("%s has dtype %q, but batchfs serves only %v"+rewrite, path, descr, array.DTypes(), array.Uint16)
 }
 
-// What Python writes in another way than JSON. Python 2 wrote whole numbers as 3L.
+// These convert a Python dictionary to JSON. Python 2 wrote integers as 3L.
 var (
 	npyLiterals = strings.NewReplacer("'", `"`, "(", "[", ")", "]", "True", "true", "False", "false", "L", "")
 	npyCommas   = regexp.MustCompile(`,\s*([]}])`)
@@ -88,7 +90,7 @@ var (
 func parseNpyHeader(text string) (h npyHeader, err error) {
 	asJSON := npyCommas.ReplaceAllString(npyLiterals.Replace(text), "$1")
 	if json.Unmarshal([]byte(asJSON), &h) != nil || h.Descr == nil || h.Fortran == nil || h.Shape == nil {
-		return h, errors.New("it is no dictionary of descr, fortran_order and shape")
+		return h, errors.New("it is not a dictionary of descr, fortran_order and shape")
 	}
 	return h, nil
 }

@@ -10,17 +10,17 @@ import (
 	"batchfs/cache/array"
 )
 
-// maxSafetensorsHeader is the limit of the format's own library.
+// maxSafetensorsHeader is the limit that the reference implementation sets, in bytes.
 const maxSafetensorsHeader = 100 << 20
 
 type tensor struct {
 	DType   string   `json:"dtype"`
 	Shape   []int64  `json:"shape"`
-	Offsets [2]int64 `json:"data_offsets"` // of its bytes, from the end of the header on
+	Offsets [2]int64 `json:"data_offsets"` // first and end byte, counted from the end of the header
 }
 
-// parseSafetensors finds a tensor: https://huggingface.co/docs/safetensors/index#format
-func parseSafetensors(in *Input) (f Format, is bool, err error) {
+// parseSafetensors reads https://huggingface.co/docs/safetensors/index#format and finds one tensor.
+func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	first, err := in.head(10)
 	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || string(first[8:]) != `{"` {
 		return f, false, err
@@ -35,7 +35,7 @@ func parseSafetensors(in *Input) (f Format, is bool, err error) {
 		return f, true, fmt.Errorf("%s: its safetensors header is wrong: %w", in.Path, err)
 	}
 	delete(fields, "__metadata__")
-	name, err := in.tensor(slices.Sorted(maps.Keys(fields)))
+	name, err := in.tensorName(slices.Sorted(maps.Keys(fields)))
 	if err != nil {
 		return f, true, err
 	}
@@ -47,7 +47,7 @@ func parseSafetensors(in *Input) (f Format, is bool, err error) {
 			return f, true, fmt.Errorf("%s: its safetensors header is wrong: tensor %q: %w", in.Path, other, err)
 		}
 		if o.Offsets[0] < 0 || o.Offsets[1] < o.Offsets[0] || o.Offsets[1] > left {
-			return f, true, fmt.Errorf("%s is cut off: tensor %q has bytes %d, and behind the header there are %d; is it complete?",
+			return f, true, fmt.Errorf("%s is cut off: tensor %q has bytes %d, but only %d follow the header; is it complete?",
 				in.Path, other, o.Offsets, left)
 		}
 		if last = max(last, o.Offsets[1]); other == name {
@@ -55,30 +55,30 @@ func parseSafetensors(in *Input) (f Format, is bool, err error) {
 		}
 	}
 	if last < left {
-		return f, true, fmt.Errorf("%s has %d bytes behind its last tensor; is it complete?", in.Path, left-last)
+		return f, true, fmt.Errorf("%s has %d bytes after its last tensor; is it complete?", in.Path, left-last)
 	}
 	if f.DType = array.FromSafetensors(t.DType); f.DType == "" {
-		return f, true, fmt.Errorf("%s: tensor %q has dtype %q, and batchfs serves %v", in.Path, name, t.DType, array.DTypes())
+		return f, true, fmt.Errorf("%s: tensor %q has dtype %q, but batchfs serves only %v", in.Path, name, t.DType, array.DTypes())
 	}
 	f.Offset = header + t.Offsets[0]
-	if err := f.shaped(in.Path, t.Shape, t.Offsets[1]-t.Offsets[0]); err != nil {
+	if err := f.setShape(in.Path, t.Shape, t.Offsets[1]-t.Offsets[0]); err != nil {
 		return f, true, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	return f, true, nil
 }
 
-// tensor is the name of the tensor that Options means, one of names.
-func (in *Input) tensor(names []string) (string, error) {
-	some := names[:min(len(names), 20)]
+// tensorName returns the name of the tensor that Options select, one of names.
+func (in *Input) tensorName(names []string) (string, error) {
+	listed := names[:min(len(names), 20)]
 	switch {
 	case slices.Contains(names, in.Options.Tensor):
 		return in.Options.Tensor, nil
 	case len(names) == 0:
 		return "", fmt.Errorf("%s has no tensors", in.Path)
 	case in.Options.Tensor != "":
-		return "", fmt.Errorf("%s has no tensor %q; it has %q", in.Path, in.Options.Tensor, some)
+		return "", fmt.Errorf("%s has no tensor %q; it has %q", in.Path, in.Options.Tensor, listed)
 	case len(names) > 1:
-		return "", fmt.Errorf("%s has several tensors: say tensor = %q, or which of %q it is", in.Path, names[0], some)
+		return "", fmt.Errorf("%s has several tensors: say tensor = %q, or which of %q it is", in.Path, names[0], listed)
 	}
 	return names[0], nil
 }

@@ -1,6 +1,7 @@
-"""Wrote the files of this directory with the libraries whose formats they are in: numpy 2.4.6, safetensors 0.8.0, megatron-core 0.16.1,
-datatrove 0.10.1. Each a* holds 100 tokens, 0, 600, 1200, ..., and each b* 50, 300, 900, 1500, ..., in documents of 7 tokens,
-the last one shorter. llm.c has no library: what writes a_llmc.bin does as its dev/data/data_common.py.
+"""Writes the files of this directory with the libraries that define their formats: numpy 2.4.6, safetensors 0.8.0,
+megatron-core 0.16.1 and datatrove 0.10.1. llm.c has no library; its files are written like its dev/data/data_common.py
+does. Each a* holds 100 tokens, 0, 600, 1200, ..., and each b* holds 50, 300, 900, 1500, ..., in documents of 7 tokens,
+the last one shorter.
 """
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ for name, n, first in ("a", 100, 0), ("b", 50, 300):
 
     built = IndexedDatasetBuilder(f"{name}_text_document.bin", dtype=np.uint16)
     for i, document in enumerate(documents):
-        if i % 3 == 1 and len(document) > 3:  # of two sequences
+        if i % 3 == 1 and len(document) > 3:  # a document of two sequences
             built.add_document(torch.tensor(document.astype(np.int32)), [3, len(document) - 3])
         else:
             built.add_document(torch.tensor(document.astype(np.int32)), [len(document)])

@@ -82,9 +82,9 @@ func TestFilesThatPeopleTry(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; say layout = "rows"`},
 		{"tokens = '" + dir + "/big.npy'", dir + `/big.npy is big-endian (dtype ">u2")`},
-		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, as the file says, whose format is npy, but token_dtype says uint32"},
+		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, according to the npy file itself, but token_dtype says uint32"},
 		{"tokens = '" + dir + "/a_llmc.bin'\nvocab_size = 100000", "config.toml:7: splits.a.vocab_size: uint16 cannot hold the tokens of a vocabulary of 100000 in splits.a"},
-		{"tokens = ['" + dir + "/a.bin', '" + dir + "/b1.npy']", dir + "/b1.npy: its format is npy, that of " + dir + "/a.bin is headerless; make them one"},
+		{"tokens = ['" + dir + "/a.bin', '" + dir + "/b1.npy']", dir + "/b1.npy: its format is npy, that of " + dir + "/a.bin is headerless; convert one of them"},
 		{mask("['mask-a.bin', 'mask-b.bin']"), abs(t, "mask-b.bin") + " has 49 elements, but there are 50 in " + abs(t, "b.bin")},
 		{mask("['mask-a.bin', 'long-b.bin']"), abs(t, "long-b.bin") + " has 51 elements, but there are 50 in " + abs(t, "b.bin")},
 		{mask("['swapped-a.bin', 'swapped-b.bin']"), abs(t, "swapped-a.bin") + " has 50 elements, but there are 100 in " + abs(t, "a.bin")},
