@@ -111,12 +111,12 @@ func readAll(tokens *Array, ws []array.Window) error {
 func readOne(tokens *Array) error { return readAll(tokens, []array.Window{{Len: 1}}) }
 
 // anyWindows returns up to 20 random windows of up to 3000 tokens, each within one extent.
-func anyWindows(r *rand.Rand, runs []array.Extent) []array.Window {
+func anyWindows(r *rand.Rand, extents []array.Extent) []array.Window {
 	ws := make([]array.Window, r.IntN(21))
 	for i := range ws {
-		run := runs[r.IntN(len(runs))]
-		n := 1 + r.Int64N(min(run.Len, 3000))
-		ws[i] = array.Window{Start: run.Start + r.Int64N(run.Len-n+1), Len: int(n)}
+		extent := extents[r.IntN(len(extents))]
+		n := 1 + r.Int64N(min(extent.Len, 3000))
+		ws[i] = array.Window{Start: extent.Start + r.Int64N(extent.Len-n+1), Len: int(n)}
 	}
 	return ws
 }
@@ -129,7 +129,7 @@ func TestReadAnyWindows(t *testing.T) {
 				everyAccess(t, func(t *testing.T, o Options) {
 					o.DType, o.Join = unsigned(width), join
 					opened := open(t, paths, o)
-					// concurrent readers, and those of another process, read the right tokens
+					// Concurrent readers, and those of another process, read the right tokens.
 					var wg sync.WaitGroup
 					for reader, tokens := range []*Array{opened, opened, opened, reopened(t, opened, o)} {
 						wg.Go(func() {
@@ -164,7 +164,7 @@ func TestShape(t *testing.T) {
 		var file, index int
 		fmt.Sscan(want, &file, &index)
 		if got, want := apart.Locate(int64(pos)), (array.Location{Path: paths[file], Index: int64(index)}); got != want {
-			t.Errorf("token %d stands at %v, want %v", pos, got, want)
+			t.Errorf("token %d is at %v, want %v", pos, got, want)
 		}
 	}
 }

@@ -243,8 +243,8 @@ type Documents struct {
 	// number of the first document of each file, followed by the number of all documents
 	first []int64
 
-	// ends found by Of for document n are at n modulo 64, because the caller usually asks for them
-	// next
+	// ends that the search for document n read are at n modulo 64, because the caller usually asks
+	// for them next
 	recent [64]atomic.Pointer[documentEnds]
 }
 
@@ -291,8 +291,8 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	return document, nil
 }
 
-// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which
-// must exist. It returns an error if a document does not end behind the one before it, or ends
+// Ends sets ends to the positions after the last elements of documents first, first+1, ..., which
+// must exist. It returns an error if a document does not end after the one before it, or ends
 // beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
 	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && len(p.ends) >= len(ends) {

@@ -86,12 +86,12 @@ func readFile(t testing.TB, path string) []byte {
 // Every invalid file is refused with a diagnosis and a fix.
 func TestWrongFilesAreRefused(t *testing.T) {
 	npy := func(header string) string { return fmt.Sprintf("\x93NUMPY\x01\x00%c\x00%s", len(header), header) }
-	llmc := func(magic, version, tokens uint32, behind int) string {
+	llmc := func(magic, version, tokens uint32, extra int) string {
 		raw := binary.LittleEndian.AppendUint32([]byte(header(magic, version)), tokens)
-		return string(append(raw, make([]byte, 1024-len(raw)+behind)...))
+		return string(append(raw, make([]byte, 1024-len(raw)+extra)...))
 	}
-	tensors := func(header string, behind int) string {
-		return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + strings.Repeat("\x00", behind)
+	tensors := func(header string, extra int) string {
+		return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + strings.Repeat("\x00", extra)
 	}
 	guess := Options{DType: array.Uint16, GuessedDType: true}
 	with := func(change func(*Options)) Options {

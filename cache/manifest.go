@@ -97,8 +97,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			}
 			all.Go(func() {
 				defer func() {
-					// The file is malformed. Nothing else would recover from a panic in this
-					// goroutine.
+					// The file is malformed. Nobody else could recover in this goroutine.
 					if p := recover(); p != nil {
 						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
 					}

@@ -163,8 +163,8 @@ type ObjectUsage struct {
 	blocks map[int64]int64 // size of each block file in bytes, by index
 }
 
-// Usage returns the objects and working sets in the directory, the last read working set first. It
-// fills in Stored and Enough.
+// Usage returns the objects and working sets in the directory, the latter most recently read first.
+// It fills in Stored and Enough.
 func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
 	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
 	root, err := d.open()

@@ -127,8 +127,8 @@ func containsBlock(spans []span, object string, index int64) bool {
 	return found || i > 0 && spans[i-1].Object == object && index < spans[i-1].To
 }
 
-// workingSetOf returns the working set for which a block is fetched: the last read one that
-// contains it.
+// workingSetOf returns the working set for which a block is fetched: of those that contain it, the
+// most recently read.
 func (d *disk) workingSetOf(k key) *WorkingSet {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -230,8 +230,8 @@ type SavedWorkingSet struct {
 	file    string
 }
 
-// savedIn returns the working sets in the directory, the last read first. If tidy is true, which
-// needs the lock, it removes invalid ones, and those not read for forgetAfter.
+// savedIn returns the working sets in the directory, most recently read first. If tidy is true,
+// which needs the lock, it removes invalid ones, and those not read for forgetAfter.
 func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	eachFile(root, workingSetsDir, func(file fs.FileInfo) {
 		s, name := SavedWorkingSet{file: file.Name(), Touched: file.ModTime()}, filepath.Join(workingSetsDir, file.Name())

@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// IndexSuffix is appended to the path of a token file to form that of its index: the position
-// behind each document's last token, as little-endian uint64, as datatrove writes it.
+// IndexSuffix is appended to the path of a token file to form that of its index: the position after
+// each document's last token, as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
 // Ends says where an index holds the ends of documents: Count little-endian int64 from byte At on,
-// in increasing order. Each is the position behind the last element of a document. If there are
-// Sequences, it is the number of the sequence behind the last one of the document instead, and the
+// in increasing order. Each is the position after the last element of a document. If there are
+// Sequences, it is the number of the sequence after the last one of the document instead, and the
 // index also has the first byte of each sequence in the token file, as int64 from byte Starts on.
 // An element has Width bytes.
 type Ends struct {

@@ -341,8 +341,8 @@ var remapping sync.Mutex
 var Remaps = new(counts.Remaps)
 
 const (
-	// minMapped is the least average size of ranges that are mapped, in bytes. Mapping a range
-	// costs as much as copying tens of kilobytes.
+	// minMapped is the least average size of ranges that are mapped, in bytes. Mapping shorter ones
+	// costs more than copying them.
 	minMapped = 512
 	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
 	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than

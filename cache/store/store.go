@@ -160,7 +160,7 @@ func (o countingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return resp, err
 }
 
-// List returns the keys that begin with prefix. After an error it continues behind the last key,
+// List returns the keys that begin with prefix. After an error it continues after the last key,
 // without a time limit as long as new keys arrive.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
 	for before := 0; ; before = len(keys) {
@@ -210,7 +210,7 @@ func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 // ReadRange fills dst with the bytes of an object from off on, which must lie within its size. The
 // error matches ErrChanged if the object has been replaced.
 func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte) error {
-	done := 0 // bytes received; a retry continues behind them
+	done := 0 // bytes received; a retry continues after them
 	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
 		from, to := off+int64(done), off+int64(len(dst))-1
 		body, info, header, err := c.get(ctx, o, from, to)
@@ -463,7 +463,7 @@ func explainResponse(r minio.ErrorResponse) error {
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
 		return errors.New(text + "; is store.region right?")
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("%s; the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role (%w)",
+		return fmt.Errorf("%s; the credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role (%w)",
 			text, fs.ErrPermission)
 	}
 	return errors.New(text)

@@ -25,8 +25,8 @@ func numbers(n, width, most int) []byte {
 
 // Open refuses a file that certainly does not hold tokens, with a diagnosis and a fix. If the dtype
 // is not a guess, it refuses only files that begin like another format.
-func TestOpenLooksAtTheContent(t *testing.T) {
-	behind := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }
+func TestOpenInspectsTheContent(t *testing.T) {
+	after := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }
 	const wide = `say token_dtype = "uint32"; if these are uint16 tokens, say token_dtype = "uint16"`
 	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
 	for name, test := range map[string]struct {
@@ -47,27 +47,27 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
 		"int64":                 {numbers(40_000, 8, 50_257), `as in a file of int64 tokens: say token_dtype = "int64"; if`, true},
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
-		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
-		"llm.c":                 {behind(header(20240520, 1)), "is cut off: its shape is", false},
-		"llm.c for Llama 3":     {behind(header(20240801, 7)), "of uint32, but the file has only 8984 bytes of data", false},
-		"evaluation of llm.c":   {behind(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
-		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file next to it", false},
-		"gzip":                  {behind("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
-		"zstd":                  {behind("\x28\xb5\x2f\xfd"), "compressed with zstd", false},
-		"xz":                    {behind("\xfd7zXZ\x00"), "compressed with xz", false},
-		"zip":                   {behind("PK\x03\x04"), "is a zip archive", false},
-		"Parquet":               {behind("PAR1"), "is a Parquet file", false},
-		"HDF5":                  {behind("\x89HDF\r\n\x1a\n"), "is an HDF5 file", false},
-		"ELF":                   {behind("\x7fELF\x02\x01"), "is a program (ELF)", false},
-		"PDF":                   {behind("%PDF-1.7\n"), "is a PDF document", false},
-		"pickle":                {behind("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
-		"pickle of protocol 5":  {behind("\x80\x05\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
+		"npy":                   {after("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
+		"llm.c":                 {after(header(20240520, 1)), "is cut off: its shape is", false},
+		"llm.c for Llama 3":     {after(header(20240801, 7)), "of uint32, but the file has only 8984 bytes of data", false},
+		"evaluation of llm.c":   {after(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
+		"index of Megatron-LM":  {after("MMIDIDX\x00\x00\x01"), "name the .bin file next to it", false},
+		"gzip":                  {after("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
+		"zstd":                  {after("\x28\xb5\x2f\xfd"), "compressed with zstd", false},
+		"xz":                    {after("\xfd7zXZ\x00"), "compressed with xz", false},
+		"zip":                   {after("PK\x03\x04"), "is a zip archive", false},
+		"Parquet":               {after("PAR1"), "is a Parquet file", false},
+		"HDF5":                  {after("\x89HDF\r\n\x1a\n"), "is an HDF5 file", false},
+		"ELF":                   {after("\x7fELF\x02\x01"), "is a program (ELF)", false},
+		"PDF":                   {after("%PDF-1.7\n"), "is a PDF document", false},
+		"pickle":                {after("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
+		"pickle of protocol 5":  {after("\x80\x05\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
 		"int32 with -100":       {bytes.Repeat([]byte{7, 1, 0, 0, 9, 0, 0, 0, 0x9c, 0xff, 0xff, 0xff}, 5000), wide, true},
-		"safetensors":           {behind("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "safetensors header is wrong", false},
-		"tar":                   {behind(strings.Repeat("\x00", 257) + "ustar\x00"), "is a tar archive", false},
+		"safetensors":           {after("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "safetensors header is wrong", false},
+		"tar":                   {after(strings.Repeat("\x00", 257) + "ustar\x00"), "is a tar archive", false},
 		"Git LFS":               {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"), "git lfs pull", false},
-		"HTML":                  {behind("<!DOCTYPE html>\n"), "is an HTML page", false},
-		"a first token of gzip": {behind("\x1f\x8b\x07\x00"), "", true},
+		"HTML":                  {after("<!DOCTYPE html>\n"), "is an HTML page", false},
+		"a first token of gzip": {after("\x1f\x8b\x07\x00"), "", true},
 	} {
 		path := filepath.Join(t.TempDir(), "train.bin")
 		must(t, os.WriteFile(path, test.raw[:len(test.raw)&^1], 0o600))
