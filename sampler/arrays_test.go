@@ -13,31 +13,32 @@ import (
 	"batchfs/cache/array"
 )
 
-// A stub is an array without files: number i of it is salt+i, in the bits that the dtype has. It notes what it is asked for.
+// A stub is an array without files. Number i is salt+i, truncated to the dtype. It records what is
+// read. Tests may read it concurrently.
 type stub struct {
-	dtype array.DType
-	axes  []int
-	runs  []array.Extent
-	vocab int64
-	salt  int64
-	list  []int64 // the numbers instead, if it is not nil
-	zeros bool    // all numbers are 0 instead
+	dtype   array.DType
+	axes    []int
+	extents []array.Extent
+	vocab   int64
+	salt    int64
+	values  []int64 // if not nil, the numbers
+	zeros   bool    // whether all numbers are 0
 
-	mu      sync.Mutex // guards what follows, for tests that read concurrently
-	bytes   int64      // fetched
-	most    int        // bytes of one window
-	windows int        // windows of one Read
+	mu        sync.Mutex // guards the fields below
+	bytes     int64      // total read
+	maxWindow int        // bytes of the largest window
+	windows   int        // most windows in one Read
 }
 
 func (s *stub) DType() array.DType                  { return s.dtype }
 func (s *stub) Axes() []int                         { return s.axes }
 func (s *stub) VocabSize() int64                    { return s.vocab }
-func (s *stub) Extents() []array.Extent             { return s.runs }
+func (s *stub) Extents() []array.Extent             { return s.extents }
 func (s *stub) Locate(pos int64) array.Location     { return array.Location{Path: "stub", Index: pos} }
 func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
 func (s *stub) Len() int64 {
-	last := s.runs[len(s.runs)-1]
+	last := s.extents[len(s.extents)-1]
 	return last.Start + last.Len
 }
 
@@ -46,7 +47,7 @@ func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 	s.windows = max(s.windows, len(ws))
 	for _, w := range ws {
 		size := w.Len * s.dtype.Size()
-		s.bytes, s.most = s.bytes+int64(size), max(s.most, size)
+		s.bytes, s.maxWindow = s.bytes+int64(size), max(s.maxWindow, size)
 	}
 	s.mu.Unlock()
 	for i, w := range ws {
@@ -55,13 +56,13 @@ func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 		switch {
 		case s.zeros:
 			raw = raw[:size]
-		case s.list != nil:
-			for _, number := range s.list[w.Start:][:w.Len] {
+		case s.values != nil:
+			for _, number := range s.values[w.Start:][:w.Len] {
 				raw = appendToken(raw, number, s.dtype.Size())
 			}
 		default:
-			for at := range int64(w.Len) {
-				raw = appendToken(raw, s.salt+w.Start+at, s.dtype.Size())
+			for n := range int64(w.Len) {
+				raw = appendToken(raw, s.salt+w.Start+n, s.dtype.Size())
 			}
 		}
 		if err := visit(i, raw); err != nil {
@@ -71,45 +72,46 @@ func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 	return nil
 }
 
-// newNumbered is an array with one run of so many elements.
+// newNumbered returns an array with one extent.
 func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
-	return &stub{dtype: dtype, runs: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
+	return &stub{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
-// numbersOf is how many numbers an element of an array has.
+// numbersOf returns how many numbers an element of an array has.
 func numbersOf(a Array) int64 { return int64(columnOf(a).numbers) }
 
-// wanted is batch k by the definition of its arrays: number by number, of what the segments of its rows say.
-func wanted(t testing.TB, q *Sequence, sources []Source, k uint64) (all []byte) {
+// expectedBatch computes batch k number by number, from the segments of its rows.
+func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch []byte) {
 	T := q.BlockSize
 	if q.Layout == Elements {
 		T = 0
 	}
 	for _, a := range q.Batch().Arrays {
-		put := func(v int64) { all = appendToken(all, v, a.DType.Size()) }
+		put := func(v int64) { batch = appendToken(batch, v, a.DType.Size()) }
 		for j := range q.BatchSize {
 			source, segments, err := q.Segments(k, j)
 			must(t, err)
-			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0 // positions; numbers of segments
+			// For each index in the row: the position in the source, and the number of the segment.
+			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0
 			for n, s := range segments {
 				for i := range s.Len {
 					slots[s.At+i], segment[s.At+i] = s.Start+int64(i), n
 				}
 				used = s.At + s.Len
 			}
-			elements := func(of Array, first, count int, filler int64) {
-				n := numbersOf(of)
+			elements := func(from Array, first, count int, filler int64) {
+				n := numbersOf(from)
 				for _, slot := range slots[first : first+count] {
 					for c := range n {
 						if slot >= 0 {
-							put(of.(*stub).salt + slot*n + c)
+							put(from.(*stub).salt + slot*n + c)
 						} else {
 							put(filler)
 						}
 					}
 				}
 			}
-			begins := []int{0} // of documents
+			begins := []int{0} // starts of documents
 			for i := 1; i <= T; i++ {
 				if segment[i] != segment[i-1] {
 					begins = append(begins, i)
@@ -155,16 +157,16 @@ func wanted(t testing.TB, q *Sequence, sources []Source, k uint64) (all []byte) 
 			}
 		}
 	}
-	return all
+	return batch
 }
 
-// Every array of a batch is what the segments of its rows say, of whatever dtype, axes, documents and sources. However a reader cuts
-// batches, the bytes are the same.
+// Each array of a batch follows from the segments of its rows, for every dtype, shape, kind of rows
+// and mixture, and its bytes do not depend on how a reader splits its reads.
 func TestBatchesAreTheirSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	axes := [][]int{nil, {1}, {3}, {2, 5}, {3, 1, 2}}
 	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
-	for round := range few(150, 1000) {
+	for round := range attempts(150, 1000) {
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
 			Layout: []Layout{XY, WholeRows, Elements}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],
@@ -174,7 +176,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 		switch {
 		case s.Layout == Elements:
 			main = newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...)
-		case round%2 == 0: // rows of documents
+		case round%2 == 0: // rows made of documents
 			main, salt = newNumbered(array.Uint32, 0, 0), 0
 			s.Rows, s.Ends, s.EOT, s.Documents = documentKinds[r.IntN(3)], EndsByIndex, uint64(r.IntN(2))*50256, r.IntN(3) > 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
@@ -191,7 +193,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			if round < 6 {
 				count = groupDocuments + r.IntN(groupDocuments)
 			}
-			ends := append(documentEndsAt{int64(s.BlockSize) + 1}, someDocuments(r, count, 50)...)
+			ends := append(documentEndsAt{int64(s.BlockSize) + 1}, randomDocuments(r, count, 50)...)
 			for i := range ends[1:] {
 				ends[i+1] += ends[0]
 			}
@@ -204,8 +206,8 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 		q, err := New(sources, s)
 		must(t, err)
 		for _, k := range []uint64{0, r.Uint64N(1000), MaxBatches - 2} {
-			want := append(wanted(t, q, sources, k), wanted(t, q, sources, k+1)...)
-			for range few(20, 60) {
+			want := append(expectedBatch(t, q, sources, k), expectedBatch(t, q, sources, k+1)...)
+			for range attempts(20, 60) {
 				from := r.IntN(len(want))
 				to := from + 1 + r.IntN(len(want)-from)
 				if from%8 == 0 {
@@ -221,44 +223,45 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 	}
 }
 
-// An element of many mebibytes is read for what a request shows of it, and so are many small ones, wherever the request begins.
+// A read fetches little more than it returns, from one element of many mebibytes or from many small
+// ones, wherever it starts.
 func TestReadsFetchWhatIsShown(t *testing.T) {
 	const request = 1 << 20
 	for _, test := range []struct {
-		axes    []int
-		rows    int
-		dtype   array.DType
-		off, of int64 // of the requests, and how many bytes of the batch are read
+		axes     []int
+		rows     int
+		dtype    array.DType
+		off, end int64 // bytes of the batch to read
 	}{
 		{[]int{16 << 20}, 2, array.Float32, 0, 128 << 20},      // elements of 64 MiB
-		{[]int{4096, 4096}, 2, array.Float32, 1, 16 << 20},     // in the middle of numbers
-		{[]int{1 << 20, 3}, 3, array.Float64, 12345, 20 << 20}, // over the ends of elements
-		{[]int{1000, 1000}, 2, array.Uint8, 0, 2e6},            // of single bytes
-		{[]int{8}, 1 << 20, array.Float16, 3, 8 << 20},         // small ones
+		{[]int{4096, 4096}, 2, array.Float32, 1, 16 << 20},     // cuts through numbers
+		{[]int{1 << 20, 3}, 3, array.Float64, 12345, 20 << 20}, // crosses elements
+		{[]int{1000, 1000}, 2, array.Uint8, 0, 2e6},            // single bytes
+		{[]int{8}, 1 << 20, array.Float16, 3, 8 << 20},         // many small elements
 	} {
 		from := newNumbered(test.dtype, 0, 1<<22, test.axes...)
 		from.zeros = true
 		q, err := New([]Source{{Main: from}}, Settings{Name: "train", BatchSize: test.rows, DType: Native, Layout: Elements, Order: Shuffle, World: 1})
 		must(t, err)
 		dst := make([]byte, request)
-		for off := test.off; off < test.of; off += request {
-			must(t, q.Read(dst[:min(request, test.of-off)], 0, off))
+		for off := test.off; off < test.end; off += request {
+			must(t, q.Read(dst[:min(request, test.end-off)], 0, off))
 		}
-		read := test.of - test.off
+		read := test.end - test.off
 		rowsRead := read/q.Batch().RowBytes(0) + 1
-		if slack := (2*read/request + 2*rowsRead + 2) * 8; from.bytes > read+slack || from.most > request+16 {
-			t.Errorf("%v: %d bytes are fetched for %d, %d at once", test.axes, from.bytes, read, from.most)
+		if slack := (2*read/request + 2*rowsRead + 2) * 8; from.bytes > read+slack || from.maxWindow > request+16 {
+			t.Errorf("%v: %d bytes are fetched for %d, %d at once", test.axes, from.bytes, read, from.maxWindow)
 		}
 	}
 }
 
-// One small array costs its own elements: of the others nothing is read.
+// Reading one small array fetches nothing of the others.
 func TestOneArrayReadsItsOwn(t *testing.T) {
 	var sources []Source
-	var all []*stub
+	var arrays []*stub
 	for range 2 {
 		tokens, mask := newNumbered(array.Uint16, 0, 1e6), newNumbered(array.Uint8, 0, 1e6)
-		all = append(all, tokens, mask)
+		arrays = append(arrays, tokens, mask)
 		sources = append(sources, Source{Main: tokens, Aligned: []Array{mask}})
 	}
 	q, err := New(sources, Settings{Name: "train", BatchSize: 4, BlockSize: 1000, DType: Native, Layout: XY, Order: Random, World: 1,
@@ -266,21 +269,22 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 	must(t, err)
 	for _, test := range []struct {
 		name   string
-		tokens int64 // bytes fetched of them
+		tokens int64 // fetched, in bytes
 		mask   int64
 	}{{"source", 0, 0}, {"mask", 0, 4000}, {"x", 8000, 0}} {
-		for _, a := range all {
+		for _, a := range arrays {
 			a.bytes = 0
 		}
 		a := q.Batch().Arrays[slices.IndexFunc(q.Batch().Arrays, func(a array.Array) bool { return a.Name == test.name })]
 		must(t, q.Read(make([]byte, a.Bytes()), 5, a.Offset))
-		if tokens, mask := all[0].bytes+all[2].bytes, all[1].bytes+all[3].bytes; tokens != test.tokens || mask != test.mask {
+		if tokens, mask := arrays[0].bytes+arrays[2].bytes, arrays[1].bytes+arrays[3].bytes; tokens != test.tokens || mask != test.mask {
 			t.Errorf("%s: %d bytes of tokens and %d of masks are read, want %d and %d", test.name, tokens, mask, test.tokens, test.mask)
 		}
 	}
 }
 
-// Every pair of integer dtypes, with the numbers at the limits of each, is as arithmetic says: what the dtype cannot hold is told.
+// Conversion between every pair of integer dtypes agrees with arithmetic, at the limits of each
+// dtype, and reports numbers that the target cannot hold.
 func TestConvertEveryPair(t *testing.T) {
 	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 	limits := func(d array.DType) (least, most *big.Int) {
@@ -302,7 +306,7 @@ func TestConvertEveryPair(t *testing.T) {
 		least, most := limits(d)
 		return n.Cmp(least) >= 0 && n.Cmp(most) <= 0
 	}
-	// bits are a number's, in two's complement.
+	// bits returns a number in two's complement.
 	bits := func(n *big.Int) int64 {
 		return int64(new(big.Int).And(n, new(big.Int).SetUint64(1<<64-1)).Uint64())
 	}
@@ -311,7 +315,7 @@ func TestConvertEveryPair(t *testing.T) {
 		for _, to := range integers {
 			for round := range 200 {
 				n, most := 1+rand.IntN(40), len(numbers)
-				if round < len(numbers) { // each alone too
+				if round < len(numbers) { // also each number alone
 					n, most = 1, 1
 				}
 				var raw, want []byte
@@ -323,7 +327,7 @@ func TestConvertEveryPair(t *testing.T) {
 						bad = i
 					}
 				}
-				odd := rand.IntN(8) // numbers need not be aligned
+				odd := rand.IntN(8) // numbers may be unaligned
 				src, dst := append(make([]byte, odd), raw...)[odd:], make([]byte, odd+len(want))[odd:]
 				if got := newConverter(to, from)(dst, src); got != bad || bad < 0 && !bytes.Equal(dst, want) {
 					t.Fatalf("%s to %s: % x: number %d does not fit, want %d; % x, want % x", from, to, raw, got, bad, dst, want)
@@ -333,13 +337,13 @@ func TestConvertEveryPair(t *testing.T) {
 	}
 }
 
-// What no file can hold is refused in words: no size wraps.
+// New rejects batches that no file can hold, instead of letting sizes overflow.
 func TestNewRefusesArrays(t *testing.T) {
 	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {
-		main, beside Array
-		want         string
+		main, aligned Array
+		want          string
 	}{
 		{newNumbered(array.Float64, 0, 1, 1<<20, 1<<20), nil, "a batch of 16777216 rows would be larger than 4611686018427387904 bytes, which no file is; set batch_size to fewer"},
 		{newNumbered(array.Uint8, 0, 1), newNumbered(array.Float64, 0, 1, 1<<40), "larger than"},
@@ -349,12 +353,12 @@ func TestNewRefusesArrays(t *testing.T) {
 		{newNumbered(array.Uint8, 0, 1), newNumbered(array.Uint8, 0, 2), "array has 2 elements, but there are 1 in array"},
 	} {
 		from, s := Source{Main: test.main}, s
-		if test.beside != nil {
-			from.Aligned, s.Arrays = []Array{test.beside}, []AlignedArray{{"beside", AtY}}
+		if test.aligned != nil {
+			from.Aligned, s.Arrays = []Array{test.aligned}, []AlignedArray{{"beside", AtY}}
 		}
 		_, err := New([]Source{from}, s)
 		if err == nil && test.want != "" || err != nil && (test.want == "" || !strings.Contains(err.Error(), test.want)) {
-			t.Errorf("%v and %v: error %v, want %q", test.main.Axes(), test.beside, err, test.want)
+			t.Errorf("%v and %v: error %v, want %q", test.main.Axes(), test.aligned, err, test.want)
 		}
 	}
 }

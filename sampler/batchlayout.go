@@ -11,89 +11,91 @@ import (
 type batchArray struct {
 	name    string
 	dtype   array.DType
-	derived derivation // what it computes, or copied
-	column  int        // of a copied part: the array of the source, 0 for the main one
-	first   int        // index in the row of the first number it takes
-	shape   []int      // of what it takes of a row
-	masked  bool       // an element that is not of the document of the one before is maskedTarget
-	filler  int64      // what fills a row up behind its tokens
+	derived derivation // origin of its numbers
+	column  int        // if copied, number of the array in the source; 0 is the main one
+	first   int        // index in the source's row of the first number
+	shape   []int      // shape of a row
+	masked  bool       // whether a target of another document than its x is maskedTarget
+	filler  int64      // padding of a row
 
-	len     int       // numbers it takes of a row
-	size    int       // bytes of a number, of dtype
-	offset  int       // of the array in the batch, in bytes
-	convert converter // to dtype, of a copied part
+	rowLen  int       // numbers in a row
+	size    int       // bytes of a number
+	offset  int       // bytes from the start of the batch
+	convert converter // if copied, to dtype
 }
 
-// A derivation is what an array holds that is in no file.
+// A derivation is where the numbers of an array come from.
 type derivation uint8
 
 const (
-	copied        derivation = iota
-	documentEnds             // where the documents of x end: 0, the index behind the last token of each, and T up to the end
-	documentIndex            // of each token of x, its index in its document, or in the row where that begins before
-	tokensOfRow              // how many x of the row are tokens; the others fill it up
-	sourceOfRow              // the number of the row's source
+	copied        derivation = iota // read from the source
+	documentEnds                    // 0, the index after each document's last token in x, then T
+	documentIndex                   // index of each x within the part of its document in the row
+	tokensOfRow                     // number of x that are tokens; the others are padding
+	sourceOfRow                     // number of the row's source
 )
 
-// maskedTarget is the target that PyTorch's cross entropy leaves out, unless it is told otherwise.
+// maskedTarget is the target that PyTorch's cross entropy ignores by default.
 const maskedTarget = -100
 
-// A batchLayout has the arrays of a batch. Nothing else knows which arrays there are.
+// A batchLayout is the list of arrays in a batch. Nothing else knows which there are.
 type batchLayout struct {
-	list    []batchArray
+	arrays  []batchArray
 	batch   array.Batch
-	columns []column // of the source
-	derives bool     // putRow has numbers to put
+	columns []sourceColumn // arrays of a source
+	derives bool           // whether putDerived has numbers to write
 }
 
-// A column is an array of a source, as all sources have it.
-type column struct {
-	stored  array.DType
-	width   int // bytes of a number
-	numbers int // of an element
+// A sourceColumn is an array of a source; all sources of a mixture have the same columns.
+type sourceColumn struct {
+	stored  array.DType // dtype in the files
+	width   int         // bytes of a number
+	numbers int         // numbers in an element
 }
 
-// text is number i of raw in words.
-func (c column) text(raw []byte, i int) string { return c.stored.Text(c.stored.Bits(raw[i*c.width:])) }
+// decimal formats number i of raw.
+func (c sourceColumn) decimal(raw []byte, i int) string {
+	return c.stored.Text(c.stored.Bits(raw[i*c.width:]))
+}
 
-func columnOf(a Array) column {
+func columnOf(a Array) sourceColumn {
 	n := 1
 	for _, axis := range a.Axes() {
 		n *= axis
 	}
-	return column{a.DType(), a.DType().Size(), n}
+	return sourceColumn{a.DType(), a.DType().Size(), n}
 }
 
-// newBatchLayout needs the arrays of one of the sources, which are alike.
+// newBatchLayout takes the arrays of one source, because all sources are alike.
 func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, error) {
-	var all batchLayout
+	var l batchLayout
 	for _, a := range arrays {
-		all.columns = append(all.columns, columnOf(a))
+		l.columns = append(l.columns, columnOf(a))
 		if n := len(a.Axes()); n > MaxAxes {
-			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Extents()[0].Name, n, MaxAxes)
+			return l, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Extents()[0].Name, n, MaxAxes)
 		}
 	}
-	if stored := all.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
-		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
+	if stored := l.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
+		return l, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
 	}
-	all.list = s.mainArrays(arrays[0].Axes())
-	main := len(all.list)
-	beside := s.alignedArrays(arrays, all.columns)
+	l.arrays = s.mainArrays(arrays[0].Axes())
+	main := len(l.arrays)
+	others := s.alignedArrays(arrays, l.columns)
 	if s.Documents {
-		beside = append(beside,
+		others = append(others,
 			batchArray{name: "cu_seqlens", dtype: array.Int32, derived: documentEnds, shape: []int{s.BlockSize + 1}},
 			batchArray{name: "positions", dtype: array.Int32, derived: documentIndex, shape: []int{s.BlockSize}})
 	}
-	if s.ofSegments() {
-		beside = append(beside, batchArray{name: "lengths", dtype: array.Int32, derived: tokensOfRow})
+	if s.hasDocumentRows() {
+		others = append(others, batchArray{name: "lengths", dtype: array.Int32, derived: tokensOfRow})
 	}
 	if sources > 1 {
-		beside = append(beside, batchArray{name: "source", dtype: array.Int16, derived: sourceOfRow})
+		others = append(others, batchArray{name: "source", dtype: array.Int16, derived: sourceOfRow})
 	}
-	// So that each number lies at a multiple of its size, where B*T is even.
-	slices.SortStableFunc(beside, func(a, b batchArray) int { return b.dtype.Size() - a.dtype.Size() })
-	all.list = append(all.list, beside...)
-	return all, all.lay(s.BatchSize, main)
+	// Larger numbers come first, so that each is aligned if B*T is even.
+	slices.SortStableFunc(others, func(a, b batchArray) int { return b.dtype.Size() - a.dtype.Size() })
+	l.arrays = append(l.arrays, others...)
+	return l, l.place(s.BatchSize, main)
 }
 
 func (s *Settings) mainArrays(axes []int) []batchArray {
@@ -113,7 +115,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 	return []batchArray{x, y}
 }
 
-func (s *Settings) alignedArrays(arrays []Array, columns []column) (list []batchArray) {
+func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list []batchArray) {
 	for i, b := range s.Arrays {
 		p := batchArray{name: b.Name, dtype: columns[i+1].stored, column: i + 1, shape: arrays[i+1].Axes()}
 		if s.Layout != Elements {
@@ -127,42 +129,43 @@ func (s *Settings) alignedArrays(arrays []Array, columns []column) (list []batch
 	return list
 }
 
-// maxBytes bounds the size of a batch, so that each byte has an offset.
+// maxBytes limits the size of a batch, so that every byte has an offset.
 const maxBytes = 1 << 62
 
-func (all *batchLayout) lay(rows, main int) error {
+// place assigns an offset to each array. main is the number of main arrays.
+func (l *batchLayout) place(rows, main int) error {
 	var arrays []array.Array
-	bytes := 0.0 // about, as there may be too many for an integer
-	for i := range all.list {
-		p := &all.list[i]
-		p.len, p.size = 1, p.dtype.Size()
-		bytesOfPart := float64(rows * p.size)
+	bytes := 0.0 // approximate, because the size may overflow an integer
+	for i := range l.arrays {
+		p := &l.arrays[i]
+		p.rowLen, p.size = 1, p.dtype.Size()
+		arrayBytes := float64(rows * p.size)
 		for _, axis := range p.shape {
-			p.len *= axis
-			bytesOfPart *= float64(axis)
+			p.rowLen *= axis
+			arrayBytes *= float64(axis)
 		}
-		bytes += bytesOfPart
+		bytes += arrayBytes
 		if p.derived == copied {
-			p.convert = newConverter(p.dtype, all.columns[p.column].stored)
+			p.convert = newConverter(p.dtype, l.columns[p.column].stored)
 		}
-		all.derives = all.derives || p.derived != copied
+		l.derives = l.derives || p.derived != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	if bytes > maxBytes {
 		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))
 	}
-	all.batch = array.NewBatch(main, arrays...)
-	for i, a := range all.batch.Arrays {
-		all.list[i].offset = int(a.Offset)
+	l.batch = array.NewBatch(main, arrays...)
+	for i, a := range l.batch.Arrays {
+		l.arrays[i].offset = int(a.Offset)
 	}
 	return nil
 }
 
-func (p *batchArray) ofDocuments() bool {
+func (p *batchArray) marksDocuments() bool {
 	return p.derived == documentEnds || p.derived == documentIndex
 }
 
-func (p *batchArray) rowBytes() int { return p.len * p.size }
+func (p *batchArray) rowBytes() int { return p.rowLen * p.size }
 
-// row is the byte at which row j of the array begins in a buffer in which its batch begins at byte base.
-func (p *batchArray) row(base, j int) int { return base + p.offset + j*p.rowBytes() }
+// rowOffset returns the offset of row j in a buffer whose batch begins at base.
+func (p *batchArray) rowOffset(base, j int) int { return base + p.offset + j*p.rowBytes() }

@@ -10,20 +10,20 @@ import (
 	"batchfs/cache/array"
 )
 
-// Elements say where a token of a row stands: those and no others of the batch hold it.
+// Elements names exactly the elements of a batch that hold a token.
 func TestElements(t *testing.T) {
 	const b, T = 3, 4
 	for layout, want := range map[Layout]string{XY: "[x[2, 3] y[2, 2]]", WholeRows: "[tokens[2, 3]]"} {
-		q := sequence(t, files(t, 2, 13), cache.Options{DType: array.Uint16}, Settings{BatchSize: b, BlockSize: T, Layout: layout, Order: Sequential})
+		q := sequence(t, writeFiles(t, 2, 13), cache.Options{DType: array.Uint16}, Settings{BatchSize: b, BlockSize: T, Layout: layout, Order: Sequential})
 		if got := fmt.Sprint(q.Elements(2, 3)); got != want {
 			t.Errorf("token 3 of row 2 is in %s, want %s", got, want)
 		}
 		if got := slices.Concat(q.Elements(0, -1), q.Elements(0, T+1)); len(got) > 0 {
 			t.Errorf("tokens outside the row are in %v", got)
 		}
-		batch, holders := read(t, q, 0), map[int64]map[string]bool{}
+		batch, holders := readBatch(t, q, 0), map[int64]map[string]bool{}
 		for _, a := range q.Batch().Arrays {
-			for j, row := range rows(batch[a.Offset:][:a.Bytes()], a.Shape[1]) {
+			for j, row := range batchRows(batch[a.Offset:][:a.Bytes()], a.Shape[1]) {
 				for i, token := range row {
 					if holders[token] == nil {
 						holders[token] = map[string]bool{}

@@ -12,9 +12,10 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Whole batches, one after the other, from a warm file of uint16 tokens: what any way to serve them costs at least.
+// BenchmarkRead reads whole batches in order from a cached file of uint16 tokens. No way of serving
+// batches can be faster.
 func BenchmarkRead(b *testing.B) {
-	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // the values do not matter
+	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // values do not matter
 	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
@@ -36,11 +37,11 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// What the bytes of a batch cost with arrays beside the tokens and with documents, next to x and y alone.
+// BenchmarkArrays compares x and y alone with documents and aligned arrays.
 func BenchmarkArrays(b *testing.B) {
 	const n = 16 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)
-	for i := range uint64(n) { // a document ends after some 600 of them
+	for i := range uint64(n) { // a document ends after about 600 tokens
 		token := i * 0x9e3779b97f4a7c15 >> 50
 		if token < 27 {
 			token = 0
@@ -64,12 +65,12 @@ func BenchmarkArrays(b *testing.B) {
 		for _, test := range []struct {
 			name     string
 			settings Settings
-			beside   []Array
+			aligned  []Array
 		}{
 			{"plain", plain, nil}, {"documents", documents, nil}, {"mask+top+documents", all, []Array{mask, top}},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
-				q, err := New([]Source{{Main: main, Aligned: test.beside}}, test.settings)
+				q, err := New([]Source{{Main: main, Aligned: test.aligned}}, test.settings)
 				must(b, err)
 				dst := make([]byte, q.Batch().Bytes())
 				b.SetBytes(int64(len(dst)))
@@ -83,7 +84,8 @@ func BenchmarkArrays(b *testing.B) {
 	}
 }
 
-// A row compared with a vocabulary, of either half of the sizes that there are.
+// BenchmarkVocabulary checks rows against a small and a large vocabulary, which take different
+// paths.
 func BenchmarkVocabulary(b *testing.B) {
 	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {
 		for _, size := range []int64{1 << 10, 1<<(8*dtype.Size()) - 1} {
@@ -100,14 +102,13 @@ func BenchmarkVocabulary(b *testing.B) {
 	}
 }
 
-// Building a pattern of the longest period should not take a thousand times as long for a thousand
-// times the sources.
+// A thousand times as many sources should not make the longest pattern a thousand times as slow.
 func BenchmarkPattern(b *testing.B) {
 	for _, sources := range []int{4, 4096} {
 		b.Run(fmt.Sprint(sources), func(b *testing.B) {
 			shares := slices.Repeat([]int{maxPeriod / sources}, sources)
 			for b.Loop() {
-				newPattern(shares)
+				buildPattern(shares)
 			}
 		})
 	}

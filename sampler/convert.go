@@ -8,11 +8,11 @@ import (
 	"batchfs/cache/array"
 )
 
-// A converter writes the numbers of raw to dst as numbers of another dtype. It returns the index of the first number that this dtype cannot
-// hold, or -1. Numbers are never wrapped.
+// A converter writes the numbers of raw to dst as another dtype. It returns the index of the first
+// number that this dtype cannot hold, or -1.
 type converter func(dst, raw []byte) (bad int)
 
-// newConverter needs two dtypes of integers, or one dtype twice.
+// newConverter takes two integer dtypes, or any dtype twice.
 func newConverter(to, from array.DType) converter {
 	if to.Size() != from.Size() {
 		return converters[to][from]
@@ -37,7 +37,7 @@ type integer interface {
 	uinteger | int8 | int16 | int32 | int64
 }
 
-// converters are of integers of unlike sizes, by the dtype that they convert to and then by the dtype that they convert from.
+// converters convert between integers of different sizes, by the dtype to convert to, then from.
 var converters = map[array.DType]map[array.DType]converter{
 	array.Uint8: convertersTo[uint8](), array.Uint16: convertersTo[uint16](),
 	array.Uint32: convertersTo[uint32](), array.Uint64: convertersTo[uint64](),
@@ -52,32 +52,32 @@ func convertersTo[D integer]() map[array.DType]converter {
 	}
 }
 
-// convert takes eight numbers at a time: a loop over single numbers is so short that it takes twice as long where its code happens to cross a
-// cache line.
+// convert takes eight numbers at a time. A loop over single ones is so short that it takes twice as
+// long if it happens to cross a cache line.
 func convert[D, S integer](dst, raw []byte) (bad int) {
-	from, to, changed := as[S](raw), as[D](dst), uint64(0)
-	for len(from) >= 8 && len(to) >= 8 { // both, so that the compiler leaves out the checks of bounds
+	from, to, changed := viewAs[S](raw), viewAs[D](dst), uint64(0)
+	for len(from) >= 8 && len(to) >= 8 { // both, so that the compiler drops bounds checks
 		a, b, c, d := from[0], from[1], from[2], from[3]
-		changed |= put(&to[0], a) | put(&to[1], b) | put(&to[2], c) | put(&to[3], d)
+		changed |= convertNumber(&to[0], a) | convertNumber(&to[1], b) | convertNumber(&to[2], c) | convertNumber(&to[3], d)
 		a, b, c, d = from[4], from[5], from[6], from[7]
-		changed |= put(&to[4], a) | put(&to[5], b) | put(&to[6], c) | put(&to[7], d)
+		changed |= convertNumber(&to[4], a) | convertNumber(&to[5], b) | convertNumber(&to[6], c) | convertNumber(&to[7], d)
 		from, to = from[8:], to[8:]
 	}
 	for i, v := range from {
-		changed |= put(&to[i], v)
+		changed |= convertNumber(&to[i], v)
 	}
 	if changed == 0 {
 		return -1
 	}
-	return slices.IndexFunc(as[S](raw), func(v S) bool { return put(new(D), v) != 0 })
+	return slices.IndexFunc(viewAs[S](raw), func(v S) bool { return convertNumber(new(D), v) != 0 })
 }
 
-// put returns 0 if the number stays the same.
-func put[D, S integer](to *D, v S) (changed uint64) {
+// convertNumber stores v in to, and returns 0 if D can hold v.
+func convertNumber[D, S integer](to *D, v S) (changed uint64) {
 	d := D(v)
 	*to = d
 	switch {
-	case unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0): // D has all numbers of S
+	case unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0): // D has every S
 		return 0
 	case (d < 0) != (v < 0):
 		return 1
@@ -85,13 +85,13 @@ func put[D, S integer](to *D, v S) (changed uint64) {
 	return uint64(d) ^ uint64(v)
 }
 
-// holds reports whether an integer dtype has a number.
-func holds(dtype array.DType, n uint64) bool {
+// canHold reports whether an integer dtype can hold n.
+func canHold(dtype array.DType, n uint64) bool {
 	return newConverter(dtype, array.Uint64)(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, n)) < 0
 }
 
-// as views b as numbers. It does not swap bytes: the machine must be little-endian, as files and batches are.
-func as[N integer](b []byte) []N {
+// viewAs returns b as numbers. The machine must be little-endian, as files and batches are.
+func viewAs[N integer](b []byte) []N {
 	var n N
 	return unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(n)))
 }

@@ -10,32 +10,34 @@ import (
 	"sync/atomic"
 )
 
-// A Segment is tokens of one document that stand side by side in a row.
+// A Segment is a stretch of a source's tokens in a row: the part from one document or, with rows of
+// Windows, the whole row.
 type Segment struct {
-	Start    int64 // position in the source of its first token
+	Start    int64 // position in the source of the first token
 	Len      int   // tokens
-	At       int   // index in the row of its first token
-	Document int64 // its number in the source; -1: unknown
+	At       int   // index in the row of the first token
+	Document int64 // number in the source; -1: unknown
 }
 
-// documentRows are rows made of documents, in the order of their first tokens. Documents are laid
-// into rows in groups, so that a row needs one group only, and only the number of rows of each
-// group is kept.
+// documentRows are rows made of documents, ordered by their first tokens. Documents are laid into
+// rows in groups, so that finding a row takes one group. Only the number of rows in each group
+// stays in memory.
 type documentRows struct {
 	documents Documents
 	windowSpec
-	sums    prefixSums // of each group's rows
-	packers sync.Pool  // of *groupPacker, each for one group at a time
+	sums    prefixSums // rows up to the end of each group
+	packers sync.Pool  // *groupPacker values
 	tables  *Tables
-	cached  []atomic.Pointer[group] // by group; nil: it is not in memory
+	cached  []atomic.Pointer[rowGroup] // one per group; nil unless it is cached
 }
 
-// Larger groups waste less of a row, and take more memory and time to make.
+// groupDocuments is the number of documents in a group. Larger groups need less padding, but more
+// memory and time.
 const groupDocuments = 4096
 
-// cut returns into what a document of n tokens is cut: full segments of T+1 tokens, T apart, and a
-// shorter rest. A rest of one token is left out, unless it is the whole document: it is the last
-// token of the segment before.
+// cut cuts a document of n tokens into full segments of T+1 tokens that start T apart, and a
+// shorter rest. A rest of one token is dropped unless it is the whole document: the segment before
+// already ends with it.
 func (w windowSpec) cut(n int64) (full int64, rest int32) {
 	if n <= w.step {
 		return 0, int32(n)
@@ -50,28 +52,28 @@ func (w windowSpec) cut(n int64) (full int64, rest int32) {
 	return full, rest
 }
 
-// A group is never written once it is kept.
-type group struct {
-	rowRuns  []rowRun // by row; behind the last one, an entry that ends it
+// A rowGroup is immutable once it is cached.
+type rowGroup struct {
+	rowRuns  []rowRun // sorted by row, with a sentinel at the end
 	segments []groupSegment
 }
 
-// A rowRun is one row, or several full rows of a document, T tokens apart.
+// A rowRun is one row, or several full rows of one document that start T tokens apart.
 type rowRun struct {
-	row   int64 // the first, in the group
-	first int32 // its first segment
+	row   int64 // number of the first row in the group
+	first int32 // index of its first segment
 }
 
 type groupSegment struct {
 	start    int64
 	len      int32
-	document int32 // in the group
+	document int32 // number in the group
 }
 
-// newDocumentRows counts the rows of a source, unless sums are what it counted before.
+// newDocumentRows counts the rows of each group, unless sums already holds them.
 func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
-	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, cached: make([]atomic.Pointer[group], groups)}
+	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, cached: make([]atomic.Pointer[rowGroup], groups)}
 	r.packers.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
@@ -105,21 +107,21 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 	return r, nil
 }
 
-// A groupPacker makes one group after the other, in the same memory.
+// A groupPacker computes one group after the other, in the same memory.
 type groupPacker struct {
-	group
-	bounds []int64 // the first token of the group, and the end of each document
-	rests  []int32 // lengths of the segments shorter than a row
-	packer *packer // of packed rows, else nil
-	next   []int32 // of each row of these: one more than where its next segment goes, or 0
+	rowGroup
+	bounds      []int64 // start of the group, then the end of each document
+	rests       []int32 // lengths of the segments that are shorter than a row
+	packer      *packer // nil unless rows are packed
+	nextSegment []int32 // index of the next segment of each row of rests, plus one; 0: not begun
 }
 
-// load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
+// load reads where the documents of group g end, cuts and packs them, and returns their rows.
 func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
-	// The group begins where the one before ends, and the first group at 0.
+	// A group begins where the previous one ends, and the first at 0.
 	if err := r.documents.Ends(max(first-1, 0), p.bounds[1-min(g, 1):]); err != nil {
 		return 0, err
 	}
@@ -137,10 +139,10 @@ func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	return rows + int64(len(p.packer.count)), nil
 }
 
-// lay lays the documents that were loaded into the rows of p.group.
+// lay builds p.group from the documents that were loaded last.
 func (r *documentRows) lay(p *groupPacker) {
-	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
-	clear(p.next)
+	p.nextSegment = append(p.nextSegment[:0], p.rests...) // at most this many rows
+	clear(p.nextSegment)
 	p.rowRuns, p.segments = p.rowRuns[:0], p.segments[:0]
 	rows, rest := int64(0), 0
 	begin := func(count int64, segments int32) (first int32) {
@@ -164,11 +166,11 @@ func (r *documentRows) lay(p *groupPacker) {
 			into = int(p.packer.row[rest])
 			segments = p.packer.count[into]
 		}
-		if p.next[into] == 0 {
-			p.next[into] = begin(1, segments) + 1
+		if p.nextSegment[into] == 0 {
+			p.nextSegment[into] = begin(1, segments) + 1
 		}
-		p.segments[p.next[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
-		p.next[into]++
+		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
+		p.nextSegment[into]++
 		rest++
 	}
 	begin(0, 0)
@@ -176,7 +178,7 @@ func (r *documentRows) lay(p *groupPacker) {
 
 func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	number, in := r.sums.find(row)
-	g, err := r.group(int64(number))
+	g, err := r.loadGroup(int64(number))
 	if err != nil {
 		return list, err
 	}
@@ -196,9 +198,9 @@ func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
 	return list, nil
 }
 
-// holding returns one row, two if the token ends a segment and begins the next, or none if its
-// document is cut off before it.
-func (r *documentRows) holding(pos int64) (list []rowRange, err error) {
+// rowsHolding returns one row, two if the token ends a segment and begins the next, or none if the
+// rows of its document end before it.
+func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 	document, err := r.documents.Of(pos)
 	if err != nil {
 		return nil, err
@@ -220,17 +222,17 @@ func (r *documentRows) holding(pos int64) (list []rowRange, err error) {
 
 func (r *documentRows) groups() []int64 { return r.sums }
 
-func (r *documentRows) group(g int64) (*group, error) {
-	if found := r.cached[g].Load(); found != nil {
+func (r *documentRows) loadGroup(number int64) (*rowGroup, error) {
+	if found := r.cached[number].Load(); found != nil {
 		return found, nil
 	}
 	p := r.packers.Get().(*groupPacker)
 	defer r.packers.Put(p)
-	if _, err := r.load(p, g); err != nil {
-		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
+	if _, err := r.load(p, number); err != nil {
+		return nil, fmt.Errorf("documents %d to %d: %w", number*groupDocuments, min((number+1)*groupDocuments, r.documents.Count())-1, err)
 	}
 	r.lay(p)
-	made := &group{slices.Clone(p.rowRuns), slices.Clone(p.segments)}
-	cacheTable(r.tables, &r.cached[g], made, 16*int64(len(made.rowRuns)+len(made.segments)))
-	return made, nil
+	g := &rowGroup{slices.Clone(p.rowRuns), slices.Clone(p.segments)}
+	cacheTable(r.tables, &r.cached[number], g, 16*int64(len(g.rowRuns)+len(g.segments)))
+	return g, nil
 }

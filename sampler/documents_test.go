@@ -14,7 +14,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// documentEndsAt are documents that end at these positions.
+// documentEndsAt are Documents with these ends.
 type documentEndsAt []int64
 
 func (d documentEndsAt) Count() int64 { return int64(len(d)) }
@@ -32,11 +32,11 @@ func (d documentEndsAt) Ends(first int64, ends []int64) error {
 	return nil
 }
 
-// someDocuments are count documents of up to most tokens.
-func someDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
+// randomDocuments returns count documents of up to most tokens, or a few times that.
+func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	end := int64(0)
 	for range count {
-		n := 1 + r.Int64N(1+r.Int64N(most)) // most of them short
+		n := 1 + r.Int64N(1+r.Int64N(most)) // mostly short
 		if r.IntN(20) == 0 {
 			n = 1 + r.Int64N(10*most)
 		}
@@ -46,14 +46,14 @@ func someDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	return ends
 }
 
-// documented is a source with these documents, whose tokens are their positions.
-func documented(dtype array.DType, ends documentEndsAt) Source {
-	s := stubs(dtype, []int64{ends[len(ends)-1]})[0]
+// documentSource returns a source with these documents, whose tokens equal their positions.
+func documentSource(dtype array.DType, ends documentEndsAt) Source {
+	s := stubSources(dtype, []int64{ends[len(ends)-1]})[0]
 	s.Documents = ends
 	return s
 }
 
-// rowsOf are the rows of documents, by the rules of docs/orders.md and no index.
+// rowsOf returns all rows of documents, straight from the rules in docs/orders.md.
 func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var segments []Segment
@@ -62,8 +62,8 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 			if d > 0 {
 				start = ends[d-1]
 			}
-			for at := start; at == start || at < ends[d]-1; at += t {
-				segments = append(segments, Segment{Start: at, Len: int(min(t+1, ends[d]-at)), Document: int64(d)})
+			for first := start; first == start || first < ends[d]-1; first += t {
+				segments = append(segments, Segment{Start: first, Len: int(min(t+1, ends[d]-first)), Document: int64(d)})
 				if kind == DocumentFirst {
 					break
 				}
@@ -81,7 +81,7 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 			room     int
 		}
 		var packed [][]Segment
-		var changed []row // those with room, latest last
+		var changed []row // rows with room, the one changed last at the end
 		for _, p := range segments {
 			best, to := -1, row{room: int(t) + 1}
 			for i, row := range changed {
@@ -104,10 +104,10 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 		}
 		for _, row := range packed {
 			slices.SortFunc(row, func(a, b Segment) int { return int(a.Start - b.Start) })
-			at := 0
+			index := 0
 			for i := range row {
-				row[i].At = at
-				at += row[i].Len
+				row[i].At = index
+				index += row[i].Len
 			}
 		}
 		slices.SortFunc(packed, func(a, b []Segment) int { return int(a[0].Start - b[0].Start) })
@@ -118,16 +118,17 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 
 var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 
-// Rows are made of segments as docs/orders.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
+// Rows have the segments that docs/orders.md prescribes, whatever the groups, and every token is in
+// a row unless rows hold only the beginnings of documents.
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {
 		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
-			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T%99, 3*groupDocuments-7)} {
-				ends := someDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
+			for _, count := range []int{1, 2, 40, attempts(40, groupDocuments), attempts(groupDocuments+T%99, 3*groupDocuments-7)} {
+				ends := randomDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
 				s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
 					Rows: kind, Ends: EndsByIndex}
-				q, err := New([]Source{documented(array.Uint32, ends)}, s)
+				q, err := New([]Source{documentSource(array.Uint32, ends)}, s)
 				must(t, err)
 				want := rowsOf(kind, int64(T), ends)
 				if int(q.RowsPerEpoch()) != len(want) {
@@ -150,15 +151,16 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-// Ends of documents that no test should read.
+// neverRead fails a test that reads ends of documents.
 type neverRead struct{ documentEndsAt }
 
 func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
 
-// Rows of windows say the same of documents, read whole and in any parts, where a token ends them and where an index says so.
+// In rows of windows, ends by token and ends by index give the same documents, however they are
+// read.
 func TestEndsByTokenAndByIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
-	for range few(40, 300) {
+	for range attempts(40, 300) {
 		n := 2 + r.IntN(120)
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
@@ -170,8 +172,8 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
 		tokens := newNumbered(stored, 0, int64(n))
 		for i := range int64(n) {
-			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
-			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
+			tokens.values = append(tokens.values, int64(r.IntN(1+r.IntN(8))))
+			if tokens.values[i] == int64(s.EOT) || i == int64(n-1) {
 				ends = append(ends, i+1)
 			}
 		}
@@ -183,7 +185,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		byToken, err := New([]Source{from}, s)
 		must(t, err)
 		for k := range uint64(2) {
-			want := read(t, byIndex, k)
+			want := readBatch(t, byIndex, k)
 			for range 30 {
 				from := r.IntN(len(want))
 				to := from + 1 + r.IntN(len(want)-from)
@@ -199,34 +201,34 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 	}
 }
 
-// The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows
-// that follow each other are of few groups.
+// runShuffle permutes all rows in every epoch, in a new order each time, and successive rows come
+// from few runs.
 func TestBlocksPermute(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
 		w := &starts{disjoint: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
-		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
+		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.wholeShare().runLen))
 		var last []uint64
-		for epoch := range uint64(few(3, 20)) {
+		for epoch := range uint64(attempts(3, 20)) {
 			seen := make([]bool, test.rows)
-			var all []uint64
+			var epochRows []uint64
 			for i := range uint64(test.rows) {
 				row := o.permute(epoch, i)
 				if row >= uint64(test.rows) || seen[row] || o.inverse(epoch, row) != i {
 					t.Fatalf("%+v: epoch %d has row %d at %d, seen or not inverted", test, epoch, row, i)
 				}
 				seen[row] = true
-				all = append(all, row)
+				epochRows = append(epochRows, row)
 			}
-			if test.rows > 10 && slices.Equal(all, last) {
+			if test.rows > 10 && slices.Equal(epochRows, last) {
 				t.Errorf("%+v: epochs %d and %d are in one order", test, epoch-1, epoch)
 			}
-			last = all
-			for span := range slices.Chunk(all, int(o.rows.n)) {
+			last = epochRows
+			for pool := range slices.Chunk(epochRows, int(o.pool.n)) {
 				blocks := map[uint64]bool{}
-				for _, row := range span {
-					blocks[(row+uint64(test.rows)-o.begin(epoch))%uint64(test.rows)/o.size] = true
+				for _, row := range pool {
+					blocks[(row+uint64(test.rows)-o.offset(epoch))%uint64(test.rows)/o.runLen] = true
 				}
 				if len(blocks) > mixedRuns+1 {
 					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
@@ -237,7 +239,7 @@ func TestBlocksPermute(t *testing.T) {
 }
 
 func TestRowsOfDocumentsRefuse(t *testing.T) {
-	source := documented(array.Uint16, documentEndsAt{5, 9})
+	source := documentSource(array.Uint16, documentEndsAt{5, 9})
 	unknown := source
 	unknown.Documents = nil
 	for _, test := range []struct {
@@ -263,7 +265,8 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 	}
 }
 
-// What rows of documents waste, and what packing costs, of documents as long as on the web: log-normal, of 600 tokens on average.
+// BenchmarkRowsOfDocuments measures the padding and the time of packing, with documents as on the
+// web: log-normal lengths with a mean of 600 tokens.
 func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	end, ends := int64(0), documentEndsAt{}
@@ -285,18 +288,18 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 	}
 }
 
-// recorded keeps what is read of an array.
-type recorded struct {
+// A recorder records what is read of an array.
+type recorder struct {
 	Array
 	windows *[]array.Window
 }
 
-func (r recorded) Read(ws []array.Window, visit func(int, []byte) error) error {
+func (r recorder) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*r.windows = append(*r.windows, ws...)
 	return r.Array.Read(ws, visit)
 }
 
-// What Windows names of a batch is what Read reads of it.
+// Windows lists exactly what Read reads of a batch.
 func TestWindowsAreWhatIsRead(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	sorted := func(list []array.Window) []array.Window {
@@ -305,14 +308,14 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 	}
 	for _, kind := range append(documentKinds, Windows) {
 		var got []array.Window
-		source := documented(array.Uint32, someDocuments(r, 200, 60))
-		source.Main = recorded{source.Main, &got}
+		source := documentSource(array.Uint32, randomDocuments(r, 200, 60))
+		source.Main = recorder{source.Main, &got}
 		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
 			World: 1, Rows: kind, Ends: EndsByIndex})
 		must(t, err)
 		for k := range uint64(20) {
 			got = nil
-			read(t, q, k)
+			readBatch(t, q, k)
 			var want []array.Window
 			if !q.Windows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)

@@ -7,59 +7,61 @@ import (
 	"sort"
 )
 
-// A Hit is a row that holds the token that Find looked for.
+// A Hit is a row that holds the token that Find was asked for.
 type Hit struct {
-	Row   uint64 // its global number
-	Index int    // of the token in the row, from 0 to T: see Elements
+	Row   uint64 // global number
+	Index int    // index of the token in the row, from 0 to T
 }
 
-// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch, as NumPy indexes them: with layout xy "x[3, 17]"
-// unless index is T, and "y[3, 16]" unless it is 0.
+// Elements returns where the token with an index, as in Hit, stands in row j of a batch, as NumPy
+// expressions: with layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
 func (q *Sequence) Elements(j, index int) (list []string) {
 	if q.Layout == Elements {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}
-	for _, p := range q.layout.list[:q.layout.batch.Main] {
-		if column := index - p.first; column >= 0 && column < p.len {
+	for _, p := range q.layout.arrays[:q.layout.batch.Main] {
+		if column := index - p.first; column >= 0 && column < p.rowLen {
 			list = append(list, fmt.Sprintf("%s[%d, %d]", p.name, j, column))
 		}
 	}
 	return list
 }
 
-// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row; a torch order finds those of its own
-// rank only. Unless the order is shuffle or sequential, it looks at every row: it calls progress every 65,536 rows with how many of how
-// many it has looked at, and stops if that returns false. The error is one of reading where documents end.
-func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit, err error) {
-	from, ranks, host, err := q.holder(source, pos)
+// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row;
+// with a torch order, only rows of this rank. It inverts shuffle and sequential. In any other
+// order, it checks every row, and calls progress every 65,536 rows with the number checked and
+// their total; if progress returns false, it stops. Find fails if it cannot read where documents
+// end.
+func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, total int64) bool) (hits []Hit, err error) {
+	from, ranks, host, err := q.readerOf(source, pos)
 	if err != nil {
 		return nil, err
 	}
 	o := from.order
-	r, own, all := uint64(from.hostShare.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
-	rowOf := func(index uint64) uint64 { // the global number
+	r, groupBatch, worldBatch := uint64(from.hostShare.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
+	globalRow := func(index uint64) uint64 {
 		row := q.mixture.rowOf(source, index)
-		return row/own*all + uint64(host)*own + row%own
+		return row/groupBatch*worldBatch + uint64(host)*groupBatch + row%groupBatch
 	}
-	end := MaxBatches*own - 1
-	last := q.mixture.before(source, end) // of the source's rows
-	if of, _ := q.mixture.sourceOf(end); of != source {
+	end := MaxBatches*groupBatch - 1
+	last := q.mixture.before(source, end) // number of the source's last row
+	if endSource, _ := q.mixture.sourceOf(end); endSource != source {
 		last--
 	}
 	if epoch > last/r {
-		return nil, nil // after the last batch
+		return nil, nil // the sequence ends before this epoch
 	}
 	rows := min(r-1, last-epoch*r) + 1
-	ranges, err := from.starts.holding(pos)
+	ranges, err := from.starts.rowsHolding(pos)
 	if err != nil {
 		return nil, err
 	}
 	if p, ok := o.(*epochs); ok {
-		for _, each := range ranges {
-			first := int64(sort.Search(int(p.n), func(i int) bool { return p.at(int64(i)) >= each.from }))
-			for i := first; i < p.n && p.at(i) < each.to; i++ {
+		for _, held := range ranges {
+			first := int64(sort.Search(int(p.n), func(i int) bool { return p.windowStart(int64(i)) >= held.from }))
+			for i := first; i < p.n && p.windowStart(i) < held.to; i++ {
 				if row := p.inverse(epoch, uint64(i)); row < rows {
-					hits = append(hits, Hit{rowOf(epoch*r + row), int(each.at - p.at(i))})
+					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - p.windowStart(i))})
 				}
 			}
 		}
@@ -71,23 +73,24 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		if i%(1<<16) == 0 && !progress(int64(i), int64(rows)) {
 			return hits, nil
 		}
-		row := rowOf(epoch*r + i)
+		row := globalRow(epoch*r + i)
 		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
 			continue
 		}
 		start := o.start(epoch*r + i)
-		for _, each := range ranges {
-			if start >= each.from && start < each.to {
-				hits = append(hits, Hit{row, int(each.at - start)})
+		for _, held := range ranges {
+			if start >= held.from && start < held.to {
+				hits = append(hits, Hit{row, int(held.element - start)})
 			}
 		}
 	}
 	return hits, nil
 }
 
-// holder is a source as it is for the ranks that may read the token at a position: the ranks of the host in whose share the token lies, or all ranks.
-func (q *Sequence) holder(i int, pos int64) (from source, ranks, host int, err error) {
-	ranks, _ = q.together()
+// readerOf returns source i for the ranks that may read the element at pos, their number, and their
+// host: the one whose share holds the element or, without ShuffleBlock, all ranks.
+func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int, err error) {
+	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks
 	host = sort.Search(hosts-1, func(host int) bool {
 		end, _ := cutAt(q.sources[i].arrays[0], q.ShuffleBlock, host+1, hosts)

@@ -16,7 +16,7 @@ import (
 
 var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
 
-// A corpus is sources of files of so many tokens, and how they are mixed.
+// A corpus is the file lengths of sources, and how they are mixed.
 type corpus struct {
 	name    string
 	sources [][]int
@@ -34,14 +34,14 @@ var corpora = []corpus{
 	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true},
 }
 
-// open makes sources of tokens of 4 bytes, each of which is its position among those of all sources.
+// open returns sources of 4-byte tokens, each of which equals its position among all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
+	return openSources(t, writeSources(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
 }
 
-// has reports whether an order can draw from the corpus.
-func (c corpus) has(o Order) bool {
+// supports reports whether an order can draw from the corpus.
+func (c corpus) supports(o Order) bool {
 	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
 }
 
@@ -52,7 +52,8 @@ func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progre
 	return hits
 }
 
-// checkFind compares what Find says of tokens with the rows that all ranks have, in the first epochs. The tokens are up to step apart.
+// checkFind compares the results of Find with the rows of all ranks in the first epochs, for tokens
+// at most step apart.
 func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	t.Helper()
 	const epochs = 2
@@ -63,10 +64,10 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	}
 	want, last := map[token][]Hit{}, uint64(0)
 	for _, q := range ranks {
-		together, _ := q.together()
+		together, _ := q.epochGroup()
 		for i := range q.sources {
-			rows, of := q.Weight(i)
-			last = max(last, (epochs*uint64(q.sources[i].hostShare.n)/uint64(rows)+2)*uint64(of)/uint64(q.BatchSize*together)+1)
+			rows, period := q.Weight(i)
+			last = max(last, (epochs*uint64(q.sources[i].hostShare.n)/uint64(rows)+2)*uint64(period)/uint64(q.BatchSize*together)+1)
 		}
 	}
 	for k := range last + 1 {
@@ -76,8 +77,8 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 				must(t, err)
 				for _, s := range segments {
 					for i := range s.Len {
-						at := token{source, s.Start + int64(i), q.Epoch(k, j)}
-						want[at] = append(want[at], Hit{q.Row(k, j), s.At + i})
+						t := token{source, s.Start + int64(i), q.Epoch(k, j)}
+						want[t] = append(want[t], Hit{q.Row(k, j), s.At + i})
 					}
 				}
 			}
@@ -98,13 +99,13 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	}
 }
 
-// What Find says of any token is what looking through the rows of the epoch says: of windows, of documents, and of shares of hosts.
+// Find agrees with a search through the rows of an epoch, for windows, documents and host shares.
 func TestFindIsWhatTheRowsShow(t *testing.T) {
 	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, order := range allOrders {
 			for _, world := range []int{1, 2} {
-				if !a.has(order) {
+				if !a.supports(order) {
 					continue
 				}
 				var ranks []*Sequence
@@ -115,7 +116,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 					ranks = append(ranks, q)
 				}
 				if order == Torch || order == Torch26 {
-					ranks = ranks[world-1:] // a rank knows only its own rows
+					ranks = ranks[world-1:] // Find knows only the rows of its own rank
 				}
 				checkFind(t, ranks, 1)
 			}
@@ -124,13 +125,13 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for _, kind := range documentKinds {
 		for _, order := range []Order{Random, Shuffle, Sequential} {
-			q, err := New([]Source{documented(array.Uint32, someDocuments(r, few(30, groupDocuments+100), 12))}, Settings{Name: "train",
+			q, err := New([]Source{documentSource(array.Uint32, randomDocuments(r, attempts(30, groupDocuments+100), 12))}, Settings{Name: "train",
 				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
 			must(t, err)
-			checkFind(t, []*Sequence{q}, int64(few(1, 997)))
+			checkFind(t, []*Sequence{q}, int64(attempts(1, 997)))
 		}
 	}
-	for range few(30, 300) {
+	for range attempts(30, 300) {
 		s := someShared(r)
 		if ranks, err := s.ranks(s.open(t)); err == nil {
 			checkFind(t, ranks, 1)
@@ -138,43 +139,44 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 	}
 }
 
-// In the last epochs that there are batches for, what is found is there, and in a batch that has a number.
+// In the last epochs of a sequence, hits are correct and lie in batches below MaxBatches.
 func TestFindAtTheEnd(t *testing.T) {
-	all := func(int64, int64) bool { return true }
+	always := func(int64, int64) bool { return true }
 	for _, a := range corpora {
 		tokens := a.open(t)
-		for _, world := range []int{1, 1 << 22} { // the number of the last row is then 2^64-1
+		for _, world := range []int{1, 1 << 22} { // with 1<<22, the last row has number 2^64-1
 			for _, order := range []Order{Random, Shuffle, Sequential} {
 				s := Settings{BatchSize: 4, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order, World: world, Weights: a.weights}
 				q, err := New(tokens, s)
 				must(t, err)
 				pos := int64(2)
 				end := uint64(0)
-				for step := uint64(1) << 63; step > 0; step /= 2 { // the last epoch that has it, or for random one of the last
-					if end+step != 0 && len(find(t, q, 0, pos, end+step, all)) > 0 {
+				// Find the last epoch that has the token or, for random, one of the last.
+				for step := uint64(1) << 63; step > 0; step /= 2 {
+					if end+step != 0 && len(find(t, q, 0, pos, end+step, always)) > 0 {
 						end += step
 					}
 				}
-				if end == 0 && len(find(t, q, 0, pos, 0, all)) == 0 {
+				if end == 0 && len(find(t, q, 0, pos, 0, always)) == 0 {
 					t.Fatalf("%s, %s: token %d is never found", a.name, order, pos)
 				}
 				for _, epoch := range []uint64{end - 1, end} {
-					for _, f := range find(t, q, 0, pos, epoch, all) {
+					for _, f := range find(t, q, 0, pos, epoch, always) {
 						k, rank, j := q.BatchOf(f.Row)
 						if k >= MaxBatches {
 							t.Fatalf("%s, %s, world %d: token %d in epoch %d is in batch %d", a.name, order, world, pos, epoch, k)
 						}
 						s.Rank = rank
-						of, err := q.With(s)
+						reader, err := q.With(s)
 						must(t, err)
-						if source, start := of.Start(k, j); source != 0 || start+int64(f.Index) != pos || of.Epoch(k, j) != epoch {
+						if source, start := reader.Start(k, j); source != 0 || start+int64(f.Index) != pos || reader.Epoch(k, j) != epoch {
 							t.Errorf("%s, %s, world %d: batch %d of rank %d has not token %d at row %d, index %d, in epoch %d",
 								a.name, order, world, k, rank, pos, j, f.Index, epoch)
 						}
 					}
 				}
 				for _, epoch := range []uint64{1 << 62, 1 << 63, 1<<64 - 1} {
-					if finds := find(t, q, 0, pos, epoch, all); len(finds) > 0 && epoch > end {
+					if finds := find(t, q, 0, pos, epoch, always); len(finds) > 0 && epoch > end {
 						t.Errorf("%s, %s, world %d: found in epoch %d at %v", a.name, order, world, epoch, finds)
 					}
 				}
@@ -183,9 +185,9 @@ func TestFindAtTheEnd(t *testing.T) {
 	}
 }
 
-// A search that may take long asks whether to go on, whichever rows it looks at.
+// A long search asks regularly whether to go on.
 func TestFindStops(t *testing.T) {
-	paths := files(t, 4, 200_000)
+	paths := writeFiles(t, 4, 200_000)
 	for _, order := range []Order{Random, Torch} {
 		for rank := range 2 {
 			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
@@ -203,7 +205,7 @@ func TestFindStops(t *testing.T) {
 	}
 }
 
-// A sequence under other settings is the one that New makes of the tokens, whatever it was before; or the same error.
+// With yields the same sequence or error as New under the same settings.
 func TestWithIsNew(t *testing.T) {
 	changes := []func(*Settings){
 		func(*Settings) {},
@@ -240,7 +242,7 @@ func TestWithIsNew(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				if !reflect.DeepEqual(got.Settings, want.Settings) || !bytes.Equal(read(t, got, 2), read(t, want, 2)) {
+				if !reflect.DeepEqual(got.Settings, want.Settings) || !bytes.Equal(readBatch(t, got, 2), readBatch(t, want, 2)) {
 					t.Fatalf("%s: %+v of %+v are %+v, and New's %+v, or their batches differ", a.name, s, old, got.Settings, want.Settings)
 				}
 			}

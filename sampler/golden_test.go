@@ -17,14 +17,17 @@ import (
 
 var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
 
-// TestGolden pins the bytes of batches for ever. Users' runs depend on them: if they changed, a resumed run would get other
-// data, and a question years later what step 12345 saw would get a wrong answer, both without an error. So do not run
-// `go test ./sampler -update` because this test fails. Run it only to add settings (with an empty list of batches), and see
-// that git diff shows additions alone. A better generator is a new order.
+// TestGolden pins the bytes of batches. Users' runs depend on this stream: if it changed, a resumed
+// run would silently get other data, and nobody could say later what step 12345 saw.
 //
-// Each line of batches is "k sha256 starts"; a start counts the tokens of all sources. The sum is of the main arrays and, of settings with
-// arrays or documents, of all others behind them, by name. test/clients/reference.py, which shares no code with this package, has the
-// same lines for the same settings and files, or its --selftest fails.
+// If this test fails, do not run `go test ./sampler -update`: fix the code. Use -update only to add
+// settings, with an empty list of batches, and check that git diff shows only additions. A better
+// generator is a new order.
+//
+// Each line of batches is "k sha256 starts". Starts count the tokens of all sources. The hash is
+// over the main arrays and, if the settings have aligned arrays or documents, all other arrays,
+// sorted by name. test/clients/reference.py, which shares no code with this package, must compute
+// the same lines: see its --selftest.
 func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
 	raw, err := os.ReadFile(path)
@@ -45,15 +48,15 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// golden are settings under the names of config.toml, and some batches under them.
+// A golden is settings, with the keys of config.toml, and some batches under them.
 type golden struct {
-	// Elements of each file; number i of all is i, in the bits that it has.
+	// Elements in each file. Across all files, number i is i, truncated to the dtype.
 	Files      []int          `json:"files,omitempty"`
-	Sources    []goldenSource `json:"sources,omitempty"` // instead of Files
+	Sources    []goldenSource `json:"sources,omitempty"` // replaces Files
 	Join       bool           `json:"join"`
 	TokenDType array.DType    `json:"token_dtype"`
 	Shape      []int          `json:"shape,omitempty"`
-	Arrays     []goldenArray  `json:"arrays,omitempty"` // number i of the n-th, of all sources, is i+n+1
+	Arrays     []goldenArray  `json:"arrays,omitempty"` // number i of array n is i+n+1
 	EOT        uint64         `json:"eot,omitempty"`
 	Documents  bool           `json:"documents,omitempty"`
 	Mask       bool           `json:"mask_targets,omitempty"`
@@ -64,7 +67,7 @@ type golden struct {
 	Layout     Layout         `json:"layout"`
 	Order      Order          `json:"order"`
 	Seed       uint64         `json:"seed"`
-	TorchState string         `json:"torch_state,omitempty"` // a file of testdata
+	TorchState string         `json:"torch_state,omitempty"` // file in testdata
 	Rank       int            `json:"rank"`
 	World      int            `json:"world"`
 	Block      int64          `json:"shuffle_block,omitempty"`
@@ -100,7 +103,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 	if sources == nil {
 		sources = []goldenSource{{g.Files, 1}}
 	}
-	var lens [][]int // in numbers
+	var lens [][]int // numbers in each file, by source
 	for _, source := range sources {
 		var numbers []int
 		for _, n := range source.Files {
@@ -117,13 +120,13 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		must(t, err)
 	}
 	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: localfile.Pread}
-	tokens := openSources(t, sourceFiles(t, g.TokenDType.Size(), lens...), o)
-	begin := int64(0) // of a source, in elements
+	tokens := openSources(t, writeSources(t, g.TokenDType.Size(), lens...), o)
+	begin := int64(0) // first element of the source
 	for i := range tokens {
 		for n, a := range g.Arrays {
-			beside := newNumbered(a.DType, 0, length(tokens[i]), a.Shape...)
-			beside.salt = begin*numbersOf(beside) + int64(n) + 1
-			tokens[i].Aligned = append(tokens[i].Aligned, beside)
+			aligned := newNumbered(a.DType, 0, length(tokens[i]), a.Shape...)
+			aligned.salt = begin*numbersOf(aligned) + int64(n) + 1
+			tokens[i].Aligned = append(tokens[i].Aligned, aligned)
 		}
 		begin += length(tokens[i])
 	}
@@ -132,9 +135,9 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
 		var starts []string
 		for j := range q.BatchSize {
-			starts = append(starts, fmt.Sprint(position(tokens, q, k, j)))
+			starts = append(starts, fmt.Sprint(globalPosition(tokens, q, k, j)))
 		}
-		whole := read(t, q, k)
+		whole := readBatch(t, q, k)
 		sum := sha256.New()
 		sum.Write(whole[:q.Batch().MainBytes()])
 		if len(g.Arrays) > 0 || g.Documents {

@@ -15,24 +15,24 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A shared is a source that several hosts share.
-type shared struct {
-	lens        []int // elements of the files
+// A hostsCase is a source that several hosts share.
+type hostsCase struct {
+	lens        []int // elements in each file
 	axes        []int
 	join        bool
 	block       int64
 	hosts       int
-	local, b, t int // ranks of a host, batch size, block size
+	local, b, t int // ranks per host, batch size, block size
 	layout      Layout
 }
 
-func (s shared) settings(rank int) Settings {
+func (s hostsCase) settings(rank int) Settings {
 	return Settings{Name: "train", BatchSize: s.b, BlockSize: s.t, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
 		Rank: rank, World: s.hosts * s.local, ShuffleBlock: s.block, LocalWorld: s.local}
 }
 
-// ranks are the sequences of all ranks.
-func (s shared) ranks(tokens []Source) (all []*Sequence, err error) {
+// ranks returns the sequences of all ranks.
+func (s hostsCase) ranks(tokens []Source) (list []*Sequence, err error) {
 	first, err := New(tokens, s.settings(0))
 	if err != nil {
 		return nil, err
@@ -42,16 +42,16 @@ func (s shared) ranks(tokens []Source) (all []*Sequence, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, q)
+		list = append(list, q)
 	}
-	return all, nil
+	return list, nil
 }
 
-func someShared(r *rand.Rand) shared {
-	s := shared{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), local: 1 + r.IntN(3), b: 1 + r.IntN(4), t: 1 + r.IntN(9), layout: WholeRows}
+func someShared(r *rand.Rand) hostsCase {
+	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), local: 1 + r.IntN(3), b: 1 + r.IntN(4), t: 1 + r.IntN(9), layout: WholeRows}
 	s.block = int64(1 + r.IntN(100))
 	if r.IntN(3) == 0 {
-		s.layout, s.axes = Elements, []int{3} // of 6 bytes, on which most blocks do not end
+		s.layout, s.axes = Elements, []int{3} // 6 bytes, so that most blocks end within an element
 	}
 	for range 1 + r.IntN(5) {
 		s.lens = append(s.lens, s.t+1+r.IntN(1+r.IntN(400)))
@@ -59,21 +59,21 @@ func someShared(r *rand.Rand) shared {
 	return s
 }
 
-func (s shared) open(t *testing.T) []Source {
+func (s hostsCase) open(t *testing.T) []Source {
 	numbers := slices.Clone(s.lens)
 	for i := range numbers {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
-	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread})
+	return openSources(t, [][]string{writeFiles(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread})
 }
 
-// An epoch of a host has each window of its share once, however many ranks it has, and every epoch has the same share in another
-// order. A share is the windows that fit between two cuts, anew from each on; cuts are at blocks of a file, so that no two hosts
-// have a byte of one block.
+// An epoch of a host has each window of its share once, whatever the number of ranks, and every
+// epoch has the same share in a new order. The share is the windows between two cuts. Cuts are at
+// blocks of a file, so no two hosts need the same block.
 func TestSharesOfHosts(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	shared, several := 0, 0
-	for range few(100, 1000) {
+	for range attempts(100, 1000) {
 		s := someShared(r)
 		tokens := s.open(t)
 		ranks, err := s.ranks(tokens)
@@ -84,8 +84,8 @@ func TestSharesOfHosts(t *testing.T) {
 			continue
 		}
 		shared++
-		size, step := ranks[0].window().len, ranks[0].window().step
-		owner := map[[2]int64]int{} // of each block of a file, counted from 1
+		size, step := ranks[0].newWindowSpec().len, ranks[0].newWindowSpec().step
+		owner := map[[2]int64]int{} // host of each block of a file; blocks count from 1
 		least, covered := int64(1<<62), int64(0)
 		for host := range s.hosts {
 			var epochs [3][]int64
@@ -96,7 +96,7 @@ func TestSharesOfHosts(t *testing.T) {
 					q := ranks[host*s.local+local]
 					for j := range s.b {
 						if epoch := q.Epoch(k, j); epoch < 3 {
-							epochs[epoch] = append(epochs[epoch], begin(q, k, j))
+							epochs[epoch] = append(epochs[epoch], rowStart(q, k, j))
 						}
 					}
 				}
@@ -107,13 +107,13 @@ func TestSharesOfHosts(t *testing.T) {
 			for e := range epochs {
 				slices.Sort(epochs[e])
 			}
-			// What the cuts say.
+			// The windows that the cuts imply.
 			var want []int64
 			_, from := cutAt(tokens[0].Main, s.block, host, s.hosts)
 			to, _ := cutAt(tokens[0].Main, s.block, host+1, s.hosts)
 			for _, run := range tokens[0].Main.Extents() {
-				for at := max(run.Start, from); at+size <= min(run.Start+run.Len, to); at += step {
-					want = append(want, at)
+				for start := max(run.Start, from); start+size <= min(run.Start+run.Len, to); start += step {
+					want = append(want, start)
 				}
 			}
 			if a, b := ranks[host*s.local].Needed(0); a != want[0] || b != want[len(want)-1]+size {
@@ -128,8 +128,8 @@ func TestSharesOfHosts(t *testing.T) {
 				several++
 			}
 			width := int64(2 * max(1, 3*len(s.axes)))
-			for _, at := range want {
-				for pos := at; pos < at+size; pos++ {
+			for _, start := range want {
+				for pos := start; pos < start+size; pos++ {
 					place, file := int64(0), 0
 					for place = pos; place >= int64(s.lens[file]); file++ {
 						place -= int64(s.lens[file])
@@ -144,8 +144,8 @@ func TestSharesOfHosts(t *testing.T) {
 				}
 			}
 		}
-		// All but less than a window at each cut and at the end of each run is in some share, without the first of each window, which the one
-		// before may have.
+		// Shares miss less than a window at each cut and at the end of each extent. The first
+		// element of a window may belong to the previous one.
 		gaps := int64(s.hosts - 1 + len(tokens[0].Main.Extents()))
 		if left := tokens[0].Main.Len() - covered; left > gaps*size {
 			t.Errorf("%+v: %d elements are in no share, at %d cuts and ends", s, left, gaps)
@@ -161,19 +161,19 @@ func TestSharesOfHosts(t *testing.T) {
 	}
 }
 
-// Of 512 hosts with 10^9 windows no share is above 1.02 of the mean.
+// With 512 hosts and 10^9 windows, no share exceeds the mean by more than 2%.
 func TestSharesOfManyHosts(t *testing.T) {
 	const windows, hosts = int64(1e9), 512
 	dir := t.TempDir()
 	var paths []string
-	for i, part := range []int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5} { // of 44
+	for i, part := range []int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5} { // sum 44
 		paths = append(paths, filepath.Join(dir, fmt.Sprintf("%02d.bin", i)))
 		f, err := os.Create(paths[i])
 		must(t, err)
-		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no room
+		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no disk space
 		must(t, f.Close())
 	}
-	s := shared{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
+	s := hostsCase{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
 	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})
 	first, err := New(tokens, s.settings(0))
 	must(t, err)
@@ -182,7 +182,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		q, err := first.With(s.settings(host * 8))
 		must(t, err)
 		most, sum = max(most, q.RowsPerEpoch()), sum+q.RowsPerEpoch()
-		if pos := begin(q, 1<<30, 1); pos < tokens[0].Main.Len()/hosts*int64(host)-(64<<20) || pos > tokens[0].Main.Len()/hosts*int64(host+1)+(64<<20) {
+		if pos := rowStart(q, 1<<30, 1); pos < tokens[0].Main.Len()/hosts*int64(host)-(64<<20) || pos > tokens[0].Main.Len()/hosts*int64(host+1)+(64<<20) {
 			t.Fatalf("host %d reads at %d", host, pos)
 		}
 	}
@@ -191,39 +191,41 @@ func TestSharesOfManyHosts(t *testing.T) {
 	}
 }
 
-// What shuffle_block costs in randomness, beside the plain shuffle, of a share of 16 GiB. -v prints the table.
+// TestStatisticsOfShuffleBlock compares the randomness of shuffle_block with plain shuffle, for a
+// share of 16 GiB. Run it with -v for the table.
 func TestStatisticsOfShuffleBlock(t *testing.T) {
 	const (
 		windows = int64(8 << 20)
 		batch   = 512
-		quarter = windows / 4 // of the corpus: as if it were four corpora, one after the other
+		quarter = windows / 4 // a quarter of the corpus
 	)
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
-		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []array.Extent{{Len: windows*1024 + 1}}}}}
-		s := shared{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
+		tokens := []Source{{Main: &stub{dtype: array.Uint16, extents: []array.Extent{{Len: windows*1024 + 1}}}}}
+		s := hostsCase{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)
-		// Of rows that follow each other, and of how much of a batch is of one quarter.
+		// Correlation of successive rows, and the variance of how much of a batch comes from one
+		// quarter.
 		var product, square, variance float64
-		batches := few(500, 2000)
+		batches := attempts(500, 2000)
 		for i := range uint64(batches) {
-			k, last, of := i*uint64(windows/batch)/uint64(batches), 0.0, 0.0
+			k, last, fraction := i*uint64(windows/batch)/uint64(batches), 0.0, 0.0
 			for j := range batch {
-				pos := begin(q, k, j) / 1024
-				at := float64(pos)/float64(windows) - 0.5
+				pos := rowStart(q, k, j) / 1024
+				place := float64(pos)/float64(windows) - 0.5
 				if j > 0 {
-					product, square = product+at*last, square+at*at
+					product, square = product+place*last, square+place*place
 				}
-				if last = at; pos/quarter == 1 {
-					of += 1.0 / batch
+				if last = place; pos/quarter == 1 {
+					fraction += 1.0 / batch
 				}
 			}
-			variance += (of - 0.25) * (of - 0.25) / float64(batches)
+			variance += (fraction - 0.25) * (fraction - 0.25) / float64(batches)
 		}
-		// Of the 32 windows of a document, how far the first is from the last in the epoch.
+		// The distance in the epoch between the first and last of a document's 32 windows.
 		spread := 0.0
-		documents := int64(few(200, 1000))
+		documents := int64(attempts(200, 1000))
 		for d := range documents {
 			first, last := uint64(windows), uint64(0)
 			for i := range int64(32) {

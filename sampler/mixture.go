@@ -11,28 +11,29 @@ import (
 	"batchfs/internal/minheap"
 )
 
-// maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB, and its rows by source 4 MiB.
+// maxPeriod limits D, the rows in a mixture's period. The longest pattern takes 8 MiB, and its rows
+// by source 4 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to within less than one. A
-// mixture is never written once it is made.
+// A mixture assigns each row to one of several sources, with period D. Of the first n rows, for any
+// n, a source with quota a has n*a/D to within less than one. A mixture is immutable.
 type mixture struct {
-	pattern []pick     // of each row of a period
-	rows    [][]uint32 // of each source: which rows of a period are its
+	pattern []pick     // picks for the rows of a period
+	rows    [][]uint32 // rows of each source in a period
 }
 
-// A pick is the source of a row, and how many rows of that source stand before it in the period.
+// A pick is the source of a row, and how many rows of that source precede it in the period.
 type pick struct{ source, before uint32 }
 
 func newMixture(weights []float64) (*mixture, error) {
-	shares, err := apportion(weights)
+	quotas, err := apportion(weights)
 	if err != nil {
 		return nil, err
 	}
-	return newPattern(shares), nil
+	return buildPattern(quotas), nil
 }
 
-// sourceOf is the source of a row, and how many rows of that source stand before it.
+// sourceOf returns the source of a row, and how many rows of that source precede it.
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	d := uint64(len(m.pattern))
 	t := m.pattern[row%d]
@@ -45,7 +46,8 @@ func (m *mixture) rowOf(source int, index uint64) uint64 {
 	return index/a*uint64(len(m.pattern)) + uint64(m.rows[source][index%a])
 }
 
-// before is how many of the first n rows are a source's. Of a period's first rows they are n*a/D, rounded down or up.
+// before returns how many of the first n rows are a source's. Of n rows within a period, these are
+// n*a/D, rounded down or up.
 func (m *mixture) before(source int, n uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(len(m.rows[source]))
 	least := n % d * a / d
@@ -55,8 +57,9 @@ func (m *mixture) before(source int, n uint64) uint64 {
 	return n/d*a + least
 }
 
-// apportion brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
-// maxPeriod-ths by the method of largest remainders. A weight is the decimal number that it prints as: 0.7 is 7/10.
+// apportion reduces the weights, divided by their sum, to their least common denominator D, and
+// returns the numerators as quotas. If D exceeds maxPeriod, it rounds to 1/maxPeriod by the method
+// of largest remainders. A weight is the decimal number that it prints as: 0.7 is 7/10.
 func apportion(weights []float64) ([]int, error) {
 	if len(weights) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
@@ -78,37 +81,37 @@ func apportion(weights []float64) ([]int, error) {
 		period = most
 	}
 	scale, whole := new(big.Rat).SetInt(period), new(big.Int)
-	shares, rest, order := make([]int, len(exact)), make([]big.Rat, len(exact)), make([]int, len(exact))
+	quotas, rest, order := make([]int, len(exact)), make([]big.Rat, len(exact)), make([]int, len(exact))
 	left := int(period.Int64())
 	for i := range exact {
 		r := rest[i].Mul(&exact[i], scale)
 		whole.Quo(r.Num(), r.Denom())
 		r.Sub(r, new(big.Rat).SetInt(whole))
-		shares[i], order[i] = int(whole.Int64()), i
-		left -= shares[i]
+		quotas[i], order[i] = int(whole.Int64()), i
+		left -= quotas[i]
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return rest[j].Cmp(&rest[i]) })
 	for _, i := range order[:left] {
-		shares[i]++
+		quotas[i]++
 	}
-	if i := slices.Index(shares, 0); i >= 0 {
+	if i := slices.Index(quotas, 0); i >= 0 {
 		return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source", weights[i], i)
 	}
-	return shares, nil
+	return quotas, nil
 }
 
-// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, an
+// buildPattern assigns the rows of a period to sources by earliest pseudo-deadline first, an
 // algorithm from Baruah, Cohen, Plaxton and Varvel, "Proportionate Progress: A Notion of Fairness
-// in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later
-// one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the
-// one whose pick is due first takes it; on a tie, the first such source.
-func newPattern(shares []int) *mixture {
+// in Resource Allocation" (1996). Pick j of a source with quota a takes row floor(j*D/a) or a later
+// one, and is due at row ceil((j+1)*D/a)-1. Each row goes to the source whose next pick is due
+// first, among those whose next pick may take the row; on a tie, to the first such source.
+func buildPattern(quotas []int) *mixture {
 	// Each source is in one of these heaps. An element holds a row in its upper 32 bits and the
 	// source in its lower ones.
 	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
 	var ready minheap.Heap   // ordered by the row at which that pick is due
 	m, d := new(mixture), 0
-	for i, a := range shares {
+	for i, a := range quotas {
 		waiting.Push(uint64(i))
 		m.rows = append(m.rows, make([]uint32, 0, a))
 		d += a
@@ -117,13 +120,13 @@ func newPattern(shares []int) *mixture {
 	for row := range m.pattern {
 		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {
 			i := uint32(waiting.Pop())
-			due := ((len(m.rows[i])+1)*d - 1) / shares[i]
+			due := ((len(m.rows[i])+1)*d - 1) / quotas[i]
 			ready.Push(uint64(due)<<32 | uint64(i))
 		}
 		first := uint32(ready.Pop())
 		m.pattern[row] = pick{first, uint32(len(m.rows[first]))}
 		m.rows[first] = append(m.rows[first], uint32(row))
-		from := len(m.rows[first]) * d / shares[first]
+		from := len(m.rows[first]) * d / quotas[first]
 		waiting.Push(uint64(from)<<32 | uint64(first))
 	}
 	return m

@@ -15,13 +15,13 @@ func newTestMixture(t testing.TB, weights ...float64) *mixture {
 	return m
 }
 
-// mixtures are weights of many kinds, with D from 1 to 2^20.
+// mixtures returns weights of many kinds, with D from 1 to 2^20.
 func mixtures() [][]float64 {
 	heavy, heavier := []float64{1}, []float64{1}
 	for range 50 {
 		heavy, heavier = append(heavy, 0.001), append(heavier, 0.00001)
 	}
-	all := [][]float64{
+	list := [][]float64{
 		{3}, {7, 2, 1}, {0.7, 0.2, 0.1}, {1, 1, 1}, {0.98, 0.01, 0.01}, {1, 1e-5}, {1e-300, 2e-300}, {1e300, 2e300},
 		heavy, heavier, {9035582489, 1234567},
 	}
@@ -31,12 +31,12 @@ func mixtures() [][]float64 {
 		for i := range weights {
 			weights[i] = float64(1+rng.IntN(int(scale)*5)) / scale
 		}
-		all = append(all, weights)
+		list = append(list, weights)
 	}
-	return all
+	return list
 }
 
-// From an implementation in Python with fractions.Fraction.
+// The expected quotas come from an implementation in Python with fractions.Fraction.
 func TestMixtureKnownAnswers(t *testing.T) {
 	for _, test := range []struct {
 		weights []float64
@@ -63,7 +63,7 @@ func TestMixtureShares(t *testing.T) {
 	}{
 		{[]float64{5}, []int{1}},
 		{[]float64{0.7, 0.2, 0.1}, []int{7, 2, 1}},
-		{[]float64{0.1, 0.2}, []int{1, 2}}, // unlike their sum in binary
+		{[]float64{0.1, 0.2}, []int{1, 2}}, // their sum in binary is not 0.3
 		{[]float64{0.98, 0.01, 0.01}, []int{98, 1, 1}},
 		{[]float64{1e300, 3e300}, []int{1, 3}},
 		{[]float64{1048575, 1}, []int{1048575, 1}},
@@ -76,7 +76,8 @@ func TestMixtureShares(t *testing.T) {
 	}
 }
 
-// Every prefix is within one row of the shares; the rows of a source are stub without a gap; rowOf inverts sourceOf, and before counts.
+// The rows of each source never deviate from its quota by a whole row, and have no gaps. rowOf
+// inverts sourceOf, and before counts.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
@@ -103,7 +104,7 @@ func TestMixtureIsProportionate(t *testing.T) {
 			if index != uint64(count[source]) {
 				t.Fatalf("%v: row %d is row %d of source %d, want %d", weights, n, index, source, count[source])
 			}
-			within(source, n) // it lags the most before its row, and leads the most after
+			within(source, n) // lags most before its row, and leads most after it
 			count[source]++
 			within(source, n+1)
 			if back := m.rowOf(source, index); back != uint64(n) {
@@ -118,18 +119,18 @@ func TestMixtureIsProportionate(t *testing.T) {
 	}
 }
 
-// Every row goes to the source that a direct implementation of the rule picks.
+// Each row goes to the source that a direct implementation of the rule picks.
 func TestMixtureTakesTheRowDueFirst(t *testing.T) {
-	all, rng := mixtures(), rand.New(rand.NewPCG(3, 4))
-	// Because these weights have few values, many picks are due at the same row.
+	list, rng := mixtures(), rand.New(rand.NewPCG(3, 4))
+	// These weights have few values, so many picks are due at the same row.
 	for range 100 {
 		weights := make([]float64, 1+rng.IntN(100))
 		for i := range weights {
 			weights[i] = float64(1 + rng.IntN(3))
 		}
-		all = append(all, weights)
+		list = append(list, weights)
 	}
-	for _, weights := range all {
+	for _, weights := range list {
 		m := newTestMixture(t, weights...)
 		shares, err := apportion(weights)
 		must(t, err)

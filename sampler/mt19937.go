@@ -6,20 +6,20 @@ import (
 	"math/bits"
 )
 
-// The constants of mt19937: Matsumoto and Nishimura, "Mersenne Twister: A 623-Dimensionally Equidistributed Uniform
-// Pseudo-Random Number Generator" (1998).
+// Constants of mt19937, from Matsumoto and Nishimura, "Mersenne Twister: A 623-Dimensionally
+// Equidistributed Uniform Pseudo-Random Number Generator" (1998).
 const (
 	mtWords  = 624
 	mtMiddle = 397
 	mtMatrix = 0x9908b0df
 	mtUpper  = 1 << 31
-	mtDegree = 19937 // bits of the state: the upper bit of its first word, and all bits of the other words
+	mtDegree = 19937 // bits of the state: the highest of the first word, and all of the others
 )
 
-// An mtState is mtWords words of mt19937, one after the other and not yet tempered.
+// An mtState is mtWords successive words of mt19937, not yet tempered.
 type mtState [mtWords]uint32
 
-// seedState is the state after init_genrand(seed).
+// seedState returns the state after init_genrand(seed).
 func seedState(seed uint32) *mtState {
 	x := &mtState{seed}
 	for i := 1; i < len(x); i++ {
@@ -28,7 +28,7 @@ func seedState(seed uint32) *mtState {
 	return x
 }
 
-func extend(x []uint32) {
+func generate(x []uint32) {
 	for i := range x[mtWords:] {
 		y := x[i]&mtUpper | x[i+1]&^mtUpper
 		x[i+mtWords] = x[i+mtMiddle] ^ y>>1 ^ -(y&1)&mtMatrix
@@ -42,37 +42,39 @@ func temper(y uint32) uint32 {
 	return y ^ y>>18
 }
 
-// statesPerJump is about how many states skip makes in the time of a jump.
+// statesPerJump is about how many states skip computes in the time of a jump.
 const statesPerJump = 4096
 
-// skip returns the n-th block after this one.
+// skip returns the n-th state after x.
 func (x *mtState) skip(n uint64) *mtState {
 	var words [2 * mtWords]uint32
 	copy(words[mtWords:], x[:])
 	for range n {
 		copy(words[:], words[mtWords:])
-		extend(words[:])
+		generate(words[:])
 	}
 	b := mtState(words[mtWords:])
 	return &b
 }
 
-// jump returns the n-th block after this one, in about the same time for any n: Haramoto, Matsumoto, Nishimura, Panneton and L'Ecuyer, "Efficient
-// Jump Ahead for F2-Linear Random Number Generators" (2008). The words are linear over GF(2) in the state, so its characteristic polynomial
-// annihilates their sequence, and those J further on are the sum of those i further on, over the terms t^i of t^J modulo that polynomial.
+// jump returns the n-th state after x, in about the same time for any n, as in Haramoto, Matsumoto,
+// Nishimura, Panneton and L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators"
+// (2008). Words are linear over GF(2) in the state, so its characteristic polynomial annihilates
+// their sequence, and a word J ahead is the sum of the words i ahead, over the terms t^i of t^J
+// modulo that polynomial.
 //
-// It must not be called on what seeded returns: the lower 31 bits of the first word there are in no state. Any later word is
-// whole in the state before it.
+// The result of seedState cannot jump: the lower 31 bits of its first word are in no state. Any
+// later word depends only on the state before it.
 func (x *mtState) jump(n uint64) *mtState {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])
-	extend(words[:])
+	generate(words[:])
 	from, _ := binary.Append(nil, binary.LittleEndian, words[:])
 	var sum [4 * mtWords]byte
-	for i, w := range power(n) {
+	for i, w := range jumpPolynomial(n) {
 		for ; w != 0; w &= w - 1 {
-			at := 4 * (64*i + bits.TrailingZeros64(w))
-			subtle.XORBytes(sum[:], sum[:], from[at:])
+			offset := 4 * (64*i + bits.TrailingZeros64(w))
+			subtle.XORBytes(sum[:], sum[:], from[offset:])
 		}
 	}
 	b := new(mtState)
@@ -80,9 +82,10 @@ func (x *mtState) jump(n uint64) *mtState {
 	return b
 }
 
-// characteristic lists the exponents of mt19937's characteristic polynomial, except the greatest, which is mtDegree. By the appendix of the paper
-// it is v u^31 + a_0 v u^30 + a_1 v u^29 + … + a_30 v + a_31, where v is t^624 + t^397, u is t^623 + t^396 and a_i is bit i of mtMatrix.
-var characteristic = func() []int {
+// characteristicExponents lists the exponents of mt19937's characteristic polynomial, except the
+// highest, mtDegree. By the appendix of the 1998 paper, it is v u^31 + a_0 v u^30 + a_1 v u^29 + …
+// + a_30 v + a_31, with v = t^624 + t^397, u = t^623 + t^396, and a_i = bit i of mtMatrix.
+var characteristicExponents = func() []int {
 	exponents := []int{0}
 	for k := range 32 {
 		if k < 31 && uint32(mtMatrix)>>(30-k)&1 == 0 {
@@ -97,18 +100,19 @@ var characteristic = func() []int {
 	return exponents[:len(exponents)-1]
 }()
 
-// A polynomial over GF(2) has the coefficient of t^i in bit i%64 of word i/64. It has room for a product, and a word to spare for add.
+// A polynomial over GF(2) has the coefficient of t^i in bit i%64 of word i/64. It has room for a
+// product, and a spare word for add.
 type polynomial [(2*mtDegree+mtWords)/64 + 2]uint64
 
-// add adds w t^at.
-func (p *polynomial) add(w uint64, at int) {
-	i, shift := uint(at)/64, uint(at)%64
+// add adds w, times t^at.
+func (p *polynomial) add(w uint64, exponent int) {
+	i, shift := uint(exponent)/64, uint(exponent)%64
 	p[i] ^= w << shift
 	p[i+1] ^= w >> (64 - shift)
 }
 
-// power is t^(mtWords*n) modulo the characteristic polynomial.
-func power(n uint64) []uint64 {
+// jumpPolynomial returns t^(mtWords*n) modulo the characteristic polynomial.
+func jumpPolynomial(n uint64) []uint64 {
 	const word, bit = mtDegree / 64, mtDegree % 64
 	p := polynomial{1}
 	for i := bits.Len64(n) - 1; i >= 0; i-- {
@@ -118,9 +122,10 @@ func power(n uint64) []uint64 {
 			q.add(spread(uint32(w)), 128*j+shift)
 			q.add(spread(uint32(w>>32)), 128*j+64+shift)
 		}
-		for j := len(q) - word - 2; j >= 0; j-- { // 64 terms at once: the gap of 623 below t^mtDegree allows that
+		// The gap of 623 below t^mtDegree allows 64 terms at a time.
+		for j := len(q) - word - 2; j >= 0; j-- {
 			if w := q[j+word]>>bit | q[j+word+1]<<(64-bit); w != 0 {
-				for _, e := range characteristic {
+				for _, e := range characteristicExponents {
 					q.add(w, 64*j+e)
 				}
 			}

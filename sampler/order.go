@@ -2,12 +2,13 @@ package sampler
 
 import "math/bits"
 
-// An order maps the number of a row among the rows of its source to the position of its first token. It is safe for concurrent use.
+// An order maps a row's number in its source to the row's start, and nothing else determines it. It
+// is safe for concurrent use.
 type order interface {
 	start(row uint64) int64
 }
 
-// epochs is an order that has each window of a share once an epoch.
+// epochs is an order that has every window of a host's share once per epoch.
 type epochs struct {
 	hostShare
 	permutation
@@ -15,15 +16,15 @@ type epochs struct {
 
 func (o *epochs) start(row uint64) int64 {
 	n := uint64(o.n)
-	return o.at(int64(o.permute(row/n, row%n)))
+	return o.windowStart(int64(o.permute(row/n, row%n)))
 }
 
-// A permutation is, in each epoch, one of the windows of a share.
+// A permutation is a bijection of rows and windows in each epoch. It is safe for concurrent use.
 type permutation interface {
-	// permute is the window of a row of an epoch, both counted from 0.
+	// permute returns the window of a row; both count from 0 in the epoch.
 	permute(epoch, row uint64) (window uint64)
 
-	// inverse is the row of a window.
+	// inverse returns the row of a window.
 	inverse(epoch, window uint64) (row uint64)
 }
 
@@ -33,26 +34,28 @@ func (sequential) permute(_, row uint64) uint64 { return row }
 
 func (sequential) inverse(_, window uint64) uint64 { return window }
 
-// random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer Generation in an Interval", 2019)
-// makes its words uniform over the starts; should it reject all four, the block at (s, 1, 0, 0) follows, and so on.
+// random draws row s from the words of Philox4x64-10 at counter (s, 0, 0, 0): the first one that
+// Lemire's method accepts ("Fast Random Integer Generation in an Interval", 2019). If it rejects
+// all four, those at (s, 1, 0, 0) follow, and so on. Starts are uniform.
 type random struct {
 	starts *starts
-	key    [2]uint64 // the seed, and FNV-1a-64 of the split's name
+	key    [2]uint64 // seed, and FNV-1a-64 of the stream's name
 }
 
 func (o *random) start(row uint64) int64 {
 	n := uint64(o.starts.all)
 	threshold := -n % n // 2^64 mod n
-	for again := uint64(0); ; again++ {
-		for _, w := range philox4x64([4]uint64{row, again}, o.key) {
+	for attempt := uint64(0); ; attempt++ {
+		for _, w := range philox4x64([4]uint64{row, attempt}, o.key) {
 			if start, low := bits.Mul64(w, n); low >= threshold {
-				return o.starts.at(int64(start))
+				return o.starts.nth(int64(start))
 			}
 		}
 	}
 }
 
-// philox4x64 is Philox4x64-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
+// philox4x64 is Philox4x64-10 from Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
+// as 1, 2, 3" (2011).
 func philox4x64(c [4]uint64, key [2]uint64) [4]uint64 {
 	for range 10 {
 		hi0, lo0 := bits.Mul64(0xD2E7470EE14C6C93, c[0])

@@ -16,10 +16,10 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 		key     [2]uint64
 		want    [4]uint64
 	}{
-		// Random123, kat_vectors.
+		// From kat_vectors of Random123.
 		{[4]uint64{}, [2]uint64{}, [4]uint64{0x16554d9eca36314c, 0xdb20fe9d672d0fdc, 0xd7e772cee186176b, 0x7e68b68aec7ba23b}},
 		{[4]uint64{ones, ones, ones, ones}, [2]uint64{ones, ones}, [4]uint64{0x87b092c3013fe90b, 0x438c3c67be8d0224, 0x9cc7d7c69cd777b6, 0xa09caebf594f0ba0}},
-		// numpy.random.Philox(counter=c, key=k).random_raw(8), which begins with the block of c+1.
+		// From numpy.random.Philox(counter=c, key=k).random_raw(8), which starts with counter c+1.
 		{[4]uint64{1}, [2]uint64{}, [4]uint64{213000021201967259, 4455796210202625458, 2055444239878205049, 10411612076246414556}},
 		{[4]uint64{2}, [2]uint64{}, [4]uint64{9267267987884836803, 5120919030223861725, 17460660323513034167, 18189711684604811196}},
 		{[4]uint64{1}, [2]uint64{1337}, [4]uint64{16963926426239326985, 18158996713720971347, 2084311154985580078, 15250565812409554213}},
@@ -34,19 +34,20 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 	}
 }
 
-// room are windows with n starts, of T = 1.
-func room(t testing.TB, n int64) *starts {
+// startsOf returns windows with n starts, for T = 1.
+func startsOf(t testing.TB, n int64) *starts {
 	t.Helper()
-	w, err := windowsIn([]array.Extent{{Name: "train.bin", Len: n + 1}}, 1)
+	w, err := windowStarts([]array.Extent{{Name: "train.bin", Len: n + 1}}, 1)
 	must(t, err)
 	return w
 }
 
-// The definition in DESIGN ("Orders") in big integers, also where a third of all words is rejected.
+// random matches its definition in docs/orders.md, computed with big integers, even if a third of
+// all words is rejected.
 func TestRandomIsLemireOverPhilox(t *testing.T) {
 	two64 := new(big.Int).Lsh(big.NewInt(1), 64)
 	for _, n := range []int64{1, 2, 3, 1000, 1 << 32, 3 << 61, 1<<64/3 + 1, 1<<63 - 2} {
-		o := random{room(t, n), [2]uint64{5, 7}}
+		o := random{startsOf(t, n), [2]uint64{5, 7}}
 		N, later := big.NewInt(n), 0
 		threshold := new(big.Int).Mod(two64, N)
 		want := func(row uint64) int64 {
@@ -61,7 +62,7 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 			}
 		}
 		for row := range uint64(2000) {
-			row -= 1000 // the greatest rows and the least
+			row -= 1000 // the largest rows and the smallest
 			if got, want := o.start(row), want(row); got != want {
 				t.Fatalf("n %d, row %d starts at %d, want %d", n, row, got, want)
 			}
@@ -74,13 +75,13 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 
 func ordered(t testing.TB, s Settings, w *starts) order {
 	t.Helper()
-	o, err := newOrder(s, 0, 0, w.whole())
+	o, err := newOrder(s, 0, 0, w.wholeShare())
 	must(t, err)
 	return o
 }
 
-// rooms are runs of so many tokens, one after the other, joined or not.
-func rooms(join bool, lens ...int64) (runs []array.Extent, total int64) {
+// extentsOf returns extents of these lengths, joined into one or not.
+func extentsOf(join bool, lens ...int64) (runs []array.Extent, total int64) {
 	for i, n := range lens {
 		runs = append(runs, array.Extent{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
 		total += n
@@ -91,16 +92,17 @@ func rooms(join bool, lens ...int64) (runs []array.Extent, total int64) {
 	return runs, total
 }
 
-// Every epoch of a permutation has each disjoint window once, whatever the files and the ranks, and a row never leaves its file.
+// Every epoch has each disjoint window once, whatever the files and the ranks, and no row crosses a
+// file.
 func TestEpochsHaveEachWindowOnce(t *testing.T) {
 	const epochs = 3
 	for _, join := range []bool{false, true} {
-		runs, _ := rooms(join, 100, 4, 8, 81)
-		w, err := windowsIn(runs, 3)
+		runs, _ := extentsOf(join, 100, 4, 8, 81)
+		w, err := windowStarts(runs, 3)
 		must(t, err)
 		var want []int64
 		for _, run := range runs {
-			for i := int64(0); i+3 < run.Len; i += 3 { // the next token of each window is in the same file
+			for i := int64(0); i+3 < run.Len; i += 3 { // the next token is in the same file
 				want = append(want, run.Start+i)
 			}
 		}
@@ -129,7 +131,7 @@ func TestEpochsHaveEachWindowOnce(t *testing.T) {
 	}
 }
 
-// A row and the token after it never leave their file, whatever the sizes.
+// No row or the token after it crosses a file, whatever the sizes.
 func FuzzStart(f *testing.F) {
 	f.Add(int64(2), int64(2), int64(2), int64(1), uint64(0), uint64(0), false, false)
 	f.Add(int64(100), int64(7), int64(9), int64(6), uint64(1337), uint64(1<<64-1), false, true)
@@ -137,12 +139,12 @@ func FuzzStart(f *testing.F) {
 	f.Add(int64(1<<61), int64(1<<60), int64(1<<61), int64(1024), uint64(1<<63), uint64(1<<40), false, false)
 	f.Add(int64(1<<61), int64(1<<60), int64(1<<61), int64(1<<60-1), uint64(1), uint64(12345), true, true)
 	f.Fuzz(func(t *testing.T, a, b, c, size int64, seed, row uint64, join, inOrder bool) {
-		const most = 1 << 61 // three of them are below 2^63
+		const most = 1 << 61 // three of these are below 2^63
 		if min(a, b, c, size) < 1 || max(a, b, c, size) > most {
 			return
 		}
-		runs, _ := rooms(join, a, b, c)
-		w, err := windowsIn(runs, int(size))
+		runs, _ := extentsOf(join, a, b, c)
+		w, err := windowStarts(runs, int(size))
 		short := slices.ContainsFunc(runs, func(r array.Extent) bool { return r.Len < size+1 })
 		if (err != nil) != short {
 			t.Fatalf("error %v for runs %v and T %d", err, runs, size)

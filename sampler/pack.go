@@ -2,37 +2,38 @@ package sampler
 
 import "math/bits"
 
-// A packer lays segments of documents into rows of equal length, by best fit decreasing (Ding et al., "Fewer Truncations Improve
-// Language Modeling", 2024): the longest segment first, each into the fullest row that has room for it. The time for a segment does not
-// depend on the length of a row. It is not safe for concurrent use.
+// A packer packs segments into rows of equal length by best fit decreasing (Ding et al., "Fewer
+// Truncations Improve Language Modeling", 2024): the longest segment first, each into the fullest
+// row that has room. The time per segment does not depend on the length of a row. A packer is not
+// safe for concurrent use.
 type packer struct {
-	slots   int     // of a row
-	lengths shelves // segments that are not in a row yet, longest first: by how much shorter than a row they are
-	rooms   shelves // rows by their room
-	row     []int32 // of each segment, in the order in which rows were begun
-	count   []int32 // of each row: its segments
+	rowLen  int     // tokens in a row
+	lengths shelves // segments to place; key: rowLen minus length, so the longest come first
+	rooms   shelves // rows; key: room left
+	row     []int32 // row of each segment; rows are numbered as they are begun
+	count   []int32 // number of segments in each row
 }
 
 func newPacker(slots int) *packer {
-	return &packer{slots: slots, lengths: newShelves(slots + 1), rooms: newShelves(slots + 1)}
+	return &packer{rowLen: slots, lengths: newShelves(slots + 1), rooms: newShelves(slots + 1)}
 }
 
-// pack sets row and count for segments of these lengths, none of which is longer than a row. Of segments of one length the first is
-// laid first. Of rows with equal room, that which a segment was laid into last takes the next.
+// pack sets row and count for segments of these lengths, none longer than a row. Of equal segments,
+// it takes the first; of rows with equal room, the one it changed last.
 func (p *packer) pack(lengths []int32) {
 	p.row, p.count = append(p.row[:0], lengths...), p.count[:0]
-	if len(lengths) > len(p.lengths.below) {
-		p.lengths.below, p.rooms.below = make([]int32, len(lengths)), make([]int32, len(lengths))
+	if len(lengths) > len(p.lengths.under) {
+		p.lengths.under, p.rooms.under = make([]int32, len(lengths)), make([]int32, len(lengths))
 	}
 	for i := len(lengths) - 1; i >= 0; i-- {
-		p.lengths.put(p.slots-int(lengths[i]), int32(i))
+		p.lengths.put(p.rowLen-int(lengths[i]), int32(i))
 	}
-	for key := p.lengths.from(0); key >= 0; key = p.lengths.from(key) {
-		segment, length := p.lengths.take(key), p.slots-key
-		room := p.rooms.from(length)
+	for key := p.lengths.next(0); key >= 0; key = p.lengths.next(key) {
+		segment, length := p.lengths.take(key), p.rowLen-key
+		room := p.rooms.next(length)
 		row := int32(len(p.count))
 		if room < 0 {
-			room = p.slots
+			room = p.rowLen
 			p.count = append(p.count, 0)
 		} else {
 			row = p.rooms.take(room)
@@ -43,50 +44,50 @@ func (p *packer) pack(lengths []int32) {
 			p.rooms.put(room-length, row)
 		}
 	}
-	for room := p.rooms.from(0); room >= 0; room = p.rooms.from(room) {
+	for room := p.rooms.next(0); room >= 0; room = p.rooms.next(room) {
 		p.rooms.take(room)
 	}
 }
 
-// Shelves hold items at keys. Of one key, the item that was put there last is taken first.
+// shelves hold items by small integer keys. Of one key, the last item put is taken first.
 type shelves struct {
-	top   []int32  // of each key, one more than its last item; 0: none
-	below []int32  // of each item, one more than the item that was put at its key before; 0: none
-	used  []uint64 // bit i of all: key i has an item
-	some  []uint64 // bit i of all: word i of used is not 0
+	top       []int32  // last item of each key, plus one; 0: none
+	under     []int32  // item put before each item of the same key, plus one; 0: none
+	used      []uint64 // bit set of keys that have items
+	usedWords []uint64 // bit set of words of used that are not 0
 }
 
 func newShelves(keys int) shelves {
 	words := (keys + 63) / 64
-	return shelves{top: make([]int32, keys), used: make([]uint64, words), some: make([]uint64, (words+63)/64)}
+	return shelves{top: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
 }
 
 func (s *shelves) put(key int, item int32) {
-	s.below[item], s.top[key] = s.top[key], item+1
+	s.under[item], s.top[key] = s.top[key], item+1
 	s.used[key>>6] |= 1 << (key & 63)
-	s.some[key>>12] |= 1 << (key >> 6 & 63)
+	s.usedWords[key>>12] |= 1 << (key >> 6 & 63)
 }
 
-// take takes the last item at a key that has one.
+// take removes the last item of a key that has one.
 func (s *shelves) take(key int) int32 {
 	item := s.top[key] - 1
-	if s.top[key] = s.below[item]; s.top[key] == 0 {
+	if s.top[key] = s.under[item]; s.top[key] == 0 {
 		if s.used[key>>6] &^= 1 << (key & 63); s.used[key>>6] == 0 {
-			s.some[key>>12] &^= 1 << (key >> 6 & 63)
+			s.usedWords[key>>12] &^= 1 << (key >> 6 & 63)
 		}
 	}
 	return item
 }
 
-// from is the least key, from one on, that has an item, or -1.
-func (s *shelves) from(key int) int {
+// next returns the smallest key with an item that is at least key, or -1.
+func (s *shelves) next(key int) int {
 	word := key >> 6
 	if later := s.used[word] >> (key & 63); later != 0 {
 		return key + bits.TrailingZeros64(later)
 	}
 	word++
-	for i := word >> 6; i < len(s.some); i++ {
-		if later := s.some[i] >> (word & 63); later != 0 {
+	for i := word >> 6; i < len(s.usedWords); i++ {
+		if later := s.usedWords[i] >> (word & 63); later != 0 {
 			word += bits.TrailingZeros64(later)
 			return 64*word + bits.TrailingZeros64(s.used[word])
 		}

@@ -2,54 +2,56 @@ package sampler
 
 import "math/bits"
 
-// runShuffle permutes the R windows of a share, or rows of documents, so that successive rows lie in few places of the source: groups of
-// documents that stay in memory, or blocks of bytes that a host keeps. An epoch cuts the ring of windows into blocks, from a random window
-// on, permutes the blocks, and then permutes the rows within every mixedRuns blocks.
+// runShuffle permutes the R windows of a host's share, or rows of documents, so that successive
+// rows come from few runs of consecutive windows, such as blocks that a host caches or groups of
+// documents. An epoch cuts the ring of windows into runs, from a random window on, permutes the
+// runs, and then permutes the rows in each pool of mixedRuns runs.
 type runShuffle struct {
-	n     uint64       // R
-	size  uint64       // rows of a block
-	order permutations // permutes the blocks of that size; the rows that are left are a shorter last block
-	rows  permutations // permutes a span: the rows of mixedRuns blocks, or all rows if there are fewer
-	last  permutations // of the last span, which may be shorter
+	n        uint64       // R
+	runLen   uint64       // rows in a run
+	runs     permutations // permutes the full runs; a shorter one stays last
+	pool     permutations // permutes the rows of a full pool
+	lastPool permutations // permutes the rows of the last pool, which may be shorter
 }
 
-// mixedRuns is how many places of a source rows are drawn from at a time. A source of no more blocks than that is permuted evenly.
+// mixedRuns is the number of runs in a pool. A source with no more runs is permuted evenly.
 const mixedRuns = 16
 
-func newRunShuffle(key [2]uint64, r, size uint64) *runShuffle {
-	size = min(size, r)
-	span := min(mixedRuns*size, r)
-	last := r - (r-1)/span*span
-	return &runShuffle{r, size, newPermutations(key, r/size), newPermutations(key, span), newPermutations(key, last)}
+func newRunShuffle(key [2]uint64, r, runLen uint64) *runShuffle {
+	runLen = min(runLen, r)
+	pool := min(mixedRuns*runLen, r)
+	last := r - (r-1)/pool*pool
+	return &runShuffle{r, runLen, newPermutations(key, r/runLen), newPermutations(key, pool), newPermutations(key, last)}
 }
 
 func (o *runShuffle) permute(epoch, i uint64) uint64 {
-	span := i / o.rows.n
-	i = span*o.rows.n + o.within(span).apply(epoch, span+1, i%o.rows.n)
-	if block := i / o.size; block < o.order.n {
-		i = o.order.apply(epoch, 0, block)*o.size + i%o.size
+	pool := i / o.pool.n
+	i = pool*o.pool.n + o.poolPermutation(pool).apply(epoch, pool+1, i%o.pool.n)
+	if run := i / o.runLen; run < o.runs.n {
+		i = o.runs.apply(epoch, 0, run)*o.runLen + i%o.runLen
 	}
-	return (i + o.begin(epoch)) % o.n
+	return (i + o.offset(epoch)) % o.n
 }
 
 func (o *runShuffle) inverse(epoch, row uint64) uint64 {
-	i := (row + o.n - o.begin(epoch)) % o.n
-	if block := i / o.size; block < o.order.n {
-		i = o.order.invert(epoch, 0, block)*o.size + i%o.size
+	i := (row + o.n - o.offset(epoch)) % o.n
+	if run := i / o.runLen; run < o.runs.n {
+		i = o.runs.invert(epoch, 0, run)*o.runLen + i%o.runLen
 	}
-	span := i / o.rows.n
-	return span*o.rows.n + o.within(span).invert(epoch, span+1, i%o.rows.n)
+	pool := i / o.pool.n
+	return pool*o.pool.n + o.poolPermutation(pool).invert(epoch, pool+1, i%o.pool.n)
 }
 
-func (o *runShuffle) within(span uint64) *permutations {
-	if (span+1)*o.rows.n <= o.n {
-		return &o.rows
+func (o *runShuffle) poolPermutation(pool uint64) *permutations {
+	if (pool+1)*o.pool.n <= o.n {
+		return &o.pool
 	}
-	return &o.last
+	return &o.lastPool
 }
 
-func (o *runShuffle) begin(epoch uint64) uint64 {
-	keys := o.order.keys(epoch, 0)
-	begin, _ := bits.Mul64(keys[rounds+1], o.n)
-	return begin
+// offset returns the window at which an epoch starts.
+func (o *runShuffle) offset(epoch uint64) uint64 {
+	keys := o.runs.keys(epoch, 0)
+	first, _ := bits.Mul64(keys[rounds+1], o.n)
+	return first
 }

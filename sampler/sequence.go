@@ -1,8 +1,11 @@
-// Package sampler computes batches: batch k of a [Sequence] is a pure function of its tokens, its settings and k. It opens no
-// file and reads no clock.
+// Package sampler computes batches. Batch k of a [Sequence] is a pure function of its tokens, its
+// [Settings] and k. The package opens no file and reads no clock.
 //
-// A batch has B rows, numbered across all batches and ranks. A mixture assigns each row to one of the sources of tokens, an order says at which token
-// of that source the row begins, and the row's T+1 tokens are laid out as the arrays of the batch, for example x and y.
+// Rows are numbered across all batches and ranks. A mixture assigns each row to a [Source], an
+// order picks its start in that source, and its T+1 tokens are laid out as arrays such as x and y.
+//
+// Users' runs depend on every byte of a batch, so none may change within a major version. A better
+// generator gets the name of a new order.
 package sampler
 
 import (
@@ -13,19 +16,21 @@ import (
 	"batchfs/cache/array"
 )
 
-// A Sequence is a list of MaxBatches batches: tokens under settings. It is safe for concurrent use.
+// A Sequence is a list of MaxBatches batches: sources under settings. It is safe for concurrent
+// use.
 //
-// In its methods k is the number of a batch, below MaxBatches, and j the number of a row in the batch, from 0 to B-1.
+// Methods take the number k of a batch, below MaxBatches, and the number j of a row in it, below B.
 type Sequence struct {
 	Settings
-	sources []source
+	sources []boundSource
 	mixture *mixture
 	layout  batchLayout
-	batches int64 // BatchesPerEpoch
+	batches int64 // result of BatchesPerEpoch
 }
 
-// New makes the sequence of one or several sources, mixed by Settings.Weights. The error names a weight, a source with too few tokens for a
-// row, arrays that differ, settings that do not suit the sources or each other, or TorchState.
+// New returns the sequence of sources that are mixed by Settings.Weights. It fails if a weight or
+// TorchState is invalid, a source is shorter than a row, arrays differ in length or dtype, or
+// settings do not fit the sources or each other.
 func New(sources []Source, s Settings) (*Sequence, error) {
 	if s.Weights == nil {
 		s.Weights = []float64{1}
@@ -43,7 +48,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := alike(sources[0], from, s); err != nil {
+		if err := checkAlike(sources[0], from, s); err != nil {
 			return nil, err
 		}
 		blank.sources = append(blank.sources, source)
@@ -51,35 +56,36 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	return blank.With(s)
 }
 
-func alike(a, b Source, s Settings) error {
+func checkAlike(a, b Source, s Settings) error {
 	if len(a.Aligned) != len(s.Arrays) || len(b.Aligned) != len(s.Arrays) {
-		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
+		return fmt.Errorf("sources have %d and %d arrays beside the tokens, but the settings name %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
 	}
 	for i, x := range a.arrays() {
 		y := b.arrays()[i]
 		if x.DType() != y.DType() || !slices.Equal(x.Axes(), y.Axes()) {
-			return fmt.Errorf("%s holds %s and %s %s, which cannot be mixed: make them one",
-				x.Extents()[0].Name, described(x), y.Extents()[0].Name, described(y))
+			return fmt.Errorf("%s holds %s and %s %s, which cannot be mixed: convert one to the other's dtype and shape",
+				x.Extents()[0].Name, describe(x), y.Extents()[0].Name, describe(y))
 		}
 	}
 	return nil
 }
 
-func described(a Array) string {
+func describe(a Array) string {
 	if len(a.Axes()) == 0 {
 		return string(a.DType())
 	}
 	return fmt.Sprintf("%s of shape %d", a.DType(), a.Axes())
 }
 
-// With is the sequence of the same sources under other settings; it ignores s.Weights and s.Arrays. Its memory does not depend on the number
-// of files if there is a sequence of the same block size. With fails as New does.
+// With returns the sequence of the same sources under other settings, except Weights and Arrays,
+// which it ignores. It fails like New. Sequences of the same rows and block size share memory,
+// whose size depends on the number of files.
 func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
 	if s.DType == Native {
 		s.DType = q.sources[0].arrays[0].DType()
 	}
-	if err := s.suits(q.sources); err != nil {
+	if err := s.check(q.sources); err != nil {
 		return nil, err
 	}
 	n = &Sequence{Settings: s, mixture: q.mixture}
@@ -96,46 +102,46 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 	return n, err
 }
 
-// countBatches is BatchesPerEpoch. The error names a host without a window.
+// countBatches computes BatchesPerEpoch. It fails if a host has no window.
 func (q *Sequence) countBatches() (least int64, err error) {
-	ranks, _ := q.together()
+	ranks, _ := q.epochGroup()
 	hosts, global := q.World/ranks, int64(q.BatchSize)*int64(ranks)
 	least = math.MaxInt64
 	for host := range hosts {
 		rows := int64(0)
 		for i := range q.sources {
-			of, err := q.sources[i].hostShareOf(q.Settings, host)
+			share, err := q.sources[i].hostShareOf(q.Settings, host)
 			if err != nil {
 				return 0, err
 			}
-			rows += of.n
+			rows += share.n
 		}
 		least = min(least, (rows+global-1)/global)
 	}
 	return least, nil
 }
 
-func (s *Settings) suits(sources []source) error {
+func (s *Settings) check(sources []boundSource) error {
 	main := sources[0].arrays[0]
 	tokens := s.Layout != Elements
 	switch {
 	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
-		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Extents()[0].Name, described(main))
+		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.Layout != XY:
-		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
+		return fmt.Errorf("mask_targets is for y, which layout %s does not have; set layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
-		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
-	case !tokens && (s.Documents || s.ofSegments()):
+		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", maskedTarget, s.DType)
+	case !tokens && (s.Documents || s.hasDocumentRows()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
-	case s.needsEnds() && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
+	case s.needsEnds() && s.Ends == EndsByToken && !canHold(main.DType(), s.EOT):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
-	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
+	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, s.EOT):
 		return fmt.Errorf("rows are filled up with eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.EOT, s.DType)
-	case s.ofSegments() && s.Ends != EndsByIndex:
+	case s.hasDocumentRows() && s.Ends != EndsByIndex:
 		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)
-	case (s.Documents || s.ofSegments()) && s.BlockSize > math.MaxInt32:
+	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
 	for _, source := range sources {
@@ -146,14 +152,16 @@ func (s *Settings) suits(sources []source) error {
 	return nil
 }
 
-// Batch describes a batch. Its main arrays are the layout's. The others lie beside the tokens; cu_seqlens of shape (B, T+1) and
-// positions of shape (B, T); lengths of shape (B,); and, of a mixture, source of shape (B,).
+// Batch describes a batch. Its main arrays are those of the layout. Others follow, as the settings
+// require: the aligned arrays, cu_seqlens of shape (B, T+1), positions of shape (B, T), lengths of
+// shape (B,) and, in a mixture, source of shape (B,).
 func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 
-// Stored is the dtype of the main array in the files.
+// Stored returns the dtype of the main array in the files.
 func (q *Sequence) Stored() array.DType { return q.layout.columns[0].stored }
 
-// RowsPerEpoch is R, the number of disjoint windows of all sources together; with shuffle_block, of the host's share.
+// RowsPerEpoch returns R, the number of disjoint windows of all sources or, with ShuffleBlock, of
+// this host's share of them.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
 		n += s.hostShare.n
@@ -161,28 +169,30 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 	return n
 }
 
-// WindowsOf is how many disjoint windows source i has, in the shares of all hosts together.
+// WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjoint }
 
-// Weight is the weight of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
-func (q *Sequence) Weight(i int) (rows, of int) {
+// Weight returns the weight of source i as a fraction: of the global rows n*of to (n+1)*of-1, for
+// any n, exactly rows are the source's.
+func (q *Sequence) Weight(i int) (rows, period int) {
 	return len(q.mixture.rows[i]), len(q.mixture.pattern)
 }
 
-// Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
+// Needed returns the elements [from, to) of source i that an epoch reads, on all ranks or, with
+// ShuffleBlock, on this rank's host.
 func (q *Sequence) Needed(i int) (from, to int64) {
 	s := &q.sources[i]
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
-	return s.hostShare.at(0), s.hostShare.at(s.hostShare.n-1) + s.starts.len
+	return s.hostShare.windowStart(0), s.hostShare.windowStart(s.hostShare.n-1) + s.starts.len
 }
 
-// BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows, or those of the host with the smallest
-// share. It is the same for all ranks.
+// BatchesPerEpoch returns the number of batches in which all ranks together, or with ShuffleBlock
+// those of the host with the smallest share, read RowsPerEpoch rows. It is the same on all ranks.
 func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
 
-// Row is the global number of row j of batch k.
+// Row returns the global number of row j of batch k.
 func (q *Sequence) Row(k uint64, j int) uint64 {
 	return (k*uint64(q.World)+uint64(q.Rank))*uint64(q.BatchSize) + uint64(j)
 }
@@ -194,26 +204,26 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// first is the number of batch k's first row among those of the ranks that go through an epoch together.
+// first returns the number of batch k's first row among those of its epoch group.
 func (q *Sequence) first(k uint64) uint64 {
-	ranks, host := q.together()
+	ranks, host := q.epochGroup()
 	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)
 }
 
-// RowsOf is how many rows of batch k are of a source.
+// RowsOf returns how many rows of batch k come from a source.
 func (q *Sequence) RowsOf(source int, k uint64) uint64 {
 	return q.mixture.before(source, q.first(k)+uint64(q.BatchSize)) - q.mixture.before(source, q.first(k))
 }
 
-// Start is where row j of batch k begins: a source, and a position in it. For rows made of documents start is the number of the row in the
-// source instead.
+// Start returns the source of row j of batch k and the position of its first element there. If rows
+// are made of documents, start is the number of the row in the source instead.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
 	return source, q.sources[source].order.start(index)
 }
 
-// Segments are what row j of batch k is made of, in their order there. A row of Windows is one segment; its Document is that of its first
-// token. The error is one of reading where documents end.
+// Segments returns the segments of row j of batch k, in order. A row of Windows is one segment,
+// with the Document of its first token. Segments fails if it cannot read where documents end.
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
@@ -224,15 +234,17 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	return source, list, err
 }
 
-// Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. Do not change them.
-func (q *Sequence) Groups() (all [][]int64) {
+// Groups returns, for each source, the number of rows up to the end of each group of documents. It
+// is nil for rows of Windows. The caller must not change it.
+func (q *Sequence) Groups() (list [][]int64) {
 	for _, s := range q.sources {
-		all = append(all, s.starts.groups())
+		list = append(list, s.starts.groups())
 	}
-	return all
+	return list
 }
 
-// Epoch is the epoch of row j of batch k: of its source, or of the host's share of its source.
+// Epoch returns the epoch of row j of batch k in its source or, with ShuffleBlock, in the host's
+// share of it.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
 	return index / uint64(q.sources[source].hostShare.n)

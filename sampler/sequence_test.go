@@ -16,8 +16,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// files writes files of so many tokens of width bytes, one after the other. Token i of all is i, in the bits that it has.
-func files(t testing.TB, width int, lens ...int) (paths []string) {
+// writeFiles writes files of tokens of width bytes. Across all files, token i is i, truncated.
+func writeFiles(t testing.TB, width int, lens ...int) (paths []string) {
 	t.Helper()
 	dir, next := t.TempDir(), int64(0)
 	for i, n := range lens {
@@ -35,8 +35,8 @@ func appendToken(raw []byte, v int64, size int) []byte {
 	return append(raw, binary.LittleEndian.AppendUint64(nil, uint64(v))[:size]...)
 }
 
-// few is how often something that takes long is tried: less often in a short test.
-func few(short, long int) int {
+// attempts returns how often to repeat a slow check, depending on -short.
+func attempts(short, long int) int {
 	if testing.Short() {
 		return short
 	}
@@ -50,8 +50,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// sequence opens files and makes a sequence of them. Settings that s leaves out are batch_size 4, block_size 8, int64, xy,
-// random, world 1.
+// sequence opens files as a sequence. Settings that s leaves out are batch_size 4, block_size 8,
+// int64, xy, random, and world 1.
 func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
 	if o.Access == "" {
@@ -59,52 +59,52 @@ func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequen
 	}
 	tokens := openSources(t, [][]string{paths}, o)
 	s.Name = "train"
-	def(&s.BatchSize, 4)
-	def(&s.BlockSize, 8)
-	def(&s.World, 1)
-	def(&s.DType, array.Int64)
-	def(&s.Layout, XY)
-	def(&s.Order, Random)
+	setDefault(&s.BatchSize, 4)
+	setDefault(&s.BlockSize, 8)
+	setDefault(&s.World, 1)
+	setDefault(&s.DType, array.Int64)
+	setDefault(&s.Layout, XY)
+	setDefault(&s.Order, Random)
 	q, err := New(tokens, s)
 	must(t, err)
 	return q
 }
 
-// begin is where row j of batch k of a sequence of one source begins.
-func begin(q *Sequence, k uint64, j int) int64 {
+// rowStart returns the start of row j of batch k in a sequence of one source.
+func rowStart(q *Sequence, k uint64, j int) int64 {
 	_, start := q.Start(k, j)
 	return start
 }
 
-// def sets what is zero.
-func def[T comparable](p *T, v T) {
+// setDefault replaces a zero value.
+func setDefault[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
 		*p = v
 	}
 }
 
-// read returns batch k whole.
-func read(t testing.TB, q *Sequence, k uint64) []byte {
+// readBatch returns the whole batch k.
+func readBatch(t testing.TB, q *Sequence, k uint64) []byte {
 	t.Helper()
 	batch := make([]byte, q.Batch().Bytes())
 	must(t, q.Read(batch, k, 0))
 	return batch
 }
 
-// rows are the rows of a batch of int64.
-func rows(batch []byte, size int) (all [][]int64) {
+// batchRows splits a batch of int64 into rows.
+func batchRows(batch []byte, size int) (list [][]int64) {
 	for row := range slices.Chunk(batch, 8*size) {
 		var r []int64
 		for v := range slices.Chunk(row, 8) {
 			r = append(r, int64(binary.LittleEndian.Uint64(v)))
 		}
-		all = append(all, r)
+		list = append(list, r)
 	}
-	return all
+	return list
 }
 
-// A token that the dtype cannot hold, or that is beyond the vocabulary, is an error of every read that shows it, and of no other.
+// A token that does not fit the dtype or the vocabulary fails exactly the reads that include it.
 func TestTokensAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		stored, dtype array.DType
@@ -118,14 +118,15 @@ func TestTokensAreRefused(t *testing.T) {
 		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 	} {
 		for _, layout := range []Layout{XY, WholeRows} {
-			tokens := &stub{dtype: test.stored, vocab: test.vocab, list: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
-			tokens.runs, _ = rooms(false, 9)
+			tokens := &stub{dtype: test.stored, vocab: test.vocab, values: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
+			tokens.extents, _ = extentsOf(false, 9)
 			q, err := New([]Source{{Main: tokens}}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential, World: 1})
 			must(t, err)
-			read(t, q, 0)
+			readBatch(t, q, 0)
 			batch := make([]byte, q.Batch().Bytes())
-			last := q.Batch().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is refused
-			for off := range q.Batch().Bytes() {              // also where the token is only partly asked for
+			// y, or the row, ends one token after the bad one. A read may include part of it.
+			last := q.Batch().Bytes() - int64(q.DType.Size())
+			for off := range q.Batch().Bytes() {
 				err := q.Read(batch[off:], 1, off)
 				if off < last && (err == nil || !strings.Contains(err.Error(), test.want)) {
 					t.Fatalf("from byte %d: error %v, want %q", off, err, test.want)
@@ -138,13 +139,14 @@ func TestTokensAreRefused(t *testing.T) {
 	}
 }
 
-// Read gives bytes [off, off+n) of the batches from k on, back to back: however a reader cuts them, they are the same.
+// Read returns bytes [off, off+n) of the batches from k on, back to back, however a reader splits
+// them.
 func FuzzRead(f *testing.F) {
 	const (
 		join = 1 << iota
 		inOrder
 		wholeRows
-		wide // tokens of 4 bytes
+		wide // 4-byte tokens
 	)
 	type seed struct {
 		flags, dtype, shards, batchSize, blockSize, rank, world byte
@@ -153,24 +155,25 @@ func FuzzRead(f *testing.F) {
 		n                                                       uint16
 	}
 	for _, s := range []seed{
-		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                                    // one batch
-		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                                    // of int64
-		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                                   // ten
-		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},                           // many, from mid-token to mid-token
-		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                                 // within a token, in the next batch
-		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},                // odd cuts
-		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095},             // the least rows
-		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},                 // native
-		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                                     // the end of x and the beginning of y
-		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},                           // a row and a little of its neighbours
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},                       // the last batch
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129},                       // and one byte more
-		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},                         // and none
-		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},                             // beyond
-		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1},                       // by the offset
-		{inOrder, 0, 2, 4, 8, 0, 1, 0, (MaxBatches-1)*128 + 127, 1},         // the last byte
-		{0, 0, 2, 4, 8, 0, 1, 1 << 63, 1<<63 - 1, 65535},                    // absurd
-		{wholeRows | join, 4, 6, 8, 20, 0, 1, 12, 8*21*2*3 + 21*2*3 + 7, 1}, // deep in a late batch
+		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                            // one batch
+		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                            // the same as int64
+		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                           // ten batches
+		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},                   // many, from mid-token on
+		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                         // within one token
+		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},        // odd cuts
+		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095},     // the smallest rows
+		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},         // native dtype
+		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                             // end of x and start of y
+		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},                   // a row and a bit more
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},               // the last batch
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129},               // one byte more
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},                 // zero bytes
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},                     // beyond the last batch
+		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1},               // beyond it by the offset
+		{inOrder, 0, 2, 4, 8, 0, 1, 0, (MaxBatches-1)*128 + 127, 1}, // the last byte
+		{0, 0, 2, 4, 8, 0, 1, 1 << 63, 1<<63 - 1, 65535},            // out of range
+		// Deep in a late batch.
+		{wholeRows | join, 4, 6, 8, 20, 0, 1, 12, 8*21*2*3 + 21*2*3 + 7, 1},
 	} {
 		f.Add(s.flags, s.dtype, s.shards, s.batchSize, s.blockSize, s.rank, s.world, s.k, s.off, s.n)
 	}
@@ -180,7 +183,7 @@ func FuzzRead(f *testing.F) {
 		if flags&wide != 0 {
 			tokens.dtype = array.Uint32
 		}
-		tokens.runs, _ = rooms(flags&join != 0, []int64{30, 25, 7_000, 22, 40, 33}[:1+int(shards-1)%6]...)
+		tokens.extents, _ = extentsOf(flags&join != 0, []int64{30, 25, 7_000, 22, 40, 33}[:1+int(shards-1)%6]...)
 		s := Settings{
 			Name: "train", BatchSize: 1 + int((batchSize-1)%8), BlockSize: 1 + int((blockSize-1)%21), Layout: XY, Order: Random,
 			World: 1 + int((world-1)%8), DType: []array.DType{array.Uint16, array.Uint32, array.Int32, array.Int64, Native}[dtype%5],
@@ -213,7 +216,7 @@ func FuzzRead(f *testing.F) {
 		default:
 			var want []byte
 			for ; k <= last && n > 0; k++ {
-				want = append(want, wanted(t, q, sources, k)...)
+				want = append(want, expectedBatch(t, q, sources, k)...)
 			}
 			if want = want[min(int(off), len(want)):][:n]; !bytes.Equal(got, want) {
 				t.Errorf("%+v: %d bytes from %d on, up to batch %d, are\n% x, want\n% x", q.Settings, n, off, last, got, want)
@@ -226,7 +229,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	if raceEnabled() {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
-	paths := files(t, 2, 100_000)
+	paths := writeFiles(t, 2, 100_000)
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
@@ -241,7 +244,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 		}
 	}
 
-	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
+	// A mixture with an aligned array and documents, and a partial batch.
 	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
 	from.Aligned = []Array{from.Main}
 	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,

@@ -2,115 +2,124 @@ package sampler
 
 import "batchfs/cache/array"
 
-// MaxBatches bounds the numbers of batches: k is below it.
+// MaxBatches is the number of batches in a sequence.
 const MaxBatches = array.MaxBatches
 
-// Bounds of settings, so that the number of a row fits 64 bits for every batch, and the size of a batch does.
+// Limits of Settings, which keep row numbers and sizes of batches within 64 bits.
 const (
-	MaxRows      = 1 << 24 // of a batch, times World
+	MaxRows      = 1 << 24 // BatchSize * World
 	MaxBlockSize = 1 << 31
-	MaxHosts     = 1 << 16 // World / LocalWorld, with ShuffleBlock: the share of each is measured
+	MaxHosts     = 1 << 16 // World / LocalWorld, with ShuffleBlock: New measures every host's share
 )
 
-// MaxAxes bounds the axes of an element: NumPy before 2.0 knows arrays of up to 32 axes, and all batches of a file have three more.
+// MaxAxes limits the axes of an element, because NumPy before 2.0 supports arrays of at most 32
+// axes, and a file of all batches adds three.
 const MaxAxes = 29
 
-// Settings are what a batch depends on besides its tokens and its number. They must be within the bounds.
+// Settings determine a batch, together with the tokens and the batch number. They must be within
+// the limits above.
 type Settings struct {
-	Name      string      // its name: two splits of one seed draw different rows
-	BatchSize int         // B, rows of a batch
-	BlockSize int         // T, tokens of a row of x
-	DType     array.DType // of the tokens, or integers, in a batch; Native: as in the files
+	Name      string      // name of the split, which is part of the seed
+	BatchSize int         // B, in rows
+	BlockSize int         // T, tokens in a row of x
+	DType     array.DType // dtype of the main arrays in a batch; Native: as in the files
 	Layout    Layout
 	Order     Order
 	Seed      uint64
-	Rank      int // this reader's share: rows k*B*World + Rank*B + j
-	World     int // the number of ranks
+	Rank      int // row j of batch k is global row k*B*World + Rank*B + j
+	World     int // number of ranks
 
-	// With order Shuffle and rows of Windows: rows that follow each other are drawn from a few blocks of so many bytes, and each host from
-	// a share of every source that is the same in all epochs. 0: from anywhere.
+	// ShuffleBlock, in bytes, requires order Shuffle and rows of Windows. If it is not 0, each host
+	// reads its own share of every source, the same in all epochs, and successive rows come from a
+	// few runs of this size.
 	ShuffleBlock int64
-	LocalWorld   int // then the ranks of a host, which divide World: ranks h*LocalWorld, ..., (h+1)*LocalWorld-1 are on host h
+	// LocalWorld is the number of ranks on each host, for ShuffleBlock. It must divide World. Host
+	// h has the ranks h*LocalWorld to (h+1)*LocalWorld-1.
+	LocalWorld int
 
-	Weights     []float64      // of the sources, each above 0; nil for one source
-	Arrays      []AlignedArray // what each source has beside its main array, in the order of Source.Aligned
-	Rows        Rows           // what a row holds; "" is Windows
-	Ends        Ends           // how the end of a document is known
-	EOT         uint64         // the token that ends a document, with EndsByToken; else what fills a row up behind its tokens
-	Documents   bool           // a batch says where documents end, in the arrays cu_seqlens and positions
-	MaskTargets bool           // an element of y that is not of its document is -100
-	TorchState  []byte         // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
+	Weights     []float64      // one per source, each above 0; nil for a single source
+	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
+	Rows        Rows           // contents of a row; "" is Windows
+	Ends        Ends           // how ends of documents are known
+	EOT         uint64         // last token of each document with EndsByToken; otherwise the padding
+	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
+	MaskTargets bool           // whether a target of another document than its x is -100
+	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }
 
-// together is how many ranks go through an epoch together, all of them or a host's, and the number of this rank's host.
-func (s *Settings) together() (ranks, host int) {
+// epochGroup returns how many ranks go through an epoch together, all or those of a host, and the
+// number of this rank's host.
+func (s *Settings) epochGroup() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0
 	}
 	return s.LocalWorld, s.Rank / s.LocalWorld
 }
 
-// Native is the setting for the dtype that the token files have. The settings of a Sequence have that dtype instead.
+// Native is the dtype of the token files. The Settings of a Sequence hold that dtype instead.
 const Native array.DType = "native"
 
-// Layout says which arrays a batch has.
+// Layout selects the main arrays of a batch.
 type Layout string
 
 const (
-	XY        Layout = "xy"     // x of shape (B, T), then y of shape (B, T): x shifted by one
+	XY        Layout = "xy"     // x and y of shape (B, T); y is x shifted by one
 	WholeRows Layout = "tokens" // tokens of shape (B, T+1)
-	Elements  Layout = "rows"   // rows of shape (B, ...): elements of any array, whatever the block size
+	Elements  Layout = "rows"   // rows of shape (B, ...), one element of any array each
 )
 
-// An AlignedArray is an array that each source has beside its main one.
+// An AlignedArray has an element for each element of a source's main array.
 type AlignedArray struct {
 	Name string
 	At   At
 }
 
-// At says whose positions an array beside the tokens has. With layout rows there is one position only.
+// At selects the positions of an aligned array. Layout Elements ignores it.
 type At string
 
 const (
-	AtX At = "x" // element t of a row belongs to x[t]
-	AtY At = "y" // to y[t]
+	AtX At = "x" // element t belongs to x[t]
+	AtY At = "y" // element t belongs to y[t]
 )
 
-// Rows says what a row holds.
+// Rows selects what a row holds.
 type Rows string
 
 const (
-	Windows       Rows = "windows"        // tokens from anywhere
-	OfDocument    Rows = "document"       // tokens of one document; a longer one has several rows
+	Windows       Rows = "windows"        // T+1 tokens from anywhere
+	OfDocument    Rows = "document"       // tokens of one document; a longer one takes several rows
 	DocumentFirst Rows = "document-first" // the first tokens of a document
-	Packed        Rows = "packed"         // whole documents, as many as fit; a longer one is cut
+	Packed        Rows = "packed"         // whole documents, if they fit; a longer one is cut
 )
 
-// ofSegments says that some rows may not be full.
-func (s *Settings) ofSegments() bool { return s.Rows != "" && s.Rows != Windows }
+// hasDocumentRows reports whether rows are made of documents. Such rows may need padding.
+func (s *Settings) hasDocumentRows() bool { return s.Rows != "" && s.Rows != Windows }
 
 // needsEnds reports whether batches depend on where documents end.
 func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
 
-// MaxPacked bounds the block size of packed rows, because to pack takes memory for each length.
+// MaxPacked limits the block size of packed rows, because packing takes memory for each length of a
+// segment.
 const MaxPacked = 1 << 20
 
-// Ends says how the end of a document is known.
+// Ends says how ends of documents are known.
 type Ends string
 
 const (
 	EndsUnknown Ends = ""
-	EndsByToken Ends = "token" // EOT is the last of each document
+	EndsByToken Ends = "token" // EOT is the last token of each document
 	EndsByIndex Ends = "index" // Source.Documents knows
 )
 
-// Order decides at which token a row begins.
+// Order selects the starts of rows. Every order is a function of the row number, defined in
+// docs/orders.md: random uses Philox4x64-10 and Lemire's method, shuffle a Feistel network with
+// cycle walking, and the torch orders mt19937 as PyTorch does.
 type Order string
 
 const (
 	Random     Order = "random"     // uniform over all starts
-	Shuffle    Order = "shuffle"    // the disjoint windows, in another order every epoch
-	Sequential Order = "sequential" // the disjoint windows, one after the other, again and again
-	Torch      Order = "torch"      // the starts that nanoGPT's get_batch draws, with PyTorch from 2.7 on
-	Torch26    Order = "torch-2.6"  // and up to 2.6
+	Shuffle    Order = "shuffle"    // the disjoint windows, in a new order each epoch
+	Sequential Order = "sequential" // the disjoint windows in order, again and again
+	Torch      Order = "torch"      // the starts of nanoGPT's get_batch in PyTorch 2.7 and later
+	Torch26    Order = "torch-2.6"  // the same in PyTorch 2.6 and earlier
 )

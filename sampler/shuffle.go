@@ -12,37 +12,39 @@ func (o *shuffle) permute(epoch, row uint64) uint64 { return o.apply(epoch, 0, r
 
 func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.invert(epoch, 0, window) }
 
-// permutations are of the numbers below n, one for each epoch and stream, by an alternating Feistel network with cycle walking (Black
-// and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+// permutations permute the numbers below n, differently in each epoch and stream, by an alternating
+// Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+// 2002). They are safe for concurrent use.
 type permutations struct {
-	key         [2]uint64 // as in random
+	key         [2]uint64 // same as in random
 	n           uint64
-	shift       uint   // bits of the right half of a number in the network
+	shift       uint   // bits of the right half of a number
 	left, right uint64 // masks of the halves
-	last        *atomic.Pointer[streamKeys]
+	recent      *atomic.Pointer[streamKeys]
 }
 
-// streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1), (epoch, 1, stream, 1) and (epoch, 2, stream, 1), which random never
-// uses. The last ones are kept: most reads are of the epoch of the read before, and to draw the keys costs more than the network.
+// streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1) to (epoch, 2, stream,
+// 1), which random never uses. The latest ones are cached, because they cost more than the network,
+// and most reads stay in one epoch.
 type streamKeys struct {
 	epoch, stream uint64
-	k             [12]uint64 // of the rounds, of the coin toss, and one that is not for the network
+	words         [12]uint64 // for the rounds, the coin toss, and runShuffle.offset
 }
 
-// All R! orders of a small R must be equally likely. With this many rounds no bias can be measured in halves of 4 bits; in halves
-// of one bit some bias is left even after 24 rounds, so a number has 8 bits at least.
+// All R! orders of a small R must be equally likely. With 10 rounds, halves of 4 bits show no bias.
+// Halves of 1 bit do even after 24 rounds, so a number has at least 8 bits.
 const (
-	rounds    = 10
-	leastBits = 8
+	rounds  = 10
+	minBits = 8
 )
 
 func newPermutations(key [2]uint64, n uint64) permutations {
-	b := uint(max(bits.Len64(n-1), leastBits))
+	b := uint(max(bits.Len64(n-1), minBits))
 	shift := b - b/2
-	return permutations{key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1, last: new(atomic.Pointer[streamKeys])}
+	return permutations{key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1, recent: new(atomic.Pointer[streamKeys])}
 }
 
-// apply is the i-th number of a permutation.
+// apply returns the i-th number of a permutation.
 func (o *permutations) apply(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {
@@ -51,7 +53,8 @@ func (o *permutations) apply(epoch, stream, i uint64) uint64 {
 			left ^= mix(right^k[r]) & o.left
 			right ^= mix(left^k[r+1]) & o.right
 		}
-		if i = left<<o.shift | right; i < 2 { // a coin toss: the rounds alone make only even permutations
+		i = left<<o.shift | right
+		if i < 2 { // a coin toss, because the rounds alone make only even permutations
 			i ^= k[rounds] & 1
 		}
 		if i < o.n {
@@ -79,19 +82,20 @@ func (o *permutations) invert(epoch, stream, i uint64) uint64 {
 }
 
 func (o *permutations) keys(epoch, stream uint64) [12]uint64 {
-	if e := o.last.Load(); e != nil && e.epoch == epoch && e.stream == stream {
-		return e.k
+	if e := o.recent.Load(); e != nil && e.epoch == epoch && e.stream == stream {
+		return e.words
 	}
 	e := &streamKeys{epoch: epoch, stream: stream}
 	for i := range uint64(3) {
-		block := philox4x64([4]uint64{epoch, i, stream, 1}, o.key)
-		copy(e.k[4*i:], block[:])
+		words := philox4x64([4]uint64{epoch, i, stream, 1}, o.key)
+		copy(e.words[4*i:], words[:])
 	}
-	o.last.Store(e)
-	return e.k
+	o.recent.Store(e)
+	return e.words
 }
 
-// mix is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+// mix is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+// Generators", 2014).
 func mix(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

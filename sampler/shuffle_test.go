@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// shuffled is the order of a split's n windows.
-func shuffled(t testing.TB, split string, seed uint64, n int64) *epochs {
+// shuffleOrder returns the order of a split with n windows.
+func shuffleOrder(t testing.TB, split string, seed uint64, n int64) *epochs {
 	t.Helper()
-	return ordered(t, Settings{Name: split, Order: Shuffle, Seed: seed}, room(t, n)).(*epochs)
+	return ordered(t, Settings{Name: split, Order: Shuffle, Seed: seed}, startsOf(t, n)).(*epochs)
 }
 
-// The windows come from an implementation in Python's integers that shares nothing with this one.
+// The expected windows come from an independent implementation with Python's integers.
 func TestShuffleKnownAnswers(t *testing.T) {
 	const ones = 1<<64 - 1
 	for _, test := range []struct {
@@ -19,7 +19,7 @@ func TestShuffleKnownAnswers(t *testing.T) {
 		seed  uint64
 		n     int64
 		epoch uint64
-		want  []int64 // the first windows of the epoch
+		want  []int64 // first windows of the epoch
 	}{
 		{"train", 1337, 1, 0, []int64{0}},
 		{"train", 1337, 2, 0, []int64{1, 0}},
@@ -36,7 +36,7 @@ func TestShuffleKnownAnswers(t *testing.T) {
 		{"train", ones, 1<<62 - 1, 4, []int64{1681367717487248258, 4252712232053735931, 810251074702679481}},
 		{"val", 1, 1<<33 + 1, 1<<31 - 1, []int64{575662762, 772974724, 4425775092, 1260125050}},
 	} {
-		o := shuffled(t, test.split, test.seed, test.n)
+		o := shuffleOrder(t, test.split, test.seed, test.n)
 		for i, want := range test.want {
 			if got := o.start(test.epoch*uint64(o.n) + uint64(i)); got != want {
 				t.Errorf("%q, %d, epoch %d: window %d of %d is %d, want %d", test.split, test.seed, test.epoch, i, o.n, got, want)
@@ -45,10 +45,10 @@ func TestShuffleKnownAnswers(t *testing.T) {
 	}
 }
 
-// An epoch is a permutation of the windows, in another order than the epoch before, and inverse inverts it.
+// An epoch is a permutation of the windows in a new order, and inverse inverts it.
 func TestShufflePermutes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for n := range int64(few(300, 1500)) {
+	for n := range int64(attempts(300, 1500)) {
 		o := &shuffle{newPermutations([2]uint64{1337, 42}, uint64(n+1))}
 		seen := make([]bool, o.n)
 		epoch, same := r.Uint64(), 0
@@ -62,7 +62,7 @@ func TestShufflePermutes(t *testing.T) {
 				same++
 			}
 		}
-		if same > 9 { // of two orders of many windows one is the same on average: more than nine in one of ten million pairs
+		if same > 9 { // the mean is 1; more than 9 happens once in ten million pairs
 			t.Errorf("%d windows: two epochs have %d at the same place", o.n, same)
 		}
 	}

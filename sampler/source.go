@@ -8,92 +8,96 @@ import (
 	"batchfs/cache/array"
 )
 
-// Array is what a sequence needs of one array of a source. A *cache.Array is one. Positions count from its first element. It must
-// be safe for concurrent use.
+// An Array is one array of a source, such as a *cache.Array. Positions are indexes of elements. It
+// must be safe for concurrent use.
 type Array interface {
-	DType() array.DType // of a number in the files
-	Axes() []int        // the shape of an element; tokens have none
-	Len() int64         // elements
-	VocabSize() int64   // all tokens are below it; 0: unknown
+	DType() array.DType // dtype of the numbers in the files
+	Axes() []int        // shape of one element; empty for tokens
+	Len() int64         // number of elements
+	VocabSize() int64   // exclusive upper bound of the tokens; 0 if unknown
 
-	// Extents are the stretches that a row must not leave, in order and without gaps. They never
-	// change.
+	// Extents returns the stretches that windows must not leave, in order and without gaps. They
+	// never change.
 	Extents() []array.Extent
 
-	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
-	// during the call only.
+	// Read calls visit once for each window, in any order, with the window's index in ws and its
+	// numbers in the dtype of the files. raw is valid only during the call.
 	Read(ws []array.Window, visit func(i int, raw []byte) error) error
 
-	// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements
-	// below end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
+	// Cut returns the place nearest to pos at which the array can be cut: at a multiple of block
+	// bytes in a file, or between two files. The elements below end lie before the cut, and those
+	// from begin on after it. An element that the cut divides is in neither part.
 	Cut(pos, block int64) (end, begin int64)
 
-	// Locate says, for an error, where the element at a position stands.
+	// Locate returns the file and the index in it of the element at pos.
 	Locate(pos int64) array.Location
 }
 
-// Documents say where the documents of a source end. It must be safe for concurrent use.
+// Documents knows where the documents of a source end. It must be safe for concurrent use.
 type Documents interface {
-	// Count is the number of documents. None is empty, and they hold all elements.
+	// Count returns the number of documents. They hold all elements, and none is empty.
 	Count() int64
 
-	// Of is the number of the document that holds the element at a position.
+	// Of returns the number of the document that holds the element at pos.
 	Of(pos int64) (int64, error)
 
-	// Ends sets ends to the positions behind the last elements of documents first, first+1, ...
+	// Ends sets ends[i] to the position after the last element of document first+i.
 	Ends(first int64, ends []int64) error
 }
 
-// A Source is arrays of one length. The elements at one position belong together.
+// A Source is a main array and the arrays aligned with it. All have the same length, and elements
+// at the same position belong together.
 type Source struct {
 	Main      Array
-	Aligned   []Array   // as Settings.Arrays
-	Documents Documents // nil: where they end is unknown
+	Aligned   []Array   // same order as Settings.Arrays
+	Documents Documents // nil if it is unknown where documents end
 
-	// Groups is what Groups of such a sequence gave. Without it, rows of documents are counted: a second for some 10^7 documents.
+	// Groups is the result of Sequence.Groups for an earlier sequence of the same rows. If it is
+	// nil, New counts the rows of documents, which takes about a second per 10^7 documents.
 	Groups []int64
 
-	Tables *Tables // which sources may share; nil: its own, of up to 64 MiB
+	Tables *Tables // may be shared by sources; nil: its own, of up to 64 MiB
 }
 
-type source struct {
-	arrays    []Array // the main one, and those beside it
+// A boundSource is a Source under the settings of one sequence.
+type boundSource struct {
+	arrays    []Array // the main array, then the aligned ones
 	documents Documents
 	vocab     vocabulary
 	cache     *windowCache // shared by all sequences of these tokens
-	hostShare              // the windows of an epoch
+	hostShare              // windows of an epoch
 	order     order
 }
 
 func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Aligned...) }
 
-// newSource is a source without settings.
-func newSource(from Source, s Settings) (source, error) {
+// newSource returns a source without settings; with adds them.
+func newSource(from Source, s Settings) (boundSource, error) {
 	main := from.Main
-	for _, beside := range from.Aligned {
-		a, b := main.Extents(), beside.Extents()
-		if len(a) != len(b) { // which files may be cut elsewhere
-			a, b = []array.Extent{{Name: a[0].Name, Len: main.Len()}}, []array.Extent{{Name: b[0].Name, Len: beside.Len()}}
+	for _, aligned := range from.Aligned {
+		a, b := main.Extents(), aligned.Extents()
+		if len(a) != len(b) { // files may end at different elements
+			a, b = []array.Extent{{Name: a[0].Name, Len: main.Len()}}, []array.Extent{{Name: b[0].Name, Len: aligned.Len()}}
 		}
 		for i := range a {
 			if a[i].Len != b[i].Len {
-				return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
+				return boundSource{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens needs one for each token",
 					b[i].Name, b[i].Len, a[i].Len, a[i].Name)
 			}
 		}
 	}
 	if from.Tables == nil {
-		from.Tables = NewTables(defaultTables)
+		from.Tables = NewTables(defaultTableBytes)
 	}
-	cache := &windowCache{source: from, counted: s.window(), cached: map[windowSpec]weak.Pointer[starts]{}}
-	return source{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
+	cache := &windowCache{source: from, groupsSpec: s.newWindowSpec(), cached: map[windowSpec]weak.Pointer[starts]{}}
+	return boundSource{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
-func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.starts, err = s.cache.get(settings.window()); err != nil {
+func (s boundSource) with(settings Settings, i int) (_ boundSource, err error) {
+	if s.starts, err = s.cache.get(settings.newWindowSpec()); err != nil {
 		return s, err
 	}
-	_, host := settings.together()
+	_, host := settings.epochGroup()
 	if s.hostShare, err = s.hostShareOf(settings, host); err != nil {
 		return s, err
 	}
@@ -101,24 +105,25 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	return s, err
 }
 
-// hostShareOf needs settings for which s has starts.
-func (s *source) hostShareOf(settings Settings, host int) (hostShare, error) {
+// hostShareOf returns a host's share of s. s.starts must match the settings.
+func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error) {
 	if settings.ShuffleBlock == 0 {
-		return s.starts.whole(), nil
+		return s.starts.wholeShare(), nil
 	}
 	hosts := settings.World / settings.LocalWorld
-	of := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
-	if of.n == 0 {
-		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
+	share := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
+	if share.n == 0 {
+		return share, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
 			"or world to fewer ranks", s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
 	}
-	return of, nil
+	return share, nil
 }
 
-// newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
-// "split/source", and each host with a share adds "/host3". No split has a name with a slash.
-func newOrder(s Settings, source, host int, of hostShare) (order, error) {
-	name, w := s.Name, of.starts
+// newOrder returns the order of a source. Each source has its own random stream, named after the
+// split, as in "train", "train/0" in a mixture, and "train/0/host3" if hosts have shares. Names of
+// splits contain no slash.
+func newOrder(s Settings, source, host int, share hostShare) (order, error) {
+	name := s.Name
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Name, source)
 	}
@@ -130,20 +135,20 @@ func newOrder(s Settings, source, host int, of hostShare) (order, error) {
 	key := [2]uint64{s.Seed, h.Sum64()}
 	switch s.Order {
 	case Sequential:
-		return &epochs{of, sequential{}}, nil
+		return &epochs{share, sequential{}}, nil
 	case Shuffle:
-		if of.block > 0 {
-			return &epochs{of, newRunShuffle(key, uint64(of.n), uint64(of.block))}, nil
+		if share.runLen > 0 {
+			return &epochs{share, newRunShuffle(key, uint64(share.n), uint64(share.runLen))}, nil
 		}
-		return &epochs{of, &shuffle{newPermutations(key, uint64(of.n))}}, nil
+		return &epochs{share, &shuffle{newPermutations(key, uint64(share.n))}}, nil
 	case Torch, Torch26:
-		if s.ofSegments() {
+		if s.hasDocumentRows() {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
 		}
 		if len(s.Weights) > 1 {
 			return nil, fmt.Errorf("order %s draws from one array of tokens and cannot mix sources; choose another order", s.Order)
 		}
-		return newTorch(s, w)
+		return newTorch(s, share.starts)
 	}
-	return &random{w, key}, nil
+	return &random{share.starts, key}, nil
 }

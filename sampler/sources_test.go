@@ -10,10 +10,10 @@ import (
 	"batchfs/cache/array"
 )
 
-// sourceFiles writes the files of sources, one after the other.
-func sourceFiles(t testing.TB, width int, lens ...[]int) (sources [][]string) {
+// writeSources writes the files of sources.
+func writeSources(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 	t.Helper()
-	paths := files(t, width, slices.Concat(lens...)...)
+	paths := writeFiles(t, width, slices.Concat(lens...)...)
 	for _, l := range lens {
 		sources, paths = append(sources, paths[:len(l)]), paths[len(l):]
 	}
@@ -21,35 +21,36 @@ func sourceFiles(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 }
 
 // openSources opens the files of each source.
-func openSources(t testing.TB, sources [][]string, o cache.Options) (all []Source) {
+func openSources(t testing.TB, sources [][]string, o cache.Options) (list []Source) {
 	t.Helper()
 	for _, paths := range sources {
 		source, err := cache.Open(paths, o)
 		must(t, err)
-		all = append(all, Source{Main: source})
+		list = append(list, Source{Main: source})
 	}
-	return all
+	return list
 }
 
 func length(s Source) int64 { return s.Main.Len() }
 
-// total is the number of tokens of all sources.
-func total(sources []Source) (n int64) {
+// totalLen returns the number of tokens of all sources.
+func totalLen(sources []Source) (n int64) {
 	for _, tokens := range sources {
 		n += length(tokens)
 	}
 	return n
 }
 
-// position is where row j of batch k begins among the tokens of all sources.
-func position(sources []Source, q *Sequence, k uint64, j int) int64 {
+// globalPosition returns the start of row j of batch k, counted in the tokens of all sources.
+func globalPosition(sources []Source, q *Sequence, k uint64, j int) int64 {
 	source, start := q.Start(k, j)
-	return total(sources[:source]) + start
+	return totalLen(sources[:source]) + start
 }
 
-// Ranks are disjoint and elastic: their rows, batch by batch, are those that each source has alone in one process, one after the other.
+// Ranks are disjoint and elastic: batch by batch, their rows are those of each source alone in a
+// single process, in order.
 func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
-	tokens := stubs(array.Uint16, []int64{200, 9, 70}, []int64{90, 33}, []int64{10, 60, 17})
+	tokens := stubSources(array.Uint16, []int64{200, 9, 70}, []int64{90, 33}, []int64{10, 60, 17})
 	for _, weights := range [][]float64{{1}, {7, 2, 1}, {0.11, 0.37, 0.52}} {
 		for _, order := range []Order{Random, Shuffle, Sequential} {
 			for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
@@ -74,12 +75,12 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 				for n := range 1000 {
 					k, rank, j := ranks[0].BatchOf(uint64(n))
 					q := ranks[rank]
-					source, at := q.Start(k, j)
+					source, start := q.Start(k, j)
 					index := uint64(have[source])
 					epoch := index / uint64(alone[source].RowsPerEpoch())
-					if want := begin(alone[source], index, 0); at != want || q.Row(k, j) != uint64(n) || q.Epoch(k, j) != epoch {
+					if want := rowStart(alone[source], index, 0); start != want || q.Row(k, j) != uint64(n) || q.Epoch(k, j) != epoch {
 						t.Fatalf("%+v: row %d of batch %d begins at %d of source %d in epoch %d, want its row %d, at %d in epoch %d",
-							q.Settings, j, k, at, source, q.Epoch(k, j), index, want, epoch)
+							q.Settings, j, k, start, source, q.Epoch(k, j), index, want, epoch)
 					}
 					if j == 0 {
 						inBatch = make([]uint64, len(weights))
@@ -98,12 +99,12 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 	}
 }
 
-// stubs are sources of runs of so many tokens, whose tokens are their positions among those of all sources.
-func stubs(dtype array.DType, sources ...[]int64) (tokens []Source) {
+// stubSources returns sources with these extents. Tokens equal their positions among all sources.
+func stubSources(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	first := int64(0)
 	for _, lens := range sources {
 		s := &stub{dtype: dtype, salt: first}
-		s.runs, _ = rooms(false, lens...)
+		s.extents, _ = extentsOf(false, lens...)
 		first += s.Len()
 		tokens = append(tokens, Source{Main: s})
 	}
@@ -127,7 +128,7 @@ func TestNewRefusesSources(t *testing.T) {
 	} {
 		var tokens []Source
 		for _, dtype := range test.dtypes {
-			tokens = append(tokens, stubs(dtype, []int64{100})...)
+			tokens = append(tokens, stubSources(dtype, []int64{100})...)
 		}
 		_, err := New(tokens, Settings{BatchSize: 1, BlockSize: 8, DType: Native, Order: Random, World: 1, Weights: test.weights})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -136,10 +137,10 @@ func TestNewRefusesSources(t *testing.T) {
 	}
 }
 
-// What a request for many short rows holds is bounded: up to 1024 rows are fetched at once.
+// A read of many short rows fetches up to 1024 rows at a time, which bounds its memory.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	all := []*stub{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
-	sources := []Source{{Main: all[0]}, {Main: all[1]}}
+	arrays := []*stub{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
+	sources := []Source{{Main: arrays[0]}, {Main: arrays[1]}}
 	for _, test := range []struct {
 		sources   int
 		batchSize int
@@ -152,9 +153,9 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 			Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}[:test.sources]})
 		must(t, err)
 		for _, off := range []int64{0, 1, max(q.Batch().Bytes()/2-700, 0)} {
-			all[0].windows, all[1].windows = 0, 0
+			arrays[0].windows, arrays[1].windows = 0, 0
 			must(t, q.Read(make([]byte, test.bytes), 3, off))
-			if most := max(all[0].windows, all[1].windows); most > 1024 || test.sources == 1 && off == 0 && most < 1024 {
+			if most := max(arrays[0].windows, arrays[1].windows); most > 1024 || test.sources == 1 && off == 0 && most < 1024 {
 				t.Errorf("%+v: %d rows are fetched at once", test, most)
 			}
 		}

@@ -7,20 +7,20 @@ import (
 	"sync"
 )
 
-// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank), the rows of batch k begin at the elements of the
-// k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 differs where 2^28 <= N-T < 2^32. Blocks are never written once they
-// are made.
+// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank),
+// the rows of batch k start at the elements of the k-th torch.randint(N-T, (B,)) on the CPU,
+// whatever the number of ranks. Torch26 differs if 2^28 <= N-T < 2^32. States are immutable.
 type torch struct {
-	starts        *starts
-	batch, global uint64 // rows of a batch: of this rank, and of all
-	width         uint64 // words of a draw
-	first         *mtState
+	starts              *starts
+	rankRows, worldRows uint64   // rows in a batch of this rank, and of all ranks
+	wordsPerDraw        uint64   // 1 or 2
+	initial             *mtState // state number 0, which begins with the first draw
 
 	mu     sync.Mutex      // guards recent; no other lock is taken under it
-	recent []numberedState // by last use, latest first; at most maxRecent
+	recent []numberedState // most recently used first; at most maxRecent
 }
 
-// maxRecent is how many readers can go through distant parts of one sequence without a jump at every block.
+// maxRecent is how many readers can read distant parts of a sequence without a jump for each state.
 const maxRecent = 64
 
 type numberedState struct {
@@ -32,9 +32,9 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 	if len(w.extents) > 1 {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.extents))
 	}
-	o = &torch{starts: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
+	o = &torch{starts: w, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
 	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
-		o.width = 2
+		o.wordsPerDraw = 2
 	}
 	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
 	if s.TorchState != nil {
@@ -48,25 +48,26 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 	}
 	var words [2 * mtWords]uint32
 	copy(words[:], x[:])
-	extend(words[:])
-	o.first = (*mtState)(words[next:])
+	generate(words[:])
+	o.initial = (*mtState)(words[next:])
 	return o, nil
 }
 
-// parseTorchState returns the last words made, and which of them is drawn next: mtWords for the first to be made.
+// parseTorchState returns the latest words of a generator, and the index of the word to draw next:
+// mtWords if it is not generated yet.
 func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 	var s struct { // CPUGeneratorImplState of PyTorch
 		Seed         uint64
 		Left, Seeded int32
 		Next         uint64
 		Words        [mtWords]uint64
-		Normal       [40]byte // what randn keeps
+		Normal       [40]byte // cache of randn
 	}
 	if len(raw) != binary.Size(s) {
 		return nil, 0, fmt.Errorf("there are %d", len(raw))
 	}
 	binary.Decode(raw, binary.LittleEndian, &s)
-	if s.Left == 1 && s.Next < mtWords { // after manual_seed
+	if s.Left == 1 && s.Next < mtWords { // the form that manual_seed leaves
 		s.Next = mtWords
 	}
 	if s.Seeded == 0 || s.Left < 1 || s.Next > mtWords || s.Next+uint64(s.Left) != mtWords+1 {
@@ -81,20 +82,21 @@ func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 }
 
 func (o *torch) start(row uint64) int64 {
-	draw, perBlock := row/o.global*o.batch+row%o.batch, mtWords/o.width
-	x, i := o.stateAt(draw/perBlock), draw%perBlock*o.width
+	draw, perBlock := row/o.worldRows*o.rankRows+row%o.rankRows, mtWords/o.wordsPerDraw
+	x, i := o.stateAt(draw/perBlock), draw%perBlock*o.wordsPerDraw
 	word := uint64(temper(x[i]))
-	if o.width == 2 {
+	if o.wordsPerDraw == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
 	}
-	return o.starts.at(int64(word % uint64(o.starts.all)))
+	return o.starts.nth(int64(word % uint64(o.starts.all)))
 }
 
-// stateAt returns a state, from recent or newly computed. A jump keeps other readers of the sequence waiting for some milliseconds.
+// stateAt returns a state, cached or newly computed. A jump delays other readers of the sequence by
+// some milliseconds.
 func (o *torch) stateAt(number uint64) *mtState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	near := numberedState{0, o.first}
+	near := numberedState{0, o.initial}
 	for i, b := range o.recent {
 		if b.number == number {
 			copy(o.recent[1:], o.recent[:i])
@@ -108,7 +110,7 @@ func (o *torch) stateAt(number uint64) *mtState {
 	if ahead := number - near.number; ahead <= statesPerJump {
 		near.mtState = near.skip(ahead)
 	} else {
-		near.mtState = o.first.jump(number)
+		near.mtState = o.initial.jump(number)
 	}
 	near.number = number
 	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, near)

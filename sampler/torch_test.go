@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// torchDraws are calls of torch.randint(range, (n,)), one after the other.
+// torchDraws are successive calls of torch.randint(range, (n,)).
 type torchDraws struct {
 	Seed  uint64
 	Range int64
@@ -33,7 +33,7 @@ type torchChecksum struct {
 	SHA256 string `json:"sha256_of_int64_le"`
 }
 
-// draw starts the rows of so many batches under s, which names the order.
+// draw returns the starts of the rows in the first batches under s.
 func (d torchDraws) draw(t *testing.T, s Settings, calls int) (starts []int64) {
 	t.Helper()
 	s.Seed, s.BatchSize, s.World = d.Seed, d.N, 1
@@ -53,7 +53,7 @@ func (c torchCase) check(t *testing.T, s Settings) {
 
 func mustTorch(t testing.TB, s Settings, starts int64) *torch {
 	t.Helper()
-	o, err := newTorch(s, room(t, starts))
+	o, err := newTorch(s, startsOf(t, starts))
 	must(t, err)
 	return o
 }
@@ -65,7 +65,7 @@ func torchState(t testing.TB) []byte {
 	return state
 }
 
-// The draws of PyTorch 2.15.0 and 2.6.0, and those after torch_rng_state.bin.
+// The expected draws come from PyTorch 2.15.0 and 2.6.0, some after loading torch_rng_state.bin.
 func TestTorchGolden(t *testing.T) {
 	type rule struct {
 		Cases     []torchCase
@@ -97,17 +97,17 @@ func TestTorchGolden(t *testing.T) {
 	}
 }
 
-// mt19937 is the generator as the paper has it, word by word.
+// mt19937 is the generator word by word, as in the paper.
 type mt19937 struct {
 	x [624]uint32
-	i int // of the word to be made next
+	i int // index of the next word
 }
 
 func newMT19937(seed uint32) *mt19937 {
 	return &mt19937{x: *seedState(seed)}
 }
 
-// untempered makes the next word.
+// untempered returns the next word.
 func (g *mt19937) untempered() uint32 {
 	x, i := &g.x, g.i
 	y := x[i]&0x80000000 | x[(i+1)%624]&0x7fffffff
@@ -126,7 +126,7 @@ func (g *mt19937) skip(n int) *mt19937 {
 	return g
 }
 
-// draw is a start by a draw of so many words.
+// draw returns a start, from width words.
 func (g *mt19937) draw(width int, starts int64) int64 {
 	word := uint64(0)
 	for range width {
@@ -135,28 +135,28 @@ func (g *mt19937) draw(width int, starts int64) int64 {
 	return int64(word % uint64(starts))
 }
 
-// state is torch.get_rng_state() after the words made so far, with this for next if all of their block are used.
+// state returns what torch.get_rng_state() would. next is the saved index if all words are used up.
 func (g *mt19937) state(next int) []byte {
-	left, made := 1, *g
+	left, latest := 1, *g
 	if g.i > 0 {
 		left, next = 625-g.i, g.i
-		made.skip(left - 1)
+		latest.skip(left - 1)
 	}
 	raw := make([]byte, 5056)
 	binary.LittleEndian.PutUint32(raw[8:], uint32(left))
 	binary.LittleEndian.PutUint32(raw[12:], 1)
 	binary.LittleEndian.PutUint64(raw[16:], uint64(next))
-	for i, w := range made.x {
+	for i, w := range latest.x {
 		binary.LittleEndian.PutUint64(raw[24+8*i:], uint64(w))
 	}
 	return raw
 }
 
-// A state continues the words wherever in a block it was taken, also between the two of a draw.
+// A saved state continues the stream from any word, even from the second word of a draw.
 func TestTorchStateAnywhere(t *testing.T) {
 	for _, drawn := range []int{0, 1, 2, 3, 226, 227, 228, 396, 397, 398, 622, 623, 624, 625, 1248, 5000} {
 		for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
-			for _, next := range []int{0, 624} { // after manual_seed, and after a draw
+			for _, next := range []int{0, 624} { // after manual_seed, after a draw
 				g := newMT19937(7).skip(drawn)
 				o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: g.state(next)}, starts)
 				for row := range uint64(2000) {
@@ -171,9 +171,9 @@ func TestTorchStateAnywhere(t *testing.T) {
 
 func TestTorchRefuses(t *testing.T) {
 	const want = "not the 5056 bytes of torch.get_rng_state()"
-	with := func(at int, b ...byte) []byte {
-		state := torchState(t) // left 233, next 392
-		copy(state[at:], b)
+	withBytes := func(offset int, b ...byte) []byte {
+		state := torchState(t) // left is 233, next is 392
+		copy(state[offset:], b)
 		return state
 	}
 	for _, test := range []struct {
@@ -181,22 +181,22 @@ func TestTorchRefuses(t *testing.T) {
 		want  string // "" for no error
 	}{
 		{nil, ""},
-		{with(0), ""},
-		{with(8, 1, 0), ""},
-		{with(8, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0), ""},
+		{withBytes(0), ""},
+		{withBytes(8, 1, 0), ""},
+		{withBytes(8, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0), ""},
 		{[]byte{}, want + ".numpy().tofile(path): there are 0"},
-		{with(0)[:5055], "there are 5055"},
+		{withBytes(0)[:5055], "there are 5055"},
 		{make([]byte, 5056), want},
-		{with(12, 0), "left = 233, seeded = 0 and next = 392; seeded must not be 0"},
-		{with(8, 0), "left = 0,"},
-		{with(8, 0x71, 2), "left = 625,"},
-		{with(8, 255, 255, 255, 255), "left = -1,"},
-		{with(16, 0x71, 2), "next = 625;"},
-		{with(23, 128), "next = 9223372036854776200;"},
-		{with(16, 0x89, 1), "next = 393; seeded must not be 0, and left and next must add up to 625"},
-		{with(16, 0, 0), "next = 0;"},
+		{withBytes(12, 0), "left = 233, seeded = 0 and next = 392; seeded must not be 0"},
+		{withBytes(8, 0), "left = 0,"},
+		{withBytes(8, 0x71, 2), "left = 625,"},
+		{withBytes(8, 255, 255, 255, 255), "left = -1,"},
+		{withBytes(16, 0x71, 2), "next = 625;"},
+		{withBytes(23, 128), "next = 9223372036854776200;"},
+		{withBytes(16, 0x89, 1), "next = 393; seeded must not be 0, and left and next must add up to 625"},
+		{withBytes(16, 0, 0), "next = 0;"},
 	} {
-		_, err := newTorch(Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: test.state}, room(t, 9))
+		_, err := newTorch(Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: test.state}, startsOf(t, 9))
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("error %v, want %q", err, test.want)
 		}
@@ -204,14 +204,14 @@ func TestTorchRefuses(t *testing.T) {
 
 	for _, s := range []Settings{{Rank: 0, World: 2}, {Rank: 1, World: 2}} {
 		s.BatchSize, s.TorchState = 1, torchState(t)
-		_, err := newTorch(s, room(t, 9))
+		_, err := newTorch(s, startsOf(t, 9))
 		if err == nil || !strings.Contains(err.Error(), "set rank = 0 and world = 1") {
 			t.Errorf("rank %d of %d: error %v", s.Rank, s.World, err)
 		}
 	}
 
-	runs, _ := rooms(false, 10, 20)
-	apart, err := windowsIn(runs, 3)
+	runs, _ := extentsOf(false, 10, 20)
+	apart, err := windowStarts(runs, 3)
 	must(t, err)
 	_, err = newTorch(Settings{Order: Torch26, BatchSize: 1, World: 1}, apart)
 	if err == nil || !strings.Contains(err.Error(), "torch-2.6 draws from one array of tokens, here are 2: use one") {
@@ -219,11 +219,11 @@ func TestTorchRefuses(t *testing.T) {
 	}
 }
 
-// Rows in any order, also for several readers at once, are those that are drawn one after the other.
+// Rows read in any order, by several readers at once, equal those drawn one after the other.
 func TestTorchRandomAccess(t *testing.T) {
 	for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
 		s := Settings{Order: Torch, Seed: 42, BatchSize: 12, World: 1}
-		rows := 2 * statesPerJump * mtWords / width // so far, some blocks are jumped to
+		rows := 2 * statesPerJump * mtWords / width // enough to need jumps
 		want, g := make([]int64, rows), newMT19937(42)
 		for row := range want {
 			want[row] = g.draw(width, starts)
@@ -233,9 +233,9 @@ func TestTorchRandomAccess(t *testing.T) {
 				t.Errorf("width %d: row %d starts at %d, want %d", width, row, got, want[row])
 			}
 		}
-		one := mustTorch(t, s, starts)
+		sequential := mustTorch(t, s, starts)
 		for row := range 100 * mtWords {
-			check(one, row)
+			check(sequential, row)
 		}
 		together := mustTorch(t, s, starts)
 		var readers sync.WaitGroup

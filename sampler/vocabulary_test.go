@@ -7,7 +7,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// The first token that is not below the size is found, wherever it stands, and no other is.
+// find returns the first token that is not below the size, wherever it is, and no other.
 func TestVocabularyFindsTokens(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {
@@ -16,8 +16,8 @@ func TestVocabularyFindsTokens(t *testing.T) {
 		for _, size := range []int64{1, 2, 65, 50_257, most / 2, most/2 + 1, most/2 + 2, most - 1, most} {
 			v := newVocabulary(size, dtype)
 			for n := range 70 {
-				for first := range n + 1 { // the token that is found; n: none
-					odd := random.IntN(2) // a window begins anywhere
+				for first := range n + 1 { // index of the bad token; n: none
+					odd := random.IntN(2) // windows may be unaligned
 					raw := make([]byte, odd, odd+n*width)
 					for i := range n {
 						value := []int64{random.Int64N(size), size - 1}[random.IntN(2)]

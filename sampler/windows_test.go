@@ -11,47 +11,47 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// ofBlock is the window of rows with x and y of a block size.
-func ofBlock(size int) windowSpec { return (&Settings{BlockSize: size}).window() }
+// tokenWindow returns the spec of rows with x and y.
+func tokenWindow(size int) windowSpec { return (&Settings{BlockSize: size}).newWindowSpec() }
 
-// windowsIn are the starts of the windows of a block size in runs, with tables of their own.
-func windowsIn(runs []array.Extent, size int) (*starts, error) {
-	return newStarts(runs, ofBlock(size), new(windowRows), NewTables(defaultTables))
+// windowStarts returns the starts of windows in extents, with tables of their own.
+func windowStarts(runs []array.Extent, size int) (*starts, error) {
+	return newStarts(runs, tokenWindow(size), new(windowRows), NewTables(defaultTableBytes))
 }
 
-// manyFiles are tokens in 10,000 files.
+// manyFiles returns a source of tokens in 10,000 files.
 func manyFiles(tables *Tables) Source {
 	lens := make([]int64, 10_000)
 	for i := range lens {
 		lens[i] = 3000
 	}
-	source := stubs(array.Uint16, lens)[0]
+	source := stubSources(array.Uint16, lens)[0]
 	source.Tables = tables
 	return source
 }
 
-// Sequences of one block size share their windows, whatever else they differ in and whichever sequence made them. What another
-// sequence takes does not depend on the number of files, and the windows of a block size that no sequence has are collected.
+// Sequences of one block size share their windows, whatever else differs. The memory of one more
+// sequence does not depend on the number of files, and windows that no sequence uses are collected.
 func TestSequencesShareTheirWindows(t *testing.T) {
 	base := Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, World: 1, Weights: []float64{1, 2}}
 	first, err := New([]Source{manyFiles(nil), manyFiles(nil)}, base)
 	must(t, err)
-	of := map[int]*Sequence{1024: first}
-	all := []*Sequence{first}
+	byBlockSize := map[int]*Sequence{1024: first}
+	sequences := []*Sequence{first}
 	for i := range 100 {
 		s := base
 		s.Seed, s.World, s.Rank = uint64(i), 8, i%8
 		s.BlockSize = []int{1024, 512, 2048}[i%3]
 		s.Order = []Order{Random, Shuffle, Sequential}[i/3%3]
 		s.Layout = []Layout{XY, WholeRows}[i/9%2]
-		q, err := all[(i*7)%len(all)].With(s)
+		q, err := sequences[(i*7)%len(sequences)].With(s)
 		must(t, err)
-		all = append(all, q)
-		if of[s.BlockSize] == nil {
-			of[s.BlockSize] = q
+		sequences = append(sequences, q)
+		if byBlockSize[s.BlockSize] == nil {
+			byBlockSize[s.BlockSize] = q
 		}
 		for n := range q.sources {
-			if q.sources[n].starts != of[s.BlockSize].sources[n].starts {
+			if q.sources[n].starts != byBlockSize[s.BlockSize].sources[n].starts {
 				t.Fatalf("sequence %d has windows of its own for source %d and block size %d", i, n, s.BlockSize)
 			}
 		}
@@ -59,16 +59,16 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	if first.sources[0].starts == first.sources[1].starts {
 		t.Error("two sources have the same windows")
 	}
-	clear(all)
-	clear(of)
+	clear(sequences)
+	clear(byBlockSize)
 	cache := first.sources[0].cache
 	testwait.Until(t, "the windows of 1 block size are left", func() bool {
 		runtime.GC()
 		cache.mu.Lock()
 		defer cache.mu.Unlock()
 		left := 0
-		for _, made := range cache.cached {
-			if made.Value() != nil {
+		for _, cached := range cache.cached {
+			if cached.Value() != nil {
 				left++
 			}
 		}
@@ -81,38 +81,38 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	}
 }
 
-// Tables take no more than their limit, of windows and of groups of documents, and rows begin where they would with all of them.
+// Tables stay within their limit, and eviction does not change where rows begin.
 func TestTablesAreBounded(t *testing.T) {
 	const limit = 1 << 20
 	tables := NewTables(limit)
-	documents := documented(array.Uint32, someDocuments(rand.New(rand.NewPCG(1, 1)), few(12, 40)*groupDocuments, 20))
+	documents := documentSource(array.Uint32, randomDocuments(rand.New(rand.NewPCG(1, 1)), attempts(12, 40)*groupDocuments, 20))
 	documents.Tables = tables
 	s := Settings{Name: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
 	packed, err := New([]Source{documents}, s)
 	must(t, err)
-	all := []*Sequence{packed}
+	sequences := []*Sequence{packed}
 	first, err := New([]Source{manyFiles(tables)}, Settings{BatchSize: 8, BlockSize: 1024, DType: Native, World: 1})
 	must(t, err)
 	for size := range 50 {
 		q, err := first.With(Settings{BatchSize: 8, BlockSize: 1 + size, DType: Native, Order: []Order{Shuffle, Sequential}[size%2], World: 1})
 		must(t, err)
-		all = append(all, q)
+		sequences = append(sequences, q)
 	}
 	var want []int64
-	for _, q := range all {
-		want = append(want, begin(q, 3, 5))
+	for _, q := range sequences {
+		want = append(want, rowStart(q, 3, 5))
 	}
 	var most atomic.Int64
 	var together sync.WaitGroup
 	for range 4 {
 		together.Go(func() {
 			dst := make([]byte, packed.Batch().Bytes())
-			for k := range uint64(few(3, 20)) {
+			for k := range uint64(attempts(3, 20)) {
 				if err := packed.Read(dst, k, 0); err != nil {
 					t.Error(err)
 				}
-				for i, q := range all {
-					if got := begin(q, 3, 5); got != want[i] {
+				for i, q := range sequences {
+					if got := rowStart(q, 3, 5); got != want[i] {
 						t.Errorf("sequence %d: row 5 of batch 3 begins at %d, and did at %d", i, got, want[i])
 					}
 				}
