@@ -21,7 +21,7 @@ type batchArray struct {
 	rowLen  int       // numbers in a row
 	size    int       // bytes of a number
 	offset  int       // bytes from the start of the batch
-	convert converter // if copied, to dtype
+	convert converter // if copied, converts the stored numbers to dtype
 }
 
 // A derivation is where the numbers of an array come from.

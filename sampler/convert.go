@@ -37,7 +37,7 @@ type integer interface {
 	uinteger | int8 | int16 | int32 | int64
 }
 
-// converters convert between integers of different sizes, by the dtype to convert to, then from.
+// converters[to][from] converts between integer dtypes of different sizes.
 var converters = map[array.DType]map[array.DType]converter{
 	array.Uint8: convertersTo[uint8](), array.Uint16: convertersTo[uint16](),
 	array.Uint32: convertersTo[uint32](), array.Uint64: convertersTo[uint64](),

@@ -87,8 +87,8 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// readerOf returns source i for the ranks that may read the element at pos, their number, and their
-// host: the one whose share holds the element or, without ShuffleBlock, all ranks.
+// readerOf returns source i as the ranks see it that may read the element at pos. With ShuffleBlock,
+// these are the ranks of the host whose share holds the element; otherwise, they are all ranks.
 func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks

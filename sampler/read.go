@@ -19,7 +19,7 @@ type readJob struct {
 	planned  int         // segments in all plans
 	plan     *arrayPlan  // plan of the array being read
 	column   int         // number of that array in its source
-	rows     []span      // planned rows of this batch, by batch array
+	rows     []span      // rows of this batch that are planned, one span per batch array
 	edge     []byte      // numbers that are partly outside dst
 	ends     []int       // for planned rows: indexes after the last tokens of documents
 	segments []Segment   // segments of the row being planned

@@ -1,8 +1,9 @@
 // Package sampler computes batches. Batch k of a [Sequence] is a pure function of its tokens, its
 // [Settings] and k. The package opens no file and reads no clock.
 //
-// Rows are numbered across all batches and ranks. A mixture assigns each row to a [Source], an
-// order picks its start in that source, and its T+1 tokens are laid out as arrays such as x and y.
+// Rows are numbered across all batches and ranks, and everything about a row is a function of its
+// number: a mixture assigns it to a [Source], an [Order] picks its start in that source, and its T+1
+// tokens are laid out as arrays such as x and y. There is no state to save or restore.
 //
 // Users' runs depend on every byte of a batch, so none may change within a major version. A better
 // generator gets the name of a new order.

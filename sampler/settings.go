@@ -41,7 +41,7 @@ type Settings struct {
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        Rows           // contents of a row; "" is Windows
 	Ends        Ends           // how ends of documents are known
-	EOT         uint64         // last token of each document with EndsByToken; otherwise the padding
+	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
 	MaskTargets bool           // whether a target of another document than its x is -100
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed

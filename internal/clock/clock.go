@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the time of CLOCK_MONOTONIC, in nanoseconds since about the boot. Go's own clock
-// reads it without a system call.
-func Now() int64 { return began.clock + int64(time.Since(began.time)) }
+// Now returns the time of CLOCK_MONOTONIC, in nanoseconds since about boot. It makes no system
+// call, because Go's own clock does not.
+func Now() int64 { return base.clock + int64(time.Since(base.time)) }
 
-var began = func() (b struct {
+var base = func() (b struct {
 	time  time.Time
 	clock int64
 }) {

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program built with the tag faults dies where a test wants it to. The environment variable BATCHFS_FAULTS is a list of
-// NAME:panic:N, NAME:kill:N and NAME:abort:N: at failpoint NAME it panics, is killed, or ends by itself, one time in N on average.
+// init makes failpoints fail as the environment variable BATCHFS_FAULTS says. It is a list of
+// NAME:panic:N, NAME:kill:N and NAME:abort:N: at failpoint NAME, the process panics, is killed, or
+// aborts, one time in N on average.
 func init() {
 	Hit = func(point string) {
 		for _, fault := range strings.Fields(os.Getenv("BATCHFS_FAULTS")) {

@@ -1,4 +1,4 @@
-// Package fdpass passes files to other processes, over Unix sockets.
+// Package fdpass passes open files to other processes over Unix sockets.
 package fdpass
 
 import (
@@ -11,7 +11,7 @@ import (
 
 const maxMessage = 4096 // bytes
 
-// Pair returns both ends of a socket whose messages arrive whole.
+// Pair returns both ends of a socket that preserves message boundaries.
 func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -24,8 +24,8 @@ func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, err
 }
 
-// Connect makes a connection of an end of a socket, and closes the file. Who waits for a message keeps no thread waiting: the machine
-// may not let this process have another one.
+// Connect turns an end of a socket into a connection, and closes end. Waiting for a message on the
+// connection occupies no thread, which matters if the process cannot get another one.
 func Connect(end *os.File) (*net.UnixConn, error) {
 	defer end.Close()
 	conn, err := net.FileConn(end)
@@ -35,7 +35,7 @@ func Connect(end *os.File) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// Send sends a message, cut to what the receiver takes, with a file unless that is nil.
+// Send sends a message, truncated to 4096 bytes, and the file unless it is nil.
 func Send(to *net.UnixConn, message string, file *os.File) error {
 	var rights []byte
 	if file != nil {
@@ -45,8 +45,8 @@ func Send(to *net.UnixConn, message string, file *os.File) error {
 	return err
 }
 
-// Receive waits for a message. The error is io.EOF when the other end is closed. file is the one that was sent with the message, or nil, also
-// if this process had no free descriptor.
+// Receive waits for a message. The error is io.EOF if the other end is closed. The file is nil if
+// none was sent, or if this process had no free descriptor.
 func Receive(from *net.UnixConn) (message string, file *os.File, err error) {
 	buf, control := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4))
 	n, rights, _, _, err := from.ReadMsgUnix(buf, control)

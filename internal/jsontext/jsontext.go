@@ -1,4 +1,4 @@
-// Package jsontext writes as JSON what need not be UTF-8.
+// Package jsontext writes text as JSON even if it is not valid UTF-8.
 package jsontext
 
 import (
@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// A String is a text that may hold the path of a file. As JSON it has \udcXX for each byte XX that is not UTF-8, as Python's
-// surrogateescape does: os.fsencode of what Python's json reads is the path.
+// A String is a text that may not be UTF-8, such as the path of a file. In JSON, each invalid byte
+// XX becomes \udcXX, as in Python's surrogateescape, so Python recovers the bytes with json and
+// os.fsencode.
 type String string
 
 func (t String) MarshalJSON() ([]byte, error) { return Quote(string(t)), nil }
@@ -27,7 +28,7 @@ func Quote(text string) []byte {
 		}
 		part, err := json.Marshal(text[:n])
 		if err != nil {
-			panic(err) // not of a string
+			panic(err) // strings never fail
 		}
 		b = append(b, part[1:len(part)-1]...)
 		if text = text[n:]; len(text) > 0 {

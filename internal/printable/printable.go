@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// Name escapes the characters of a name that cannot be seen, including newlines, in the style of Go
-// strings: \n, \x1b or \u202e. Bytes that are not valid UTF-8 are escaped too, for example \xff.
+// Name escapes the invisible characters of a name, including newlines, in the style of Go strings:
+// \n, \x1b or \u202e. It also escapes bytes that are not valid UTF-8, for example \xff.
 func Name(name string) string { return escape(name, "") }
 
 // Text is Name for text of several lines: it keeps newlines and tabs, and also zero-width joiners
@@ -41,14 +41,14 @@ func Fprintf(out io.Writer, format string, args ...any) (int, error) {
 	return fmt.Fprintf(out, format, escaped...)
 }
 
-func escape(text, kept string) string {
+func escape(text, allowed string) string {
 	var b strings.Builder
 	for i, r := range text {
 		_, size := utf8.DecodeRuneInString(text[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, text[i])
-		case isInvisible(r) && !strings.ContainsRune(kept, r):
+		case isInvisible(r) && !strings.ContainsRune(allowed, r):
 			quoted := strconv.QuoteRuneToASCII(r)
 			b.WriteString(quoted[1 : len(quoted)-1])
 		default:

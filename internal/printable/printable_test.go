@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Visible characters stay, in any script, and invisible ones are escaped.
+// Name keeps visible characters of any script, and escapes invisible ones.
 func TestName(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                            "",
@@ -40,7 +40,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// A printed name or error cannot begin a new line, whatever its type.
+// A name or error cannot start a new line when it is printed, whatever its type.
 func TestFprintf(t *testing.T) {
 	type path string
 	var out strings.Builder

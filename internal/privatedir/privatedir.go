@@ -1,5 +1,5 @@
-// Package privatedir opens directories of one's own, into which other users can put nothing. They are used through an os.Root, so that no
-// link leads out of them.
+// Package privatedir opens directories that other users cannot write to. Use them through an
+// os.Root, so that no symbolic link leads out of them.
 package privatedir
 
 import (
@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A NotPrivateError says why a directory is not one's own.
+// A NotPrivateError says why other users may be able to write to a directory.
 type NotPrivateError string
 
 func (r NotPrivateError) Error() string { return string(r) }
 
-// Mode is the permissions of a directory of one's own, or of one that a group shares.
+// Mode returns the permissions of a private directory, or of one that a group shares.
 func Mode(group bool) os.FileMode {
 	if group {
 		return os.ModeSetgid | 0o770
@@ -24,8 +24,11 @@ func Mode(group bool) os.FileMode {
 	return 0o700
 }
 
-// Open opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
-// a group shares may belong to another user, if this process is of its group. Open takes away the permissions that Mode lacks.
+// Open opens the directory of root itself, for locking. The directory must belong to the user of
+// this process, and no other user may be able to write to it. A directory that a group shares may
+// belong to another user, if this process is in its group. If this process's user owns the
+// directory, Open sets its permissions to Mode. The error is a NotPrivateError if the directory is
+// not private.
 func Open(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {
@@ -59,11 +62,11 @@ func protect(dir *os.File, group bool) error {
 	return nil
 }
 
-// Lock is flock(2), and tries again after a signal.
-func Lock(f *os.File, how int) error {
+// Lock calls flock(2), again if a signal interrupts it.
+func Lock(f *os.File, operation int) error {
 	err := error(unix.EINTR)
 	for err == unix.EINTR {
-		err = unix.Flock(int(f.Fd()), how)
+		err = unix.Flock(int(f.Fd()), operation)
 	}
 	return os.NewSyscallError("flock "+f.Name(), err)
 }

@@ -1,4 +1,4 @@
-// Package process reads what /proc says about processes and threads.
+// Package process reads information about processes and threads from /proc.
 package process
 
 import (
@@ -15,45 +15,47 @@ import (
 
 // Stat is part of what /proc says about a process or a thread.
 type Stat struct {
-	State byte               // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
-	Began uint64             // when it began: clock ticks since the host did
-	Ended syscall.WaitStatus // in state Z, how it ended, as far as this user may know
-	CPU   time.Duration      // processor time that it got, in steps of 10 ms
+	// State is R (runs or wants to), S (sleeps), D (waits for a disk), T (stopped by a signal), Z
+	// (ended but not waited for), …
+	State byte
+	Began uint64             // start time, in clock ticks since boot
+	Ended syscall.WaitStatus // how it ended, in state Z; 0 if this user may not know
+	CPU   time.Duration      // processor time used, in steps of 10 ms
 }
 
-// Dir is where the kernel tells about a process.
+// Dir returns the directory of a process in /proc.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// All are the ids of the processes that /proc shows to this one.
-func All() []int { return numbers("/proc") }
+// All returns the ids of the processes that this one can see, sorted.
+func All() []int { return numericNames("/proc") }
 
-// Threads are the ids of a process's threads.
-func Threads(pid int) []int { return numbers(Dir(pid) + "/task") }
+// Threads returns the ids of a process's threads, sorted. It is empty if there is no such process.
+func Threads(pid int) []int { return numericNames(Dir(pid) + "/task") }
 
-func numbers(dir string) (all []int) {
+func numericNames(dir string) (list []int) {
 	open, err := os.Open(dir)
 	if err != nil {
 		return nil
 	}
 	defer open.Close()
-	names, _ := open.Readdirnames(-1) // a process may end meanwhile
+	names, _ := open.Readdirnames(-1) // the process may end meanwhile
 	for _, name := range names {
 		if n, err := strconv.Atoi(name); err == nil {
-			all = append(all, n)
+			list = append(list, n)
 		}
 	}
-	slices.Sort(all)
-	return all
+	slices.Sort(list)
+	return list
 }
 
-// Describe names a process for a message: process 12 (python).
+// Describe returns the name of a process for a message, such as "process 12 (python)".
 func Describe(pid int) string {
 	comm, _ := os.ReadFile(Dir(pid) + "/comm")
 	return fmt.Sprintf("process %d (%s)", pid, printable.Name(strings.TrimSpace(string(comm))))
 }
 
-// Of returns the process of a thread, and its command for a message. It returns thread and an empty
-// string if there is no such thread, or if it is in another PID namespace.
+// Of returns the process of a thread, and its command name, escaped for a message. If there is no
+// such thread, or it is in another PID namespace, Of returns the thread's id and an empty string.
 func Of(thread int) (pid int, command string) {
 	pid = thread
 	readStatus(thread, func(name, value string) error {
@@ -68,7 +70,8 @@ func Of(thread int) (pid int, command string) {
 	return pid, command
 }
 
-// User returns the user whose process it is, and the groups. The error is os.ReadFile's where there is no such process.
+// User returns the user and the groups of a process. If there is no such process, the error is
+// os.ReadFile's.
 func User(pid int) (*syscall.Credential, error) {
 	u := new(syscall.Credential)
 	err := readStatus(pid, func(name, value string) (err error) {
@@ -89,8 +92,8 @@ func User(pid int) (*syscall.Credential, error) {
 	return u, err
 }
 
-// readStatus calls visit for each line of the file status of a process or a thread until it returns
-// an error.
+// readStatus calls visit for each line of the status file of a process or a thread. It stops at the
+// first error.
 func readStatus(id int, visit func(name, value string) error) error {
 	status, err := os.ReadFile(Dir(id) + "/status")
 	if err != nil {
@@ -105,20 +108,20 @@ func readStatus(id int, visit func(name, value string) error) error {
 	return nil
 }
 
-// ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/.
+// ReadStat reads the file stat in dir, the directory of a process (see [Dir]) or of a thread.
 func ReadStat(dir string) (Stat, error) {
 	text, err := os.ReadFile(dir + "/stat")
 	if err != nil {
 		return Stat{}, err
 	}
-	// The second field is the name, which may hold spaces and parentheses.
+	// The second field is the command, which may contain spaces and parentheses.
 	end := strings.LastIndexByte(string(text), ')')
 	fields := strings.Fields(string(text[end+1:]))
 	if end < 0 || len(fields) < 50 {
 		return Stat{}, fmt.Errorf("%s/stat: %q", dir, text)
 	}
 	var n [4]uint64
-	for i, field := range []int{19, 49, 11, 12} { // when it began, how it ended, ticks in programs, ticks in the kernel
+	for i, field := range []int{19, 49, 11, 12} { // start, exit status, user time, system time
 		if n[i], err = strconv.ParseUint(fields[field], 10, 64); err != nil {
 			return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
 		}
@@ -127,7 +130,7 @@ func ReadStat(dir string) (Stat, error) {
 	return Stat{State: fields[0][0], Began: n[0], Ended: syscall.WaitStatus(n[1]), CPU: cpu}, nil
 }
 
-// Resident is the resident memory of a process in bytes, or 0 where there is none.
+// Resident returns the resident memory of a process in bytes, or 0 if there is no such process.
 func Resident(pid int) int64 {
 	statm, _ := os.ReadFile(Dir(pid) + "/statm")
 	var size, pages int64

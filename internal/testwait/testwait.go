@@ -1,4 +1,4 @@
-// Package testwait bounds the waits of tests: a test that would hang fails, and says what it waited for.
+// Package testwait limits the waits of tests: a test that would hang fails instead, with a message.
 package testwait
 
 import (
@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Limit bounds every wait. A wait that succeeds is much shorter, even on a busy machine. One that reaches the limit is a hang.
+// Limit is the longest wait. Waits that succeed are much shorter, even on a busy machine.
 const Limit = 5 * time.Minute
 
-// Until waits until ok returns true.
+// Until waits until ok returns true, and fails the test after Limit. what names the condition.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(Limit); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -19,7 +19,8 @@ func Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// For waits for a value from a channel, or until the channel is closed.
+// For returns the next value from a channel, or the zero value if it is closed. It fails the test
+// after Limit.
 func For[T any](t testing.TB, what string, from <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -30,7 +31,7 @@ func For[T any](t testing.TB, what string, from <-chan T) (v T) {
 	return v
 }
 
-// End waits until f returns.
+// End calls f and waits until it returns. It fails the test after Limit.
 func End(t testing.TB, what string, f func()) {
 	t.Helper()
 	ended := make(chan struct{})
