@@ -1,6 +1,6 @@
-// Package bench has the command `batchfs bench`, which measures how long a trainer waits for a batch, and how much memory that
-// takes: from a mount, and from loaders in the trainer's own process. All are measured alternately in one run, because only
-// their ratios mean anything.
+// Package bench implements `batchfs bench`, which measures how long a trainer waits for a batch and
+// how much memory that takes, with a mount and with loaders in the trainer's own process. All of
+// them take turns in one run, because only their ratios are meaningful.
 package bench
 
 import (
@@ -19,19 +19,19 @@ import (
 )
 
 type options struct {
-	tokens   string // file; empty: one is made
-	dir      string // for temporary files
+	tokens   string // file of uint16 tokens; empty: create one
+	dir      string // directory for temporary files
 	python   string
 	sets     []string
 	memory   bool
-	tokenize string // the directory of texts to encode; empty: measures batches
+	tokenize string // directory of texts to encode; empty: measure batches
 	json     string
 	plot     string
 
-	batches int // of each loading of memory
+	batches int // batches that each loader reads with --memory
 
-	rounds, steps int   // of every scene, for tests; 0: as the scene has it
-	bytes         int64 // of the file that is made
+	rounds, steps int   // per scene, for tests; 0: as the scene says
+	bytes         int64 // size of the file to create
 }
 
 // Command returns `batchfs bench`.
@@ -40,11 +40,12 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure how long a trainer waits for batches, next to loaders in its own process",
-		Long: `Measure how long a trainer on this host waits for each batch: from mounts, by three ways of reading; from nanoGPT's get_batch,
-from a fast loader in the trainer's own process, and from PyTorch's DataLoader. They alternate, round after round in random
-order. The last line says what to change. It takes a minute or two. The Python should have PyTorch, and must have NumPy.
+		Long: `Measure how long a trainer on this host waits for each batch. Bench compares three ways of reading a mount with nanoGPT's
+get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader. They take turns, round after round in random
+order. The last line of the output recommends what to change. Bench takes a minute or two. The Python interpreter must have NumPy,
+and should have PyTorch.
 
-Only the ratios mean much: compare nothing with another run's, and let nothing else run meanwhile.`,
+Only ratios within one run are meaningful. Don't compare numbers from different runs, and run nothing else meanwhile.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json
   batchfs bench --memory --plot memory.svg
@@ -63,15 +64,15 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&o.tokens, "tokens", "", "measure on this `file` of uint16 tokens (default: one is made, of random tokens)")
-	cmd.Flags().StringVar(&o.dir, "dir", "/var/tmp", "put temporary files, of gigabytes, in this `directory`, on the disk to measure")
-	cmd.Flags().StringVar(&o.python, "python", cmp.Or(os.Getenv("PYTHON"), "python3"), "the Python `program` of the trainer")
-	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`, any number of times")
-	cmd.Flags().BoolVar(&o.memory, "memory", false, "resident memory and page cache against batches read")
-	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, how many batches each loader reads")
-	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "how fast one core encodes the texts of a `directory` (default /usr/share), next to Python's tiktoken")
+	cmd.Flags().StringVar(&o.tokens, "tokens", "", "read this `file` of uint16 tokens (default: a new file of random tokens)")
+	cmd.Flags().StringVar(&o.dir, "dir", "/var/tmp", "put gigabytes of temporary files in this `directory`, on the disk to measure")
+	cmd.Flags().StringVar(&o.python, "python", cmp.Or(os.Getenv("PYTHON"), "python3"), "run the trainer with this Python `program`")
+	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; may be repeated")
+	cmd.Flags().BoolVar(&o.memory, "memory", false, "measure resident memory and page cache as batches are read")
+	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, the number of batches that each loader reads")
+	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), next to Python's tiktoken")
 	cmd.Flags().Lookup("tokenize").NoOptDefVal = "/usr/share"
-	cmd.Flags().StringVar(&o.json, "json", "", "write every figure to this `file`")
+	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "with --memory, draw charts to this `file`, .svg or .png")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")
 	cmd.Flags().IntVar(&o.steps, "steps", 0, "")
@@ -85,9 +86,9 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
 func (o *options) check() error {
 	switch {
 	case o.memory && o.tokenize != "":
-		return errors.New("--memory and --tokenize: give one of them")
+		return errors.New("--memory and --tokenize: use only one of them")
 	case o.plot != "" && !o.memory:
-		return errors.New("--plot: draws what --memory measures: add --memory, or use --json")
+		return errors.New("--plot: needs --memory, because it draws only what that measures; or use --json")
 	case o.batches < 1:
 		return errors.New("--batches: must be at least 1")
 	}

@@ -1,5 +1,6 @@
-"""The trainer of `batchfs bench`, in Python: reads batches as one line of JSON on standard input says, and answers with a line
-of the microseconds it waited for every batch. A way to read is a generator of (x, y), int64 of shape (B, T) each."""
+"""The trainer of `batchfs bench`. Each line of standard input is a command in JSON; the reply is a
+line with the wait for each batch, in microseconds. Each way to read is a generator of (x, y), both
+int64 of shape (B, T)."""
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ except ImportError:
 
 
 def nanogpt(path, B, T):
-    """Its get_batch, which maps the file for every batch."""
+    """nanoGPT's get_batch, which maps the file for every batch."""
     while True:
         data = np.memmap(path, np.uint16, "r")
         ix = randint(len(data) - T, B)
@@ -38,7 +39,7 @@ def nanogpt(path, B, T):
 
 
 def pread_rows(path, B, T):
-    """A system call per row, and one conversion: there is nothing faster in the trainer."""
+    """One system call per row and one conversion per batch: the fastest loader in the trainer."""
     rows = np.empty((B, T + 1), np.uint16)
     rng = np.random.default_rng()
     with open(path, "rb", 0) as f:
@@ -65,8 +66,10 @@ class Rows(Dataset):
 
 def dataloader(path, B, T):
     rows = Rows(path, T)
-    draw = RandomSampler(rows, replacement=True, num_samples=1 << 40)  # without it, a permutation of all starts is made first
-    yield from DataLoader(rows, B, sampler=draw, num_workers=2, multiprocessing_context="fork")  # to pickle a memmap is to copy it
+    # Without replacement, it would first compute a permutation of all starts.
+    draw = RandomSampler(rows, replacement=True, num_samples=1 << 40)
+    # With fork, workers inherit the memmap. Pickling it would copy it.
+    yield from DataLoader(rows, B, sampler=draw, num_workers=2, multiprocessing_context="fork")
 
 
 def split(batch):
@@ -135,5 +138,5 @@ for line in sys.stdin:
     c = json.loads(line)
     batches = globals()[c["kind"]](c["path"], c["batch"], c["block"])
     waits = run(c, batches)
-    batches.close()  # a mapping that stays would keep a cold file in the page cache
+    batches.close()  # a remaining mapping would keep a cold file in the page cache
     print(json.dumps(waits), flush=True)

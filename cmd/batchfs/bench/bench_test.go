@@ -30,7 +30,7 @@ func TestStatistics(t *testing.T) {
 }
 
 func TestFigure(t *testing.T) {
-	// Read-ahead in bursts: 30 short waits, two long ones. And one wait that is somebody else's.
+	// Read-ahead comes in bursts: many short waits, then a long one. One wait is an outlier.
 	var waits []float64
 	for range 5 * 16 {
 		waits = append(waits, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 170)
@@ -47,12 +47,12 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// What is slower than something else here is to be changed, and nothing else.
+// The advice names what is slower than an alternative, and nothing else.
 func TestAdvice(t *testing.T) {
 	const nothing = "Change nothing: every way to read takes about as long."
 	for _, test := range []struct {
 		name          string
-		slow          map[string]float64 // by kind, or by kind and access
+		slow          map[string]float64 // waits by kind, or by kind and access; others are 10
 		readAhead     int
 		want, without string
 	}{
@@ -67,13 +67,13 @@ func TestAdvice(t *testing.T) {
 		{name: "loader", slow: map[string]float64{"batches_bin": 40, "next_kept": 40, "next_opened": 40, "nanogpt": 99}, want: "use no mount: the fastest is one pread per row"},
 	} {
 		for _, torch := range []bool{false, true} {
-			r := &report{Host: host{MountReadAhead: test.readAhead}, Scenes: (&options{}).scenes(torch)}
+			r := &report{Host: hostInfo{MountReadAhead: test.readAhead}, Scenes: (&options{}).scenes(torch)}
 			for _, sc := range r.Scenes {
 				for _, w := range sc.Ways {
 					w.waits = []float64{cmp.Or(test.slow[w.Kind+w.Access], test.slow[w.Kind], 10)}
 					w.Rounds = w.waits
 				}
-				sc.sum()
+				sc.summarize()
 			}
 			r.Advice = r.advice()
 			var table bytes.Buffer
@@ -86,7 +86,7 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// Where a bar cannot be shown, a line says what takes so long.
+// Without a terminal, progress prints a line instead of a bar.
 func TestProgressWithoutATerminal(t *testing.T) {
 	var out bytes.Buffer
 	progress := (&stage{stderr: &out}).progress("making a file", 100, terminal.Bytes)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmUp reads a file into the kernel's page cache, with an advice of posix_fadvise.
+// warmUp reads a file into the kernel's page cache, after posix_fadvise with advice.
 func warmUp(path string, advice int) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -25,18 +25,19 @@ func warmUp(path string, advice int) error {
 	return err
 }
 
-// dropPages removes a file from the page cache, so that it is read from the disk again. Pages that are mapped stay.
+// dropPages removes a file from the page cache, so that it is read from the disk again. Pages that
+// some process has mapped stay.
 func dropPages(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// Pages that are not on the disk yet cannot be dropped.
+	// Only pages that are on the disk can be dropped.
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// pageCache returns how many bytes of a file are in the kernel's page cache.
+// pageCache returns the number of bytes of a file in the kernel's page cache.
 func pageCache(path string) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -64,12 +65,12 @@ func pageCache(path string) (int64, error) {
 	return n * int64(page), nil
 }
 
-// A usage is the memory of a process, in bytes.
+// A usage is the memory of a process in bytes, from /proc/PID/status.
 type usage struct {
 	Resident int64 `json:"rss"`
 	RssAnon  int64 `json:"rss_anon"`
 	RssFile  int64 `json:"rss_file"`
-	RssShmem int64 `json:"rss_shmem"` // which mapped files on tmpfs count as
+	RssShmem int64 `json:"rss_shmem"` // includes mapped files on tmpfs
 }
 
 func usageOf(pid int) (u usage, err error) {

@@ -18,47 +18,47 @@ import (
 //go:embed memory.py
 var memoryPy string
 
-// A loading is one way to load batches, and the memory that it took.
+// A loading is one way of loading batches, with the memory that it took.
 type loading struct {
-	Name    string   `json:"name"`
-	how     string   // a function of memory.py
-	sets    []string // of the mount that it reads; nil: it reads the token file
-	cached  bool     // whether the page cache has the whole file at the beginning, or nothing
-	stops   []int    // the numbers of batches after which samples are taken
-	Samples []sample `json:"samples"`
+	Name     string   `json:"name"`
+	function string   // name of a function in memory.py
+	sets     []string // settings of the mount to read; nil: read the token file
+	cached   bool     // whether the page cache starts with the whole file, or without it
+	stops    []int    // batch counts at which samples are taken
+	Samples  []sample `json:"samples"`
 }
 
-// A sample is the memory taken after a number of batches.
+// A sample is the memory in use after a number of batches.
 type sample struct {
 	Batches   int   `json:"batches"`
-	PageCache int64 `json:"page_cache"` // bytes of the file
+	PageCache int64 `json:"page_cache"` // bytes of the token file
 	Trainer   usage `json:"trainer"`
 	Daemon    usage `json:"daemon,omitzero"`
 }
 
 func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
-	tokens, err := s.given(o.tokens, 1<<30)
+	tokens, err := s.tokenFile(o.tokens, 1<<30)
 	if err != nil {
 		return nil, err
 	}
 	loadings := []loading{
-		{Name: "np.memmap kept, in the trainer", how: "kept"},
-		{Name: "np.memmap per batch, in the trainer", how: "per_batch"},
+		{Name: "np.memmap kept, in the trainer", function: "kept"},
+		{Name: "np.memmap per batch, in the trainer", function: "per_batch"},
 	}
 	for _, access := range []string{"map", "remap", "advise", "pread"} {
-		loadings = append(loadings, loading{Name: "batchfs " + access, how: "opened", sets: []string{"memory.access=" + access}})
+		loadings = append(loadings, loading{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
 	}
 	for i := range loadings {
-		loadings[i].cached, loadings[i].stops = true, logarithmic(o.batches)
+		loadings[i].cached, loadings[i].stops = true, powersOfTen(o.batches)
 	}
 	for _, keep := range []string{"keep", "drop"} {
 		loadings = append(loadings, loading{
-			Name: "page_cache = " + keep, how: "opened", sets: []string{"memory.page_cache=" + keep},
-			stops: logarithmic((o.batches + 2) / 3), // these read the disk
+			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
+			stops: powersOfTen((o.batches + 2) / 3), // fewer, because these read the disk
 		})
 	}
 	for i := range loadings {
-		if err := o.load(s, tokens, &loadings[i]); err != nil {
+		if err := o.measureLoading(s, tokens, &loadings[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -84,8 +84,8 @@ func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
 	return line
 }
 
-// memoryLines returns lines of what is resident, of the processes that read tokens and of their trainers; and of the page cache where
-// it began without the file.
+// memoryLines returns lines of the resident memory of the processes that read tokens and of their
+// trainers, and lines of the page cache if it started without the file.
 func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 	trainer := func(a sample) int64 { return a.Trainer.Resident }
 	for _, l := range loadings {
@@ -101,8 +101,8 @@ func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 	return resident, cache
 }
 
-// printLines prints lines that share their x as a table.
-func printLines(out io.Writer, title string, all []chart.Line) {
+// printLines prints lines with the same X as a table.
+func printLines(out io.Writer, title string, lines []chart.Line) {
 	print := func(name string, numbers []float64) {
 		fmt.Fprintf(out, "%-50s", name)
 		for _, n := range numbers {
@@ -110,28 +110,29 @@ func printLines(out io.Writer, title string, all []chart.Line) {
 		}
 		fmt.Fprintln(out)
 	}
-	print(title, all[0].X)
-	for _, l := range all {
+	print(title, lines[0].X)
+	for _, l := range lines {
 		print(l.Name, l.Y)
 	}
 	fmt.Fprintln(out)
 }
 
-// logarithmic returns the powers of ten below last, and then last.
-func logarithmic(last int) (stops []int) {
+// powersOfTen returns the powers of ten below last, followed by last.
+func powersOfTen(last int) (stops []int) {
 	for n := 1; n < last; n *= 10 {
 		stops = append(stops, n)
 	}
 	return append(stops, last)
 }
 
-func (o *options) load(s *stage, tokens string, l *loading) (err error) {
+func (o *options) measureLoading(s *stage, tokens string, l *loading) (err error) {
 	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
 	if err := dropPages(tokens); err != nil {
 		return err
 	}
 	if l.cached {
-		// Page by page, as random batches do. Read-ahead makes large folios, and some kernels map a whole folio at one fault.
+		// Random batches read page by page. Read-ahead would create large folios, and some kernels
+		// map a whole folio on one page fault.
 		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
 			return err
 		}
@@ -142,18 +143,18 @@ func (o *options) load(s *stage, tokens string, l *loading) (err error) {
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, d.end()) }()
+		defer func() { err = errors.Join(err, d.stop()) }()
 		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.pid
 	}
-	args := []string{l.how, path}
+	args := []string{l.function, path}
 	for _, n := range l.stops {
 		args = append(args, strconv.Itoa(n))
 	}
-	trainer, err := s.trainer(o.python, memoryPy, args...)
+	trainer, err := s.startTrainer(o.python, memoryPy, args...)
 	if err != nil {
 		return err
 	}
-	defer trainer.end()
+	defer trainer.stop()
 	for len(l.Samples) < len(l.stops) {
 		a := sample{}
 		if err := trainer.read(&a.Batches); err != nil {
@@ -171,7 +172,7 @@ func (o *options) load(s *stage, tokens string, l *loading) (err error) {
 			}
 		}
 		l.Samples = append(l.Samples, a)
-		trainer.write(command{}) // continue
+		trainer.write(command{}) // tells it to continue
 	}
 	return nil
 }

@@ -1,4 +1,5 @@
-# A trainer that only loads: it stops after each of the given numbers of batches, says that number, and goes on at a line of standard input.
+# A trainer that only loads batches. At each of the given batch counts, it prints the count and
+# waits for a line of standard input.
 import sys
 
 import numpy as np

@@ -15,7 +15,7 @@ import (
 
 func TestLogarithmic(t *testing.T) {
 	for last, want := range map[int][]int{1: {1}, 2: {1, 2}, 10: {1, 10}, 300: {1, 10, 100, 300}} {
-		if got := logarithmic(last); !slices.Equal(got, want) {
+		if got := powersOfTen(last); !slices.Equal(got, want) {
 			t.Errorf("logarithmic(%d) = %d, want %d", last, got, want)
 		}
 	}

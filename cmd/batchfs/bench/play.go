@@ -19,45 +19,45 @@ import (
 //go:embed bench.py
 var benchPy string
 
-// A bench plays scenes: the token files and the trainer that all ways share.
+// A bench plays scenes. All ways share its token files and its trainer.
 type bench struct {
 	*stage
-	host       host
+	host       hostInfo
 	sets       []string
-	warm, cold string // token files
+	warm, cold string // token files for warm and for cold scenes
 	python     *trainer
 	notCold    bool
 }
 
-// A host describes the machine that the figures are of.
-type host struct {
+// A hostInfo describes the machine that was measured.
+type hostInfo struct {
 	Cores          int     `json:"cores"`
-	Load           float64 `json:"load"` // runnable processes in the minute before; 0 is best
+	Load           float64 `json:"load"` // load average of the last minute, at the start; 0 is best
 	Kernel         string  `json:"kernel"`
 	Go             string  `json:"go"`
 	Python         string  `json:"python"`
 	NumPy          string  `json:"numpy"`
 	Torch          string  `json:"torch"`
-	DiskReadAhead  int     `json:"disk_read_ahead_kb"` // of the device that the token file lies on; 0: unknown
+	DiskReadAhead  int     `json:"disk_read_ahead_kb"` // device of the token file; 0: unknown
 	MountReadAhead int     `json:"mount_read_ahead_kb"`
 	ColdBytes      int64   `json:"cold_file_bytes"`
 	WarmBytes      int64   `json:"warm_file_bytes"`
 }
 
 func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
-	b := &bench{stage: s, sets: o.sets, host: host{Cores: runtime.NumCPU(), Go: runtime.Version()}}
+	b := &bench{stage: s, sets: o.sets, host: hostInfo{Cores: runtime.NumCPU(), Go: runtime.Version()}}
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	load, _ := os.ReadFile("/proc/loadavg")
 	b.host.Kernel = strings.TrimSpace(string(kernel))
 	fmt.Sscan(string(load), &b.host.Load)
 	var err error
-	if b.python, err = s.trainer(o.python, benchPy); err != nil {
+	if b.python, err = s.startTrainer(o.python, benchPy); err != nil {
 		return nil, err
 	}
 	if err := b.python.read(&b.host); err != nil {
 		return nil, fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 	}
-	if err := b.files(o); err != nil {
+	if err := b.prepareFiles(o); err != nil {
 		return nil, err
 	}
 	scenes := o.scenes(b.host.Torch != "")
@@ -72,9 +72,10 @@ func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
 	return r, nil
 }
 
-// files finds or makes the token file for warm scenes, and a large one for cold scenes.
-func (b *bench) files(o *options) (err error) {
-	if b.warm, err = b.given(o.tokens, o.bytes); err != nil {
+// prepareFiles sets the token files: the given one or a new one for warm scenes, and a large one
+// for cold scenes.
+func (b *bench) prepareFiles(o *options) (err error) {
+	if b.warm, err = b.tokenFile(o.tokens, o.bytes); err != nil {
 		return err
 	}
 	info, err := os.Stat(b.warm)
@@ -90,7 +91,7 @@ func (b *bench) files(o *options) (err error) {
 	}
 	b.cold = b.warm
 	if info.Size() < o.bytes {
-		b.cold, err = b.tokens("cold.bin", o.bytes)
+		b.cold, err = b.createTokens("cold.bin", o.bytes)
 	}
 	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
 	b.host.DiskReadAhead = diskReadAhead(b.cold)
@@ -111,31 +112,32 @@ func (b *bench) play(sc *scene) error {
 	for range sc.rounds {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, r := range order {
-			if err := b.once(sc, tokens, r); err != nil {
+			if err := b.playOnce(sc, tokens, r); err != nil {
 				return fmt.Errorf("%s: %w", r.Name, err)
 			}
 			bar.Add(1)
 		}
 	}
-	sc.sum()
+	sc.summarize()
 	return nil
 }
 
-// once runs one way, from a mount of its own. No other process may have pages of a cold file mapped: they would stay.
-func (b *bench) once(sc *scene, tokens string, r *way) (err error) {
+// playOnce plays one way once, with a mount of its own. Until it returns, no other process may map
+// a cold file, because mapped pages would stay in the page cache.
+func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
 	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()}
 	if r.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, d.end()) }()
+		defer func() { err = errors.Join(err, d.stop()) }()
 		b.host.MountReadAhead = diskReadAhead(d.mountpoint)
 		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
 	if !sc.Cold {
-		c.Lead = min(24, sc.steps) // until the processor caches are as in a long run
+		c.Lead = min(24, sc.steps) // fills the processor caches, as in a long run
 	} else if err := dropPages(tokens); err != nil {
 		return err
 	}

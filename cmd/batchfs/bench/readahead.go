@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB, or 0 where that is unknown.
+// diskReadAhead returns how far the kernel reads ahead on a file's filesystem, in KiB, or 0 if
+// unknown.
 func diskReadAhead(path string) int {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -19,7 +20,7 @@ func diskReadAhead(path string) int {
 	for _, name := range []string{
 		"/sys/class/bdi/" + device + "/read_ahead_kb",
 		"/sys/dev/block/" + device + "/queue/read_ahead_kb",
-		"/sys/dev/block/" + device + "/../queue/read_ahead_kb", // of a partition
+		"/sys/dev/block/" + device + "/../queue/read_ahead_kb", // for a partition
 	} {
 		text, _ := os.ReadFile(name)
 		if n, _ := strconv.Atoi(strings.TrimSpace(string(text))); n > 0 {

@@ -9,40 +9,40 @@ import (
 )
 
 type report struct {
-	Host    host     `json:"host"`
-	NotCold bool     `json:"not_cold"` // the file stayed in the page cache, as on a tmpfs
+	Host    hostInfo `json:"host"`
+	NotCold bool     `json:"not_cold"` // whether the file stayed in the page cache, as on tmpfs
 	Scenes  []*scene `json:"scenes"`
 	Advice  string   `json:"advice"`
 }
 
-// rootReadAhead is how far the kernel reads ahead in a mount by root, in KiB.
+// rootReadAhead is how far the kernel reads ahead in a mount that root made, in KiB.
 const rootReadAhead = 1024
 
-// advice says in one sentence what a trainer should change that reads a mount as it is by default.
+// advice returns a sentence that says how a trainer with a default mount could wait less.
 func (r *report) advice() string {
-	const worth = 1.25 // times as fast; noise is less
+	const minSpeedup = 1.25 // smaller ones may be noise
 	busy, training := r.Scenes[0], r.Scenes[1]
-	bin, kept, opened := training.find("batches_bin", "remap"), training.find("next_kept", "remap"), training.find("next_opened", "remap")
+	bin, keptOpen, reopened := training.find("batches_bin", "remap"), training.find("next_kept", "remap"), training.find("next_opened", "remap")
 	var change []string
 	best := bin
 	took := fmt.Sprintf("%s µs a batch %s; next kept open takes %s, next opened for each batch %s",
-		us(bin.Figure), training.Name, us(kept.Figure), us(opened.Figure))
+		micros(bin.Figure), training.Name, micros(keptOpen.Figure), micros(reopened.Figure))
 	switch {
-	case kept.Figure > worth*bin.Figure:
+	case keptOpen.Figure > minSpeedup*bin.Figure:
 		change = append(change, "read batches.bin in order ("+took+")")
-	case opened.Figure > worth*kept.Figure:
-		best = kept
+	case reopened.Figure > minSpeedup*keptOpen.Figure:
+		best = keptOpen
 		change = append(change, "keep next open (batches.bin takes "+took+")")
 	}
-	if remap, pread := busy.find(best.Kind, "remap"), busy.find(best.Kind, "pread"); remap.Figure > worth*pread.Figure {
-		change = append(change, fmt.Sprintf(`set memory.access = "pread" (%s µs a batch %s; "remap" takes %s)`, us(pread.Figure), busy.Name, us(remap.Figure)))
+	if remap, pread := busy.find(best.Kind, "remap"), busy.find(best.Kind, "pread"); remap.Figure > minSpeedup*pread.Figure {
+		change = append(change, fmt.Sprintf(`set memory.access = "pread" (%s µs a batch %s; "remap" takes %s)`, micros(pread.Figure), busy.Name, micros(remap.Figure)))
 	}
 	if ahead := r.Host.MountReadAhead; ahead > 0 && ahead < rootReadAhead {
 		change = append(change, fmt.Sprintf("mount as root, so that the kernel reads %d KiB of batches.bin ahead, not %d", rootReadAhead, ahead))
 	}
 	fastest := slices.MinFunc(training.Ways, func(a, b *way) int { return cmp.Compare(a.Figure, b.Figure) })
-	if fastest.Access == "" && best.Figure > worth*fastest.Figure {
-		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, us(fastest.Figure)))
+	if fastest.Access == "" && best.Figure > minSpeedup*fastest.Figure {
+		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, micros(fastest.Figure)))
 	}
 	if len(change) == 0 {
 		return "Change nothing: every way to read takes about as long."
@@ -72,13 +72,13 @@ func (r *report) print(out io.Writer) {
 		}
 		fmt.Fprintf(out, "  %-36s %8s %15s %8s %9s\n", "", "wait", "lowest-highest", "p99", "nanoGPT/")
 		for _, w := range sc.Ways {
-			fmt.Fprintf(out, "  %-36s %8s %15s %8s %8.3gx\n", w.Name, us(w.Figure), us(w.Low)+"-"+us(w.High), us(w.P99), w.NanoGPT)
+			fmt.Fprintf(out, "  %-36s %8s %15s %8s %8.3gx\n", w.Name, micros(w.Figure), micros(w.Low)+"-"+micros(w.High), micros(w.P99), w.NanoGPT)
 		}
 	}
 	fmt.Fprintf(out, "\n%s\n", r.Advice)
 }
 
-func us(t float64) string {
+func micros(t float64) string {
 	if t < 100 {
 		return fmt.Sprintf("%.1f", t)
 	}

@@ -8,40 +8,40 @@ import (
 
 const batchSize, blockSize = 12, 1024
 
-// A scene is a condition under which ways to get batches are compared.
+// A scene is a condition under which ways of getting batches are compared.
 type scene struct {
 	Name    string        `json:"name"`
 	Batch   int           `json:"batch_size"`
 	Block   int           `json:"block_size"`
-	Compute time.Duration `json:"compute_ns"` // before every batch
-	Cold    bool          `json:"cold"`       // the token file is dropped from the page cache before every run
+	Compute time.Duration `json:"compute_ns"` // before each batch
+	Cold    bool          `json:"cold"`       // whether each run starts with a cold page cache
 	Ways    []*way        `json:"rows"`
 
 	rounds  int
-	steps   int     // a run ends after so many batches
-	seconds float64 // or after so long
+	steps   int     // batches after which a run ends
+	seconds float64 // time after which a run ends, if that is sooner
 }
 
-// A way is one way to get batches in one scene, and what was measured. Times are in µs per batch.
+// A way is one way of getting batches in a scene, with its measurements in µs per batch.
 type way struct {
 	Name    string    `json:"name"`
-	Kind    string    `json:"kind"`   // a function of bench.py
-	Access  string    `json:"access"` // of the mount; empty: a loader in the trainer
+	Kind    string    `json:"kind"`   // name of a function in bench.py
+	Access  string    `json:"access"` // memory.access of the mount; empty: a loader in the trainer
 	Rounds  []float64 `json:"rounds"`
-	Figure  float64   `json:"figure"` // the median of the rounds
+	Figure  float64   `json:"figure"` // median of the rounds
 	Low     float64   `json:"low"`
 	High    float64   `json:"high"`
-	P99     float64   `json:"p99"` // of single waits
+	P99     float64   `json:"p99"` // 99th percentile of all waits
 	NanoGPT float64   `json:"nanogpt_over_this"`
 
-	waits []float64 // of all rounds
+	waits []float64 // from all rounds
 }
 
 func (o *options) scenes(torch bool) []*scene {
 	scenes := []*scene{
 		{Name: "back to back", rounds: 5, steps: 1 << 20, seconds: 0.12},
 		{Name: "after 3 ms of compute", Compute: 3 * time.Millisecond, rounds: 5, steps: 40, seconds: 10},
-		// Not longer: nanoGPT's loader reads so much that the file would not stay cold.
+		// A longer run would not stay cold, because nanoGPT's loader reads so much of the file.
 		{Name: "cold, after 5 ms of compute", Compute: 5 * time.Millisecond, Cold: true, rounds: 2, steps: 250, seconds: 1.5},
 	}
 	for _, sc := range scenes {
@@ -64,8 +64,9 @@ func (o *options) scenes(torch bool) []*scene {
 	return scenes
 }
 
-// figure returns the µs per batch of one run. Back to back it is the median over windows of many batches, because read-ahead comes in
-// bursts. With compute between batches it is the median, without the rare long waits; from a cold disk the mean, with them.
+// figure returns the µs per batch of one run. From a cold disk, it is the mean, which includes rare
+// long waits. With compute between batches, it is the median, which does not. Back to back, it is
+// the median of the means of 32 batches each, because read-ahead comes in bursts.
 func (sc *scene) figure(waits []float64) float64 {
 	switch {
 	case sc.Cold:
@@ -84,7 +85,7 @@ func (sc *scene) figure(waits []float64) float64 {
 	return quantile(means, 0.5)
 }
 
-func (sc *scene) sum() {
+func (sc *scene) summarize() {
 	for _, r := range sc.Ways {
 		r.Figure, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
 		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Ways[0].Figure/r.Figure
@@ -98,13 +99,13 @@ func mean(xs []float64) (sum float64) {
 	return sum
 }
 
-// quantile returns the q-quantile of xs, interpolated between two of its values, or 0 if there are none.
+// quantile returns the q-quantile of xs with linear interpolation, or 0 if xs is empty.
 func quantile(xs []float64, q float64) float64 {
 	if len(xs) == 0 {
 		return 0
 	}
 	xs = slices.Sorted(slices.Values(xs))
-	at := q * float64(len(xs)-1)
-	i := int(at)
-	return xs[i] + (at-float64(i))*(xs[min(i+1, len(xs)-1)]-xs[i])
+	position := q * float64(len(xs)-1)
+	i := int(position)
+	return xs[i] + (position-float64(i))*(xs[min(i+1, len(xs)-1)]-xs[i])
 }

@@ -19,8 +19,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// A stage is a temporary directory with token files and mounts, and the processes that serve and read them. After close all of
-// that is gone.
+// A stage is a temporary directory with token files and mounts, and the processes that serve and
+// read them. close removes all of it.
 type stage struct {
 	ctx      context.Context
 	stderr   io.Writer
@@ -36,19 +36,19 @@ func (s *stage) open(dir string) (err error) {
 	return err
 }
 
-// close ends every process and removes every file.
+// close stops every process and removes every file.
 func (s *stage) close() error {
 	var errs []error
 	for _, t := range s.trainers {
-		t.end()
+		t.stop()
 	}
 	for _, d := range s.daemons {
-		errs = append(errs, d.end())
+		errs = append(errs, d.stop())
 	}
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// progress shows a bar on a terminal, and a line elsewhere.
+// progress shows a bar on a terminal, and prints a line elsewhere.
 func (s *stage) progress(what string, total int64, unit terminal.Unit) *terminal.Progress {
 	if !terminal.Is(s.stderr) {
 		fmt.Fprintln(s.stderr, what)
@@ -56,15 +56,16 @@ func (s *stage) progress(what string, total int64, unit terminal.Unit) *terminal
 	return terminal.NewProgress(s.stderr, what, total, unit)
 }
 
-// given returns the absolute path of a token file, because a daemon has another working directory. It makes one if path is empty.
-func (s *stage) given(path string, bytes int64) (string, error) {
+// tokenFile returns path, or a new file if path is empty. The result is absolute, because a daemon
+// has another working directory.
+func (s *stage) tokenFile(path string, bytes int64) (string, error) {
 	if path == "" {
-		return s.tokens("tokens.bin", bytes)
+		return s.createTokens("tokens.bin", bytes)
 	}
 	return filepath.Abs(path)
 }
 
-func (s *stage) tokens(name string, bytes int64) (path string, err error) {
+func (s *stage) createTokens(name string, bytes int64) (path string, err error) {
 	bar := s.progress(fmt.Sprintf("making a file of %d MiB", bytes>>20), bytes, terminal.Bytes)
 	defer bar.Finish()
 	path = filepath.Join(s.dir, name)
@@ -86,20 +87,21 @@ func (s *stage) tokens(name string, bytes int64) (path string, err error) {
 		}
 		bar.Add(len(chunk))
 	}
-	// Pages that are not on the disk yet cannot be dropped from the page cache.
+	// Only pages that are on the disk can be dropped from the page cache.
 	return path, f.Sync()
 }
 
-// A daemon is a process that serves a mount with a split named train.
+// A daemon is a process that serves a mount with one split, train.
 type daemon struct {
 	mountpoint string
-	pid        int // of its worker, which reads the tokens
+	pid        int // process id of the worker, which reads the tokens
 	cmd        *exec.Cmd
-	log        strings.Builder
-	ended      bool
+	stderr     strings.Builder
+	stopped    bool
 }
 
-// mount starts this program to serve a token file. sets are arguments of --set, for example "memory.access=pread".
+// mount starts this program to serve a token file. sets are arguments of --set, such as
+// "memory.access=pread".
 func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	mountpoint, err := os.MkdirTemp(s.dir, "mnt-")
 	if err != nil {
@@ -114,11 +116,11 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		args = append(args, "--set", set)
 	}
 	d := &daemon{mountpoint: mountpoint, cmd: exec.Command(program, append(args, "--", mountpoint)...)}
-	d.cmd.Dir = s.dir // where there is no config.toml
-	// Its own process group, because Ctrl-C ends the bench, which then unmounts. If the bench is killed, the daemon gets a
-	// signal and unmounts by itself.
+	d.cmd.Dir = s.dir // has no config.toml
+	// The daemon gets its own process group, so that Ctrl-C ends only the bench, which then
+	// unmounts. If the bench is killed, a signal makes the daemon unmount.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	d.cmd.Stderr = &d.log
+	d.cmd.Stderr = &d.stderr
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -127,10 +129,10 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		return nil, err
 	}
 	s.daemons = append(s.daemons, d)
-	if said, _ := bufio.NewReader(out).ReadString('\n'); said == "" {
+	if line, _ := bufio.NewReader(out).ReadString('\n'); line == "" {
 		d.cmd.Wait()
-		d.ended = true
-		return nil, fmt.Errorf("batchfs %s: %s", strings.Join(args, " "), strings.TrimSpace(d.log.String()))
+		d.stopped = true
+		return nil, fmt.Errorf("batchfs %s: %s", strings.Join(args, " "), strings.TrimSpace(d.stderr.String()))
 	}
 	go io.Copy(io.Discard, out)
 	var status struct{ PID int }
@@ -142,16 +144,16 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	return d, err
 }
 
-// end unmounts and waits for the process to end.
-func (d *daemon) end() error {
-	if d.ended {
+// stop unmounts, and waits for the process to end.
+func (d *daemon) stop() error {
+	if d.stopped {
 		return nil
 	}
-	d.ended = true
-	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // as an ordinary user it fails, and the signal does it
+	d.stopped = true
+	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // for ordinary users, the signal does it
 	d.cmd.Process.Signal(syscall.SIGTERM)
 	if err := d.cmd.Wait(); err != nil {
-		return fmt.Errorf("the mount at %s: %w: %s", d.mountpoint, err, strings.TrimSpace(d.log.String()))
+		return fmt.Errorf("the mount at %s: %w: %s", d.mountpoint, err, strings.TrimSpace(d.stderr.String()))
 	}
 	return nil
 }

@@ -26,12 +26,12 @@ import (
 //go:embed tokenize.py
 var tokenizePy string
 
-// An encoding is the tokens of all texts by one library.
+// An encoding is the result of encoding all texts with one library.
 type encoding struct {
 	Vocabulary string  `json:"vocabulary"`
 	Library    string  `json:"library"`
 	Bytes      int     `json:"bytes"`
-	Seconds    float64 `json:"seconds"` // of one processor, in the fastest round
+	Seconds    float64 `json:"seconds"` // processor time of the fastest round
 	Tokens     int     `json:"tokens"`
 	Checksum   uint32  `json:"checksum"`
 }
@@ -50,7 +50,7 @@ func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	python, err := s.trainer(o.python, tokenizePy, list)
+	python, err := s.startTrainer(o.python, tokenizePy, list)
 	if err != nil {
 		return nil, err
 	}
@@ -59,25 +59,26 @@ func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 		return nil, fmt.Errorf("%w; does the Python that --python names have tiktoken and NumPy?", err)
 	}
 	fmt.Fprintf(out, "%.1f MB on one core:\n", float64(size)/1e6)
-	var all []*encoding
+	var encodings []*encoding
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		ours := &encoding{Vocabulary: name, Library: "batchfs", Bytes: size, Seconds: math.Inf(1)}
 		theirs := &encoding{Vocabulary: name, Library: "tiktoken", Bytes: size, Seconds: math.Inf(1)}
-		if err := o.encode(s, python, texts, ours, theirs); err != nil {
+		if err := o.compareEncodings(s, python, texts, ours, theirs); err != nil {
 			return nil, err
 		}
-		all = append(all, ours, theirs)
+		encodings = append(encodings, ours, theirs)
 		for _, e := range []*encoding{ours, theirs} {
 			fmt.Fprintf(out, "%-7s %-8s %-7s %6.1f MB/s %6.1f Mtokens/s\n", name, e.Library, versions[e.Library],
 				float64(size)/e.Seconds/1e6, float64(e.Tokens)/e.Seconds/1e6)
 		}
 		fmt.Fprintf(out, "batchfs is %.1f times as fast\n", theirs.Seconds/ours.Seconds)
 	}
-	return all, nil
+	return encodings, nil
 }
 
-// encode has both libraries encode the texts alternately, and compares their tokens.
-func (o *options) encode(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
+// compareEncodings lets both libraries take turns encoding the texts. It fails if their tokens
+// differ.
+func (o *options) compareEncodings(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
 	tokenizer, err := bpe.Named(ours.Vocabulary)
 	if err != nil {
 		return err
@@ -107,7 +108,8 @@ func (o *options) encode(s *stage, python *trainer, texts [][]byte, ours, theirs
 	return nil
 }
 
-// readTexts returns texts of a directory, enough of them to measure with.
+// readTexts returns up to 16 MiB of UTF-8 texts below a directory. It fails if there is less than 1
+// MiB.
 func readTexts(dir string) (texts [][]byte, size int, err error) {
 	const least, most = 1 << 20, 16 << 20
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -136,7 +138,7 @@ func readTexts(dir string) (texts [][]byte, size int, err error) {
 	return texts, size, err
 }
 
-// encode encodes all texts with an encoder that knows nothing yet, as tiktoken begins, on one core.
+// encode encodes all texts on one core. Its encoder starts without a cache, like tiktoken's.
 func (e *encoding) encode(t *bpe.Tokenizer, texts [][]byte) {
 	runtime.GC()
 	var tokens []uint32
@@ -154,11 +156,11 @@ func (e *encoding) encode(t *bpe.Tokenizer, texts [][]byte) {
 	e.Checksum = crc32.ChecksumIEEE(raw)
 }
 
-// processorTime is what this process has used of all processors.
+// processorTime returns the processor time that this process has used.
 func processorTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		panic(err) // it has no reason to fail
+		panic(err) // cannot fail
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

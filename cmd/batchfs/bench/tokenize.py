@@ -1,5 +1,5 @@
-# Encodes texts with tiktoken. Each line of standard input names a vocabulary (path); the answer is the tokens, their checksum, and the
-# seconds of one processor that encoding took.
+# Encodes texts with tiktoken. Each line of standard input names the file of a vocabulary. The reply
+# has the number of tokens, their checksum, and the processor time of encoding, in seconds.
 import base64
 import json
 import os
@@ -13,7 +13,7 @@ import tiktoken.load
 
 with open(sys.argv[1]) as f:
     texts = [base64.b64decode(text).decode() for text in json.load(f)]
-os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache: the vocabulary is here
+os.environ["TIKTOKEN_CACHE_DIR"] = ""  # disables the cache, because the vocabulary is a local file
 
 print(json.dumps({"tiktoken": tiktoken.__version__}), flush=True)
 for line in sys.stdin:

@@ -13,37 +13,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command tells bench.py to read: one batch that it checks, a lead of untimed batches, then timed batches until there are enough or
-// the time is over. It answers with how long it waited for each timed batch, in microseconds.
+// A command makes bench.py read one batch that it checks, then Lead untimed batches, then timed
+// ones until it has read Steps of them or Seconds have passed. bench.py replies with the wait for
+// each timed batch, in microseconds.
 type command struct {
 	Kind    string  `json:"kind"`
-	Path    string  `json:"path"` // the token file, or the directory of a sequence in a mount
+	Path    string  `json:"path"` // token file, or a settings directory of a mount
 	Batch   int     `json:"batch"`
 	Block   int     `json:"block"`
 	Lead    int     `json:"lead"`
 	Steps   int     `json:"steps"`
 	Seconds float64 `json:"seconds"`
-	Compute float64 `json:"compute"` // seconds, before every batch
+	Compute float64 `json:"compute"` // seconds before each batch
 }
 
-// A trainer is a process that reads batches: bench.py or memory.py; or one that encodes texts, tokenize.py. It lives as long as
-// the bench, so that starting an interpreter is never measured.
+// A trainer is a Python process that reads batches (bench.py, memory.py) or encodes texts
+// (tokenize.py). It lives as long as the bench, so that the start of the interpreter is not
+// measured.
 type trainer struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-	log strings.Builder
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *json.Decoder
+	stderr strings.Builder
 }
 
-// trainer starts Python as a trainer. Cancelling the context kills it.
-func (s *stage) trainer(python, script string, args ...string) (*trainer, error) {
+// startTrainer starts a trainer. Canceling the context kills it.
+func (s *stage) startTrainer(python, script string, args ...string) (*trainer, error) {
 	t := &trainer{cmd: exec.CommandContext(s.ctx, python, append([]string{"-c", script}, args...)...)}
-	// Its own process group, so that its workers are killed with it. The stage removes the files that it had open.
+	// The trainer gets its own process group, so that its workers are killed too. The stage removes
+	// the files they had open.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
-	t.cmd.WaitDelay = 10 * time.Second // a worker that is left may hold the log open
+	t.cmd.WaitDelay = 10 * time.Second // a surviving worker may hold the log open
 	t.cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1")
-	t.cmd.Stderr = &t.log
+	t.cmd.Stderr = &t.stderr
 	var err error
 	if t.in, err = t.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -60,19 +63,19 @@ func (s *stage) trainer(python, script string, args ...string) (*trainer, error)
 	return t, nil
 }
 
-// write sends a command. If the process is dead, the next read has the error.
+// write sends a command. If the process has died, the next read returns the error.
 func (t *trainer) write(c command) { json.NewEncoder(t.in).Encode(c) }
 
 func (t *trainer) read(v any) error {
 	if err := t.out.Decode(v); err != nil {
-		t.end()
-		return fmt.Errorf("%s: %w: %s", t.cmd.Args[0], err, strings.TrimSpace(t.log.String()))
+		t.stop()
+		return fmt.Errorf("%s: %w: %s", t.cmd.Args[0], err, strings.TrimSpace(t.stderr.String()))
 	}
 	return nil
 }
 
-// end closes the standard input of the process, which ends it, and waits for it.
-func (t *trainer) end() {
+// stop closes the standard input of the process, which ends it, and waits for it.
+func (t *trainer) stop() {
 	t.in.Close()
 	t.cmd.Wait()
 }

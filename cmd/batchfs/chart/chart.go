@@ -1,4 +1,4 @@
-// Package chart draws lines to .svg and .png files.
+// Package chart draws line charts to .svg and .png files. It is safe for concurrent use.
 package chart
 
 import (
@@ -18,24 +18,26 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A Line is one line of a chart: Y[i] belongs to X[i].
+// A Line is one series of a chart: the points (X[i], Y[i]).
 type Line struct {
 	Name string
 	X, Y []float64
 }
 
-// A Chart is one plot, which Save draws.
+// A Chart is one plot. Save draws it.
 type Chart = *plot.Plot
 
 const chartWidth, chartHeight = 9 * vg.Inch, 4 * vg.Inch
 
-// palette has Okabe and Ito's colours, which the colour-blind can tell apart, without their yellow, which is too light on white.
+// palette holds the colors of Okabe and Ito, which color-blind readers can tell apart, except their
+// yellow, which is too light on white.
 var palette = []color.Color{
 	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
 	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.Black,
 }
 
-// Lines draws each series in its own colour, with a legend where there are several. logX needs x above 0.
+// Lines returns a chart with each series in its own color, and a legend if there are several. With
+// logX, every x must be positive.
 func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	p := plot.New()
@@ -56,7 +58,7 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 		}
 		l, dots, err := plotter.NewLinePoints(points)
 		if err != nil {
-			continue // it has no points
+			continue // no points
 		}
 		colour := palette[i%len(palette)]
 		l.Color, l.Width = colour, vg.Points(2)
@@ -77,7 +79,7 @@ func Check(path string) error {
 	return nil
 }
 
-// Save draws charts, one below the other, to a file that Check accepts.
+// Save draws charts, one below the other, to a file whose name Check accepts.
 func Save(path string, charts ...Chart) error {
 	const margin = vg.Length(20)
 	height := margin + vg.Length(len(charts))*(chartHeight+margin)
@@ -89,13 +91,13 @@ func Save(path string, charts ...Chart) error {
 	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(chartWidth, height), vgimg.UseDPI(160))}
 	}
-	all := draw.New(canvas)
-	all.SetColor(color.White) // or an SVG is black on a dark page
-	all.Fill(all.Rectangle.Path())
-	top := all.Max.Y
+	page := draw.New(canvas)
+	page.SetColor(color.White) // an SVG without a background is black on a dark page
+	page.Fill(page.Rectangle.Path())
+	top := page.Max.Y
 	for _, c := range charts {
 		top -= margin
-		area := draw.Canvas{Canvas: all.Canvas, Rectangle: vg.Rectangle{
+		area := draw.Canvas{Canvas: page.Canvas, Rectangle: vg.Rectangle{
 			Min: vg.Point{X: margin, Y: top - chartHeight}, Max: vg.Point{X: chartWidth - margin, Y: top},
 		}}
 		c.Draw(area)
@@ -106,7 +108,7 @@ func Save(path string, charts ...Chart) error {
 		return err
 	}
 	text := b.Bytes()
-	if filepath.Ext(path) == ".svg" { // fonts of the same widths, for readers that lack this one
+	if filepath.Ext(path) == ".svg" { // fallback fonts of the same widths
 		text = bytes.ReplaceAll(text, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arimo,Helvetica,Arial,sans-serif;"))
 	}
 	return os.WriteFile(path, text, 0o644)
