@@ -15,33 +15,33 @@ import (
 	"batchfs/sampler"
 )
 
-// A corpus is what a run reads: sources, under the settings of all its ranks.
+// A corpus is the sources that a run reads, under the settings of its ranks.
 type corpus struct {
-	sequence *sampler.Sequence // of rank 0
-	sources  []source
-	blocks   blocks.Options // of each host; its Limit is 0 where there is no directory
+	sequence *sampler.Sequence // sequence of rank 0
+	sources  []corpusSource
+	blocks   blocks.Options // for each host; Limit is 0 without a cache directory
 	hosts    int
-	ranks    int // of a host
-	opened   int // requests that opening it took, if it lies in a store
+	ranks    int // ranks of each host
+	opened   int // requests that opening took; 0 unless it is in a store
 }
 
-// A source is arrays of one length, and how many windows its epoch has.
-type source struct {
+// A corpusSource is the arrays of one source, and the number of windows in its epoch.
+type corpusSource struct {
 	name    string
 	arrays  []*cache.Array
 	windows int64
 }
 
-// A size is a source whose size alone is known.
-type size struct {
+// A sourceSize describes a source of which only the size is known.
+type sourceSize struct {
 	name          string
-	tokens, shard int64 // shard: tokens of a file
+	tokens, shard int64 // shard: tokens in a file
 	weight        float64
 }
 
-// sizes are the sources that --tokens and --source name, or none.
-func (o *options) sizes() (list []size, err error) {
-	shard, err := quantity("--shard-tokens", o.shardTokens, counts, 1, maxTokens, "1G")
+// sourceSizes returns the sources that --tokens or --source describe, if any.
+func (o *options) sourceSizes() (list []sourceSize, err error) {
+	shard, err := parseQuantity("--shard-tokens", o.shardTokens, counts, 1, maxTokens, "1G")
 	if err != nil {
 		return nil, err
 	}
@@ -60,14 +60,14 @@ func (o *options) sizes() (list []size, err error) {
 		if o.tokens != "" {
 			flag = "--tokens"
 		}
-		n, err := quantity(flag, tokens, counts, 1, maxTokens, "15T")
+		n, err := parseQuantity(flag, tokens, counts, 1, maxTokens, "15T")
 		if err != nil {
 			return nil, err
 		}
 		if n/shard > maxShards {
-			return nil, fmt.Errorf("--shard-tokens: %s tokens make %.0f objects of %s; set it to %s or more", tokens, n/shard, o.shardTokens, short(n/maxShards))
+			return nil, fmt.Errorf("--shard-tokens: %s tokens make %.0f objects of %s; set it to %s or more", tokens, n/shard, o.shardTokens, formatCount(n/maxShards))
 		}
-		list = append(list, size{name, int64(n), int64(shard), w})
+		list = append(list, sourceSize{name, int64(n), int64(shard), w})
 	}
 	return list, nil
 }
@@ -77,8 +77,8 @@ const (
 	maxShards = 1e6
 )
 
-// array is the size as files of a split that need not exist. They are about equal.
-func (s size) array(split *config.Split) (*cache.Array, error) {
+// array returns an array of the size, in files of about equal length that need not exist.
+func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 	var m cache.Manifest
 	n := (s.tokens + s.shard - 1) / s.shard
 	for i := range n {
@@ -95,15 +95,17 @@ func (s size) array(split *config.Split) (*cache.Array, error) {
 	return cache.Reopen(m, cache.Options{Join: split.Join})
 }
 
-// open is the corpus of the flags: of a split of the configuration, by its path, or of sizes.
-func (o *options) open(path string) (*corpus, error) {
-	sizes, err := o.sizes()
+// openCorpus returns the corpus that the flags describe: the split at path or, with --tokens or
+// --source, sizes.
+func (o *options) openCorpus(path string) (*corpus, error) {
+	sizes, err := o.sourceSizes()
 	if err != nil {
 		return nil, err
 	}
 	flags := o.config
 	if len(sizes) > 0 {
-		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin") // never opened
+		// The configuration needs a split. Its file is never opened.
+		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin")
 	}
 	from, err := flags.Load()
 	if err != nil {
@@ -115,7 +117,7 @@ func (o *options) open(path string) (*corpus, error) {
 	if len(sizes) > 0 {
 		err = c.synthesize(from, sizes)
 	} else {
-		err = c.find(from, path)
+		err = c.openSplit(from, path)
 	}
 	if err != nil {
 		return nil, err
@@ -126,8 +128,8 @@ func (o *options) open(path string) (*corpus, error) {
 	return c, nil
 }
 
-// ofRanks are the settings, as in a path, of rank 0 among all ranks that read a split.
-func (c *corpus) ofRanks(split *config.Split) string {
+// rankSettings returns the settings of rank 0 of the whole run, as in a path.
+func (c *corpus) rankSettings(split *config.Split) string {
 	path := fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranks)
 	if split.ShuffleBlock > 0 {
 		path += fmt.Sprintf(",local_world=%d", c.ranks)
@@ -135,22 +137,23 @@ func (c *corpus) ofRanks(split *config.Split) string {
 	return path
 }
 
-// onlyWindows returns an error for rows that are made of documents: where those begin, only an index says.
-func onlyWindows(s *config.Split) error {
+// requireWindows returns an error if rows are made of documents, because only an index tells where
+// those begin.
+func requireWindows(s *config.Split) error {
 	if s.Rows != "" && s.Rows != sampler.Windows {
-		return fmt.Errorf("%s: plan knows rows = \"windows\" only (got %q); leave rows out, to see about what the others need", s.MessagePrefix("rows"), s.Rows)
+		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows out to get an approximation", s.MessagePrefix("rows"), s.Rows)
 	}
 	return nil
 }
 
-func (c *corpus) find(from *config.Config, path string) error {
+func (c *corpus) openSplit(from *config.Config, path string) error {
 	opener := dataset.NewOpener(from)
 	d, err := opener.OpenPath(path)
 	if err == nil {
-		err = onlyWindows(d.Split)
+		err = requireWindows(d.Split)
 	}
 	if err == nil {
-		d, err = d.With(c.ofRanks(d.Split))
+		d, err = d.With(c.rankSettings(d.Split))
 	}
 	if err != nil {
 		return err
@@ -164,26 +167,25 @@ func (c *corpus) find(from *config.Config, path string) error {
 		if len(d.Split.Sources) > 0 {
 			name = strings.Join(d.Split.Sources[i].Tokens, " ")
 		}
-		c.sources = append(c.sources, source{name: name, arrays: arrays})
+		c.sources = append(c.sources, corpusSource{name: name, arrays: arrays})
 	}
 	return nil
 }
 
-// synthesize makes the sequence of sources whose sizes alone are known, under the settings of
-// [batch].
-func (c *corpus) synthesize(from *config.Config, sizes []size) error {
+// synthesize sets the sequence of sources with these sizes, under the settings of [batch].
+func (c *corpus) synthesize(from *config.Config, sizes []sourceSize) error {
 	split, err := from.Named("plan")
 	if err == nil {
-		err = onlyWindows(split)
+		err = requireWindows(split)
 	}
 	if err == nil {
-		split, err = split.With(c.ofRanks(split))
+		split, err = split.With(c.rankSettings(split))
 	}
 	if err != nil {
 		return err
 	}
 	settings := split.Settings
-	// No array says where documents end, and no block depends on it.
+	// It is unknown where documents end, and no block depends on it.
 	settings.Documents, settings.MaskTargets, settings.Ends = false, false, sampler.EndsUnknown
 	var sources []sampler.Source
 	for _, s := range sizes {
@@ -193,7 +195,7 @@ func (c *corpus) synthesize(from *config.Config, sizes []size) error {
 		}
 		settings.Weights = append(settings.Weights, s.weight)
 		sources = append(sources, sampler.Source{Main: array})
-		c.sources = append(c.sources, source{name: s.name, arrays: []*cache.Array{array}})
+		c.sources = append(c.sources, corpusSource{name: s.name, arrays: []*cache.Array{array}})
 	}
 	c.sequence, err = sampler.New(sources, settings)
 	return err

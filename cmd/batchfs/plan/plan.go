@@ -1,8 +1,10 @@
-// Package plan has the command `batchfs plan`, which says what a run will need of the network, the store and the disks of its hosts.
+// Package plan implements `batchfs plan`, which estimates what a run will need of the network, the
+// store and the disks of its hosts.
 //
-// It makes the sequences of all ranks over a corpus whose sizes alone are known, or over the corpus of a configuration, and counts
-// the blocks that their batches lie in (count.go): with the sampler that picks the rows of a mount, and the function with which the block
-// cache finds the blocks of a row. From these counts it computes rates, sizes and prices (estimate.go).
+// It builds the sequences of all ranks, over a corpus of which only sizes are known or over that of
+// a configuration, and counts the blocks in which their batches lie (count.go). The rows come from
+// the sampler and their blocks from the block cache, as in a mount. From these counts, it computes
+// rates, sizes and prices (estimate.go).
 package plan
 
 import (
@@ -31,7 +33,7 @@ type options struct {
 	steps       uint64
 	epochs      float64
 
-	bandwidth, requests string // limits, as written
+	bandwidth, requests string // limits, as given
 	latency             time.Duration
 	getPrice, gbPrice   float64
 
@@ -44,18 +46,17 @@ func Command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "plan [SPLIT]",
-		Short: "Say what a run will need of the network, the object store and the disks",
-		Long: `Plan says what a run will need while its tokens lie in an object store: bandwidth and requests in the first epoch and in later
-ones, their price, the block cache of each host, the time to mount, and how often the run goes through each source.
-It says which of these are beyond a limit, and which key helps.
+		Short: "Estimate what a run will need of the network, the object store and the disks",
+		Long: `Estimate what a run will need while its tokens are in an object store: bandwidth and requests in the first and in later
+epochs, their price, the block cache of each host, the time to mount, and the epochs of each source. Plan also says which of these
+exceed a limit, and which key helps.
 
-The corpus is --tokens, or several --source, of which nothing needs to exist; the settings are then those of [batch]. Or it is
-SPLIT of the configuration (train unless it is named), with settings or without, such as train/order=shuffle; its files are
-opened, in a store or on a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count as in a mount. A host has one
-mount for all its GPUs.
+Describe the corpus with --tokens or several --source; it need not exist, and its settings are those of [batch]. Or name a SPLIT of
+the configuration, with or without settings, such as train/order=shuffle (default: train); plan opens its files, in a store or on
+a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count as in a mount. Each host has one mount for all its GPUs.
 
-The sampler itself picks the rows, and blocks are counted: all those of some steps, and all steps of some blocks. The prices
-are those of AWS S3 Standard in us-east-1 in November 2026, read from within the region; those of your store may differ.`,
+The sampler itself picks the rows, and plan counts their blocks: all blocks of some steps, and all steps of some blocks. The
+default prices are those of AWS S3 Standard in us-east-1 in November 2026, read from within the region; yours may differ.`,
 		Example: `  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s
   batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit --plot plan.svg
   batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
@@ -66,16 +67,16 @@ are those of AWS S3 Standard in us-east-1 in November 2026, read from within the
 	o.config.Register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.tokens, "tokens", "", "the `number` of tokens, such as 15T, instead of a split (k, M, B or G, T)")
-	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, any number of times, instead of a split")
-	f.StringVar(&o.shardTokens, "shard-tokens", "1G", "the `number` of tokens in an object of these")
-	f.IntVar(&o.hosts, "hosts", 1, "how many hosts read")
-	f.IntVar(&o.gpus, "gpus", 1, "how many GPUs a host has, each a rank")
-	f.DurationVar(&o.step, "step", 0, "how long a step of the trainer takes, such as 0.25s")
-	f.Uint64Var(&o.steps, "steps", 0, "how many steps the run has (default: those of --epochs)")
-	f.Float64Var(&o.epochs, "epochs", 1, "how many epochs the run has")
-	f.StringVar(&o.bandwidth, "bandwidth", "", "the `rate` at which a host can receive, such as 25Gbit or 3GB (default: not judged)")
-	f.StringVar(&o.requests, "requests", "5500", "the `number` of requests a second that the store answers; 5500 is what AWS promises for a prefix")
-	f.DurationVar(&o.latency, "latency", 150*time.Millisecond, "how long a request for a block takes")
+	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, instead of a split; may be repeated")
+	f.StringVar(&o.shardTokens, "shard-tokens", "1G", "the `number` of tokens in each object, with --tokens or --source")
+	f.IntVar(&o.hosts, "hosts", 1, "number of hosts")
+	f.IntVar(&o.gpus, "gpus", 1, "number of GPUs of each host; each GPU is a rank")
+	f.DurationVar(&o.step, "step", 0, "duration of a training step, such as 0.25s")
+	f.Uint64Var(&o.steps, "steps", 0, "number of steps in the run (default: from --epochs)")
+	f.Float64Var(&o.epochs, "epochs", 1, "number of epochs in the run")
+	f.StringVar(&o.bandwidth, "bandwidth", "", "the `rate` at which a host can receive, such as 25Gbit or 3GB (default: no limit)")
+	f.StringVar(&o.requests, "requests", "5500", "the `number` of requests that the store answers per second; AWS promises 5500 for each prefix")
+	f.DurationVar(&o.latency, "latency", 150*time.Millisecond, "duration of a request for a block")
 	f.Float64Var(&o.getPrice, "get-price", 0.0004, "the `price` of 1,000 requests, in dollars")
 	f.Float64Var(&o.gbPrice, "gb-price", 0, "the `price` of a gigabyte that leaves the store, in dollars")
 	f.BoolVar(&o.json, "json", false, "print JSON")
@@ -100,7 +101,7 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	}
 	progress := terminal.NewProgress(cmd.ErrOrStderr(), "counting", 1000, terminal.Steps)
 	done := 0.0
-	n, err := o.plan(cmd.Context(), path, func(more float64) {
+	n, err := o.estimatePlan(cmd.Context(), path, func(more float64) {
 		done += more
 		progress.Set(int64(1000*done), 1000)
 	})
@@ -125,19 +126,19 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 func (o *options) check(args []string) error {
 	switch {
 	case len(args) > 0 && (o.tokens != "" || len(o.sources) > 0):
-		return fmt.Errorf("%s: --tokens and --source stand for a split; give its settings as --set batch.KEY=VALUE", args[0])
+		return fmt.Errorf("%s: --tokens and --source replace the split; pass settings as --set batch.KEY=VALUE", args[0])
 	case o.step <= 0:
-		return errors.New("--step: say how long a step of the trainer takes, such as --step 0.25s")
+		return errors.New("--step: set the duration of a training step, such as --step 0.25s")
 	case o.hosts < 1:
 		return fmt.Errorf("--hosts: must be 1 or more (got %d)", o.hosts)
 	case o.gpus < 1:
 		return fmt.Errorf("--gpus: must be 1 or more (got %d)", o.gpus)
 	case o.hosts > sampler.MaxRows/o.gpus:
-		return fmt.Errorf("--hosts, --gpus: together at most %d ranks (got %d times %d)", sampler.MaxRows, o.hosts, o.gpus)
+		return fmt.Errorf("--hosts, --gpus: must give at most %d ranks (got %d times %d)", sampler.MaxRows, o.hosts, o.gpus)
 	case !(o.epochs > 0 && o.epochs <= 1e6):
-		return fmt.Errorf("--epochs: must be above 0, and 1000000 at most (got %g)", o.epochs)
+		return fmt.Errorf("--epochs: must be above 0 and at most 1000000 (got %g)", o.epochs)
 	case o.steps > sampler.MaxBatches:
-		return fmt.Errorf("--steps: must be %d at most (got %d)", uint64(sampler.MaxBatches), o.steps)
+		return fmt.Errorf("--steps: must be at most %d (got %d)", uint64(sampler.MaxBatches), o.steps)
 	case o.latency < 0:
 		return fmt.Errorf("--latency: must not be below 0 (got %v)", o.latency)
 	case !(o.getPrice >= 0), !(o.gbPrice >= 0):
@@ -146,18 +147,18 @@ func (o *options) check(args []string) error {
 	return chart.Check(o.plot)
 }
 
-func (o *options) plan(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
-	limits := limits{bandwidth: math.Inf(1)}
+func (o *options) estimatePlan(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
+	limits := resourceLimits{bandwidth: math.Inf(1)}
 	var err error
 	if o.bandwidth != "" {
-		if limits.bandwidth, err = quantity("--bandwidth", o.bandwidth, rates, 1, 1e15, "25Gbit or 3GB"); err != nil {
+		if limits.bandwidth, err = parseQuantity("--bandwidth", o.bandwidth, rates, 1, 1e15, "25Gbit or 3GB"); err != nil {
 			return nil, err
 		}
 	}
-	if limits.requests, err = quantity("--requests", o.requests, counts, 1, 1e12, "5500"); err != nil {
+	if limits.requests, err = parseQuantity("--requests", o.requests, counts, 1, 1e12, "5500"); err != nil {
 		return nil, err
 	}
-	c, err := o.open(path)
+	c, err := o.openCorpus(path)
 	if err != nil {
 		return nil, err
 	}
@@ -166,9 +167,9 @@ func (o *options) plan(ctx context.Context, path string, progress func(more floa
 	if steps == 0 {
 		steps = max(uint64(o.epochs*float64(epoch)+0.5), 1)
 	}
-	// The first epoch and the next are counted, and a few more of a longer run: those after them are like the last ones.
+	// At least two epochs are counted, and at most four: later ones are like the last of these.
 	counted := min(max(2, (steps+epoch-1)/epoch), 4) * epoch
-	n, err := c.count(ctx, min(counted, sampler.MaxBatches-1), progress)
+	n, err := c.countBlocks(ctx, min(counted, sampler.MaxBatches-1), progress)
 	if err != nil {
 		return nil, err
 	}

@@ -13,10 +13,10 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// plan runs the command.
-func plan(t *testing.T, args ...string) (out string, err error) {
+// runPlan runs the command in an empty directory.
+func runPlan(t *testing.T, args ...string) (out string, err error) {
 	t.Helper()
-	t.Chdir(t.TempDir()) // where there is no config.toml
+	t.Chdir(t.TempDir()) // has no config.toml
 	cmd := Command()
 	var text bytes.Buffer
 	cmd.SetOut(&text)
@@ -27,94 +27,96 @@ func plan(t *testing.T, args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// needs returns what a run with steps of a second needs.
-func needs(t *testing.T, args ...string) (n Estimate) {
+// planned returns the estimate for a run with steps of a second.
+func planned(t *testing.T, args ...string) (n Estimate) {
 	t.Helper()
-	out, err := plan(t, append([]string{"--json", "--step", "1s"}, args...)...)
+	out, err := runPlan(t, append([]string{"--json", "--step", "1s"}, args...)...)
 	testfiles.NoError(t, err)
 	testfiles.NoError(t, json.Unmarshal([]byte(out), &n))
 	return n
 }
 
-func near(t *testing.T, what string, got, want float64) {
+func checkNear(t *testing.T, what string, got, want float64) {
 	t.Helper()
 	if math.Abs(got-want) > 0.05*math.Abs(want) {
 		t.Errorf("%s: %g, want %g", what, got, want)
 	}
 }
 
-// said fails unless the verdicts of a plan have some words.
-func said(t *testing.T, n Estimate, words ...string) {
+// checkVerdicts checks that the verdicts contain some words.
+func checkVerdicts(t *testing.T, n Estimate, words ...string) {
 	t.Helper()
-	var all string
+	var verdicts string
 	for _, v := range n.Verdicts {
-		all += fmt.Sprintf("ok %v: %s\n", v.OK, v.Says)
+		verdicts += fmt.Sprintf("ok %v: %s\n", v.OK, v.Text)
 	}
 	for _, word := range words {
-		if !strings.Contains(all, word) {
-			t.Errorf("it lacks %q:\n%s", word, all)
+		if !strings.Contains(verdicts, word) {
+			t.Errorf("the verdicts lack %q:\n%s", word, verdicts)
 		}
 	}
 }
 
-const large = 1 << 40 // more cache than any test needs
+const large = 1 << 40 // a larger cache than any test needs
 
-// With shuffle_block each byte is fetched by one host, once. With shuffle every host comes to need nearly all of the corpus: a host has
-// four of the 2048 rows of each block in an epoch. In between lies random, where it has four of them on average.
+// With shuffle_block, each byte is fetched once, by one host. With shuffle and random, a host reads
+// on average four of the 2048 rows of each block in an epoch, so it needs nearly the whole corpus.
 func TestOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
 	corpus := []string{"--tokens", "15T", "--hosts", "512", "--gpus", "8", "--bandwidth", "1Mbit", "--set", fmt.Sprint("store.cache_bytes=", large)}
 	const bytes, block = 30e12, 4 << 20
-	n := needs(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
-	near(t, "shuffle_block: bytes of all hosts", n.Fetched, bytes)
-	near(t, "shuffle_block: a host's share", n.ShareBytes, bytes/512)
+	n := planned(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
+	checkNear(t, "shuffle_block: bytes of all hosts", n.Fetched, bytes)
+	checkNear(t, "shuffle_block: a host's share", n.WorkingSetBytes, bytes/512)
 	if n.Later.Mean != 0 {
 		t.Errorf("shuffle_block: %g bytes a second are fetched again in later epochs", n.Later.Mean)
 	}
-	near(t, "seconds in which all hosts mount", n.FleetMount, 60015*512/5500) // 15 lists, and 4 requests of each object
-	said(t, n, "--rank RANK --world 4096 --local-world 8", "ok false: all hosts that mount at once", "1 h 33 min")
+	// There are 15 list requests, and 4 requests for each of the 15,000 objects.
+	checkNear(t, "seconds in which all hosts mount", n.FleetMount, 60015*512/5500)
+	checkVerdicts(t, n, "--rank RANK --world 4096 --local-world 8", "ok false: if all hosts mount at once", "1 h 33 min")
 	unlimited := append(corpus, "--set", "store.cache_bytes=1000000000000000")
-	n = needs(t, append(unlimited, "--set", "batch.order=shuffle")...)
-	near(t, "shuffle: a host's share", n.ShareBytes, bytes*(1-math.Pow(1-1./512, 2048)))
-	said(t, n, "(batchfs cache fill)")
-	near(t, "shuffle: peak", n.First.Peak, 96*block)
-	n = needs(t, unlimited...)
-	near(t, "random: a host's share", n.ShareBytes, bytes*(1-math.Exp(-4)))
-	n = needs(t, append(unlimited, "--set", "batch.order=sequential")...)
-	near(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
+	n = planned(t, append(unlimited, "--set", "batch.order=shuffle")...)
+	checkNear(t, "shuffle: a host's share", n.WorkingSetBytes, bytes*(1-math.Pow(1-1./512, 2048)))
+	checkVerdicts(t, n, "(batchfs cache fill)")
+	checkNear(t, "shuffle: peak", n.First.Peak, 96*block)
+	n = planned(t, unlimited...)
+	checkNear(t, "random: a host's share", n.WorkingSetBytes, bytes*(1-math.Exp(-4)))
+	n = planned(t, append(unlimited, "--set", "batch.order=sequential")...)
+	checkNear(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
 }
 
-// A cache gives as many hits as it has blocks of those that are needed again.
+// The hit rate of a cache is the fraction of the blocks needed again that fit it.
 func TestCaches(t *testing.T) {
-	n := needs(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
+	n := planned(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
 	for _, c := range n.Caches {
-		near(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.ShareBytes)
+		checkNear(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.WorkingSetBytes)
 	}
-	none := needs(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
-	said(t, none, "ok true: all hosts that mount at once", "ok false: the block cache", "store.cache_bytes = ")
-	near(t, "requests without a cache", none.HostRequests, none.StepBlocks*float64(none.Steps))
+	uncached := planned(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
+	checkVerdicts(t, uncached, "ok true: if all hosts mount at once", "ok false: the block cache", "store.cache_bytes = ")
+	checkNear(t, "requests without a cache", uncached.HostRequests, uncached.StepBlocks*float64(uncached.Steps))
 }
 
-// Each source goes through its own epochs, and a run of more epochs than are counted is planned like the last of these.
+// Each source has its own epochs. If a run has more epochs than are counted, the rest is like the
+// last.
 func TestSources(t *testing.T) {
-	n := needs(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
+	n := planned(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4
-	near(t, "epochs of web", n.Sources[0].Epochs, rows*0.75*1024/8e9)
-	near(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
+	checkNear(t, "epochs of web", n.Sources[0].Epochs, rows*0.75*1024/8e9)
+	checkNear(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
 	corpus := []string{"--tokens", "1G", "--set", "store.cache_bytes=0"}
-	near(t, "requests of 100 epochs", needs(t, append(corpus, "--epochs", "100")...).HostRequests, 50*needs(t, append(corpus, "--epochs", "2")...).HostRequests)
+	checkNear(t, "requests of 100 epochs", planned(t, append(corpus, "--epochs", "100")...).HostRequests, 50*planned(t, append(corpus, "--epochs", "2")...).HostRequests)
 }
 
-// The table and the chart are of the same needs.
+// The table and the charts show the same estimate.
 func TestPrint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.svg")
-	out, err := plan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
+	out, err := runPlan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
 		"--requests", "2", "--set", "batch.order=shuffle", "--plot", path)
 	testfiles.NoError(t, err)
 	for _, word := range []string{"9G tokens, 18.0 GB in 9 objects", "first epoch: bytes a second, peak", "Epochs of each source", "books", "█",
-		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts send", "--requests is 2", "shuffle_block", "not ok: all hosts that mount at once"} {
+		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts together send", "--requests is 2", "shuffle_block", "not ok: if all hosts mount at once"} {
 		if !strings.Contains(out, word) {
 			t.Errorf("the output lacks %q:\n%s", word, out)
 		}
@@ -124,7 +126,7 @@ func TestPrint(t *testing.T) {
 	}
 }
 
-// An error names the flag, or the key, the value and what it must be.
+// Errors name the flag or key, the value, and what it must be.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		args  string
@@ -146,7 +148,7 @@ func TestErrors(t *testing.T) {
 		{"--tokens 1G --step 1s --set batch.rows=packed", []string{"rows"}},
 		{"--step 1s", []string{"config.toml"}},
 	} {
-		_, err := plan(t, strings.Fields(test.args)...)
+		_, err := runPlan(t, strings.Fields(test.args)...)
 		for _, word := range test.words {
 			if err == nil || !strings.Contains(err.Error(), word) {
 				t.Errorf("plan %s: %v, want %q", test.args, err, test.words)
@@ -158,17 +160,17 @@ func TestErrors(t *testing.T) {
 
 func TestUnits(t *testing.T) {
 	for text, want := range map[string]float64{"15T": 15e12, "1.5B": 1.5e9, "200M": 2e8, "7": 7} {
-		if got, err := quantity("--tokens", text, counts, 1, maxTokens, ""); err != nil || got != want {
+		if got, err := parseQuantity("--tokens", text, counts, 1, maxTokens, ""); err != nil || got != want {
 			t.Errorf("%s tokens: %g, %v", text, got, err)
 		}
 	}
 	for text, want := range map[string]float64{"25Gbit": 3.125e9, "3GB": 3e9, "1MiB": 1 << 20} {
-		if got, err := quantity("--bandwidth", text, rates, 1, 1e15, ""); err != nil || got != want {
+		if got, err := parseQuantity("--bandwidth", text, rates, 1, 1e15, ""); err != nil || got != want {
 			t.Errorf("%s: %g, %v", text, got, err)
 		}
 	}
 	for seconds, want := range map[float64]string{0.25: "0.25 s", 12: "12 s", 303: "5 min 3 s", 12000: "3 h 20 min", 1e6: "11 d 13 h"} {
-		if got := lasting(seconds); got != want {
+		if got := formatDuration(seconds); got != want {
 			t.Errorf("%g seconds are %s, want %s", seconds, got, want)
 		}
 	}

@@ -15,32 +15,32 @@ import (
 
 func (n *Estimate) print(out io.Writer) {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", short(float64(n.Tokens)), terminal.Size(n.Bytes), short(float64(n.Objects)),
-		short(float64(n.Blocks)), terminal.Size(n.BlockBytes))
-	fmt.Fprintf(&text, "%d hosts of %d GPUs, each %d rows of %d tokens a step, order %s: %s tokens a step, every %s\n", n.Hosts, n.GPUs, n.BatchSize,
-		n.BlockSize, n.Order, short(float64(n.StepTokens)), lasting(n.StepSeconds))
-	fmt.Fprintf(&text, "a run of %s steps: epochs: %s, time: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
+	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(n.Tokens)), terminal.Size(n.Bytes), formatCount(float64(n.Objects)),
+		formatCount(float64(n.Blocks)), terminal.Size(n.BlockBytes))
+	fmt.Fprintf(&text, "%d hosts with %d GPUs each, %d rows of %d tokens per GPU and step, order %s: %s tokens per step of %s\n", n.Hosts, n.GPUs, n.BatchSize,
+		n.BlockSize, n.Order, formatCount(float64(n.StepTokens)), formatDuration(n.StepSeconds))
+	fmt.Fprintf(&text, "a run of %s steps: epochs %s, time %s\n\n", formatCount(float64(n.Steps)), formatCount(n.Epochs), formatDuration(n.RunSeconds))
 
 	n.printRates(&text)
-	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", lasting(n.MountSeconds),
-		lasting(n.FleetMount), lasting(n.FirstBatch))
+	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", formatDuration(n.MountSeconds),
+		formatDuration(n.FleetMount), formatDuration(n.FirstBatch))
 	if len(n.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		most := slices.MaxFunc(n.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
 		for _, s := range n.Sources {
-			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), short(float64(s.Tokens)), percent(s.Weight), terminal.Bar(s.Epochs, most), short(s.Epochs))
+			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), formatCount(float64(s.Tokens)), formatPercent(s.Weight), terminal.Bar(s.Epochs, most), formatCount(s.Epochs))
 		}
 		w.Flush()
 	}
-	fmt.Fprintln(&text, "\nBytes a second from the store to a host, until step")
+	fmt.Fprintln(&text, "\nBytes a second from the store to a host, up to each step")
 	most := slices.MaxFunc(n.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
-	for _, m := range n.Timeline[:min(2*parts, len(n.Timeline))] {
-		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(m.Step)), terminal.Bar(m.Bytes, most), rate(m.Bytes))
+	for _, m := range n.Timeline[:min(2*timelinePoints, len(n.Timeline))] {
+		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(m.Step)), terminal.Bar(m.Bytes, most), formatBytes(m.Bytes))
 	}
-	fmt.Fprintln(&text, "\nBlocks that later epochs find in a block cache of so many bytes")
+	fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
 	for _, c := range n.Caches {
-		fmt.Fprintf(&text, "  %8s  %s %s\n", rate(c.Bytes), terminal.Bar(c.Hits, 1), percent(c.Hits))
+		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
 	for _, v := range n.Verdicts {
@@ -48,7 +48,7 @@ func (n *Estimate) print(out io.Writer) {
 		if !v.OK {
 			word = "not ok:"
 		}
-		printable.Fprintf(&text, "%s %s\n", word, v.Says)
+		printable.Fprintf(&text, "%s %s\n", word, v.Text)
 	}
 	io.WriteString(out, printable.Text(text.String()))
 }
@@ -61,22 +61,22 @@ func (n *Estimate) printRates(out io.Writer) {
 		fmt.Fprintf(w, "%-38s\t%s\t%s\t\n", name, words(value), words(value*hosts))
 	}
 	fmt.Fprintf(w, "%-38s\ta host\tall hosts\t\n", "")
-	line("tokens a second", float64(n.StepTokens)/hosts/n.StepSeconds, short)
-	line("bytes a second that trainers read", n.ReadRate, rate)
-	line("blocks of a step", n.StepBlocks, short)
-	epoch := func(name string, of Traffic) {
-		line(name+": bytes a second, mean", of.Mean, rate)
-		line(name+": bytes a second, peak", of.Peak, rate)
-		line(name+": requests a second, mean", of.Requests, short)
-		line(name+": requests a second, peak", of.Most, short)
+	line("tokens a second", float64(n.StepTokens)/hosts/n.StepSeconds, formatCount)
+	line("bytes a second that trainers read", n.ReadRate, formatBytes)
+	line("blocks per step", n.StepBlocks, formatCount)
+	epoch := func(name string, traffic Traffic) {
+		line(name+": bytes a second, mean", traffic.Mean, formatBytes)
+		line(name+": bytes a second, peak", traffic.Peak, formatBytes)
+		line(name+": requests a second, mean", traffic.Requests, formatCount)
+		line(name+": requests a second, peak", traffic.PeakRequests, formatCount)
 	}
 	epoch("first epoch", n.First)
 	epoch("later epochs", n.Later)
-	line("the run: bytes", n.HostFetched, rate)
-	line("the run: requests", n.Requests/hosts, short)
-	line("the run: price of these", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
-	line("each mount: requests", float64(n.MountRequests), short)
-	line("block cache for all that a host needs", n.ShareBytes, rate)
+	line("the run: bytes", n.HostFetched, formatBytes)
+	line("the run: requests", n.Requests/hosts, formatCount)
+	line("the run: price", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
+	line("each mount: requests", float64(n.MountRequests), formatCount)
+	line("block cache to hold all a host needs", n.WorkingSetBytes, formatBytes)
 }
 
 func (n *Estimate) charts() []chart.Chart {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// counts are what a number of tokens may end in, sizes and rates what bytes and bytes a second may.
+// counts are the suffixes of numbers of tokens; rates are those of bytes, and of bytes per second.
 var (
 	counts = map[string]float64{"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 	rates  = map[string]float64{
@@ -17,8 +17,8 @@ var (
 	}
 )
 
-// quantity is the number that a text says, in one of several units. least is what it must be at least.
-func quantity(flag, text string, units map[string]float64, least, most float64, example string) (float64, error) {
+// parseQuantity parses a number from least to most, with a suffix from units.
+func parseQuantity(flag, text string, units map[string]float64, least, most float64, example string) (float64, error) {
 	digits := strings.TrimRight(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	n, err := strconv.ParseFloat(digits, 64)
 	unit, known := units[text[len(digits):]]
@@ -28,8 +28,8 @@ func quantity(flag, text string, units map[string]float64, least, most float64, 
 	return n, nil
 }
 
-// short writes a number in three digits or more: 0.25, 17, 1.18k, 14.6G.
-func short(v float64) string {
+// formatCount formats a number with about three digits: 0.25, 17, 1.18k, 14.6G.
+func formatCount(v float64) string {
 	power, units := 0, []string{"", "k", "M", "G", "T", "P"}
 	for math.Abs(v) >= 999.5 && power < len(units)-1 {
 		v, power = v/1000, power+1
@@ -40,15 +40,15 @@ func short(v float64) string {
 	return fmt.Sprintf("%.3g%s", v, units[power])
 }
 
-func percent(share float64) string {
-	if share > 0 && share < 0.0995 {
-		return fmt.Sprintf("%.2g%%", 100*share)
+func formatPercent(fraction float64) string {
+	if fraction > 0 && fraction < 0.0995 {
+		return fmt.Sprintf("%.2g%%", 100*fraction)
 	}
-	return fmt.Sprintf("%.0f%%", 100*share)
+	return fmt.Sprintf("%.0f%%", 100*fraction)
 }
 
-// lasting is a time in words: 0.35 s, 12 s, 5 min 3 s, 3 h 20 min, 12 d 4 h.
-func lasting(seconds float64) string {
+// formatDuration formats a number of seconds: 0.35 s, 12 s, 5 min 3 s, 3 h 20 min, 12 d 4 h.
+func formatDuration(seconds float64) string {
 	d := time.Duration(min(seconds*float64(time.Second), math.MaxInt64)).Round(time.Second)
 	switch {
 	case seconds < 10:
