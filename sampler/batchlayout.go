@@ -66,7 +66,7 @@ func columnOf(a Array) sourceColumn {
 	return sourceColumn{a.DType(), a.DType().Size(), n}
 }
 
-// newBatchLayout takes the arrays of one source, because all sources are alike.
+// newBatchLayout takes the arrays of any source, because all have the same dtypes and shapes.
 func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, error) {
 	var l batchLayout
 	for _, a := range arrays {

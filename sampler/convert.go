@@ -77,7 +77,7 @@ func convertNumber[D, S integer](to *D, v S) (changed uint64) {
 	d := D(v)
 	*to = d
 	switch {
-	case unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0): // D has every S
+	case unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0): // D can hold every S
 		return 0
 	case (d < 0) != (v < 0):
 		return 1

@@ -20,8 +20,8 @@ type Segment struct {
 }
 
 // documentRows are rows made of documents, ordered by their first tokens. Documents are laid into
-// rows in groups, so that finding a row takes one group. Only the number of rows in each group
-// stays in memory.
+// rows in groups, so that a row can be found from its group alone. Only the number of rows in each
+// group stays in memory.
 type documentRows struct {
 	documents Documents
 	windowSpec
@@ -107,7 +107,8 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 	return r, nil
 }
 
-// A groupPacker computes one group after the other, in the same memory.
+// A groupPacker computes one group after the other, in the same memory. It belongs to one
+// goroutine.
 type groupPacker struct {
 	rowGroup
 	bounds      []int64 // start of the group, then the end of each document
@@ -116,7 +117,8 @@ type groupPacker struct {
 	nextSegment []int32 // index of the next segment of each row of rests, plus one; 0: not begun
 }
 
-// load reads where the documents of group g end, cuts and packs them, and returns their rows.
+// load reads where the documents of group g end, cuts and packs them, and returns how many rows
+// they fill.
 func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
@@ -177,16 +179,16 @@ func (r *documentRows) lay(p *groupPacker) {
 }
 
 func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
-	number, in := r.sums.find(row)
+	number, inGroup := r.sums.find(row)
 	g, err := r.loadGroup(int64(number))
 	if err != nil {
 		return list, err
 	}
-	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > in }) - 1
-	slot, shift := 0, (in-g.rowRuns[i].row)*r.step
+	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > inGroup }) - 1
+	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.step
 	for _, p := range g.segments[g.rowRuns[i].first:g.rowRuns[i+1].first] {
-		list = append(list, Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)})
-		slot += int(p.len)
+		list = append(list, Segment{p.start + shift, int(p.len), index, int64(number)*groupDocuments + int64(p.document)})
+		index += int(p.len)
 	}
 	return list, nil
 }
@@ -212,8 +214,8 @@ func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 			return nil, err
 		}
 		for _, p := range segments {
-			if in := pos - p.Start; in >= 0 && in < int64(p.Len) {
-				list = append(list, rowRange{row, row + 1, row + int64(p.At) + in})
+			if offset := pos - p.Start; offset >= 0 && offset < int64(p.Len) {
+				list = append(list, rowRange{row, row + 1, row + int64(p.At) + offset})
 			}
 		}
 	}

@@ -87,8 +87,9 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// readerOf returns source i as the ranks see it that may read the element at pos. With ShuffleBlock,
-// these are the ranks of the host whose share holds the element; otherwise, they are all ranks.
+// readerOf returns source i as seen by the ranks that may read the element at pos, which are those
+// of the host whose share holds it or, without ShuffleBlock, all ranks. It also returns the number
+// of these ranks, and their host.
 func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks

@@ -63,8 +63,8 @@ func (x *mtState) skip(n uint64) *mtState {
 // their sequence, and a word J ahead is the sum of the words i ahead, over the terms t^i of t^J
 // modulo that polynomial.
 //
-// The result of seedState cannot jump: the lower 31 bits of its first word are in no state. Any
-// later word depends only on the state before it.
+// The result of seedState cannot jump: the lower 31 bits of its first word are in no state.
+// Every later word is part of the state before it.
 func (x *mtState) jump(n uint64) *mtState {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])

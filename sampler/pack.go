@@ -14,8 +14,8 @@ type packer struct {
 	count   []int32 // number of segments in each row
 }
 
-func newPacker(slots int) *packer {
-	return &packer{rowLen: slots, lengths: newShelves(slots + 1), rooms: newShelves(slots + 1)}
+func newPacker(rowLen int) *packer {
+	return &packer{rowLen: rowLen, lengths: newShelves(rowLen + 1), rooms: newShelves(rowLen + 1)}
 }
 
 // pack sets row and count for segments of these lengths, none longer than a row. Of equal segments,

@@ -79,15 +79,15 @@ func overlap(offset, size, count, n int) span {
 const maxPlanned = 1 << 10
 
 // Read fills dst with the bytes of batches k, k+1, …, starting off bytes into batch k, which may be
-// beyond its end. It fails if files cannot be read, a number does not fit the dtype or, as an
-// *array.VocabularyError, the vocabulary, or there is no such batch; dst is then undefined.
+// beyond its end. It fails if files cannot be read, a batch does not exist, a number does not fit
+// the dtype, or a token is not in the vocabulary (*array.VocabularyError); dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
 	job := readJobs.Get().(*readJob) // nothing is planned in it
 	job.sequence, job.dst = q, dst
-	// Plans beyond the length keep the memory of their windows.
+	// Plans of earlier jobs remain in the slice, so that the memory of their windows is reused.
 	arrays := len(q.sources) * len(q.layout.columns)
 	job.plans = slices.Grow(job.plans[:0], arrays)[:arrays]
 	size := q.layout.batch.Bytes()
@@ -109,9 +109,9 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 }
 
 // Windows calls visit for the windows that batch k needs, row after row, with the source and the
-// number of the array in it (0: main). Windows count numbers, not elements. It returns false if
-// visit does, which stops it, or if it cannot read where documents end. There are none from
-// MaxBatches on.
+// number of the array in it (0: main). A window counts numbers, not elements. If visit returns
+// false, Windows stops and returns false. It also returns false if it cannot read where documents
+// end. Batches from MaxBatches on have no windows.
 func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
@@ -154,8 +154,8 @@ func (job *readJob) fetch() error {
 	return nil
 }
 
-// planBatch plans the rows of batch k, which begins at offset base of dst. If there are many, it
-// also fetches.
+// planBatch plans the rows of batch k, which begins at offset base of dst. It fetches
+// whenever maxPlanned segments are planned.
 func (job *readJob) planBatch(k uint64, base int) error {
 	job.rows = job.rows[:0]
 	for i := range job.sequence.layout.arrays {

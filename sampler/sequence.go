@@ -2,8 +2,8 @@
 // [Settings] and k. The package opens no file and reads no clock.
 //
 // Rows are numbered across all batches and ranks, and everything about a row is a function of its
-// number: a mixture assigns it to a [Source], an [Order] picks its start in that source, and its T+1
-// tokens are laid out as arrays such as x and y. There is no state to save or restore.
+// number: a mixture assigns it to a [Source], an [Order] picks its start in that source, and its
+// T+1 tokens are laid out as arrays such as x and y. There is no state to save or restore.
 //
 // Users' runs depend on every byte of a batch, so none may change within a major version. A better
 // generator gets the name of a new order.

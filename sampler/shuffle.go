@@ -32,7 +32,7 @@ type streamKeys struct {
 }
 
 // All R! orders of a small R must be equally likely. With 10 rounds, halves of 4 bits show no bias.
-// Halves of 1 bit do even after 24 rounds, so a number has at least 8 bits.
+// Halves of 1 bit remain biased even after 24 rounds, so a number has at least 8 bits.
 const (
 	rounds  = 10
 	minBits = 8

@@ -33,7 +33,7 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.extents))
 	}
 	o = &torch{starts: w, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
-	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
+	if n := w.all; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {
 		o.wordsPerDraw = 2
 	}
 	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
@@ -54,7 +54,7 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 }
 
 // parseTorchState returns the latest words of a generator, and the index of the word to draw next:
-// mtWords if it is not generated yet.
+// mtWords if that word is not generated yet.
 func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 	var s struct { // CPUGeneratorImplState of PyTorch
 		Seed         uint64
@@ -82,8 +82,8 @@ func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 }
 
 func (o *torch) start(row uint64) int64 {
-	draw, perBlock := row/o.worldRows*o.rankRows+row%o.rankRows, mtWords/o.wordsPerDraw
-	x, i := o.stateAt(draw/perBlock), draw%perBlock*o.wordsPerDraw
+	draw, drawsPerState := row/o.worldRows*o.rankRows+row%o.rankRows, mtWords/o.wordsPerDraw
+	x, i := o.stateAt(draw/drawsPerState), draw%drawsPerState*o.wordsPerDraw
 	word := uint64(temper(x[i]))
 	if o.wordsPerDraw == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
@@ -96,23 +96,23 @@ func (o *torch) start(row uint64) int64 {
 func (o *torch) stateAt(number uint64) *mtState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	near := numberedState{0, o.initial}
+	nearest := numberedState{0, o.initial}
 	for i, b := range o.recent {
 		if b.number == number {
 			copy(o.recent[1:], o.recent[:i])
 			o.recent[0] = b
 			return b.mtState
 		}
-		if b.number > near.number && b.number < number {
-			near = b
+		if b.number > nearest.number && b.number < number {
+			nearest = b
 		}
 	}
-	if ahead := number - near.number; ahead <= statesPerJump {
-		near.mtState = near.skip(ahead)
+	if distance := number - nearest.number; distance <= statesPerJump {
+		nearest.mtState = nearest.skip(distance)
 	} else {
-		near.mtState = o.initial.jump(number)
+		nearest.mtState = o.initial.jump(number)
 	}
-	near.number = number
-	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, near)
-	return near.mtState
+	nearest.number = number
+	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, nearest)
+	return nearest.mtState
 }

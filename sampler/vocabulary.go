@@ -70,7 +70,7 @@ type tokenSearcher interface {
 	appendEnds(ends []int, raw []byte, eot uint64, first int) []int
 }
 
-// tokensBySize has tokens by their size in bytes.
+// tokensBySize maps the size of a token in bytes to its searcher.
 var tokensBySize = map[int]tokenSearcher{1: tokensOfSize[uint8]{}, 2: tokensOfSize[uint16]{}, 4: tokensOfSize[uint32]{}, 8: tokensOfSize[uint64]{}}
 
 type tokensOfSize[N uinteger] struct{}

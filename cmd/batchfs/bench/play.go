@@ -122,8 +122,8 @@ func (b *bench) play(sc *scene) error {
 	return nil
 }
 
-// playOnce plays one way once, with a mount of its own. Until it returns, no other process may map
-// a cold file, because mapped pages would stay in the page cache.
+// playOnce plays one way once. A mount lives only as long as one play, because a process that maps
+// pages of a cold file would keep them in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
 	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()}
 	if r.Access != "" {

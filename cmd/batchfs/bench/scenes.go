@@ -34,7 +34,7 @@ type way struct {
 	P99     float64   `json:"p99"` // 99th percentile of all waits
 	NanoGPT float64   `json:"nanogpt_over_this"`
 
-	waits []float64 // from all rounds
+	waits []float64 // single waits of all rounds
 }
 
 func (o *options) scenes(torch bool) []*scene {
