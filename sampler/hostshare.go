@@ -38,7 +38,7 @@ func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare
 	return s
 }
 
-// cutAt returns where a source is cut before a host: nearest to equal numbers of elements per host.
+// cutAt returns the cut before a host, nearest to where all hosts would have equally many elements.
 func cutAt(a Array, runBytes int64, host, hosts int) (end, begin int64) {
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))

@@ -360,7 +360,7 @@ func (job *readJob) fill(v view, value int64) {
 	job.copyOut(v, whole)
 }
 
-// overflow returns the error for number i of an array of a source.
+// overflow returns an error that says that number i of an array does not fit dtype.
 func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
 	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].numbers))
 	what := "token"

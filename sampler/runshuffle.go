@@ -7,7 +7,7 @@ import "math/bits"
 // documents. An epoch cuts the ring of windows into runs, from a random window on, permutes the
 // runs, and then permutes the rows in each pool of mixedRuns runs.
 type runShuffle struct {
-	n        uint64       // R
+	n        uint64       // R, the number of windows
 	runLen   uint64       // rows in a run
 	runs     permutations // permutes the full runs; a shorter one stays last
 	pool     permutations // permutes the rows of a full pool

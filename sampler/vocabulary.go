@@ -60,7 +60,7 @@ func (v *vocabulary) hasLane(words []uint64) bool {
 	return found&v.top != 0
 }
 
-// tokenSearcher searches bytes for tokens of one size, without a sign.
+// A tokenSearcher searches bytes for tokens of one size, as unsigned numbers.
 type tokenSearcher interface {
 	// notBelow returns the index of the first token that is not below size, or -1.
 	notBelow(size uint64, raw []byte) int

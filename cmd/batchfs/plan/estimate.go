@@ -34,10 +34,10 @@ type Estimate struct {
 	ReadRate        float64         `json:"read_rate"` // bytes that trainers read
 	First           Traffic         `json:"first_epoch"`
 	Later           Traffic         `json:"later_epochs"`
-	Requests        float64         `json:"requests"` // whole run, all hosts, including mounting
+	Requests        float64         `json:"requests"` // sum over all hosts, including mounting
 	Fetched         float64         `json:"fetched_bytes"`
 	Price           float64         `json:"price"`         // dollars, for Requests and Fetched
-	HostRequests    float64         `json:"host_requests"` // whole run, without mounting
+	HostRequests    float64         `json:"host_requests"` // requests of the run without mounting
 	HostFetched     float64         `json:"host_fetched_bytes"`
 	CacheBytes      int64           `json:"cache_bytes"`
 	WorkingSetBytes float64         `json:"share_bytes"` // size of the blocks needed in the run
