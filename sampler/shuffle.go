@@ -53,8 +53,8 @@ func (o *permutations) apply(epoch, stream, i uint64) uint64 {
 			left ^= mix(right^k[r]) & o.left
 			right ^= mix(left^k[r+1]) & o.right
 		}
-		i = left<<o.shift | right
-		if i < 2 { // a coin toss, because the rounds alone make only even permutations
+		// A coin toss may swap 0 and 1, because the rounds alone make only even permutations.
+		if i = left<<o.shift | right; i < 2 {
 			i ^= k[rounds] & 1
 		}
 		if i < o.n {
