@@ -279,7 +279,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			})
 			t.Logf("%d reads: %v", len(lines), seen)
 
-			noticed := strings.Count(log, "token files changed: the new ones are served")
+			noticed := strings.Count(log, "token files changed; now serving the new ones")
 			if info.Changes != noticed || noticed == 0 || change.name == "replaced" && noticed != 1 {
 				t.Errorf("info.json counts %d changes, the log %d:\n%s", info.Changes, noticed, log)
 			}
@@ -400,7 +400,7 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 			}
 			e2e.Equal(t, fmt.Sprintf("an open next of a file that %s", bad.want), h.Do("read 0 0 512"), "errno ESTALE")
 		}
-		e2e.LogAndStatusSay(t, m, "what is there now cannot be served: splits.train: ", bad.want)
+		e2e.LogAndStatusSay(t, m, "the new ones cannot be served: splits.train: ", bad.want)
 		if got := m.Info(t, "train"); got.Changes != 0 || got.Tokens != 50_000 {
 			t.Errorf("info.json has %+v, want that of the tokens that were served", got)
 		}

@@ -12,14 +12,14 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// openArrays is writeArrays, and opens the splits.
 func openArrays(t *testing.T, more string) []*Dataset {
 	t.Helper()
 	writeArrays(t, more)
 	return mustOpenConfig(t)
 }
 
-// writeArrays writes files of a matrix of rows, of tokens with arrays beside them, and of a mixture of such, and a configuration.
+// writeArrays writes files of a matrix, of tokens with aligned arrays, and of a mixture of such,
+// and a configuration.
 func writeArrays(t *testing.T, more string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -54,7 +54,7 @@ tokens = "a.bin"
 ` + fmt.Sprintf(arrays, "beside", "a") + source("a") + source("b")})
 }
 
-// An array beside the tokens is part of the data: where it alone changes, no byte of a batch is served any more.
+// Aligned arrays are part of the data: if only one of them changes, no byte of a batch is served.
 func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {
 		all := openArrays(t, "")

@@ -11,22 +11,24 @@ import (
 	"batchfs/sampler"
 )
 
-// An ArraySpec is an array of a source as the configuration describes it. Its files need not exist.
+// An ArraySpec describes an array of a source according to the configuration and vocab.json. Its
+// files need not exist.
 type ArraySpec struct {
-	Source  int
-	Name    string // of an array beside the tokens; empty for the main one
+	Source  int    // index of the source in the split
+	Name    string // name of an aligned array; empty for the main array
 	Files   []string
-	Options cache.Options // to open some of the files with
+	Options cache.Options // for opening any of the files
 }
 
-// ArraySpecs returns the arrays of all sources of a split, the main one of each source first.
+// ArraySpecs returns the arrays of all sources of a split, the main array of each source first.
 func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
-	_, parts, _, err := o.arraySpecsOf(s)
+	_, parts, _, err := o.resolveArrays(s)
 	return parts, err
 }
 
-// arraySpecsOf returns a split that knows what lies beside its files, its arrays, and what vocab.json says.
-func (o *Opener) arraySpecsOf(s *config.Split) (*config.Split, []ArraySpec, vocabHint, error) {
+// resolveArrays returns a split completed with the settings found in vocab.json, its arrays, and
+// those settings.
+func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, vocabHint, error) {
 	files, err := s.Files(o.Remote)
 	if err != nil {
 		return nil, nil, vocabHint{}, err
@@ -35,7 +37,7 @@ func (o *Opener) arraySpecsOf(s *config.Split) (*config.Split, []ArraySpec, voca
 	if err == nil {
 		s = h.apply(s)
 		if err = s.CheckAligned(); err != nil {
-			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
+			err = fmt.Errorf("%w, according to vocab.json next to the tokens; %s", err, arraysAdvice)
 		}
 	}
 	if err != nil {
@@ -50,7 +52,7 @@ func (o *Opener) arraySpecsOf(s *config.Split) (*config.Split, []ArraySpec, voca
 			}
 		}
 		for n, paths := range arrays {
-			p := ArraySpec{Source: i, Files: paths, Options: options(s, o, i, n, h)}
+			p := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h)}
 			p.Name = p.Options.AlignedArray
 			parts = append(parts, p)
 		}
@@ -58,28 +60,29 @@ func (o *Opener) arraySpecsOf(s *config.Split) (*config.Split, []ArraySpec, voca
 	return s, parts, h, nil
 }
 
-// options returns how to open array n of source i; 0 is the main one.
-func options(s *config.Split, by *Opener, i, n int, h vocabHint) cache.Options {
-	m := by.Config.Memory
-	o := cache.Options{Remote: by.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+// cacheOptions returns how to open array n of source i; array 0 is the main one.
+func cacheOptions(s *config.Split, opener *Opener, i, n int, h vocabHint) cache.Options {
+	m := opener.Config.Memory
+	opts := cache.Options{Remote: opener.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {
-		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.IsSet("token_dtype")
-		if o.GuessedDType {
-			o.DType = cmp.Or(h.TokenDType, o.DType)
+		opts.Format, opts.Tensor, opts.DType, opts.Axes, opts.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.IsSet("token_dtype")
+		if opts.GuessedDType {
+			opts.DType = cmp.Or(h.TokenDType, opts.DType)
 		}
-		o.VocabSize = cmp.Or(s.VocabSizeOf(i), h.VocabSize)
+		opts.VocabSize = cmp.Or(s.VocabSizeOf(i), h.VocabSize)
 		switch {
 		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
-			o.Documents = cache.FilesAreDocuments
+			opts.Documents = cache.FilesAreDocuments
 		case s.Ends == sampler.EndsByIndex:
-			o.Documents = cache.DocumentsIndexed
+			opts.Documents = cache.DocumentsIndexed
 		}
-		return o
+		return opts
 	}
-	if o.Access == localfile.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
-		o.Access = localfile.Pread
+	// A mapping costs as much for the few bytes of a mask as for the tokens.
+	if opts.Access == localfile.Remap {
+		opts.Access = localfile.Pread
 	}
 	b := s.AlignedOf(i)[n-1]
-	o.Format, o.Tensor, o.DType, o.Axes, o.AlignedArray = b.Format, b.Tensor, b.DType, b.Shape, b.Name
-	return o
+	opts.Format, opts.Tensor, opts.DType, opts.Axes, opts.AlignedArray = b.Format, b.Tensor, b.DType, b.Shape, b.Name
+	return opts
 }

@@ -1,9 +1,11 @@
-// Package dataset turns a configuration into datasets: it opens the token files of each split and binds them to the split's
-// settings, or to settings in a path.
+// Package dataset opens the splits of a configuration: it opens and checks their token files, and
+// binds them to the split's settings, including settings in a path such as "train/rank=3,world=8".
 //
-// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes a [Served] one,
-// which follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
-// the same.
+// A [Dataset] is an open split under fixed settings. It never changes. It describes itself: it
+// writes info.json and the origin of each row, and finds the batches that hold a token. A [Served]
+// is a Dataset as a mount serves it: it notices when the token files change and, under on_change =
+// "follow", switches to the new ones. A [Snapshot] records everything that a mount serves, so that
+// another process can serve exactly the same batches without opening the token files first.
 package dataset
 
 import (
@@ -22,31 +24,31 @@ import (
 	"batchfs/sampler"
 )
 
-// A Dataset is a split whose token files are open and checked, maybe under the settings of a path.
-// It does not change, and is safe for concurrent use.
+// A Dataset is a split whose token files are open and checked, possibly under the settings of a
+// path. It is immutable and safe for concurrent use.
 type Dataset struct {
 	Split    *config.Split     // settings; TorchState is set if the configuration names a file
-	Sequence *sampler.Sequence // the batches
+	Sequence *sampler.Sequence // computes the batches
 	Steps    uint64            // number of batches in batches.bin
-	Version  uint64            // number of changes to the tokens since the mount began
+	Version  uint64            // number of times the tokens have changed since the mount was made
 
-	sources     [][]*cache.Array // arrays of each source: the main one, usually tokens, and then the others
+	sources     [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
 	arrays      []*cache.Array   // all arrays of all sources
 	mains       []*cache.Array   // main array of each source
-	tables      *sampler.Tables  // shared by all splits
-	hint        vocabHint
-	fingerprint string        // hash that identifies the files of all sources
-	formats     func() string // returns formatsOf(sources), computed at the first call
-	files       int           // number of files of all arrays, including their document indexes
-	groups      [][]int64     // sampler.Source.Groups of each source
-	unleased    string        // file whose writers Open could not determine, or empty
+	tables      *sampler.Tables  // cache of precomputed tables, shared by all splits
+	hint        vocabHint        // settings found in vocab.json
+	fingerprint string           // hash of the contents of all token files
+	formats     func() string    // returns formatsOf(sources), computed by the first call
+	files       int              // number of files of all arrays, including indexes of documents
+	groups      [][]int64        // sampler.Source.Groups of each source
+	unleased    string           // a file whose writers Open could not determine, or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
 type Progress struct {
 	Opened atomic.Int64
-	Total  atomic.Int64 // files of all splits whose files are known by now
-	last   atomic.Int64 // time when a file was opened last, in clock.Now time
+	Total  atomic.Int64 // files of the splits that Open has begun to open
+	last   atomic.Int64 // when the last file was opened, in clock.Now time
 }
 
 func (p *Progress) opened() {
@@ -54,8 +56,9 @@ func (p *Progress) opened() {
 	p.last.Store(clock.Now())
 }
 
-// Open opens all splits: see [Opener.OpenSplit]. Unless p is nil, they are opened for a mount: Open refuses
-// a file that a process has open for writing, see [blob.CheckNoWriters].
+// Open opens all splits; see [Opener.OpenSplit]. If p is not nil, it opens them for a mount: it
+// counts the files in p, and returns an error if a process has a file open for writing, because the
+// tokens might still change (see [blob.CheckNoWriters]).
 func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range o.Config.Splits {
@@ -68,8 +71,8 @@ func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
 	return all, nil
 }
 
-// OpenPath opens one split of the configuration by its path in a mount: "train", or "train/rank=3,world=8" for the split under
-// settings.
+// OpenPath opens one split of the configuration by its path in a mount: "train", or
+// "train/rank=3,world=8" for the split with other settings.
 func (o *Opener) OpenPath(path string) (*Dataset, error) {
 	return openPath(o.Config, path, o.OpenSplit)
 }
@@ -89,13 +92,14 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 	return d, err
 }
 
-// OpenSplit opens and checks the token files of one split. The error names the split, and the file or the key that is wrong.
+// OpenSplit opens and checks the token files of one split. Its errors name the split and the file
+// or key that is wrong.
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. previous are its sources before their files changed, or nil. If it is nil and p
-// is not, the split is opened for a mount.
+// open opens a split. previous holds the split's sources before their files changed; it is nil the
+// first time. If previous is nil and p is not, the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, parts, h, err := o.arraySpecsOf(s)
+	s, parts, h, err := o.resolveArrays(s)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +130,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 				err = checkAligned(arrays[0], a)
 			}
 			if err != nil {
-				err = fmt.Errorf("%w; vocab.json beside the tokens names it; %s", err, noArrays)
+				err = fmt.Errorf("%w; vocab.json next to the tokens names this array; %s", err, arraysAdvice)
 			}
 		}
 		if err != nil {
@@ -137,8 +141,8 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 	return o.newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// newDataset binds token files to the settings of a split. groups are the Groups of an earlier
-// Sequence of the same split, or nil.
+// newDataset binds token files to the settings of a split. groups holds the Groups of an earlier
+// Sequence of the same split; nil if there is none.
 func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
@@ -161,9 +165,10 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	s := *split
 	d.Split = &s
 	if s.Expect != "" && d.fingerprint != s.Expect {
-		return fmt.Errorf("expect_fingerprint is %s, but that of the files is %s: they are other data, or have other names", s.Expect, d.fingerprint)
+		return fmt.Errorf("expect_fingerprint is %s, but the fingerprint of the files is %s: their contents or names are different", s.Expect, d.fingerprint)
 	}
-	// Read once: a trainer may write to the file later, and that must not change the batches of a mount.
+	// The file is read only once, because a trainer may overwrite it later, and that must not
+	// change the batches of a mount.
 	if s.StateFile != "" && s.TorchState == nil {
 		if s.TorchState, err = os.ReadFile(s.StateFile); err != nil {
 			return fmt.Errorf("torch_state: %w", err)
@@ -186,7 +191,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		return err
 	}
 	d.groups = d.Sequence.Groups()
-	s.DType = d.Sequence.DType // not native, so that equal settings in a path have one name
+	s.DType = d.Sequence.DType // instead of native, so that equal settings get one name in paths
 	return d.countSteps()
 }
 
@@ -202,15 +207,15 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 	if documents := main.Documents(); documents != nil {
 		from.Documents = documents
 	} else if d.Split.Ends == sampler.EndsByIndex {
-		ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
+		ways := `documents = "files" makes each file one document; batchfs index FILE --eot N writes an index of documents that end with token N`
 		needs := fmt.Sprintf("rows = %q needs documents", d.Split.Rows)
 		if d.Split.Rows == sampler.Windows {
-			needs, ways = "documents need their ends", "eot = N says which token ends each document; "+ways
+			needs, ways = "documents need known ends", "eot = N says which token ends each document; "+ways
 		}
-		return from, fmt.Errorf("%s, and nothing says where the documents of %s end: %s", needs, main.Files()[0], ways)
+		return from, fmt.Errorf("%s, but nothing says where the documents of %s end: %s", needs, main.Files()[0], ways)
 	}
-	for _, beside := range d.sources[i][1:] {
-		from.Aligned = append(from.Aligned, beside)
+	for _, aligned := range d.sources[i][1:] {
+		from.Aligned = append(from.Aligned, aligned)
 	}
 	return from, nil
 }
@@ -225,14 +230,15 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps returns the largest number of batches that a file can hold. To leave room for headers,
-// it uses only half of all file offsets.
+// maxSteps returns the largest number of batches that a file can hold. It uses only half of the
+// range of file offsets, which leaves room for headers.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
-// With returns the dataset under the settings of a path component, such as "rank=3,world=8". Its memory does not depend on the number of
-// files. The error is syscall.ENOENT if a setting is unknown.
+// With returns the dataset with the settings of a path component, such as "rank=3,world=8". The
+// result shares the open files of d, so its memory does not grow with their number. The error is
+// syscall.ENOENT if a setting is unknown.
 func (d *Dataset) With(settings string) (*Dataset, error) {
 	s, err := d.Split.With(settings)
 	if err != nil {
@@ -241,13 +247,15 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset under the settings of s, a split that With of the same split returned, maybe before its files changed.
+// withSettings returns the dataset with the settings of s. s was derived from the same split by
+// config.Split.With, possibly before the token files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
-	n, now := *d, *s
-	s = &now // with the ends of documents that the files have now; their arrays are the same
+	n, settings := *d, *s
+	s = &settings
+	// How documents end depends on the current files. Their arrays are still the same.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.Stored() // as bind does
+		s.DType = d.Sequence.Stored() // like bind
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()
@@ -258,7 +266,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	return &n, nil
 }
 
-// Len returns the number of tokens of all sources.
+// Len returns the number of tokens in all sources.
 func (d *Dataset) Len() (n int64) {
 	for _, main := range d.mains {
 		n += main.Len()
@@ -266,7 +274,7 @@ func (d *Dataset) Len() (n int64) {
 	return n
 }
 
-// Files returns the paths of the token files, source after source.
+// Files returns the paths of the token files, one source after the other.
 func (d *Dataset) Files() (paths []string) {
 	for _, main := range d.mains {
 		paths = append(paths, main.Files()...)
@@ -274,10 +282,11 @@ func (d *Dataset) Files() (paths []string) {
 	return paths
 }
 
-// Arrays returns the arrays of each source, the main one first.
+// Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead reads the beginning of the first batch that next gives, up to 1 MiB.
+// TryRead checks that batches can be read. It reads the batch that a new mount's next returns
+// first, or its first MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)

@@ -20,7 +20,7 @@ import (
 
 var must = testfiles.NoError
 
-// openHere opens the splits of a configuration file of this text in the working directory.
+// openHere opens the splits of a configuration file with this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -57,7 +57,7 @@ func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k u
 	return b
 }
 
-// mustWith is d under the settings of a path.
+// mustWith returns d with the settings of a path.
 func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 	t.Helper()
 	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
@@ -69,7 +69,7 @@ func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 	return d
 }
 
-// sameBatches compares the first size bytes of batches.
+// sameBatches fails the test unless the first size bytes of batches are equal.
 func sameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
 	t.Helper()
 	for k := range uint64(12) {
@@ -79,7 +79,7 @@ func sameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
 	}
 }
 
-// Each error names the split, and what to do.
+// Each error names the split and the remedy.
 func TestOpenErrors(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50, "short.bin": 4})
@@ -112,7 +112,7 @@ func TestOpenErrors(t *testing.T) {
 			"splits.train: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank 0 of 2)"},
 
 		{one + "expect_fingerprint = '0123456789abcdef0123456789abcdef'",
-			"splits.train: expect_fingerprint is 0123456789abcdef0123456789abcdef, but that of the files is "},
+			"splits.train: expect_fingerprint is 0123456789abcdef0123456789abcdef, but the fingerprint of the files is "},
 		{one + "block_size = 50", "splits.train: " + abs(t, "a.bin") + ": 50 tokens, need at least block_size+1 = 51"},
 		{one + "steps = 1099511627776\nbatch_size = 16777216",
 			"splits.train: 1099511627776 batches of 536870912 bytes are more than a file can hold; set steps to at most 8589934591"},
@@ -137,7 +137,8 @@ func openMany(t *testing.T) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// What names a sequence is a path to it, from the split and from its directories.
+// The label of a sequence is a path that leads to it from the split and from any of its
+// directories.
 func TestLabelIsAPath(t *testing.T) {
 	for _, d := range append(openMany(t), openArrays(t, "")...) {
 		paths := []string{"", "seed=9", "batch_size=5,order=sequential", "start=7,steps=3", "seed=9,dtype=native"}
@@ -150,7 +151,7 @@ func TestLabelIsAPath(t *testing.T) {
 		for _, path := range paths {
 			there, err := withPath(newServed(d, nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
-				continue // which a state is of
+				continue // a torch state fits one order only
 			}
 			must(t, err)
 			name, settings, _ := strings.Cut(there.label(), "/")
@@ -190,7 +191,7 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// follow is a split as a mount has it.
+// follow returns the only split as a mount serves it.
 func follow(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
@@ -200,17 +201,18 @@ func follow(t testing.TB, text string) *Served {
 	return newServed(d, w)
 }
 
-// What cannot be followed is ESTALE, says why, and is served again when it is back.
+// If a change cannot be followed, reads fail with ESTALE and the reason, until the file is
+// restored.
 func TestCannotFollow(t *testing.T) {
 	for _, test := range []struct {
 		onChange, path string
-		tokens         int // that the file has then
+		tokens         int // in the new file
 		want           string
 	}{
 		{"error", "", 60, "has changed since it was opened"},
 		{"error", "seed=9", 60, "has changed since it was opened"},
-		{"follow", "", 3, "what is there now cannot be served: splits.train: "},
-		{"follow", "block_size=40", 30, "these settings do not suit the new ones: train/block_size=40: "},
+		{"follow", "", 3, "the new ones cannot be served: splits.train: "},
+		{"follow", "block_size=40", 30, "these settings do not fit the new ones: train/block_size=40: "},
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
@@ -237,7 +239,8 @@ func rowBytes(d *Dataset, batch []byte, j int) []byte {
 	return batch[j*n:][:n]
 }
 
-// Each row is what lies in its file at its start, and is of the epoch that its source has come to.
+// The origin of each row is the file and index where its tokens are, and the current epoch of its
+// source.
 func TestOrigins(t *testing.T) {
 	for _, d := range openMany(t) {
 		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
@@ -284,7 +287,8 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-// The file of origins is JSON with the origin of each row. Its size is the same for each batch, and any read is a slice of the whole.
+// batch/<k>.json is JSON with the origin of each row. All of these files have the same size, and
+// reading a part returns the same bytes as reading the whole.
 func TestOriginsOfAnyBytes(t *testing.T) {
 	decoded := func(text []byte) (v any) {
 		decoder := json.NewDecoder(bytes.NewReader(text))

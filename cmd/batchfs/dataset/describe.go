@@ -20,13 +20,13 @@ import (
 	"batchfs/sampler"
 )
 
-// pathSettings returns, by key, torch_state and the settings that a path may set and that decide
-// the bytes of a batch.
+// pathSettings returns torch_state and the settings that a path may have, as far as they affect the
+// bytes of a batch, by key.
 func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
 	delete(all, "steps")
-	all["dtype"] = d.Sequence.DType // not native
+	all["dtype"] = d.Sequence.DType // instead of native
 	if d.Sequence.ShuffleBlock == 0 {
 		delete(all, "shuffle_block")
 		delete(all, "local_world")
@@ -37,17 +37,18 @@ func (d *Dataset) pathSettings() map[string]any {
 	return all
 }
 
-// label names the sequence by the path that leads to it in a mount of the same tokens under any settings.
+// label returns a name for the sequence: its path in a mount of the same tokens, with all settings.
 func (d *Dataset) label() string {
 	all := d.pathSettings()
 	delete(all, "torch_state")
 	if !d.Sequence.DType.IsInteger() {
-		all["dtype"] = sampler.Native // there is no other
+		all["dtype"] = sampler.Native // these can be served in no other dtype
 	}
 	return d.Split.Name + "/" + config.JoinSettings(all)
 }
 
-// Metadata names the sequence and its data in .safetensors files.
+// Metadata returns the metadata of .safetensors files, which identifies the sequence and its
+// tokens.
 func (d *Dataset) Metadata() map[string]string {
 	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
 }
@@ -85,7 +86,8 @@ func (d *Dataset) Info() []byte {
 	return indented(all)
 }
 
-// EpochBatches is how many batches an epoch has, or 0 where the order, or a mixture, has none.
+// EpochBatches returns the number of batches in an epoch, or 0 if the split is a mixture or its
+// order has no epochs.
 func (d *Dataset) EpochBatches() uint64 {
 	if len(d.Split.Sources) > 0 || d.Sequence.Order != sampler.Sequential && d.Sequence.Order != sampler.Shuffle {
 		return 0
@@ -93,19 +95,21 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// SourceWeights returns the part of the rows that each source of a mixture has, or nil.
+// SourceWeights returns the fraction of the rows that each source of a mixture provides. It returns
+// nil if the split is no mixture.
 func (d *Dataset) SourceWeights() (list []float64) {
 	for i := range d.Split.Sources {
-		rows, of := d.Sequence.Weight(i)
-		list = append(list, float64(rows)/float64(of))
+		rows, total := d.Sequence.Weight(i)
+		list = append(list, float64(rows)/float64(total))
 	}
 	return list
 }
 
-// epochEnd is the batch in which the first epoch ends, and how many of its rows are that epoch's; the others begin the next one.
+// epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to that
+// epoch. Its other rows begin the second one.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence
-	ranks := q.World // that go through an epoch together
+	ranks := q.World // ranks that share an epoch
 	if q.ShuffleBlock > 0 {
 		ranks = q.LocalWorld
 	}
@@ -119,8 +123,8 @@ func (d *Dataset) epochEnd() (batch uint64, rows int) {
 func (d *Dataset) sourceInfos() (list []map[string]any) {
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
-		rows, of := d.Sequence.Weight(i) // so many of so many rows
-		info := map[string]any{"files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": of}
+		rows, total := d.Sequence.Weight(i)
+		info := map[string]any{"files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": total}
 		if main.VocabSize() > 0 {
 			info["vocab_size"] = main.VocabSize()
 		}
@@ -129,7 +133,7 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 	return list
 }
 
-// arrayInfos describes the arrays of a batch, as they lie in a .safetensors file.
+// arrayInfos describes the arrays of a batch in the order in which a .safetensors file holds them.
 func (d *Dataset) arrayInfos() (list []map[string]any) {
 	for _, a := range d.Sequence.Batch().Arrays {
 		info := map[string]any{"name": a.Name, "dtype": a.DType, "shape": a.Shape, "offset": a.Offset}
@@ -137,7 +141,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 			if b.Name != a.Name {
 				continue
 			}
-			var files []jsontext.String // of all sources
+			var files []jsontext.String // files of all sources
 			for _, arrays := range d.sources {
 				files = append(files, jsonTexts(arrays[n+1].Files())...)
 			}
@@ -151,7 +155,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 func indented(v any) []byte {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		panic(err) // only of types that JSON does not have
+		panic(err) // cannot happen, because JSON can encode all of these types
 	}
 	return append(text, '\n')
 }
@@ -164,7 +168,8 @@ func jsonTexts(paths []string) []jsontext.String {
 	return texts
 }
 
-// vocabSize bounds the tokens of all sources. It is 0 unless it is known of every source.
+// vocabSize returns the largest vocabulary size of all sources, or 0 if that of a source is
+// unknown.
 func (d *Dataset) vocabSize() (size int64) {
 	for _, main := range d.mains {
 		if main.VocabSize() == 0 {
@@ -180,15 +185,15 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	beside := ""
+	aligned := ""
 	for _, b := range d.Split.AlignedOf(0) {
-		beside += ", array " + b.Name
+		aligned += ", array " + b.Name
 	}
 	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
-		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
+		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.runShuffleText(), q.Seed, aligned, d.Counted())
 }
 
-func (d *Dataset) inBlocks() (text string) {
+func (d *Dataset) runShuffleText() (text string) {
 	q := d.Sequence
 	if q.ShuffleBlock == 0 {
 		return ""
@@ -200,7 +205,7 @@ func (d *Dataset) inBlocks() (text string) {
 	return text
 }
 
-// Counted says in words how many tokens or rows there are, and names the first and the last file.
+// Counted returns the number of tokens or rows in words, with the names of the first and last file.
 func (d *Dataset) Counted() string {
 	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
@@ -228,10 +233,10 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes the origin of each row of batch k for people, and up to so many characters of the text of each segment if a vocabulary
-// lies beside the token file.
+// Describe writes the origin of each row of batch k for people. If there is a vocabulary next to
+// the token file, it also writes the text of each segment, cut to the given number of characters.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
-	vocabularies := map[string]*vocabulary.Manifest{} // by directory
+	vocabularies := map[string]*vocabulary.Manifest{} // keyed by directory
 	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
@@ -259,7 +264,8 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	return nil
 }
 
-// describeSegment writes the origin of a segment of a row, and its text. It adds a vocabulary that it reads to vocabularies.
+// describeSegment writes the origin of a segment of a row, and its text. It caches the vocabularies
+// that it reads in vocabularies.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
@@ -271,7 +277,7 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	}
 	fmt.Fprintln(out)
 	if d.Sequence.Layout == sampler.Elements {
-		return nil // numbers have no text
+		return nil // elements that are not tokens have no text
 	}
 	dir := filepath.Dir(at.Path)
 	v, known := vocabularies[dir]
@@ -284,12 +290,12 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	if v == nil {
 		return nil
 	}
-	first := min(segment.Len, d.Sequence.BlockSize-segment.At) // the first T of the row
+	first := min(segment.Len, d.Sequence.BlockSize-segment.At) // at most the T elements of x
 	text, err := Text(d.mains[source], segment.Start, first, &v.Vocabulary)
 	if err != nil {
 		return err
 	}
-	text = beginning(text, chars)
+	text = truncate(text, chars)
 	if terminal.Is(out) {
 		text = printable.Text(text)
 	}
@@ -297,8 +303,8 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	return nil
 }
 
-// beginning is so many characters of a text, and … where there are more.
-func beginning(text string, chars int) string {
+// truncate returns the first chars characters of a text, with "…" if there are more.
+func truncate(text string, chars int) string {
 	n := 0
 	for i := range text {
 		if n++; n > chars {
@@ -308,7 +314,7 @@ func beginning(text string, chars int) string {
 	return text
 }
 
-// Text decodes n tokens of an array from a position on.
+// Text decodes n tokens of an array, starting at index from.
 func Text(tokens *cache.Array, from int64, n int, v *vocabulary.Vocabulary) (string, error) {
 	if n == 0 {
 		return "", nil

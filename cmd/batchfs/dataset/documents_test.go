@@ -31,7 +31,8 @@ tokens = "a.bin"
 tokens = "a.bin"
 `
 
-// writeDocuments writes tokens that are their positions, and where their documents end: of 1, 2, 3, ... tokens.
+// writeDocuments writes tokens that are their positions, and an index of documents of 1, 2, 3, …
+// tokens.
 func writeDocuments(t *testing.T) (ends []uint64) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -46,8 +47,8 @@ func writeDocuments(t *testing.T) (ends []uint64) {
 	return ends
 }
 
-// The origins of rows of documents name the first document and the number of segments. inspect shows each segment, and --find finds each
-// token.
+// Origins of rows made of documents name the first document and the number of segments. inspect
+// shows each segment, and --find finds each token.
 func TestOriginsOfDocuments(t *testing.T) {
 	ends := writeDocuments(t)
 	for _, d := range mustOpenConfig(t) {
@@ -90,7 +91,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 	}
 }
 
-// A process that takes over does not count rows again: it believes the snapshot.
+// A process that takes over uses the row counts of the snapshot instead of counting again.
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)
 	want := mustOpenConfig(t)

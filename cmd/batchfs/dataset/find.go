@@ -11,42 +11,42 @@ import (
 	"batchfs/internal/printable"
 )
 
-// Found says which batches of an epoch hold a token.
+// A Found lists the batches of one epoch that hold a token.
 type Found struct {
-	File  jsontext.String `json:"file"`  // that the token is in
-	Index int64           `json:"index"` // of the token in the file
+	File  jsontext.String `json:"file"`  // path of the token file that holds the token
+	Index int64           `json:"index"` // position of the token in the file
 	Epoch uint64          `json:"epoch"`
-	Finds []find          `json:"finds"`
+	Finds []occurrence    `json:"finds"`
 
-	pos   int64  // of the token in the split
-	split string // its name
+	pos   int64  // position of the token in the split
+	split string // name of the split
 }
 
-type find struct {
+type occurrence struct {
 	Batch uint64 `json:"batch"`
 	Rank  int    `json:"rank"`
 	J     int    `json:"j"`     // row of the batch
-	Row   uint64 `json:"row"`   // its global number
-	Index int    `json:"index"` // of the token in the row, from 0 to T
+	Row   uint64 `json:"row"`   // global number of that row
+	Index int    `json:"index"` // position of the token in the row, from 0 to T
 
-	elements []string
+	elements []string // names of the elements that hold the token, such as x[0, 5]
 }
 
-// Find looks for the batches of an epoch that hold a token, the one at pos among those of all sources, one source after the
-// other. It calls progress now and then with how many rows of how many it has looked at. It fails if there is no token at pos,
-// or if ctx is cancelled.
+// Find returns the batches of an epoch that hold the token at pos, counted over the tokens of all
+// sources, one source after the other. It calls progress repeatedly with the number of rows
+// searched and their total. It returns an error if pos is out of range or if ctx is canceled.
 func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*Found, error) {
 	if pos < 0 || pos >= d.Len() {
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)
 	}
-	source, in := 0, pos
-	for in >= d.mains[source].Len() {
-		in -= d.mains[source].Len()
+	source, inSource := 0, pos
+	for inSource >= d.mains[source].Len() {
+		inSource -= d.mains[source].Len()
 		source++
 	}
-	at := d.mains[source].Locate(in)
-	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Name}
-	hits, err := d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
+	at := d.mains[source].Locate(inSource)
+	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []occurrence{}, pos: pos, split: d.Split.Name}
+	hits, err := d.Sequence.Find(source, inSource, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil
 	})
@@ -55,7 +55,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	}
 	for _, hit := range hits {
 		k, rank, j := d.Sequence.BatchOf(hit.Row)
-		f.Finds = append(f.Finds, find{
+		f.Finds = append(f.Finds, occurrence{
 			Batch: k, Rank: rank, J: j, Row: hit.Row, Index: hit.Index, elements: d.Sequence.Elements(j, hit.Index),
 		})
 	}
@@ -65,7 +65,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	return f, nil
 }
 
-// JSON is for programs.
+// JSON returns f for programs.
 func (f *Found) JSON() []byte { return indented(f) }
 
 // Print writes f for people.

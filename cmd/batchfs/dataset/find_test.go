@@ -13,10 +13,10 @@ import (
 	"batchfs/sampler"
 )
 
-// Where Find says that a token is, it is, in words and as JSON.
+// Each token is where Find says, both in words and as JSON.
 func TestFind(t *testing.T) {
 	for _, d := range openMany(t) {
-		if _, words := findIn(t, d, 3, math.MaxUint64); !strings.HasSuffix(words, ":\n  in no batch\n") { // an epoch that no batch is in
+		if _, words := findIn(t, d, 3, math.MaxUint64); !strings.HasSuffix(words, ":\n  in no batch\n") {
 			t.Errorf("%s: %s", d.Split.Name, words)
 		}
 		file, index := 0, int64(0)
@@ -49,7 +49,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// findIn finds a token of a split, and says where in words.
+// findIn returns the result of Find for a token, also in words.
 func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *Found, words string) {
 	t.Helper()
 	f, err := d.Find(t.Context(), pos, epoch, func(int64, int64) {})
@@ -59,8 +59,9 @@ func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *Found, words 
 	return f, out.String()
 }
 
-// placesOf are the places of a token in the arrays of a batch, which must have it there.
-func placesOf(t *testing.T, d *Dataset, at find, token []byte) string {
+// placesOf returns the positions of a token in the arrays of a batch. It fails the test if the
+// token is not there.
+func placesOf(t *testing.T, d *Dataset, at occurrence, token []byte) string {
 	t.Helper()
 	d = mustWith(t, d, fmt.Sprintf("rank=%d", at.Rank))
 	if d.Sequence.Row(at.Batch, at.J) != at.Row {
@@ -68,7 +69,7 @@ func placesOf(t *testing.T, d *Dataset, at find, token []byte) string {
 	}
 	names, begin := []string{"tokens"}, at.Index
 	if d.Sequence.Layout == sampler.XY {
-		names = []string{"x", "y"} // y begins a token later
+		names = []string{"x", "y"} // y begins one token later
 	}
 	var places []string
 	raw := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), at.Batch)
@@ -84,7 +85,7 @@ func placesOf(t *testing.T, d *Dataset, at find, token []byte) string {
 	return strings.Join(places, " and ")
 }
 
-// A search that is stopped says so, and not that there is nothing.
+// An interrupted search returns an error instead of an empty result.
 func TestFindInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -12,7 +12,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// library is the absolute path of what cache/testdata/make.py wrote.
+// library returns the absolute path of a file that cache/testdata/make.py wrote.
 func library(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../../cache/testdata")
@@ -20,7 +20,7 @@ func library(t testing.TB) string {
 	return dir
 }
 
-// Files of the same tokens have the same batches in every format, in every order, by every access.
+// The same tokens give the same batches in every format, with every order and access method.
 func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
@@ -42,7 +42,7 @@ func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	}
 }
 
-// An index of documents is part of what a mount serves, whichever format it has.
+// An index of documents is part of the data that a mount serves, in every format.
 func TestDocumentsOfFormats(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
@@ -67,7 +67,7 @@ func TestDocumentsOfFormats(t *testing.T) {
 	}
 }
 
-// What a person tried, and what it says.
+// Typical mistakes get a helpful error.
 func TestFilesThatPeopleTry(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
@@ -94,7 +94,7 @@ func TestFilesThatPeopleTry(t *testing.T) {
 		{mask("'gone'"), abs(t, "gone") + ": no such file or directory"},
 		{mask("'empty'"), abs(t, "empty") + " is empty"},
 		{"tokens = 'a.bin'\ndocuments = true\neot = 65536", abs(t, "a.bin") + ": its tokens are uint16, which cannot be 65536; is eot right?"},
-		{"tokens = 'a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "a.bin") + ` end: eot = N says which token ends each document; documents = "files" makes each file one; batchfs index FILE --eot N`},
+		{"tokens = 'a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "a.bin") + ` end: eot = N says which token ends each document; documents = "files" makes each file one document; batchfs index FILE --eot N`},
 	} {
 		_, err := openHere(t, "[batch]\nbatch_size = 2\nblock_size = 4\n\n[splits.a]\n"+test.text)
 		if err == nil || !strings.Contains(err.Error(), test.want) {

@@ -16,7 +16,7 @@ import (
 
 const maskOf120 = "\x00\x01\x01\x01\x00\x01"
 
-// writePrepared writes 120 tokens in each directory, their mask, and the vocab.json of prepare.
+// writePrepared writes 120 tokens, their mask, and vocab.json as prepare does, into each directory.
 func writePrepared(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -37,18 +37,18 @@ func writePrepared(t *testing.T) {
 	testfiles.Write(t, map[string]string{"ones.bin": strings.Repeat("\x01", 120)})
 }
 
-// mask is the key arrays with a mask.
+// mask returns the key arrays with a mask.
 func mask(files string) string {
 	return "arrays = [{name = 'mask', files = " + files + ", dtype = 'uint8'}]\n"
 }
 
-// mixture is the split a of two sources, each with more lines.
+// mixture returns the split a with two sources, each with additional lines.
 func mixture(first, second string) string {
 	const source = "[[splits.a.sources]]\nweight = 1\ntokens = "
 	return source + first + source + second
 }
 
-// Arrays that vocab.json names are served like arrays that the configuration names; x and y stay as they are.
+// Arrays that vocab.json lists are served like arrays of the configuration; x and y do not change.
 func TestArraysBesideTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{
@@ -70,7 +70,8 @@ func TestArraysBesideTokens(t *testing.T) {
 	}
 }
 
-// A configuration that names arrays goes before vocab.json, and its paths are relative to the file that has them, wherever the tokens are named.
+// Arrays of the configuration take precedence over vocab.json. Their paths are relative to the
+// configuration file, wherever the tokens are named.
 func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	writePrepared(t)
 	must(t, os.Mkdir("config", 0o755))
@@ -87,17 +88,17 @@ func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	}
 }
 
-// What vocab.json names and cannot be served is an error that names the file and what helps.
+// If an array that vocab.json lists cannot be served, the error names the file and the remedy.
 func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 	writePrepared(t)
-	const fix = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
+	const fix = arraysAdvice
 	for text, want := range map[string][]string{
 		"tokens = 'gone/a.bin'":                              {abs(t, "gone/none.bin"), "no such file"},
 		"tokens = 'short/a.bin'":                             {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
 		"join = true\ntokens = ['sft/a.bin', 'short/a.bin']": {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
-		"tokens = 'outside/a.bin'":                           {"vocab.json beside " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
-		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] beside ` + abs(t, "sft/a.bin"), "[] beside " + abs(t, "plain/a.bin")},
-		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] beside " + abs(t, "plain/a.bin"), `["mask of uint8"] beside ` + abs(t, "sft/a.bin")},
+		"tokens = 'outside/a.bin'":                           {"vocab.json next to " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
+		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] next to ` + abs(t, "sft/a.bin"), "[] next to " + abs(t, "plain/a.bin")},
+		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] next to " + abs(t, "plain/a.bin"), `["mask of uint8"] next to ` + abs(t, "sft/a.bin")},
 		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has the arrays [], source 0 has [mask at y]"},
 		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {"source 1 has the arrays [weights at y], source 0 has [mask at y]"},
 	} {
@@ -110,11 +111,12 @@ func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 	}
 }
 
-// New tokens whose vocab.json names no arrays, or others, or says no more where documents end, are refused in words.
+// New tokens are not served if their vocab.json lists other arrays, or no longer says how documents
+// end.
 func TestFollowOtherVocabulary(t *testing.T) {
 	for _, test := range []struct{ from, to, keys, want string }{
-		{"sft", "plain", "", `"] now, and were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"]`},
-		{"plain", "sft", "", `the arrays of a batch are ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] now`},
+		{"sft", "plain", "", `the arrays of a batch were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] and are now ["x uint16 [2 4]" "y uint16 [2 4]"];`},
+		{"plain", "sft", "", `are now ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"];`},
 		{"sft", "gone", "", "none.bin: no such file"},
 		{"ends", "plain", "documents = true\n", "nothing says where the documents of "},
 	} {
@@ -124,7 +126,8 @@ func TestFollowOtherVocabulary(t *testing.T) {
 		})
 		must(t, os.Rename(test.from, "data"))
 		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
-		// The tokens are the same, and a file of the same size, time and contents would be taken for a copy of the old one.
+		// Without a new time, the file would be taken for a copy of the old one, because its size
+		// and content are the same.
 		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))
 		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
 			must(t, os.Rename(test.to+"/"+name, "data/"+name))

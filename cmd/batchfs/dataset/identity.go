@@ -9,26 +9,26 @@ import (
 	"batchfs/sampler"
 )
 
-// Identity returns 32 hexadecimal digits that are the same for two sequences if every batch has the
-// same bytes in both. Under on_change = "follow" they do not depend on the tokens, because these
-// may change.
-func (d *Dataset) Identity() string { return digest(d.deciding()) }
+// Identity returns 32 hexadecimal digits that are equal for two sequences if every batch has the
+// same bytes in both. Under on_change = "follow" they do not depend on the content of the token
+// files, which may change.
+func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 
 // digest returns a hash of v as 32 hexadecimal digits. JSON must always encode v in the same way.
-// Readers compare digests of different versions of batchfs, so what is hashed must not change
+// Readers compare digests of different versions of batchfs, so the hashed values must not change
 // unless the batches do.
 func digest(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // cannot happen: JSON can encode every type that is hashed
+		panic(err) // cannot happen, because JSON can encode every type that is hashed
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 
-// deciding returns everything that decides the bytes of a batch, and nothing else. It returns equal
-// values for equal sequences, however their settings are written.
-func (d *Dataset) deciding() map[string]any {
+// identityInputs returns everything that determines the bytes of a batch, and nothing else. It
+// returns equal values for equal sequences, however their settings are written.
+func (d *Dataset) identityInputs() map[string]any {
 	q := d.Sequence
 	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
 	var arrays, at, shares []any
@@ -47,7 +47,7 @@ func (d *Dataset) deciding() map[string]any {
 		all["at"] = at
 	}
 	if d.Split.OnChange == "follow" {
-		all["files"] = d.interpretation()
+		all["files"] = d.readSettings()
 	} else {
 		all["files"] = []any{d.fingerprint, d.formats(), d.Split.Join && d.hasShards()}
 	}
@@ -59,7 +59,7 @@ func (d *Dataset) deciding() map[string]any {
 func (d *Dataset) addOrder(all map[string]any) {
 	q := d.Sequence
 	switch q.Order {
-	case sampler.Torch, sampler.Torch26: // each rank draws from a generator of its own
+	case sampler.Torch, sampler.Torch26: // each rank has its own generator
 		delete(all, "rank")
 		delete(all, "world")
 		if q.TorchState != nil {
@@ -94,7 +94,8 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	}
 }
 
-// hasShards reports whether a source has several files. Only then does join change the batches.
+// hasShards reports whether a source has more than one file. Only then does join affect the
+// batches.
 func (d *Dataset) hasShards() bool {
 	for _, main := range d.mains {
 		if len(main.Files()) > 1 {
@@ -104,9 +105,9 @@ func (d *Dataset) hasShards() bool {
 	return false
 }
 
-// interpretation returns the settings that say how to read the files, as they are written in the
-// configuration. A followed split has no other description of its files, because these may change.
-func (d *Dataset) interpretation() []any {
+// readSettings returns the settings that say how to read the token files. A split that follows
+// changes is identified by these instead of by its files.
+func (d *Dataset) readSettings() []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
 	for i := range d.sources {
@@ -118,17 +119,16 @@ func (d *Dataset) interpretation() []any {
 }
 
 // formatsOf returns a digest of which files belong to which array of which source, and of the
-// location and type of the elements in each file. The fingerprint covers only the content of the
-// files.
+// offset, number, dtype and shape of the elements in each file. The fingerprint covers only the
+// content of the files.
 func formatsOf(sources [][]*cache.Array) string {
-	var all [][][][]any // indexed by source, array, file and field
+	var all [][][][]any // indices: source, array, file, field
 	for _, arrays := range sources {
 		var source [][][]any
 		for _, a := range arrays {
 			var files [][]any
 			for _, f := range a.Manifest().Files {
-				// A snapshot may turn nil into an empty slice, and JSON would encode the two
-				// differently.
+				// A snapshot may turn nil into an empty slice, which JSON encodes differently.
 				axes := append([]int{}, f.Format.Axes...)
 				files = append(files, []any{f.Format.Offset, f.Format.Count, f.Format.DType, axes})
 			}

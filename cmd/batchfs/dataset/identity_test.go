@@ -15,7 +15,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// writeIdentityFiles changes to a new directory and writes the files that identityCases name there.
+// writeIdentityFiles writes the files that identityCases refer to into a new working directory.
 func writeIdentityFiles(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -114,7 +114,7 @@ var identityCases = []struct{ key, lines, change string }{
 		"arrays = [{name = 'p', files = 'two.safetensors', tensor = 'q'}]"},
 }
 
-// openLines opens a split with these lines. A line replaces an earlier one of the same key.
+// openLines opens a split with these lines. A line replaces an earlier one with the same key.
 func openLines(t *testing.T, lines string) *Dataset {
 	t.Helper()
 	const initial = "split = 'train'\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 3\nblock_size = 4\n"
@@ -146,8 +146,8 @@ func sequenceOf(t *testing.T, d *Dataset) string {
 	return text
 }
 
-// Two sequences have the same identity exactly when their batches have the same bytes, whichever
-// key differs and however it is written.
+// Two sequences have the same identity exactly if their batches have the same bytes, whichever key
+// differs and however it is written.
 func TestIdentity(t *testing.T) {
 	covered := map[string]bool{"on_change": true} // tested in TestIdentityOfFollowed
 	keys := keysOfSplits(t)
@@ -212,7 +212,7 @@ func TestIdentityOfFollowed(t *testing.T) {
 }
 
 // The identity is the same in every version and process: a restart may change the version of
-// batchfs that serves a mount, and cat is another process than the mount.
+// batchfs that serves a mount, and cat runs in another process than the mount.
 func TestIdentityIsTheSameElsewhere(t *testing.T) {
 	writeIdentityFiles(t)
 	for lines, want := range map[string]string{

@@ -9,15 +9,15 @@ import (
 	"batchfs/sampler"
 )
 
-// An Opener opens the splits of a configuration. All that it opens shares its connections to stores,
-// its memory for blocks of objects, and its tables. It is safe for concurrent use.
+// An Opener opens the splits of a configuration. The datasets that it opens share its connections
+// to stores, its memory for cache blocks and its tables. It is safe for concurrent use.
 type Opener struct {
 	Config *config.Config
-	Remote *blob.Remote // may be changed until the first object is opened
+	Remote *blob.Remote // must not change after the first object is opened
 	Tables *sampler.Tables
 }
 
-// NewOpener returns an opener for a configuration, which must not change any more. It opens nothing.
+// NewOpener returns an opener for c, which must not change anymore. It opens nothing yet.
 func NewOpener(c *config.Config) *Opener {
 	s, shares := c.Store, c.DivideBudget()
 	return &Opener{

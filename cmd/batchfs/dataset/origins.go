@@ -10,16 +10,17 @@ import (
 	"batchfs/sampler"
 )
 
+// A rowOrigin says where a row of a batch comes from.
 type rowOrigin struct {
-	row      uint64 // global number
+	row      uint64 // global row number
 	epoch    uint64
 	source   int
 	file     string
-	start    int64 // index in the file of the row's first token
+	start    int64 // position of the row's first token in the file
 	segments []sampler.Segment
 }
 
-// origin fails if an index of documents cannot be read.
+// origin returns the origin of row j of batch k. It fails if an index of documents cannot be read.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
@@ -29,20 +30,21 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	return r, err
 }
 
-// Origins are the files batch/<k>.json of a dataset. Every row takes a line of the same width, so that any part of the file can be made by
-// itself, and the size is known.
+// Origins makes the files batch/<k>.json of a dataset. Each row takes one line, and all lines have
+// the same width, so the size of the files is known and any part can be made without the rest.
+// Origins is safe for concurrent use.
 type Origins struct {
 	d     *Dataset
-	head  []byte // of the file, behind the number of the batch
-	width int    // of a row's line in bytes
+	head  []byte // content between the batch number and the first row
+	width int    // length of a row's line in bytes
 }
 
 const (
-	originsFirst = "{\n  \"batch\": %13d" // 13 digits have room for sampler.MaxBatches
+	originsFirst = "{\n  \"batch\": %13d" // 13 digits are enough for sampler.MaxBatches
 	originsLast  = "  ]\n}\n"
 )
 
-// Origins returns the files of d.
+// Origins returns the files batch/<k>.json of d.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indented(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
@@ -57,7 +59,7 @@ func (d *Dataset) Origins() *Origins {
 }
 
 func jsonOf(path string) []byte {
-	text, _ := jsontext.String(path).MarshalJSON() // which never fails
+	text, _ := jsontext.String(path).MarshalJSON() // never fails
 	return text
 }
 
@@ -73,14 +75,15 @@ func (o *Origins) line(r rowOrigin) []byte {
 	return append(line, "},\n"...)
 }
 
-// Len is the length of the file of each batch.
+// Len returns the size of each file in bytes.
 func (o *Origins) Len() int64 {
 	return int64(len(o.first(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(originsLast))
 }
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. It fails if an index of documents cannot be read.
+// Read fills dst with bytes of the file of batch k from byte off on. The range must be within Len.
+// It fails if an index of documents cannot be read.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {
@@ -111,7 +114,7 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	return nil
 }
 
-// Write writes the file of batch k.
+// Write writes the whole file of batch k to out.
 func (o *Origins) Write(out io.Writer, k uint64) error {
 	part := make([]byte, 1<<16)
 	for off := int64(0); off < o.Len(); off += int64(len(part)) {

@@ -9,60 +9,62 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// A blockPrefetcher fetches from the store what the next batches need, while batches are read in
-// order.
+// A blockPrefetcher fetches the cache blocks of the next batches from a store while batches are
+// read in order. It is safe for concurrent use.
 type blockPrefetcher struct {
-	d     *Dataset
-	bytes int64  // of a batch
-	most  uint64 // batches to look ahead
-	by    blocks.Stream
-	mu    sync.Mutex
-	last  uint64 // batch that was read; guarded by mu, as next
-	next  uint64 // the first batch whose blocks are not all wanted yet
+	d          *Dataset
+	batchBytes int64  // size of a batch in bytes
+	maxBatches uint64 // batches to prefetch after the one being read
+	stream     blocks.Stream
+	mu         sync.Mutex // guards the fields below
+	lastRead   uint64     // last batch read
+	nextBatch  uint64     // first batch whose blocks have not all been requested yet
 }
 
 const (
-	// Several threads read in order, each up to so many batches from the others.
-	inOrder = 64
-	// Rows to look ahead, or one batch if that has more.
+	// maxReaderDistance is how many batches apart two threads may be and still count as one reader.
+	maxReaderDistance = 64
+	// maxPrefetchedRows limits how many rows are prefetched; at least one batch is.
 	maxPrefetchedRows = 4096
 )
 
 func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 	return &blockPrefetcher{
-		d:     d,
-		bytes: d.Sequence.Batch().Bytes(),
-		most:  uint64(max(maxPrefetchedRows/d.Sequence.BatchSize, 1)),
-		last:  d.Split.Start,
+		d:          d,
+		batchBytes: d.Sequence.Batch().Bytes(),
+		maxBatches: uint64(max(maxPrefetchedRows/d.Sequence.BatchSize, 1)),
+		lastRead:   d.Split.Start,
 	}
 }
 
-// reads notes that a reader is at batch k, and does not wait.
-func (l *blockPrefetcher) reads(k uint64) {
-	l.by.Pass(k)
-	if l.mu.TryLock() { // else another reader's look is as good
+// batchRead records that a reader is at batch k, and starts to prefetch. It does not wait.
+func (l *blockPrefetcher) batchRead(k uint64) {
+	l.stream.Pass(k)
+	if l.mu.TryLock() { // otherwise another reader is already prefetching
 		go func() {
 			defer l.mu.Unlock()
-			l.from(k)
+			l.prefetchFrom(k)
 		}()
 	}
 }
 
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
-// from wants the blocks of batches from k on, nearest first, until there is no more room.
-func (l *blockPrefetcher) from(k uint64) {
-	far := k+inOrder < l.last || k > l.last+inOrder
-	l.last = k
+// prefetchFrom requests the blocks of batches from k on, nearest first, until the cache accepts no
+// more. It does nothing if k is far from the last batch read, because batches are then not read in
+// order.
+func (l *blockPrefetcher) prefetchFrom(k uint64) {
+	far := k+maxReaderDistance < l.lastRead || k > l.lastRead+maxReaderDistance
+	l.lastRead = k
 	if far {
 		return
 	}
-	if l.next < k || l.next > k+l.most+inOrder {
-		l.next = k
+	if l.nextBatch < k || l.nextBatch > k+l.maxBatches+maxReaderDistance {
+		l.nextBatch = k
 	}
-	for ; l.next < k+l.most; l.next++ {
-		demand := blocks.Demand{By: &l.by, Batch: l.next}
-		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
+	for ; l.nextBatch < k+l.maxBatches; l.nextBatch++ {
+		demand := blocks.Demand{By: &l.stream, Batch: l.nextBatch}
+		room := l.d.Sequence.Windows(l.nextBatch, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
 		if !room {
 			return
 		}

@@ -11,15 +11,16 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A Served split, or such a split under the settings of a path, is what a mount shows. It belongs to one version of the tokens. Its
-// methods may be called concurrently.
+// A Served is a split, or a split with the settings of a path, as a mount serves it. Each value
+// stands for one version of the tokens; [Served.Latest] returns the current one. A Served is safe
+// for concurrent use.
 type Served struct {
 	*Dataset
 	watch      *watcher
-	origins    func() *Origins
+	origins    func() *Origins // computed on first use, like infoLen and set
 	infoLen    func() int64
-	set        func() *cache.WorkingSet
-	prefetcher *blockPrefetcher // nil where nothing lies in a store
+	set        func() *cache.WorkingSet // blocks that an epoch reads; nil unless an array is in a store
+	prefetcher *blockPrefetcher         // nil unless an array is in a store
 }
 
 func newServed(d *Dataset, w *watcher) *Served {
@@ -36,37 +37,37 @@ func newServed(d *Dataset, w *watcher) *Served {
 	return s
 }
 
-// Served returns the split as a mount shows it, for a reader without a mount, which gets an error
-// if token files change, whatever on_change says.
+// Served returns the split for a reader without a mount, such as batchfs cat. Its token files may
+// not change, whatever on_change says: reads then fail.
 func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 
-// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. Of objects, it has fetched what the
-// batches need that follow.
+// Read fills dst with the bytes of batches k, k+1, … from byte off of batch k on. If the tokens are
+// in a store, it also starts to prefetch what the next batches need.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	if s.prefetcher != nil {
 		if set := s.set(); set != nil {
 			set.Touch()
 		}
-		s.prefetcher.reads(k + uint64((off+int64(len(dst)))/s.prefetcher.bytes))
+		s.prefetcher.batchRead(k + uint64((off+int64(len(dst)))/s.prefetcher.batchBytes))
 	}
 	return s.Sequence.Read(dst, k, off)
 }
 
-// ReadOrigin fills dst with bytes of batch/<k>.json: see [Origins.Read].
+// ReadOrigin fills dst with bytes of batch/<k>.json from byte off on; see [Origins.Read].
 func (s *Served) ReadOrigin(dst []byte, k uint64, off int64) error {
 	return s.origins().Read(dst, k, off)
 }
 
-// RowsOf is how many rows of batch k are of a source.
+// RowsOf returns the number of rows of batch k that come from a source.
 func (s *Served) RowsOf(source int, k uint64) uint64 { return s.Sequence.RowsOf(source, k) }
 
-// OriginLen is the length of batch/<k>.json.
+// OriginLen returns the size of every batch/<k>.json in bytes.
 func (s *Served) OriginLen() int64 { return s.origins().Len() }
 
-// InfoLen is the length of info.json.
+// InfoLen returns the size of info.json in bytes.
 func (s *Served) InfoLen() int64 { return s.infoLen() }
 
-// With is as [Dataset.With].
+// With returns the split with other settings; see [Dataset.With].
 func (s *Served) With(settings string) (*Served, error) {
 	d, err := s.Dataset.With(settings)
 	if err != nil {
@@ -75,52 +76,54 @@ func (s *Served) With(settings string) (*Served, error) {
 	return newServed(d, s.watch), nil
 }
 
-// Latest returns s, or, if the token files were replaced and the split follows changes, the same
-// sequence over the new ones. It returns s and an error if no batch can be read: a file of a split
-// that does not follow changes is wrong, or the settings do not suit the new tokens.
-func (s *Served) Latest() (*Served, error) { return s.latest(s.watch.current(nil)) }
+// Latest returns s, or, if the split follows changes and its token files were replaced, the same
+// sequence over the new tokens. It returns s and an error if no batch can be read, because a file
+// of a split that does not follow changes is wrong, or because the settings do not fit the new
+// tokens.
+func (s *Served) Latest() (*Served, error) { return s.latest(s.watch.currentView(nil)) }
 
 func (s *Served) latest(v *view) (*Served, error) {
-	if err := s.watch.failure(v); err != nil {
+	if err := s.watch.recheckWrongFile(v); err != nil {
 		return s, err
 	}
-	return s.over(v.dataset)
+	return s.rebase(v.dataset)
 }
 
-// LatestWhole is Latest for files that show more than one batch. It also returns an error if
-// changes could not be followed.
+// LatestWhole is like Latest, for files that show several batches. It also returns an error if the
+// token files changed and the change could not be followed. If the split has been idle, it waits up
+// to a second for a check of the token files, or until cancel is closed.
 func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
-	v := s.watch.current(cancel)
-	now, err := s.latest(v)
-	if err == nil && v.err != nil && v.wrong == nil {
+	v := s.watch.currentView(cancel)
+	latest, err := s.latest(v)
+	if err == nil && v.err != nil && v.wrongFile == nil {
 		return s, v.err
 	}
-	return now, err
+	return latest, err
 }
 
-// LatestFor is Latest for batch k, whose files it checks. If they have changed and the split follows
-// changes, it waits until they have been opened, or until cancel is closed. The error is
-// syscall.ESTALE if they have changed and cannot be served.
+// LatestFor is like Latest, for reading batch k, whose files it checks. If they have changed and
+// the split follows changes, it waits until the new files are open, or until cancel is closed. If
+// they have changed and cannot be served, the error is syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
-	var why error
+	var checkErr error
 	for try := range maxReloads {
-		v := s.watch.current(cancel)
-		now, err := s.latest(v)
+		v := s.watch.currentView(cancel)
+		latest, err := s.latest(v)
 		if err != nil {
 			return s, err
 		}
-		var wrong blob.Blob
-		if wrong, why = now.checkBatch(k); why == nil {
-			return now, nil
+		var wrongFile blob.Blob
+		if wrongFile, checkErr = latest.checkBatch(k); checkErr == nil {
+			return latest, nil
 		}
-		if err := s.watch.handle(v, wrong, why, try == 0, cancel); err != nil {
+		if err := s.watch.retryOrFail(v, wrongFile, checkErr, try == 0, cancel); err != nil {
 			return s, err
 		}
 		if isClosed(cancel) {
 			break
 		}
 	}
-	return s, why
+	return s, checkErr
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -132,17 +135,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Stalled returns how long a check of all token files has had no response, or 0.
+// Stalled returns how long the current check of all token files has been waiting for a response. It
+// returns 0 if no check is running.
 func (s *Served) Stalled() time.Duration { return s.watch.stalled() }
 
-// over returns the sequence over the tokens of d, another version of the split.
-func (s *Served) over(d *Dataset) (_ *Served, err error) {
+// rebase returns the same sequence over the tokens of d, which may be another version of the split.
+func (s *Served) rebase(d *Dataset) (_ *Served, err error) {
 	if d.Version == s.Version {
 		return s, nil
 	}
 	if s.Split.InPath() {
 		if d, err = d.withSettings(s.Split); err != nil {
-			return s, fmt.Errorf("the token files changed, and these settings do not suit the new ones: %w (%w)", err, syscall.ESTALE)
+			return s, fmt.Errorf("the token files changed, and these settings do not fit the new ones: %w (%w)", err, syscall.ESTALE)
 		}
 	}
 	return newServed(d, s.watch), nil

@@ -14,7 +14,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// positions are n numbers from 0 on.
+// positions returns the numbers from 0 to n-1.
 func positions(n int) string {
 	var raw []byte
 	for i := range uint32(n) {
@@ -28,10 +28,10 @@ const (
 	eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
 )
 
-// changes are configurations with files, and other contents of these.
+// changes are configurations, with files and their later contents.
 var changes = map[string]struct {
-	write  func(t *testing.T) // and enters the directory
-	change map[string]string  // contents by file
+	write  func(t *testing.T) // also enters the directory
+	change map[string]string  // new contents, by file
 }{
 	"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": positions(60), "c.bin": positions(20)}},
 	"mask":   {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.mask": strings.Repeat("\x00", 30)}},
@@ -51,8 +51,9 @@ var changes = map[string]struct {
 	}, map[string]string{"sft/a.mask.bin": strings.Repeat("\x01", 120)}},
 }
 
-// A worker serves what opens: from a snapshot alone, also under settings of a path; once files have changed, from those that are there then;
-// and another worker serves the same from the snapshot that was published.
+// A worker that starts from a snapshot serves the same batches as an opened split, also with the
+// settings of a path. After files have changed it serves the new ones, and so does a worker that
+// starts from the published snapshot.
 func TestWorkersServeWhatOpens(t *testing.T) {
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +66,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			want := under(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
-			for _, file := range []string{"config.toml", "rng.bin"} { // which a worker does not need
+			for _, file := range []string{"config.toml", "rng.bin"} { // workers need neither
 				if raw, err := os.ReadFile(file); err == nil {
 					kept[file] = string(raw)
 					os.Remove(file)
@@ -93,7 +94,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				t.Fatal("nothing has changed")
 			}
 			want = under(t, changed, paths)
-			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)}) // as a trainer may
+			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
 				got[name] = mustNow(t, s)
 				if again := mustNow(t, got[name]); again != got[name] {
@@ -106,7 +107,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 	}
 }
 
-// under returns datasets under the settings of paths, by name, as a mount has them.
+// under returns datasets with the settings of paths, as a mount serves them, by name.
 func under(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
@@ -119,7 +120,7 @@ func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served
 	found := map[string]*Served{}
 	for _, s := range all {
 		for _, path := range paths {
-			if in, err := withPath(s, path); err == nil { // not every split may have all settings
+			if in, err := withPath(s, path); err == nil { // not every split accepts all settings
 				found[s.Split.Name+"/"+path] = in
 			}
 		}
@@ -150,7 +151,7 @@ func withPath(s *Served, path string) (_ *Served, err error) {
 	return s, nil
 }
 
-// checkAll returns what is served after a pass over all files.
+// checkAll returns the split that is served after a pass.
 func checkAll(s *Served) (*Served, error) {
 	s.watch.pass()
 	return s.LatestWhole(nil)
@@ -165,15 +166,14 @@ func mustNow(t *testing.T, s *Served) *Served {
 	return now
 }
 
-// replace puts another file in the place of one.
+// replace replaces a file by renaming a new one over it.
 func replace(t *testing.T, file, content string) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"new": content})
 	must(t, os.Rename("new", file))
 }
 
-// The goroutine of a split ends when nobody uses the split, and the next request starts another,
-// which follows changes.
+// The goroutine of an idle split ends. The next request starts another one, which follows changes.
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
@@ -184,10 +184,10 @@ func TestWatcherRests(t *testing.T) {
 		if now.Version != changes {
 			t.Fatalf("version %d after %d changes", now.Version, changes)
 		}
-		s.watch.used.Store(clock.Now() - 2*int64(quiet))
+		s.watch.lastRequest.Store(clock.Now() - 2*int64(idleTimeout))
 		testwait.Until(t, "the end of the goroutine", func() bool {
 			select {
-			case s.watch.urgent <- struct{}{}:
+			case s.watch.checkNow <- struct{}{}:
 			default:
 			}
 			return !s.watch.awake.Load()
@@ -196,8 +196,8 @@ func TestWatcherRests(t *testing.T) {
 	}
 }
 
-// A file that was being overwritten when a pass found it is followed as soon as its writer has closed
-// it, although that changes nothing more.
+// A file that is being overwritten during a pass is followed as soon as its writer closes it,
+// although closing changes nothing more.
 func TestOverwrittenFileIsFollowed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})

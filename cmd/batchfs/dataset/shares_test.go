@@ -10,7 +10,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// info.json and the summary describe the share of a host. Without shuffle_block they say nothing of shares.
+// info.json and the summary describe the share of a host if shuffle_block is set, and only then.
 func TestSharesAreDescribed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 100_000, "b.bin": 70_000})
@@ -50,8 +50,9 @@ func TestSharesAreDescribed(t *testing.T) {
 	}
 }
 
-// A run of two machines with two ranks each continues on other machines in the middle of an epoch. While world / local_world and batch_size *
-// local_world stay what they were, each window is still read once in the epoch, whichever machine reads it.
+// A run on two machines with two ranks each continues on other machines in the middle of an epoch.
+// As long as world / local_world and batch_size * local_world stay the same, each window is still
+// read once per epoch, whichever machine reads it.
 func TestOtherMachines(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50_000, "b.bin": 34_000})
@@ -60,7 +61,8 @@ func TestOtherMachines(t *testing.T) {
 		file  string
 		start int64
 	}
-	// read counts the windows of the first epoch that ranks of a world read in batches from a number on, and returns their rows.
+	// read counts the windows of the first epoch in batches [from, to) of all ranks, and returns
+	// the number of their rows.
 	read := func(counts map[window]int, settings string, world int, from, to uint64) (rows int64) {
 		for rank := range world {
 			q := mustWith(t, d, fmt.Sprintf("%s,world=%d,rank=%d", settings, world, rank))
@@ -80,15 +82,15 @@ func TestOtherMachines(t *testing.T) {
 		return rows
 	}
 	first := map[window]int{}
-	const half, end = 880, 2400 // the larger share has been read before the end
+	const half, end = 880, 2400 // the larger share is read completely before batch end
 	rows := read(first, "batch_size=3,local_world=2", 4, 0, half)
 	for _, test := range []struct {
 		settings string
 		world    int
 		whole    bool
 	}{
-		{"batch_size=3,local_world=2", 4, true}, // one machine of four ranks, or four of one
-		{"batch_size=6,local_world=1", 2, true}, // two ranks in all
+		{"batch_size=3,local_world=2", 4, true}, // one machine with four ranks, or four with one
+		{"batch_size=6,local_world=1", 2, true}, // two ranks in total
 		{"batch_size=1,local_world=6", 12, true},
 		{"batch_size=3,local_world=1", 4, false}, // four shares
 		{"batch_size=3,local_world=4", 4, false}, // one share
@@ -105,8 +107,8 @@ func TestOtherMachines(t *testing.T) {
 	}
 }
 
-// epoch_ends tells the rows of the first epoch from those that begin the next one: the ranks that go through an epoch together read each of
-// its rows once.
+// epoch_ends separates the rows of the first epoch from those of the second: the ranks that share
+// the first epoch read each of its rows once.
 func TestEpochEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50_003, "b.bin": 34_001})

@@ -17,33 +17,36 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// A Snapshot is a mount as it was set up. From it, a process serves what another one served, although the configuration or the token
-// files may have changed since.
+// A Snapshot is the complete state of a mount as it was set up, for a process that takes over. The
+// process serves the same batches, even if the configuration or the token files have changed since.
+// A Snapshot belongs to one goroutine at a time. It is encoded with gob, so its field names must
+// not change.
 type Snapshot struct {
 	Mountpoint string
-	Dir        string           // that the command was given in
-	Flags      config.Flags     // to read the configuration again with
+	Dir        string           // working directory of the mount command
+	Flags      config.Flags     // options of the mount command, to read the configuration again
 	Raw        config.RawConfig // the configuration
 	NoResend   bool             // see supervise.Options
-	Log        string           // the file that the mount's log goes to, or empty
+	Log        string           // path of the mount's log file, or empty
 	Splits     []splitSnapshot
 }
 
-// A splitSnapshot is the data of a split.
+// A splitSnapshot is the part of a Snapshot that describes one split.
 type splitSnapshot struct {
 	Name        string
-	Sources     [][]cache.Manifest // of the arrays of each
+	Sources     [][]cache.Manifest // manifests of the arrays of each source
 	Hint        vocabHint
 	Fingerprint string
 	TorchState  []byte
 	Version     uint64
-	Unleased    string    // a file whose writers cannot be known, or empty
-	Groups      [][]int64 // rows of the groups of documents of each source, so that no worker counts them again
+	Unleased    string    // see Dataset.unleased
+	Groups      [][]int64 // saved so that no worker has to count rows again; see Dataset.groups
 }
 
-// NewSnapshot needs what flags read in the working directory, and all splits.
+// NewSnapshot returns the snapshot of a mount that serves datasets, which must be all of its
+// splits. flags and raw must come from a command run in the current working directory.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
-	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
+	dir, err := unix.Getwd() // unlike os.Getwd, works in a directory that may not be entered
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +77,7 @@ func (d *Dataset) snapshot() splitSnapshot {
 	return s
 }
 
-// File returns a file in memory, without a name, that ReadSnapshot reads. The caller closes it.
+// File writes s to an unnamed file in memory, which [ReadSnapshot] reads. The caller closes it.
 func (s *Snapshot) File() (*os.File, error) {
 	fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -88,7 +91,8 @@ func (s *Snapshot) File() (*os.File, error) {
 	return file, nil
 }
 
-// ReadSnapshot leaves the file's offset alone, which other processes share.
+// ReadSnapshot reads a file that [Snapshot.File] returned. It leaves the file's offset alone,
+// because other processes share it.
 func ReadSnapshot(file *os.File) (*Snapshot, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -98,7 +102,7 @@ func ReadSnapshot(file *os.File) (*Snapshot, error) {
 	return s, gob.NewDecoder(io.NewSectionReader(file, 0, info.Size())).Decode(s)
 }
 
-// Config returns the configuration, its paths to token files absolute.
+// Config returns the configuration, with absolute paths of token files.
 func (s *Snapshot) Config() (*config.Config, error) {
 	c, err := s.Raw.Decode()
 	if err != nil {
@@ -108,14 +112,15 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	return c, nil
 }
 
-// Reload returns the snapshot with the configuration as it is written now. It enters the directory of the command. The error says what
-// cannot change in a mount.
+// Reload returns the snapshot with the configuration read again. It changes the working directory
+// to that of the mount command. It returns an error if the configuration now differs in a setting
+// that a mount cannot change.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
 		return nil, err
 	}
-	// The command may have been given in a directory that may not be entered, with absolute paths.
+	// The command may have been run in a directory that may not be entered, with absolute paths.
 	f := s.Flags
 	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
@@ -124,26 +129,29 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	if fresh.Raw, err = fresh.Flags.Read(); err != nil {
 		return nil, err
 	}
-	now, err := fresh.Config()
+	newConfig, err := fresh.Config()
 	if err != nil {
 		return nil, err
 	}
-	return &fresh, now.CanReplace(old)
+	return &fresh, newConfig.CanReplace(old)
 }
 
-// Warn logs the splits that follow their files although the kernel cannot say which processes write to them.
+// Warn logs a warning for each split that follows changes although the kernel cannot tell which
+// processes write to its files.
 func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
-			log.Warn("no lease can be had on token files, so who writes to them is not known: one that is overwritten in place is served when it "+
-				"has not changed for a while; better rename a new file over it, or run batchfs as the owner of the files or with CAP_LEASE",
+			log.Warn("no lease can be had on token files, so their writers are unknown: a file that is overwritten in place is served once it "+
+				"has not changed for a while; rename new files over old ones instead, or run batchfs as the owner of the files or with CAP_LEASE",
 				"split", split.Name, "file", file)
 		}
 	}
 }
 
-// Sequences returns the splits of o, which has the configuration of the snapshot, as a mount shows them. Token files are opened when a batch is read.
-// Before other tokens are read, publish gets a snapshot for later workers, which it closes; s changes too.
+// Sequences returns the splits as a mount serves them. The configuration of o must be that of the
+// snapshot. Token files are opened when a batch is first read. When a split's token files have
+// changed, and before its new tokens are read, Sequences updates s and passes a new file to
+// publish, which hands it to later workers and must close it.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
@@ -170,7 +178,8 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 	return all, nil
 }
 
-// OpenPath opens one split by its path in the mount, with the data of the snapshot: its batches are those that the mount serves.
+// OpenPath opens one split by its path in the mount. Its batches are the ones that the mount
+// serves, even if the configuration has changed since.
 func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	c, err := s.Config()
 	if err != nil {
@@ -192,7 +201,7 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 	sources := make([][]*cache.Array, len(data.Sources))
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
-			array, err := cache.Reopen(manifest, options(split, o, i, n, data.Hint))
+			array, err := cache.Reopen(manifest, cacheOptions(split, o, i, n, data.Hint))
 			if err != nil {
 				return nil, fmt.Errorf("splits.%s: %w", split.Name, err)
 			}

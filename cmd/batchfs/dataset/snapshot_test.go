@@ -67,7 +67,7 @@ func same(t testing.TB, a, b *Served) {
 	}
 }
 
-// It does not look at token files, and says when they are read that they are gone.
+// A worker starts even if the token files are gone; reading them then fails.
 func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
 	s := take(t)
@@ -81,7 +81,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	}
 }
 
-// Other tokens are read only after later workers know of them. Any source may change.
+// New tokens of any source are read only after their snapshot was published.
 func TestChangeIsPublished(t *testing.T) {
 	for _, file := range []string{"a.bin", "c.bin"} {
 		openMany(t)
@@ -98,7 +98,7 @@ func TestChangeIsPublished(t *testing.T) {
 		}
 		fail = nil
 		v := *mix.watch.view.Load()
-		v.retry, v.rested = 0, 0 // as if the pause were over
+		v.retryAt, v.restUntil = 0, 0 // skips the backoff
 		mix.watch.view.Store(&v)
 		if now := mustNow(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)
@@ -109,7 +109,7 @@ func TestChangeIsPublished(t *testing.T) {
 	}
 }
 
-// A path in a mount has the batches of that mount, whatever stands in the files of the configuration now.
+// A path in a mount has the batches of that mount, even if the configuration has changed since.
 func TestSnapshotOpenPath(t *testing.T) {
 	want := openMany(t)
 	s := take(t)
@@ -137,7 +137,7 @@ func TestSnapshotOpenPath(t *testing.T) {
 	}
 }
 
-// What a restart may change is changed, and what it may not is an error.
+// A restart applies changes that a mount allows and rejects the others.
 func TestReload(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		{"memory.ahead = 7\n[splits.train]\ntokens = 'a.bin'", ""},

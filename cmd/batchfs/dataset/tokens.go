@@ -6,7 +6,7 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// TokensLen is the size of tokens.bin in bytes.
+// TokensLen returns the size of tokens.bin in bytes.
 func (d *Dataset) TokensLen() (n int64) {
 	for _, main := range d.mains {
 		n += main.Bytes()
@@ -14,8 +14,8 @@ func (d *Dataset) TokensLen() (n int64) {
 	return n
 }
 
-// ReadTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
-// lie within TokensLen.
+// ReadTokens fills dst with bytes of tokens.bin from byte off on: the tokens of all sources in the
+// dtype of their files, one source after the other. The range must be within TokensLen.
 func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	for _, main := range d.mains {
 		n := max(min(int64(len(dst)), main.Bytes()-off), 0)
@@ -30,7 +30,7 @@ func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	return nil
 }
 
-// prefetchedTokens is how much of tokens.bin is fetched from a store before it is read, in bytes.
+// prefetchedTokens is how far ahead of a read tokens.bin is fetched from a store, in bytes.
 const prefetchedTokens = 16 << 20
 
 // readBytes fills dst with the bytes of an array from byte off on.

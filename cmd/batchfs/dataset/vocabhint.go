@@ -11,34 +11,36 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// checkAligned returns an error unless each file of an array has as many elements as the file of tokens beside it. Package sampler
-// compares only the sums.
-func checkAligned(main, beside *cache.Array) error {
+// checkAligned returns an error unless each file of an aligned array has as many elements as its
+// file of tokens. Package sampler compares only the totals.
+func checkAligned(main, aligned *cache.Array) error {
 	tokens := main.Manifest().Files
-	for i, f := range beside.Manifest().Files {
-		if n, of := f.Format.Count, tokens[i].Format.Count; n != of {
-			return fmt.Errorf("%s has %d elements, but there are %d in %s", f.Path, n, of, tokens[i].Path)
+	for i, f := range aligned.Manifest().Files {
+		if n, want := f.Format.Count, tokens[i].Format.Count; n != want {
+			return fmt.Errorf("%s has %d elements, but there are %d in %s", f.Path, n, want, tokens[i].Path)
 		}
 	}
 	return nil
 }
 
-// A vocabHint is what the vocab.json beside token files says of them, where the configuration says nothing.
+// A vocabHint holds settings that the vocab.json next to the token files provides for keys that the
+// configuration does not set. It is part of a Snapshot.
 type vocabHint struct {
-	VocabSize  int64       // 0: nothing
-	TokenDType array.DType // "": nothing
-	EOT        int64       // one more than the token that is the last of each document; 0: nothing
+	VocabSize  int64       // 0 if unknown
+	TokenDType array.DType // empty if unknown
+	EOT        int64       // one more than the token that ends each document; 0 if unknown
 
-	Arrays [][]config.AlignedArray // of each source; nil where the configuration has the key
+	Arrays [][]config.AlignedArray // aligned arrays of each source; nil if configured
 }
 
-// apply returns a split that knows what this hint says of documents and arrays, and nothing of another one.
+// apply returns the split with the end-of-text token and arrays of this hint, in place of those of
+// an earlier hint.
 func (h vocabHint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
 
-const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
+const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or set arrays = [] to serve none"
 
-// readVocabHint returns what vocab.json says beside the files of sources without a vocab_size. If all have one, a vocab.json that cannot be
-// used is no error, and only its other fields count.
+// readVocabHint returns the settings that vocab.json provides for the sources without a vocab_size.
+// If all sources have one, an unusable vocab.json is not an error, and only its arrays count.
 func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
@@ -58,7 +60,7 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 		for _, from := range files {
 			arrays, err := alignedShards(from.Main, shards)
 			if err != nil {
-				return h, fmt.Errorf("%w; %s", err, noArrays)
+				return h, fmt.Errorf("%w; %s", err, arraysAdvice)
 			}
 			h.Arrays = append(h.Arrays, arrays)
 		}
@@ -76,7 +78,8 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 	return h, nil
 }
 
-// alignedShards returns the arrays beside files. All files must have the same.
+// alignedShards returns the arrays that vocab.json lists next to the given files. All files must
+// have the same arrays.
 func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {
@@ -88,14 +91,14 @@ func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []c
 	for n, a := range shards[files[0]].Arrays {
 		b, ok := config.NewAlignedArray(a.Name, a.DType)
 		if !ok {
-			return nil, fmt.Errorf("vocab.json beside %s names an array %q that no split can have", files[0], first[n])
+			return nil, fmt.Errorf("vocab.json next to %s names an array %q that no split can have", files[0], first[n])
 		}
 		list = append(list, b)
 	}
 	for _, file := range files {
-		if now := described(file); !slices.Equal(now, first) {
-			return nil, fmt.Errorf("vocab.json names arrays %q beside %s, and %q beside %s: all files of a split must have the same",
-				first, files[0], now, file)
+		if other := described(file); !slices.Equal(other, first) {
+			return nil, fmt.Errorf("vocab.json names arrays %q next to %s, but %q next to %s: all files of a split must have the same arrays",
+				first, files[0], other, file)
 		}
 		for n, a := range shards[file].Arrays {
 			list[n].Files = append(list[n].Files, filepath.Join(filepath.Dir(file), filepath.Base(a.File)))

@@ -12,8 +12,8 @@ import (
 
 const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
 
-// writeTokens writes files that batches of 2 rows of 4 tokens can be made of, in directories with and without a vocabulary. 50 is a
-// token of none of them. m.bin is a matrix, whose numbers are no tokens.
+// writeTokens writes files for batches of 2 rows of 4 tokens, next to different vocabularies or
+// none. Token 50, in bad.bin, is beyond all vocabularies. The elements of m.bin are not tokens.
 func writeTokens(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -28,7 +28,8 @@ func writeTokens(t *testing.T) {
 
 const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
 
-// The size of the vocabulary is vocab_size of the source, else of the split, else of the vocab.json beside the files.
+// The vocabulary size is the source's vocab_size, else the split's, else that of the vocab.json
+// next to the files.
 func TestVocabSize(t *testing.T) {
 	writeTokens(t)
 	sources := func(first, second string) string {
@@ -38,7 +39,7 @@ func TestVocabSize(t *testing.T) {
 	const beyond = "bad.bin: token 120 is 50, and tokens must be below vocab_size, which is "
 	for _, test := range []struct {
 		text  string
-		want  string // vocab_size in info.json, and of each source
+		want  string // vocab_size in info.json, then that of each source
 		error string
 	}{
 		{"[splits.a]\ntokens = 'plain/bad.bin'", "0 []", ""},
@@ -90,8 +91,9 @@ func TestVocabSize(t *testing.T) {
 	}
 }
 
-// What prepare writes into vocab.json need not be configured: the dtype of headerless files, and the token that ends a document. The
-// configuration goes before it, and a split without documents is as it was.
+// The dtype of headerless files and the token that ends a document need not be configured if
+// vocab.json has them. The configuration takes precedence, and splits without documents do not
+// change.
 func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)

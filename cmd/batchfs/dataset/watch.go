@@ -20,72 +20,92 @@ import (
 	"batchfs/internal/clock"
 )
 
-// A watcher keeps the view of a split's token files current. While the split is being read, one
-// goroutine makes a pass over all files about once a second. If on_change is "follow" and files
-// have changed, it also opens the split again. Requests load the view and check the files of their
-// own batch, so their cost does not depend on the number of files.
+// A watcher keeps track of a split's token files. While the split is being read, one goroutine
+// checks all files about once a second (a pass) and publishes what it found as an immutable [view].
+// If files have changed and on_change is "follow", the goroutine also reopens the split and
+// publishes the new dataset. Requests load the view and check only the files of their own batch, so
+// their cost does not depend on the number of files.
 //
-// A watcher is safe for concurrent use. It starts its goroutine at the first request.
+// A watcher is safe for concurrent use. The first request starts the goroutine, which ends after a
+// minute without requests.
 type watcher struct {
 	mountpoint string
 	opener     *Opener
 	log        *slog.Logger
-	publish    func(*Dataset) error // tells later workers about a new dataset, before requests get it
+	// publish sends a new dataset to the processes that may serve the mount later. It is called
+	// before any request uses the dataset.
+	publish func(*Dataset) error
 
-	view     atomic.Pointer[view]
-	used     atomic.Int64  // time of the last request, in clock.Now time
-	answered atomic.Int64  // last time a file responded to the running pass, in clock.Now time; 0 if no pass is running
-	opened   Progress      // files opened by reloads
-	awake    atomic.Bool   // requests need not wait for a pass
-	urgent   chan struct{} // requests a pass now; capacity 1
+	view        atomic.Pointer[view]
+	lastRequest atomic.Int64 // time of the last request, in clock.Now time
+	// lastResponse is when a file last responded to the current pass, in clock.Now time; 0 between
+	// passes.
+	lastResponse   atomic.Int64
+	reloadProgress Progress      // counts the files that reloads open
+	awake          atomic.Bool   // set while a goroutine runs and requests need not wait for it
+	checkNow       chan struct{} // receives when a pass should begin immediately; capacity 1
 
 	// mu guards the fields below.
-	mu      sync.Mutex
-	started chan struct{} // closed when awake is set; nil while there is no goroutine
-	checked int64         // time of the last pass, in clock.Now time
-	waiting int           // requests that wait for next
-	next    chan struct{} // closed at the end of the first pass that has not begun yet
+	mu       sync.Mutex
+	started  chan struct{} // closed when awake is set; nil while no goroutine runs
+	lastPass int64         // when the last pass ended, in clock.Now time
+	waiting  int           // requests waiting for nextPass
+	nextPass chan struct{} // closed at the end of the next pass to begin
 }
 
-// A view is what requests know about the token files of a split. It is immutable.
+// A view is what requests know about a split's token files: which dataset to serve, and what is
+// wrong. It is immutable.
+//
+// If the split does not follow changes, err and wrongFile describe the first file found to be
+// wrong, and requests fail until that file is restored. If the split follows changes, wrongFile is
+// nil and dataset is the last one that could be opened. err then says why a file could not be
+// checked, or why later changes could not be followed; in the latter case, the fields from
+// failedChanges on say when the watcher tries again. Meanwhile, batches whose own files have not
+// changed are still served.
 type view struct {
-	dataset *Dataset
-	err     error     // problem with the token files; nil if there is none
-	wrong   blob.Blob // file that err is about; nil if the split follows changes
+	dataset   *Dataset
+	err       error     // problem with the token files; nil if there is none
+	wrongFile blob.Blob // file that err is about, unless the split follows changes
 
-	// After a failed attempt to follow changes:
-	failed map[localfile.ChangedError]bool // changes that could not be followed
-	retry  int64                           // when to try again, in clock.Now time
-	rested int64                           // when to try again if other changes are found, in clock.Now time
-	pause  time.Duration                   // between the failure and retry
+	// failedChanges are the changes that the reload tried to follow.
+	failedChanges map[localfile.ChangedError]bool
+	// retryAt is when to try the same changes again, in clock.Now time; backoff is the delay before
+	// it.
+	retryAt int64
+	// restUntil is the earliest time of any other reload, in clock.Now time. Its distance from the
+	// failure is the time that the failed reload took, so a file that changes all the time keeps a
+	// file server busy for at most half of the time.
+	restUntil int64
+	backoff   time.Duration
 
-	// unsettled is whether a file was being overwritten. It may stop to be without a further change,
-	// when its writer closes it.
-	unsettled bool
+	// beingWritten is set if the reload failed because a file was being overwritten. The next
+	// reload may then succeed without a further change, as soon as the writer closes the file, so
+	// it does not wait for retryAt.
+	beingWritten bool
 }
 
 const (
-	checkEvery  = time.Second
-	quiet       = time.Minute // without requests, after which the goroutine ends
-	checkers    = 4           // goroutines that check files; more would burden a file server for little gain
-	fewFiles    = 8           // files that are checked one after the other
-	minPause    = time.Second // between attempts to follow changes
-	maxPause    = 16 * time.Second
-	maxReloads  = 10                     // changes that one request waits for
-	usedPrecise = 100 * time.Millisecond // precision of watcher.used
+	checkEvery           = time.Second // time between two passes
+	idleTimeout          = time.Minute // time without requests after which the goroutine ends
+	checkers             = 4           // goroutines that check files, few so as not to burden a file server
+	fewFiles             = 8           // files of a batch that are not worth checking concurrently
+	minBackoff           = time.Second // before the first retry of a failed reload
+	maxBackoff           = 16 * time.Second
+	maxReloads           = 10 // changes of the token files that one request waits for
+	lastRequestPrecision = 100 * time.Millisecond
 )
 
 func newWatcher(d *Dataset) *watcher {
-	w := &watcher{urgent: make(chan struct{}, 1), next: make(chan struct{}), checked: clock.Now()}
+	w := &watcher{checkNow: make(chan struct{}, 1), nextPass: make(chan struct{}), lastPass: clock.Now()}
 	w.view.Store(&view{dataset: d})
 	return w
 }
 
-// current returns the view. After a quiet time, it first waits up to a second for a pass, or until
-// cancel is closed.
-func (w *watcher) current(cancel <-chan struct{}) *view {
-	if now := clock.Now(); now-w.used.Load() > int64(usedPrecise) {
-		w.used.Store(now)
+// currentView returns the view. If the split has been idle, it first waits for a pass, for a second
+// at most, or until cancel is closed.
+func (w *watcher) currentView(cancel <-chan struct{}) *view {
+	if now := clock.Now(); now-w.lastRequest.Load() > int64(lastRequestPrecision) {
+		w.lastRequest.Store(now)
 	}
 	if !w.awake.Load() {
 		w.wake(cancel)
@@ -93,13 +113,13 @@ func (w *watcher) current(cancel <-chan struct{}) *view {
 	return w.view.Load()
 }
 
-// wake starts the goroutine unless it runs. If the last pass was long ago, wake waits until there has
-// been one, or until a second has passed.
+// wake starts the goroutine if none is running. If the last pass was long ago, wake waits for a
+// pass, for a second at most.
 func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
 		w.started = make(chan struct{})
-		go w.run(w.started, clock.Now()-w.checked > int64(quiet))
+		go w.run(w.started, clock.Now()-w.lastPass > int64(idleTimeout))
 	}
 	started := w.started
 	w.mu.Unlock()
@@ -109,6 +129,8 @@ func (w *watcher) wake(cancel <-chan struct{}) {
 	}
 }
 
+// run makes passes until the split is idle. If wait is true, requests wait for the end of the first
+// pass, for a second at most.
 func (w *watcher) run(started chan struct{}, wait bool) {
 	ready := sync.OnceFunc(func() {
 		w.awake.Store(true)
@@ -121,31 +143,32 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 	}
 	for {
 		w.mu.Lock()
-		done := w.next
-		w.next = make(chan struct{})
+		done := w.nextPass
+		w.nextPass = make(chan struct{})
 		w.mu.Unlock()
 		w.tryPass()
 		close(done)
 		ready()
 		select {
-		case <-w.urgent:
+		case <-w.checkNow:
 		case <-time.After(checkEvery):
 		}
-		if w.rest() {
+		if w.endIfIdle() {
 			return
 		}
 	}
 }
 
-// rest reports whether the goroutine should end because nobody has used the split for a while. The
-// next request then starts another.
-func (w *watcher) rest() bool {
+// endIfIdle reports whether the goroutine must end because the split has been idle. The next
+// request then starts another one.
+func (w *watcher) endIfIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.checked = clock.Now()
-	// A request that uses the split either is seen here, or sees that awake is false.
+	w.lastPass = clock.Now()
+	// A request that arrives now either has set lastRequest, which is checked next, or sees awake
+	// unset and calls wake.
 	w.awake.Store(false)
-	if w.waiting > 0 || clock.Now()-w.used.Load() <= int64(quiet) {
+	if w.waiting > 0 || clock.Now()-w.lastRequest.Load() <= int64(idleTimeout) {
 		w.awake.Store(true)
 		return false
 	}
@@ -153,15 +176,16 @@ func (w *watcher) rest() bool {
 	return true
 }
 
-// awaitPass returns at the end of a pass that begins now or later, or when cancel is closed.
+// awaitPass requests a pass and waits until a pass that began after the call has ended, or until
+// cancel is closed.
 func (w *watcher) awaitPass(cancel <-chan struct{}) {
-	w.current(cancel) // so that the goroutine runs
+	w.currentView(cancel) // makes sure that the goroutine runs
 	w.mu.Lock()
 	w.waiting++
-	next := w.next
+	next := w.nextPass
 	w.mu.Unlock()
 	select {
-	case w.urgent <- struct{}{}:
+	case w.checkNow <- struct{}{}:
 	default:
 	}
 	select {
@@ -173,18 +197,18 @@ func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	w.mu.Unlock()
 }
 
-// tryPass is pass, but turns a panic, for example because of a malformed file, into an error of the
-// split. Otherwise, each worker would panic in turn.
+// tryPass calls pass. It turns a panic, for example because of a malformed file, into an error of
+// the split, because otherwise each worker that takes over would panic too.
 func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {
 			w.log.Error("checking the token files panicked", "panic", p, "stack", string(debug.Stack()))
 			old := w.view.Load()
 			v := *old
-			if v.wrong == nil {
+			if v.wrongFile == nil {
 				v.err = fmt.Errorf("checking the token files panicked: %v", p)
 			}
-			w.view.CompareAndSwap(old, &v) // unless a request has reported a wrong file
+			w.view.CompareAndSwap(old, &v) // unless a request has just reported a wrong file
 		}
 	}()
 	w.pass()
@@ -196,19 +220,19 @@ func (w *watcher) pass() {
 	follows := v.dataset.Split.OnChange == "follow"
 	changes := map[localfile.ChangedError]bool{}
 	found := &view{dataset: v.dataset}
-	w.answered.Store(clock.Now())
-	defer w.answered.Store(0)
+	w.lastResponse.Store(clock.Now())
+	defer w.lastResponse.Store(0)
 	for _, a := range v.dataset.arrays {
 		a.RevalidateNext()
 	}
-	check(v.dataset.blobs(), func(file blob.Blob, err error) {
-		w.answered.Store(clock.Now())
+	checkFiles(v.dataset.blobs(), func(file blob.Blob, err error) {
+		w.lastResponse.Store(clock.Now())
 		if err == nil {
 			return
 		}
 		found.err = err
 		if change := (*localfile.ChangedError)(nil); !follows {
-			found.wrong = file
+			found.wrongFile = file
 			w.report(file, err)
 		} else if errors.As(err, &change) {
 			changes[*change] = true
@@ -219,84 +243,85 @@ func (w *watcher) pass() {
 		if found.err != nil || v.err != nil {
 			w.view.CompareAndSwap(v, found)
 		}
-	case clock.Now() < v.rested:
-	case v.unsettled, !maps.Equal(changes, v.failed):
-		w.reload(v, changes, minPause)
-	case clock.Now() >= v.retry:
-		w.reload(v, changes, min(2*v.pause, maxPause))
+	case clock.Now() < v.restUntil:
+	case v.beingWritten, !maps.Equal(changes, v.failedChanges):
+		w.reload(v, changes, minBackoff)
+	case clock.Now() >= v.retryAt:
+		w.reload(v, changes, min(2*v.backoff, maxBackoff))
 	}
 }
 
-// report records that a file of a split that does not follow changes is wrong.
+// report publishes that a file is wrong, for a split that does not follow changes.
 func (w *watcher) report(file blob.Blob, err error) {
-	if v := w.view.Load(); v.wrong == nil {
-		w.view.CompareAndSwap(v, &view{dataset: v.dataset, err: err, wrong: file})
+	if v := w.view.Load(); v.wrongFile == nil {
+		w.view.CompareAndSwap(v, &view{dataset: v.dataset, err: err, wrongFile: file})
 	}
 }
 
-// reload opens the split again after changes, and publishes it. pause is the time until the next
-// attempt if that fails.
-func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, pause time.Duration) {
+// reload opens the split again after changes and publishes the result. If that fails, it sets the
+// time of the next attempt for the same changes to backoff from now.
+func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backoff time.Duration) {
 	old, began := v.dataset, clock.Now()
-	fresh, err := w.opener.open(old.Split, old.sources, &w.opened)
+	fresh, err := w.opener.open(old.Split, old.sources, &w.reloadProgress)
 	if err == nil {
 		err = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
 	}
 	if err != nil {
-		err = fmt.Errorf("the token files changed, and what is there now cannot be served: %w (%w)", err, syscall.ESTALE)
+		err = fmt.Errorf("the token files changed, and the new ones cannot be served: %w (%w)", err, syscall.ESTALE)
 	} else {
 		fresh.Version = old.Version + 1
 		if err = w.publish(fresh); err != nil {
-			err = fmt.Errorf("the token files changed, and the supervisor could not be told: %w (%w)", err, syscall.ESTALE)
+			err = fmt.Errorf("the token files changed, but the supervisor could not be informed: %w (%w)", err, syscall.ESTALE)
 		}
 	}
 	if err != nil {
 		overwritten, now := localfile.OverwrittenError(""), clock.Now()
-		// A file that changes all the time keeps a file server busy for half of the time at most.
-		w.view.Store(&view{dataset: old, err: err, failed: changes, retry: now + int64(pause), rested: 2*now - began, pause: pause,
-			unsettled: errors.As(err, &overwritten)})
+		w.view.Store(&view{dataset: old, err: err, failedChanges: changes, retryAt: now + int64(backoff), restUntil: 2*now - began, backoff: backoff,
+			beingWritten: errors.As(err, &overwritten)})
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
-	old.release() // sequences that are not read anymore also hold its sources
+	old.release() // because sequences that nobody reads anymore still refer to the old arrays
 	for change := range changes {
-		w.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Name, "changes", fresh.Version, "file", change.Path,
+		w.log.Warn("token files changed; now serving the new ones", "split", fresh.Split.Name, "changes", fresh.Version, "file", change.Path,
 			"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
 		break
 	}
 }
 
-// failure returns the error that a split that does not follow changes has for all requests. It
-// checks the file in question again, so that the split recovers as soon as the file is restored.
-func (w *watcher) failure(v *view) error {
-	if v.wrong == nil {
+// recheckWrongFile checks the wrong file of v again and returns the error, or nil if the file has
+// been restored or v has no wrong file. Requests call it so that a restored file is noticed
+// immediately.
+func (w *watcher) recheckWrongFile(v *view) error {
+	if v.wrongFile == nil {
 		return nil
 	}
-	if err := v.wrong.Check(); err != nil {
+	if err := v.wrongFile.Check(); err != nil {
 		return err
 	}
 	w.view.CompareAndSwap(v, &view{dataset: v.dataset})
 	return nil
 }
 
-// handle decides what becomes of a request that found a file to be wrong, given the view it used and
-// whether this is its first try. It returns nil if the request should try again with the current
-// view. If the split follows changes, that is after a pass; cancel ends the wait for it.
-func (w *watcher) handle(v *view, wrong blob.Blob, err error, first bool, cancel <-chan struct{}) error {
+// retryOrFail is called when a request that uses v has found a wrong file. It returns the error of
+// the request, or nil if the request should try again with the current view. If the split follows
+// changes, it waits for a pass first, unless cancel is closed. first says whether this is the
+// request's first attempt.
+func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
-		w.report(wrong, err)
+		w.report(wrongFile, err)
 		return err
 	case !errors.As(err, &change):
 		return err
-	case first && v.unsettled:
+	case first && v.beingWritten:
 		select {
-		case <-time.After(time.Duration(v.rested - clock.Now())):
+		case <-time.After(time.Duration(v.restUntil - clock.Now())):
 			w.awaitPass(cancel)
 		case <-cancel:
 		}
-	case v.failed[*change], clock.Now() < v.rested:
+	case v.failedChanges[*change], clock.Now() < v.restUntil:
 		return v.err
 	case w.view.Load() == v:
 		w.awaitPass(cancel)
@@ -304,32 +329,32 @@ func (w *watcher) handle(v *view, wrong blob.Blob, err error, first bool, cancel
 	return nil
 }
 
-// stalled returns how long the running pass, or the reload that it led to, has had no response from
-// a file, or 0.
+// stalled returns how long the current pass, or the reload that follows it, has been waiting for a
+// file to respond. It returns 0 between passes.
 func (w *watcher) stalled() time.Duration {
-	answered := w.answered.Load()
-	if answered == 0 {
+	lastResponse := w.lastResponse.Load()
+	if lastResponse == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now() - max(answered, w.opened.last.Load()))
+	return time.Duration(clock.Now() - max(lastResponse, w.reloadProgress.last.Load()))
 }
 
 // sameArrays returns an error unless the arrays of two batches have the same names, dtypes and
-// shapes, because files that are open keep their sizes.
-func sameArrays(old, now array.Batch) error {
+// shapes. They may not change, because the sizes of open files in the mount must stay the same.
+func sameArrays(old, fresh array.Batch) error {
 	described := func(b array.Batch) (all []string) {
 		for _, a := range b.Arrays {
 			all = append(all, fmt.Sprintf("%s %s %d", a.Name, a.DType, a.Shape))
 		}
 		return all
 	}
-	if was, are := described(old), described(now); !slices.Equal(was, are) {
-		return fmt.Errorf("the arrays of a batch are %q now, and were %q; mount again to change that", are, was)
+	if oldArrays, newArrays := described(old), described(fresh); !slices.Equal(oldArrays, newArrays) {
+		return fmt.Errorf("the arrays of a batch were %q and are now %q; mount again to serve them", oldArrays, newArrays)
 	}
 	return nil
 }
 
-// blobs returns the files of all arrays, and the indexes of their documents.
+// blobs returns the files of all arrays, including indexes of documents.
 func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for _, a := range d.arrays {
@@ -342,10 +367,11 @@ func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 	}
 }
 
+// blobLists recycles the lists of files that checkBatch makes for each request.
 var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
 
-// checkBatch checks the files that batch k is read from, and returns one that is wrong with its
-// error. It checks all files if there are no more of them than rows.
+// checkBatch checks the files that batch k is read from, and returns a wrong file with its error,
+// if there is one. If the split has no more files than the batch has rows, it checks all of them.
 func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	list := blobLists.Get().(*[]blob.Blob)
 	defer blobLists.Put(list)
@@ -372,9 +398,10 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	return nil, nil
 }
 
-// checkMany is apart from checkBatch, which thus allocates nothing for few files.
+// checkMany checks files concurrently and returns a wrong one with its error. It is a function of
+// its own so that checkBatch allocates nothing when there are few files.
 func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
-	check(slices.Values(files), func(file blob.Blob, e error) {
+	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {
 			wrong, err = file, e
 		}
@@ -382,10 +409,10 @@ func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
 	return wrong, err
 }
 
-// check checks files concurrently, and calls visit with each result, one call at a time.
-func check(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
+// checkFiles checks files concurrently, and calls visit with each result, one call at a time.
+func checkFiles(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
 	todo := make(chan blob.Blob)
-	var mu sync.Mutex // serializes the calls of visit
+	var mu sync.Mutex // serializes calls of visit
 	var all sync.WaitGroup
 	for range checkers {
 		all.Go(func() {
@@ -404,7 +431,7 @@ func check(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
 	all.Wait()
 }
 
-// tryCheck turns a panic of a check into an error.
+// tryCheck checks a file, and turns a panic into an error.
 func tryCheck(file blob.Blob) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

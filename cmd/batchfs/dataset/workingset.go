@@ -9,8 +9,8 @@ import (
 	"batchfs/sampler"
 )
 
-// WorkingSet returns the blocks that an epoch needs of all arrays, by all ranks that go through it
-// together, or nil if no blocks are cached. name is the reader's.
+// WorkingSet returns the cache blocks that one epoch reads, over all arrays and all ranks that
+// share the epoch. It returns nil if no blocks are cached. name identifies the reader.
 func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {
@@ -22,7 +22,8 @@ func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	return cache.NewWorkingSet(name, ranges)
 }
 
-// Fill fetches a working set of d in the order in which it will be read: see [cache.WorkingSet.Fetch].
+// Fill fetches a working set of d in the order in which it will be read. It calls progress with the
+// number of bytes fetched; see [cache.WorkingSet.Fetch].
 func (d *Dataset) Fill(ctx context.Context, set *cache.WorkingSet, progress func(n int64)) error {
 	ranks, settings := []*sampler.Sequence{d.Sequence}, d.Sequence.Settings
 	if settings.ShuffleBlock > 0 {
