@@ -83,7 +83,7 @@ func TestInspectShowsTheText(t *testing.T) {
 }
 
 func TestInspectWithoutText(t *testing.T) {
-	const broken = "vocab.json: unexpected end of JSON input; make it again with batchfs prepare, move it away, or set vocab_size"
+	const broken = "vocab.json: unexpected end of JSON input; run batchfs prepare again, move the file away, or set vocab_size"
 	for vocab, want := range map[string]string{
 		"":                                "",
 		`{"hello": 0, "world": 1}`:        "", // as of GPT-2

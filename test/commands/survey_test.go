@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	out, _, err := e2e.Try(t, append([]string{e2e.Batchfs, "check"}, args...)...)
-	if !strings.Contains(out, "b.bin holds the same as") || !strings.Contains(out, "2 files, 6000 tokens") || err == nil {
+	if !strings.Contains(out, "b.bin has the same content as") || !strings.Contains(out, "2 files, 6000 tokens") || err == nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -51,16 +51,16 @@ func TestVocabSize(t *testing.T) {
 		{"[splits.a]\ntokens = 'chars/bad.bin'\nvocab_size = 51", "51 []", ""},
 		{"[splits.a]\ntokens = ['chars/a.bin', 'same/a.bin']", "3 []", ""},
 		{"[splits.a]\ntokens = ['plain/a.bin', 'chars/a.bin']", "3 []", ""},
-		{"[splits.a]\ntokens = ['chars/a.bin', 'other/a.bin']", "", "splits.a: " + abs(t, "other/vocab.json") + " is another vocabulary than " + abs(t, "chars/vocab.json")},
+		{"[splits.a]\ntokens = ['chars/a.bin', 'other/a.bin']", "", "splits.a: " + abs(t, "other/vocab.json") + " differs from " + abs(t, "chars/vocab.json")},
 		{"[splits.a]\ntokens = ['chars/a.bin', 'other/a.bin']\nvocab_size = 3", "3 []", ""},
-		{"[splits.a]\ntokens = 'broken/a.bin'", "", "splits.a: " + abs(t, "broken/vocab.json") + ": vocab_size must be at least 1 (got -3); make it again"},
+		{"[splits.a]\ntokens = 'broken/a.bin'", "", "splits.a: " + abs(t, "broken/vocab.json") + ": vocab_size must be at least 1 (got -3); run batchfs prepare again"},
 		{"[splits.a]\ntokens = 'broken/a.bin'\nvocab_size = 3", "3 []", ""},
 		{sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "60 [3 60]", ""},
 		{sources("'plain/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "0 [0 60]", ""},
 		{"splits.mix.vocab_size = 70\n" + sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "70 [70 60]", ""},
 		{"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [4]\ntoken_dtype = 'uint8'", "0 []", ""},
 		{"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [2, 2]\ntoken_dtype = 'uint8'\nvocab_size = 50257", "0 []", ""},
-		{sources("'chars/a.bin'", "'other/a.bin'"), "", "splits.mix: " + abs(t, "other/vocab.json") + " is another vocabulary than "},
+		{sources("'chars/a.bin'", "'other/a.bin'"), "", "splits.mix: " + abs(t, "other/vocab.json") + " differs from "},
 	} {
 		text := two + test.text
 		if strings.HasPrefix(test.text, "splits.") {

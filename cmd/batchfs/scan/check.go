@@ -18,86 +18,93 @@ import (
 	"batchfs/internal/printable"
 )
 
-// CheckOptions say how to check.
+// CheckOptions configures [Check].
 type CheckOptions struct {
-	CommonRun int64 // report runs of so many tokens that stand twice; 0: as many as suit the files
-	Restart   bool  // forget what an interrupted check has found
+	// CommonRun is the length of the shortest duplicated run to report, in tokens.
+	CommonRun int64 // 0 chooses it by the size of the files
+	Restart   bool  // discard the results of an interrupted check
 }
 
-// A Report is the result of a check.
+// A Report is the result of a check. It belongs to one goroutine.
 type Report struct {
-	OK        bool      `json:"ok"`
-	Splits    []string  `json:"splits"`
-	Files     int       `json:"files"`
-	Tokens    int64     `json:"tokens"` // elements of the main arrays
-	Bytes     int64     `json:"bytes"`  // of all arrays
-	Resumed   int64     `json:"bytes_resumed"`
-	CommonRun int64     `json:"common_run"` // every run of so many tokens that stands twice is found
-	Compared  bool      `json:"vocabulary_known"`
+	OK      bool     `json:"ok"`
+	Splits  []string `json:"splits"`
+	Files   int      `json:"files"`
+	Tokens  int64    `json:"tokens"`        // elements of the main arrays
+	Bytes   int64    `json:"bytes"`         // bytes of all arrays
+	Resumed int64    `json:"bytes_resumed"` // bytes that an interrupted check had read
+	// All duplicated runs of at least CommonRun tokens are found.
+	CommonRun int64     `json:"common_run"`
+	Compared  bool      `json:"vocabulary_known"` // whether a vocabulary size is known
 	Problems  []Problem `json:"problems"`
 
-	Repeated map[string]float64 `json:"repeated,omitempty"` // by split: the share of its elements that stand twice, or in another split before it
+	// Repeated is the fraction of each split's elements that also occur earlier in the split, or in
+	// a split before it.
+	Repeated map[string]float64 `json:"repeated,omitempty"`
 }
 
-// The kinds of problems.
+// The kinds of problems, in the JSON of batchfs check.
 const (
-	Unreadable = "unreadable" // a file cannot be opened or read, or is not what it is said to be
+	Unreadable = "unreadable" // a file cannot be opened or read, or is not what it should be
 	Vocabulary = "vocabulary" // tokens are not below vocab_size
 	Zeros      = "zeros"      // a file ends in zeros
-	Duplicate  = "duplicate"  // two files hold the same
-	Overlap    = "overlap"    // tokens stand twice
+	Duplicate  = "duplicate"  // two files have the same content
+	Overlap    = "overlap"    // a run of tokens occurs twice
 	Documents  = "documents"  // the ends of documents do not increase
-	Unmounted  = "split"      // mount refuses the split, as where an array beside the tokens has more or fewer elements
+	Unmounted  = "split"      // mount rejects the split for another reason
 )
 
-// refused are the kinds for which mount refuses a split too.
-var refused = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
+// refusedByMount are the kinds of problems because of which mount rejects a split too.
+var refusedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
-// A Problem is something that is wrong. Index is the element in the file that it begins at, and Count how many elements it is about.
+// A Problem is one thing that is wrong. It concerns Count elements of File, from Index on.
 type Problem struct {
 	Kind       string          `json:"kind"`
 	Split      string          `json:"split"`
 	File       jsontext.String `json:"file,omitempty"`
 	Index      int64           `json:"index"`
 	Count      int64           `json:"count"`
-	Other      jsontext.String `json:"other,omitempty"` // the file that it is compared with
+	Other      jsontext.String `json:"other,omitempty"` // the file it is compared with
 	OtherIndex int64           `json:"other_index"`
 	Message    jsontext.String `json:"message"`
-	Text       jsontext.String `json:"text,omitempty"` // of tokens that stand twice: how they begin
+	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
 }
 
-type checked struct {
+// A checkedFile is a file of a split and what the check has found in it.
+type checkedFile struct {
 	splitArray *splitArray
 	path       string
-	array      *cache.Array // nil if it cannot be opened
+	array      *cache.Array // nil if the file cannot be opened
 	numbers    int64
-	base       int64    // where its numbers begin, counted over all files of main arrays
-	results    []result // of its segments
-	failed     bool     // a part could not be read
+	base       int64    // position of its first number in the concatenated main arrays
+	results    []result // one for each segment
+	failed     bool     // whether a part could not be read
 }
 
+// A splitArray is an array of a split, with its files.
 type splitArray struct {
 	dataset.ArraySpec
 	split string
-	files []*checked
+	files []*checkedFile
 }
 
 func (p *splitArray) main() bool { return p.Name == "" }
 
+// A check is one run of [Check].
 type check struct {
 	report  Report
 	arrays  []*splitArray
-	files   []*checked
+	files   []*checkedFile
 	numbers int64    // numbers in all main arrays opened so far
-	window  int64    // length of a window of fingerprints, in numbers
-	size    int64    // size of a segment, in bytes
-	state   *os.File // see openState; nil: nothing is kept
+	window  int64    // numbers that a fingerprint covers
+	size    int64    // bytes in a segment
+	state   *os.File // see openState; nil if results cannot be saved
 	stderr  io.Writer
 }
 
-// Check reads all files of the splits that openers have. What is wrong with files is in the report;
-// the error says that the splits cannot be checked, or that ctx ended the check, which the next one
-// then continues. stderr shows progress.
+// Check reads all files of the splits that openers have, and reports what is wrong with them. It
+// returns an error if the splits cannot be checked, or if ctx is canceled; the next call then
+// continues where this one stopped. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
 	c := &check{size: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(openers); err != nil {
@@ -113,11 +120,11 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	c.judge()
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
-			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && refused[p.Kind] }) {
+			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && refusedByMount[p.Kind] }) {
 				continue
 			}
 			if _, err := opener.OpenSplit(s); err != nil {
-				c.found(Problem{Kind: Unmounted, Split: s.Name}, "%v", err)
+				c.addProblem(Problem{Kind: Unmounted, Split: s.Name}, "%v", err)
 			}
 		}
 	}
@@ -125,16 +132,16 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	return &c.report, nil
 }
 
-func (c *check) found(p Problem, format string, args ...any) {
+func (c *check) addProblem(p Problem, format string, args ...any) {
 	p.Message = jsontext.String(fmt.Sprintf(format, args...))
 	c.report.Problems = append(c.report.Problems, p)
 }
 
-func (f *checked) problem(kind string) Problem {
+func (f *checkedFile) problem(kind string) Problem {
 	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path)}
 }
 
-// open opens each file as an array by itself, so that a bad one does not hide the others.
+// open opens each file as an array of its own, so that a bad file does not hide problems of others.
 func (c *check) open(openers []*dataset.Opener) error {
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
@@ -155,14 +162,14 @@ func (c *check) open(openers []*dataset.Opener) error {
 func (c *check) openArray(p *splitArray) {
 	c.arrays = append(c.arrays, p)
 	o := p.Options
-	o.Access, o.VocabSize = localfile.Pread, 0 // all tokens are compared later, and counted
+	o.Access, o.VocabSize = localfile.Pread, 0 // tokens are compared with the vocabulary later
 	for _, path := range p.Files {
-		f := &checked{splitArray: p, path: path}
+		f := &checkedFile{splitArray: p, path: path}
 		p.files, c.files = append(p.files, f), append(c.files, f)
 		a, err := cache.Open([]string{path}, o)
 		if err != nil {
 			f.failed = true
-			c.found(f.problem(Unreadable), "%v", err)
+			c.addProblem(f.problem(Unreadable), "%v", err)
 			continue
 		}
 		f.array, f.numbers, f.base = a, numbersOf(a), c.numbers
@@ -183,31 +190,32 @@ func (c *check) judge() {
 	c.countRepeated()
 }
 
-// countRepeated says which share of each split stands twice, and how each such run begins.
+// countRepeated computes which fraction of each split is duplicated, and adds the text of
+// duplicated runs to their problems.
 func (c *check) countRepeated() {
 	type file struct{ split, path string }
-	twice := map[file][]*Problem{}
+	duplicates := map[file][]*Problem{}
 	for i := range c.report.Problems {
 		if p := &c.report.Problems[i]; p.Kind == Overlap || p.Kind == Duplicate {
-			of := file{p.Split, string(p.File)}
-			twice[of] = append(twice[of], p)
+			key := file{p.Split, string(p.File)}
+			duplicates[key] = append(duplicates[key], p)
 		}
 	}
 	all, repeated := map[string]int64{}, map[string]int64{}
 	for _, f := range c.mains() {
 		all[f.splitArray.split] += f.array.Len()
-		runs := twice[file{f.splitArray.split, f.path}]
+		runs := duplicates[file{f.splitArray.split, f.path}]
 		if len(runs) == 0 {
 			continue
 		}
-		v, _, _ := vocabulary.Of([]string{f.path}) // an error has been said where the split was opened
+		v, _, _ := vocabulary.Of([]string{f.path}) // reported when the split was opened
 		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
 		end := int64(0)
 		for _, p := range runs {
 			repeated[f.splitArray.split] += max(0, p.Index+p.Count-max(p.Index, end))
 			end = max(end, p.Index+p.Count)
 			if v != nil && isTokens(f.array) {
-				text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v) // an error has its own problem
+				text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v)
 				p.Text = jsontext.String(text)
 			}
 		}
@@ -224,17 +232,17 @@ func (c *check) countRepeated() {
 func (r *Report) Print(out io.Writer) {
 	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
 	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
-	result := "nothing is wrong"
+	result := "no problems"
 	if !r.OK {
 		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")
 	}
-	fmt.Fprintf(out, ": %s\nlooked for runs of %d tokens or more that stand twice\n", result, r.CommonRun)
+	fmt.Fprintf(out, ": %s\nsearched for duplicated runs of %d or more tokens\n", result, r.CommonRun)
 	if !r.Compared {
-		fmt.Fprintln(out, "compared no token with a vocabulary: nothing says how large it is; set vocab_size")
+		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}
 	for _, split := range r.Splits {
 		if share := r.Repeated[split]; share > 0 {
-			printable.Fprintf(out, "%.3g%% of %s stands twice\n", 100*share, split)
+			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)
 		}
 	}
 	for _, p := range r.Problems {

@@ -21,8 +21,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// texts writes files of random uint16 tokens from 1 to 99 into a new working directory, which also has the user's cache, and
-// returns them by name.
+// texts writes files of random uint16 tokens from 1 to 99 into a new working directory, sets the
+// user's cache directory, and returns the tokens by file name.
 func texts(t *testing.T, sizes map[string]int) map[string][]uint16 {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -68,7 +68,7 @@ func checkAll(t *testing.T, text string) *Report {
 	return report
 }
 
-// said are the problems without their messages, a line each.
+// said returns a line for each problem, without its message.
 func said(r *Report) string {
 	text := ""
 	for _, p := range r.Problems {
@@ -85,7 +85,8 @@ func TestCheckOfGoodFiles(t *testing.T) {
 	}
 }
 
-// A report begins with its sum: which share of a split stands twice. Then each fault has a line, and a line of its text.
+// Print begins with a summary, which says what fraction of each split is duplicated. Then come each
+// problem and the text it concerns.
 func TestCheckSumsUp(t *testing.T) {
 	all := texts(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
 	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
@@ -99,12 +100,12 @@ func TestCheckSumsUp(t *testing.T) {
 		text += string(rune(v))
 	}
 	lines := strings.Split(out.String(), "\n")
-	if len(lines) != 6 || !strings.HasSuffix(lines[0], ": 1 problem") || lines[2] != "90% of val stands twice" || lines[4] != fmt.Sprintf("    %q", text) {
+	if len(lines) != 6 || !strings.HasSuffix(lines[0], ": 1 problem") || lines[2] != "90% of val is duplicated" || lines[4] != fmt.Sprintf("    %q", text) {
 		t.Errorf("%q, want %q", lines, text)
 	}
 }
 
-// Each fault is found, at its place.
+// Each fault is found at its exact location.
 func TestCheckFindsFaults(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -145,7 +146,7 @@ func TestCheckFindsFaults(t *testing.T) {
 			for i := range 2999 {
 				ends = binary.LittleEndian.AppendUint64(ends, uint64(i+1))
 			}
-			copy(ends[8*2000:], ends[8*1500:8*1501]) // not in the blocks that are looked at when the file is opened
+			copy(ends[8*2000:], ends[8*1500:8*1501]) // opening does not check this block
 			testfiles.Write(t, map[string]string{"b.bin.index": string(binary.LittleEndian.AppendUint64(ends, 3000))})
 		}, "documents b.bin 0 0 . 0\n"},
 		{"mask", func(t *testing.T, all map[string][]uint16) {
@@ -168,7 +169,7 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
-// Elements that are no tokens are compared, too, and counted as elements.
+// Elements that are not tokens are compared too, and counted as elements.
 func TestCheckOfRows(t *testing.T) {
 	all := texts(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
 	copy(all["b.bin"][80:3920], all["a.bin"][160:])
@@ -179,7 +180,7 @@ func TestCheckOfRows(t *testing.T) {
 	}
 }
 
-// Tokens are counted in segments, and segments that an earlier check has read are not read again. What it found is found still.
+// Segments that an interrupted check has read are not read again, but their problems are reported.
 func TestCheckContinues(t *testing.T) {
 	all := texts(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
 	all["a.bin"][10], all["b.bin"][29999] = 200, 300
@@ -202,7 +203,7 @@ func TestCheckContinues(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
-		first.state.WriteString(`{"file":0,"segm`) // as a kill leaves it
+		first.state.WriteString(`{"file":0,"segm`) // like a write that was cut short
 		first.state.Close()
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -229,7 +230,7 @@ func TestCheckContinues(t *testing.T) {
 	}
 }
 
-// WriteIndex writes where documents end, and replaces only what says otherwise, with force.
+// WriteIndex writes the ends of documents, and replaces a different index only with force.
 func TestWriteIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
@@ -270,8 +271,8 @@ func TestWriteIndex(t *testing.T) {
 	}
 }
 
-// look surveys a file, and returns what it prints.
-func look(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
+// survey surveys a file and returns what it prints.
+func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	t.Helper()
 	testfiles.NoError(t, s.AddFile(t.Context(), path, o, io.Discard))
 	var out bytes.Buffer
@@ -279,14 +280,14 @@ func look(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	return s, out.String()
 }
 
-// Look counts every number once, and documents from one end to the next.
-func TestLook(t *testing.T) {
+// A survey counts every number once, and documents up to the end of the file.
+func TestSurvey(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
 	o := InfoOptions{EOT: 0}
 	o.Open.DType = "uint16"
-	s, text := look(t, "a.bin", o)
+	s, text := survey(t, "a.bin", o)
 	f := s.Files[0]
 	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Samples) != 1 {
 		t.Errorf("%+v", f)
@@ -304,13 +305,14 @@ func TestLook(t *testing.T) {
 	}
 	o.Open.DType, o.EOT = "int16", -1
 	save(t, "signed.bin", []uint16{5, 0xffff, 6})
-	if s, _ := look(t, "signed.bin", o); s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
+	if s, _ := survey(t, "signed.bin", o); s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
 		t.Errorf("%+v %v", s.Files[0], s.Numbers)
 	}
 }
 
-// Where there is an index, it tells the documents; and numbers that are no tokens are described all the same.
-func TestLookAtFormats(t *testing.T) {
+// Documents are counted by the index if there is one. Elements that are not tokens are described
+// too.
+func TestSurveyOfFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})
 	o := InfoOptions{EOT: -1}
@@ -321,12 +323,12 @@ func TestLookAtFormats(t *testing.T) {
 	header := "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
 	npy := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", header) + strings.Repeat("\x00", 24)
 	testfiles.Write(t, map[string]string{"b.npy": npy, "c.bin": "\x01\x00", "c.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
-	s, _ := look(t, "a.bin", o)
+	s, _ := survey(t, "a.bin", o)
 	if f := s.Files[0]; f.Documents != 2 || !f.Indexed || !slices.Equal(s.Lengths, []Bin{{2, 3, 2}}) {
 		t.Errorf("%+v, lengths %v", f, s.Lengths)
 	}
 	o.Open.GuessedDType = true
-	s, text := look(t, "b.npy", o)
+	s, text := survey(t, "b.npy", o)
 	if want := "npy, float32, shape [2 3], 24 bytes\n"; s.Files[0].Tokens != 0 || !strings.Contains(text, want) {
 		t.Errorf("%s\nlacks %q", text, want)
 	}
@@ -335,8 +337,8 @@ func TestLookAtFormats(t *testing.T) {
 	}
 }
 
-// Of a large file a sample is read, unless all is.
-func TestLookSamples(t *testing.T) {
+// Large files are sampled unless All is set.
+func TestSurveySamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
@@ -347,7 +349,7 @@ func TestLookSamples(t *testing.T) {
 	o := InfoOptions{EOT: -1}
 	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
-		s, text := look(t, "a.bin", o)
+		s, text := survey(t, "a.bin", o)
 		want := int64(size)
 		if !o.All {
 			want = sampledBlocks * sampledBytes

@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	// A common run is reported from so many tokens on: what is shorter may be the same text in two documents. In files of fewer
-	// tokens than four times as many, it is a quarter of their tokens.
+	// Shorter duplicated runs are ignored, because two documents may quote the same text. In small
+	// files, the limit is a quarter of their average size, but at least minCommonRun tokens.
 	maxCommonRun = 1 << 16
 	minCommonRun = 1 << 8
-	// maxRunHashes bounds the fingerprints of all files, which take 16 bytes each, and half as much again where they are compared.
+	// maxRunHashes limits the memory for fingerprints: 16 bytes each, 24 while they are compared.
 	maxRunHashes = 1 << 21
 )
 
-// mains are the main arrays that can be opened.
-func (c *check) mains() []*checked {
-	return slices.DeleteFunc(slices.Clone(c.files), func(f *checked) bool { return f.array == nil || !f.splitArray.main() })
+// mains returns the files of main arrays that could be opened.
+func (c *check) mains() []*checkedFile {
+	return slices.DeleteFunc(slices.Clone(c.files), func(f *checkedFile) bool { return f.array == nil || !f.splitArray.main() })
 }
 
-// chooseWindow decides how long the runs with a fingerprint are. Runs of twice as many numbers are found.
+// chooseWindow sets the number of numbers that a fingerprint covers, so that all duplicated runs of
+// at least twice that length are found.
 func (c *check) chooseWindow(run int64) {
 	files, numbers := c.mains(), int64(0)
 	for _, f := range files {
@@ -39,10 +40,11 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// judgeDuplicates looks for main arrays that hold the same, and returns the first with the content of each.
-func (c *check) judgeDuplicates() (same map[*checked]*checked) {
-	first := map[string]*checked{} // by content
-	same = map[*checked]*checked{}
+// judgeDuplicates reports files of main arrays with the same content. It returns, for each file,
+// the first one with its content.
+func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
+	first := map[string]*checkedFile{} // keyed by content
+	same = map[*checkedFile]*checkedFile{}
 	for _, f := range c.mains() {
 		same[f] = f
 		if f.failed {
@@ -54,26 +56,26 @@ func (c *check) judgeDuplicates() (same map[*checked]*checked) {
 			sum.Write(r.Sum)
 		}
 		content := string(sum.Sum(nil))
-		of := first[content]
-		if of == nil {
+		original := first[content]
+		if original == nil {
 			first[content] = f
 			continue
 		}
-		same[f] = of
+		same[f] = original
 		p := f.problem(Duplicate)
-		p.Count, p.Other = f.array.Len(), jsontext.String(of.path)
-		if f.path == of.path {
-			c.found(p, "%s is named twice, in source %d of splits.%s and in source %d of splits.%s; leave it out of one",
-				f.path, of.splitArray.Source, of.splitArray.split, f.splitArray.Source, f.splitArray.split)
+		p.Count, p.Other = f.array.Len(), jsontext.String(original.path)
+		if f.path == original.path {
+			c.addProblem(p, "%s is listed twice, in source %d of splits.%s and in source %d of splits.%s; remove it from one of them",
+				f.path, original.splitArray.Source, original.splitArray.split, f.splitArray.Source, f.splitArray.split)
 		} else {
-			c.found(p, "%s holds the same as %s; leave one of them out", f.path, of.path)
+			c.addProblem(p, "%s has the same content as %s; remove one of them", f.path, original.path)
 		}
 	}
 	return same
 }
 
-// judgeOverlaps looks for runs of numbers that stand twice, except in files that are the same.
-func (c *check) judgeOverlaps(same map[*checked]*checked) {
+// judgeOverlaps reports runs of numbers that occur twice, except in files with the same content.
+func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
 	files := c.mains()
 	var starts []int64
 	var prints []runHash
@@ -95,27 +97,28 @@ func (c *check) judgeOverlaps(same map[*checked]*checked) {
 			continue
 		}
 		p, per := b.problem(Overlap), perElement(a.array)
-		// Whole elements only.
+		// A problem covers whole elements only.
 		p.Index = (run.b - b.base + per - 1) / per
 		p.Count = (run.b-b.base+run.n)/per - p.Index
 		p.Other, p.OtherIndex = jsontext.String(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
 		elsewhere := ""
 		if a.splitArray.split != b.splitArray.split {
-			elsewhere = ", which is in split " + a.splitArray.split
+			elsewhere = ", in split " + a.splitArray.split
 		}
-		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex, elsewhere)
+		c.addProblem(p, "%s: %d elements, from index %d on, are also in %s, from index %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex, elsewhere)
 	}
 }
 
-// extend makes a common run of two files as long as it is. It is longer than it shows by fewer than w numbers on each side.
-func extend(run duplicateRun, a, b *checked, w int64) duplicateRun {
-	numbers := func(f *checked, from, n int64) (list []uint64) {
+// extend returns a duplicated run of two files in its full length. The fingerprints may have missed
+// up to w-1 numbers on each side.
+func extend(run duplicateRun, a, b *checkedFile, w int64) duplicateRun {
+	numbers := func(f *checkedFile, from, n int64) (list []uint64) {
 		d := decoder{dtype: f.array.DType()}
 		f.array.Read([]array.Window{{Start: from - f.base, Len: int(n)}}, func(_ int, raw []byte) error {
 			list = d.decode(raw)
 			return nil
 		})
-		return list // none where they cannot be read, and then the run is as long as it shows
+		return list // empty if they cannot be read; the run then stays as it is
 	}
 	if n := min(w, run.a-a.base, run.b-b.base); n > 0 {
 		x, y := numbers(a, run.a-n, n), numbers(b, run.b-n, n)

@@ -7,7 +7,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// checkDocuments reads the indexes of documents that lie beside the tokens.
+// checkDocuments reads the indexes of documents next to the token files.
 func (c *check) checkDocuments(ctx context.Context) error {
 	for _, f := range c.mains() {
 		if !isTokens(f.array) {
@@ -23,7 +23,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			return errInterrupted
 		}
 		if err != nil {
-			c.found(f.problem(Documents), "%v", err)
+			c.addProblem(f.problem(Documents), "%v", err)
 		}
 	}
 	return nil

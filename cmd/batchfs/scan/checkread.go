@@ -13,32 +13,33 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// segmentBytes is how much of a file is checked at a time, and noted in the state.
+// segmentBytes is the part of a file that is checked, and recorded in the state, at a time.
 const segmentBytes = 16 << 20
 
 type segment struct {
-	file     int // of check.files
-	index    int // of the segment in the file
+	file     int // index in check.files
+	index    int // index of the segment in the file
 	from, to int64
 }
 
+// A result is what the check has found in a segment. Results are saved as JSON; see openState.
 type result struct {
 	File      int    `json:"file"`
 	Index     int    `json:"segment"`
-	Sum       []byte `json:"sum"`              // SHA-256 of its bytes
-	Beyond    int64  `json:"beyond,omitempty"` // tokens not below vocab_size
-	First     int64  `json:"first,omitempty"`  // the first of them
-	Token     string `json:"token,omitempty"`  // and its value
-	Zeros     int64  `json:"zeros,omitempty"`  // numbers at its end that are 0
-	RunHashes []byte `json:"prints,omitempty"` // Hash and At of each, 8 bytes each
+	Sum       []byte `json:"sum"`              // SHA-256 of the segment
+	Beyond    int64  `json:"beyond,omitempty"` // number of tokens that are not below vocab_size
+	First     int64  `json:"first,omitempty"`  // index of the first such token in the file
+	Token     string `json:"token,omitempty"`  // its value
+	Zeros     int64  `json:"zeros,omitempty"`  // number of zeros at the end of the segment
+	RunHashes []byte `json:"prints,omitempty"` // fingerprints: Hash and At of each, in 8 bytes each
 
 	err error
 }
 
-// key names the state: it is a hash of everything that the results depend on.
+// key returns the name of the state: a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
-	fmt.Fprintln(sum, 2, c.size, c.window) // the first is the version of this
+	fmt.Fprintln(sum, 2, c.size, c.window) // 2 is the version of this scheme
 	for _, f := range c.files {
 		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.splitArray.Options.VocabSize, f.splitArray.Name)
 		if f.array != nil {
@@ -67,7 +68,8 @@ func (c *check) segments() (all []segment) {
 
 func (c *check) readAll(ctx context.Context, restart bool) error {
 	todo := c.segments()
-	// Without a state, as where there is no home directory, a check that is interrupted begins again.
+	// Without a state, for example because there is no home directory, an interrupted check starts
+	// over.
 	state, done, err := openState(c.key(), restart)
 	if err == nil {
 		c.state = state
@@ -90,24 +92,25 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	defer progress.Finish()
 	if err := c.readSegments(ctx, todo, progress); err != nil {
 		if c.state != nil {
-			err = fmt.Errorf("%w; the same command continues where this one was", err)
+			err = fmt.Errorf("%w; run the same command again to continue", err)
 		}
 		return err
 	}
 	if c.state != nil {
-		os.Remove(c.state.Name()) // one that stays is only of use for the same files
+		os.Remove(c.state.Name()) // a finished check does not need it anymore
 	}
 	return nil
 }
 
-// readSegments reads segments on all processors. It returns as soon as ctx ends, also while a disk does not answer.
+// readSegments reads segments on all processors. When ctx is canceled it returns immediately, even
+// if a disk does not respond.
 func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
 	var next atomic.Int64
 	results := make(chan result)
 	for range runtime.GOMAXPROCS(0) {
 		go func() {
 			for i := next.Add(1); i <= int64(len(todo)); i = next.Add(1) {
-				r := c.read(ctx, todo[i-1], progress)
+				r := c.readSegment(ctx, todo[i-1], progress)
 				select {
 				case results <- r:
 				case <-ctx.Done():
@@ -134,26 +137,27 @@ func (c *check) record(r result) {
 	f := c.files[r.File]
 	if r.err != nil {
 		if !f.failed {
-			c.found(f.problem(Unreadable), "%v", r.err)
+			c.addProblem(f.problem(Unreadable), "%v", r.err)
 		}
 		f.failed = true
 		return
 	}
 	f.results[r.Index] = r
 	if c.state != nil && r.save(c.state) != nil {
-		c.state = nil // its disk is full
+		c.state = nil // the disk may be full; the check goes on without saving
 	}
 }
 
-func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress) result {
+func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}
 	sum, d, prints := sha256.New(), decoder{dtype: f.array.DType()}, []runHash(nil)
 	var winnower *winnower
-	behind := s.to
+	readEnd := s.to
 	if f.splitArray.main() {
 		winnower = newWinnower(c.window, f.base+s.from)
-		behind = min(s.to+2*c.window-2, f.numbers) // runs that begin in the segment may end in the next one
+		// A run that begins in the segment may end in the next one.
+		readEnd = min(s.to+2*c.window-2, f.numbers)
 	}
 	vocab := uint64(f.splitArray.Options.VocabSize)
 	r.err = read(ctx, f.array, s.from, s.to, func(at int64, raw []byte) error {
@@ -166,12 +170,12 @@ func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress
 		prints = winnower.add(list, prints)
 		r.Zeros = endingZeros(list, r.Zeros)
 		if vocab > 0 && isTokens(f.array) {
-			r.compare(list, at, vocab, f.array.DType())
+			r.countBeyond(list, at, vocab, f.array.DType())
 		}
 		return nil
 	})
-	if r.err == nil && behind > s.to {
-		r.err = read(ctx, f.array, s.to, behind, func(_ int64, raw []byte) error {
+	if r.err == nil && readEnd > s.to {
+		r.err = read(ctx, f.array, s.to, readEnd, func(_ int64, raw []byte) error {
 			prints = winnower.add(d.decode(raw), prints)
 			return nil
 		})

@@ -7,11 +7,12 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// minZeros is how many bytes of zeros at the end of a file are a problem: files that were made in their full size and not written
-// to the end have them.
+// minZeros is the number of zero bytes at the end of a file that counts as a problem. A program
+// that allocates a file in full and then stops leaves such zeros.
 const minZeros = 4096
 
-// endingZeros counts the zeros at the end of list, and those before list if it has nothing else.
+// endingZeros returns the number of zeros at the end of a stream that ends with list. before is
+// that number for the stream before list.
 func endingZeros(list []uint64, before int64) int64 {
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i] != 0 {
@@ -21,8 +22,9 @@ func endingZeros(list []uint64, before int64) int64 {
 	return before + int64(len(list))
 }
 
-// compare counts the tokens of list that are not below a vocabulary's size. at is the position of the first.
-func (r *result) compare(list []uint64, at int64, vocab uint64, dtype array.DType) {
+// countBeyond counts the tokens in list that are not below vocab. at is the index of list[0] in the
+// file.
+func (r *result) countBeyond(list []uint64, at int64, vocab uint64, dtype array.DType) {
 	for i, v := range list {
 		if v < vocab {
 			continue
@@ -36,7 +38,7 @@ func (r *result) compare(list []uint64, at int64, vocab uint64, dtype array.DTyp
 	}
 }
 
-func (c *check) judgeTokens(f *checked) {
+func (c *check) judgeTokens(f *checkedFile) {
 	p := f.problem(Vocabulary)
 	token := ""
 	for _, r := range f.results {
@@ -46,7 +48,7 @@ func (c *check) judgeTokens(f *checked) {
 		p.Count += r.Beyond
 	}
 	if p.Count > 0 {
-		c.found(p, "%s: %s not below vocab_size, which is %d; the first is %s, token %d of the file; are the file, token_dtype and vocab_size right?",
+		c.addProblem(p, "%s: %s not below vocab_size (%d); the first is %s, at index %d; are the file, token_dtype and vocab_size right?",
 			f.path, terminal.Count(p.Count, "token is", "tokens are"), f.splitArray.Options.VocabSize, token, p.Index)
 	}
 	if f.failed {
@@ -63,6 +65,6 @@ func (c *check) judgeTokens(f *checked) {
 		p := f.problem(Zeros)
 		p.Count = zeros / per
 		p.Index = f.array.Len() - p.Count
-		c.found(p, "%s: the last %d elements are 0, from number %d on; was the file written to its end?", f.path, p.Count, p.Index)
+		c.addProblem(p, "%s: the last %d elements, from index %d on, are 0; was the file written completely?", f.path, p.Count, p.Index)
 	}
 }

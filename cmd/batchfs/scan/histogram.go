@@ -9,25 +9,25 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// A histogram counts numbers by powers of two: 0, 1, 2 to 3, 4 to 7 and so on, and those below 0 together.
+// A histogram counts numbers in bins that are powers of two: 0, 1, 2 to 3, 4 to 7 and so on.
+// Negative numbers share one bin.
 type histogram [66]int64
 
-// A Bin counts the numbers from From to To.
+// A Bin is the number of values from From to To, inclusive.
 type Bin struct {
 	From  int64  `json:"from"`
 	To    uint64 `json:"to"`
 	Count int64  `json:"count"`
 }
 
-// below0 is the bin of negative numbers.
-const below0 = 65
+const negativeBin = 65
 
 func (h *histogram) add(n uint64) { h[bits.Len64(n)]++ }
 
-// bins are those from the first to the last that is not empty.
+// bins returns the bins from the first to the last that is not empty.
 func (h *histogram) bins() []Bin {
-	all := []Bin{{math.MinInt64, 0, h[below0]}, {0, 0, h[0]}}
-	for i, count := range h[1:below0] {
+	all := []Bin{{math.MinInt64, 0, h[negativeBin]}, {0, 0, h[0]}}
+	for i, count := range h[1:negativeBin] {
 		all = append(all, Bin{int64(min(1<<i, math.MaxInt64)), 1<<i + (1<<i - 1), count})
 	}
 	for len(all) > 0 && all[0].Count == 0 {
@@ -49,7 +49,7 @@ func (b Bin) label() string {
 	return fmt.Sprintf("%d to %d", b.From, b.To)
 }
 
-// drawBins draws a line for each bin: its numbers, a bar, and its share.
+// drawBins draws a line for each bin: its range, a bar, and its percentage.
 func drawBins(out io.Writer, bins []Bin) {
 	var most, all int64
 	labels := 0

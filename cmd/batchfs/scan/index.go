@@ -20,24 +20,26 @@ import (
 	"batchfs/internal/printable"
 )
 
-// An Index is a file that WriteIndex wrote.
+// An Index describes an index of documents.
 type Index struct {
 	Path      string
 	Documents int64
 }
 
-// WriteIndex writes path.index beside a token file: for each document the number of tokens up to its end, as little-endian uint64,
-// in the layout of datatrove. A document ends with the token eot, or with the file. An index that differs is replaced with force only.
+// WriteIndex writes the index of documents path.index next to a token file, in the format of
+// datatrove: the number of tokens up to the end of each document, as little-endian uint64.
+// Documents end with the token eot; the last one may end with the file. If eot is negative, it is
+// taken from vocab.json. An existing index with other content is only replaced if force is true.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
 	if blob.IsRemote(path) {
-		return index, fmt.Errorf("%s: an index lies beside its token file, and batchfs writes nothing to a store: write it beside a copy of the "+
-			"file on this machine, and upload it as %s%s", path, path, format.IndexSuffix)
+		return index, fmt.Errorf("%s: an index must be next to its token file, and batchfs never writes to a store: index a copy of the "+
+			"file on this machine, and upload the index as %s%s", path, path, format.IndexSuffix)
 	}
 	if _, o, eot, err = withVocabulary(path, o, eot); err != nil {
 		return index, err
 	}
 	if eot < 0 {
-		return index, errors.New("--eot: name the token that ends a document, as in --eot 50256, which is GPT-2's")
+		return index, errors.New("--eot: give the token that ends each document, such as --eot 50256 for GPT-2")
 	}
 	a, err := cache.Open([]string{path}, o)
 	if err != nil {
@@ -45,11 +47,11 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	}
 	switch {
 	case a.Manifest().Files[0].Format.Name == "megatron":
-		return index, fmt.Errorf("%s: the .idx of Megatron-LM beside it says where its documents end, and no other index is looked at", path)
+		return index, fmt.Errorf("%s: Megatron-LM's .idx next to it already says where its documents end", path)
 	case !isTokens(a):
 		return index, fmt.Errorf("%s holds %s, not tokens", path, a.DType())
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
-		return index, fmt.Errorf("%s: its tokens are %s, which cannot be %d; is --eot right?", path, a.DType(), eot)
+		return index, fmt.Errorf("%s: its tokens are %s, so none can be %d; is --eot right?", path, a.DType(), eot)
 	}
 	index.Path = path + format.IndexSuffix
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%d", filepath.Base(index.Path), os.Getpid()))
@@ -67,12 +69,12 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	if err := cmp.Or(w.Flush(), tmp.Sync()); err != nil {
 		return index, err
 	}
-	there, err := sumOf(index.Path)
+	there, err := fileSum(index.Path)
 	switch {
 	case err == nil && bytes.Equal(there, sum.Sum(nil)):
 		return index, nil
 	case err == nil && !force:
-		return index, fmt.Errorf("%s exists, and says otherwise where documents end; --force replaces it", index.Path)
+		return index, fmt.Errorf("%s exists and has other ends of documents; use --force to replace it", index.Path)
 	case err != nil && !errors.Is(err, os.ErrNotExist):
 		return index, err
 	}
@@ -101,15 +103,15 @@ func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path
 	case err != nil:
 		return 0, err
 	case documents == 0:
-		return 0, fmt.Errorf("%s: no token is %d, so no document ends; is --eot right?", path, eot)
-	case last < a.Len(): // a rest is a document too
+		return 0, fmt.Errorf("%s: no document ends with token %d, because the file does not contain it; is --eot right?", path, eot)
+	case last < a.Len(): // the rest is a document too
 		documents++
 		_, err = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(a.Len())))
 	}
 	return documents, err
 }
 
-func sumOf(path string) ([]byte, error) {
+func fileSum(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -15,29 +15,31 @@ import (
 	"batchfs/internal/printable"
 )
 
-// A Survey is what token files hold.
+// A Survey describes what token files hold. The zero value is an empty survey. It belongs to one
+// goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// Of all files. Those of tokens are their ids.
+	// Numbers and Lengths are histograms over all files. Numbers counts token ids, or other
+	// integers.
 	Numbers []Bin `json:"numbers"`
 	Lengths []Bin `json:"document_lengths,omitempty"`
 
 	numbers, lengths histogram
-	lengthsSampled   bool // lengths are not of all documents
+	lengthsSampled   bool // whether lengths cover only some of the documents
 }
 
-// A File is what a file holds. What was counted is of the Read bytes.
+// A File describes one file. Largest, Documents and Samples cover only the bytes that were read.
 type File struct {
 	Path      jsontext.String `json:"path"`
 	Format    string          `json:"format"`
 	DType     array.DType     `json:"dtype"`
 	Shape     []int64         `json:"shape"`
-	Tokens    int64           `json:"tokens,omitempty"` // where the elements can be tokens
-	Bytes     int64           `json:"bytes"`            // of the elements
+	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
+	Bytes     int64           `json:"bytes"`            // bytes of the elements
 	Read      int64           `json:"bytes_read"`
-	Largest   any             `json:"largest"` // of integers
+	Largest   any             `json:"largest"` // largest integer; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
-	Indexed   bool            `json:"indexed,omitempty"` // an index says how many documents there are, and none was counted
+	Indexed   bool            `json:"indexed,omitempty"` // Documents comes from an index
 	Samples   []Sample        `json:"samples,omitempty"`
 
 	largest uint64
@@ -45,19 +47,19 @@ type File struct {
 
 // A Sample is the text of a few tokens.
 type Sample struct {
-	Index int64           `json:"index"` // of the first token in the file
+	Index int64           `json:"index"` // index of the first token in the file
 	Text  jsontext.String `json:"text"`
 }
 
-// InfoOptions say how to look at files.
+// InfoOptions configures [Survey.AddFile].
 type InfoOptions struct {
-	Open cache.Options // of each file
-	EOT  int64         // the token that ends a document, or -1
-	All  bool          // read everything, not a sample
+	Open cache.Options // how to open each file
+	EOT  int64         // token that ends each document, or -1
+	All  bool          // read whole files, not only samples
 }
 
-// withVocabulary returns the vocabulary beside a file, or nil, and o and eot with what it says where they say nothing: which dtype a
-// headerless file has, and which token ends a document.
+// withVocabulary returns the vocabulary next to a file, or nil. It also returns o and eot,
+// completed from vocab.json: the dtype of a headerless file, and the token that ends each document.
 func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
 	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
@@ -72,14 +74,14 @@ func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabu
 	return v, o, eot, nil
 }
 
-// A sample of a file is up to sampledBlocks blocks of sampledBytes.
+// Of a large file, sampledBlocks blocks of sampledBytes are read.
 const (
 	sampledBlocks = 16
 	sampledBytes  = 4 << 20
 )
 
-// AddFile reads a sample of a file, or the whole file, and adds what it holds to s. It shows on stderr how much it has read. If only the index
-// of the documents is wrong, it adds the rest and returns an error.
+// AddFile reads a file, or samples of a large one, and adds it to s. It shows progress on stderr.
+// If only the index of documents is wrong, it adds the file without documents and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
@@ -92,15 +94,15 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	}
 	switch size := a.DType().Size(); {
 	case asked && !isTokens(a):
-		return fmt.Errorf("%s holds %s %d, not tokens, so --eot ends no document there", path, a.DType(), a.Axes())
-	case !asked && (!isTokens(a) || size < 8 && o.EOT>>(8*size) > 0): // a mask, say, beside the tokens
+		return fmt.Errorf("%s: its elements are %s %d, not tokens, so --eot does not apply", path, a.DType(), a.Axes())
+	case !asked && (!isTokens(a) || size < 8 && o.EOT>>(8*size) > 0): // for example a mask
 		o.EOT = -1
 	}
 	f := &File{
 		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
 	}
 	if f.DType.IsSigned() {
-		f.largest = 1 << 63 // the least
+		f.largest = 1 << 63 // smallest int64
 	}
 	for _, axis := range a.Axes() {
 		f.Shape = append(f.Shape, int64(axis))
@@ -108,7 +110,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if isTokens(a) {
 		f.Tokens = a.Len()
 	}
-	if err := s.count(ctx, f, a, o, stderr); err != nil {
+	if err := s.countFile(ctx, f, a, o, stderr); err != nil {
 		return err
 	}
 	var wrong error
@@ -137,7 +139,7 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Inf
 	if most := int64(sampledBlocks * endsBlock); !o.All && n > most {
 		n, s.lengthsSampled = most, true
 	}
-	before := int64(0) // where the document before ends
+	before := int64(0) // end of the previous document
 	return readEnds(ctx, a.Documents(), n, func(ends []int64) {
 		for _, end := range ends {
 			s.lengths.add(uint64(end - before))
@@ -146,7 +148,7 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Inf
 	})
 }
 
-func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o InfoOptions, stderr io.Writer) error {
+func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
@@ -158,7 +160,7 @@ func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o InfoOptio
 	defer progress.Finish()
 	d := decoder{dtype: a.DType()}
 	for i := range blocks {
-		begin := int64(-1) // of the document, if it is known
+		begin := int64(-1) // beginning of the current document, or -1 if it is unknown
 		if i == 0 {
 			begin = 0
 		}
@@ -188,7 +190,7 @@ func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o InfoOptio
 			return err
 		}
 		if o.EOT >= 0 && from+block == numbers && begin >= 0 && begin < numbers {
-			s.lengths.add(uint64(numbers - begin)) // a rest is a document too
+			s.lengths.add(uint64(numbers - begin)) // the rest is a document too
 			f.Documents++
 		}
 	}
@@ -199,7 +201,7 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	isSigned := f.DType.IsSigned()
 	for _, v := range list {
 		if isSigned && int64(v) < 0 {
-			s.numbers[below0]++
+			s.numbers[negativeBin]++
 		} else {
 			s.numbers.add(v)
 		}
@@ -215,7 +217,7 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	}
 }
 
-// samplesOf returns the text of a few tokens at the beginning, the middle and the end of a file.
+// samplesOf returns the text of a few tokens at the beginning, middle and end of a file.
 func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(64, a.Len())
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
@@ -247,13 +249,13 @@ func (s *Survey) Print(out io.Writer) {
 			return
 		}
 		if sampled {
-			title += ", of a sample (--all reads everything)"
+			title += ", in a sample (--all reads everything)"
 		}
 		fmt.Fprintf(&text, "\n%s:\n", title)
 		drawBins(&text, bins)
 	}
 	draw(title, sampled, s.Numbers)
-	draw("tokens in a document", s.lengthsSampled, s.Lengths)
+	draw("tokens per document", s.lengthsSampled, s.Lengths)
 	io.WriteString(out, text.String())
 }
 
@@ -278,6 +280,6 @@ func (f *File) print(out io.Writer) {
 		fmt.Fprintf(out, "  %s%s\n", terminal.Count(f.Documents, "document", "documents"), sample)
 	}
 	for _, s := range f.Samples {
-		fmt.Fprintf(out, "  from token %d on: %q\n", s.Index, s.Text)
+		fmt.Fprintf(out, "  text from token %d on: %q\n", s.Index, s.Text)
 	}
 }

@@ -1,5 +1,6 @@
-// Package scan reads token files from one end to the other: [Survey.AddFile] says what they hold, [Check] what is wrong with the files
-// of splits, and [WriteIndex] where their documents end. None keeps more than a bounded part of a file in memory.
+// Package scan reads whole token files for the commands info, check and index. [Survey.AddFile]
+// describes what a file holds, [Check] finds what is wrong with the files of splits, and
+// [WriteIndex] records where documents end. All of them read in blocks, so they need little memory.
 package scan
 
 import (
@@ -12,20 +13,20 @@ import (
 	"batchfs/cache/array"
 )
 
-// blockSize bounds the bytes of a read.
+// blockSize is the size of a read in bytes.
 const blockSize = 1 << 20
 
-// numbersOf counts the numbers of an array; an element may have several.
+// numbersOf returns how many numbers an array has; an element may consist of several.
 func numbersOf(a *cache.Array) int64 { return a.Bytes() / int64(a.DType().Size()) }
 
 func perElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
 
-// read calls visit with numbers [from, to) of an array, block after block, and the index of each block's first number. raw is valid
-// during the call only.
+// read calls visit with the numbers [from, to) of an array, in blocks, and the index of the first
+// number of each block. raw is valid only during the call.
 func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int64, raw []byte) error) error {
 	block := int64(blockSize / a.DType().Size())
 	var raw []byte
-	keep := func(_ int, read []byte) error {
+	copyBlock := func(_ int, read []byte) error {
 		raw = append(raw[:0], read...)
 		return nil
 	}
@@ -33,7 +34,7 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
-		if err := a.Read([]array.Window{{Start: at, Len: int(min(block, to-at))}}, keep); err != nil {
+		if err := a.Read([]array.Window{{Start: at, Len: int(min(block, to-at))}}, copyBlock); err != nil {
 			return err
 		}
 		if err := visit(at, raw); err != nil {
@@ -45,9 +46,10 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 
 var errInterrupted = errors.New("interrupted")
 
-const endsBlock = blockSize / 8 // ends of documents in a block
+const endsBlock = blockSize / 8 // documents per block of an index
 
-// readEnds calls visit with where the first n documents end, block after block. The ends are valid during the call only.
+// readEnds calls visit with the ends of the first n documents, in blocks. ends is valid only during
+// the call.
 func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64)) error {
 	ends := make([]int64, min(endsBlock, n))
 	for at := int64(0); at < n; at += endsBlock {
@@ -63,8 +65,8 @@ func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends 
 	return nil
 }
 
-// A decoder makes 64 bits of each number of a dtype: integers keep their value, negative ones as two's complement, and others have
-// their bits.
+// A decoder turns numbers of any dtype into uint64. Integers keep their value, as two's complement
+// if negative; other dtypes keep their bits. A decoder belongs to one goroutine.
 type decoder struct {
 	dtype array.DType
 	list  []uint64
@@ -100,4 +102,5 @@ func (d *decoder) decode(raw []byte) []uint64 {
 	return d.list
 }
 
+// isTokens reports whether the elements of an array can be tokens.
 func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }

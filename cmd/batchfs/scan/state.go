@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 )
 
-// openState opens a file that keeps what a check has found, so that the next one continues it, and returns what it has: in the user's cache
-// directory, with a line for each segment that was read. key says what is checked, and how. A line that was not written to its end is left out.
+// openState opens the file in the user's cache directory that saves the results of a check, one
+// line for each segment, and returns the results in it. An interrupted check with the same key
+// continues from these; if restart is true, they are discarded. An incomplete line is ignored.
 func openState(key string, restart bool) (state *os.File, done []result, err error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -45,7 +46,7 @@ func (r result) save(state *os.File) error {
 	if err != nil {
 		return err
 	}
-	// A newline before it, too, because the last line may lack its end.
+	// The newline before it ends the last line of an earlier check, which may be incomplete.
 	_, err = state.Write(append(append([]byte{'\n'}, line...), '\n'))
 	return err
 }

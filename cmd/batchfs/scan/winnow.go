@@ -6,35 +6,39 @@ import (
 	"slices"
 )
 
-// A winnower picks fingerprints of a stream of numbers: hashes of some of its runs of w numbers, and of any w runs that begin one
-// number after the other at least one. So two streams that share 2w-1 numbers in a row share a fingerprint, wherever those lie; and
-// streams with the same fingerprint share w numbers, unless 64 bits of a hash say so by chance. Where few numbers come again and
-// again there may be none.
+// A winnower picks fingerprints of a stream of numbers. A fingerprint is the hash of a run of w
+// numbers. Of any w runs at successive positions, the winnower picks at least one, so two streams
+// that have 2w-1 numbers in common share a fingerprint, at whatever offset. Conversely, streams
+// with the same fingerprint share w numbers, unless 64-bit hashes collide. A run that repeats few
+// numbers may get no fingerprint. A winnower belongs to one goroutine.
 //
-// It is the algorithm of Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting" (2003): of any w
-// runs the one with the least hash is picked. The hash is by Karp and Rabin. To be fast, it only looks at small hashes: w runs
-// have 64, and none with a chance of 1 in 10^27. Of random runs 2 in w are picked.
+// The algorithm is from Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document
+// Fingerprinting" (2003): of any w runs it picks the one with the smallest hash, computed as by
+// Karp and Rabin. To be fast, it ignores large hashes: w runs have 64 small ones on average, and
+// none with a probability of 1 in 10^27. It picks about 2 in w runs of random numbers.
 type winnower struct {
-	w     int64    // a power of two
-	last  []uint64 // the last w numbers, plus one; number i at i mod w
-	sum   uint64   // the hash of those
+	w     int64    // numbers in a run; a power of two
+	last  []uint64 // last w numbers, plus one; number i is at i mod w
+	sum   uint64   // hash of the last w numbers
 	lead  uint64   // base to the power of w
-	ones  uint64   // the hash of w ones
-	small uint64   // the largest small hash
-	n     int64    // numbers so far
+	ones  uint64   // hash of w ones
+	small uint64   // largest hash that is not ignored
+	n     int64    // numbers added
 	first int64    // position of the first number
 
-	queue  []runHash // the run that was picked last, unless later ones have it, and then each that is less than all behind it
-	picked int64     // where the run begins that was picked last
+	// queue holds the candidates in order of position, each with a smaller hash than all after it;
+	// the last picked run may come first.
+	queue  []runHash
+	picked int64 // position of the last picked run
 }
 
-// A runHash is a fingerprint of the run of numbers from At on.
+// A runHash is the fingerprint of the run that begins at position At.
 type runHash struct {
 	Hash uint64
 	At   int64
 }
 
-// base is odd, so that the hash depends on all bits of all numbers.
+// base is odd, so that the hash depends on every bit of every number.
 const base = 0x9e3779b97f4a7c15
 
 func newWinnower(w, first int64) *winnower {
@@ -47,7 +51,7 @@ func newWinnower(w, first int64) *winnower {
 	return z
 }
 
-// add continues the stream, and appends what it picks to prints.
+// add continues the stream, and appends the fingerprints that it picks to prints.
 func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 	sum, n, last, mask := z.sum, z.n, z.last, int64(len(z.last)-1)
 	for _, v := range numbers {
@@ -55,21 +59,23 @@ func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 		sum = sum*base + v - last[n&mask]*z.lead
 		last[n&mask] = v
 		n++
-		// One and the same number over and over shows nothing.
+		// Runs of a single repeated number are ignored, because they are no evidence of a copy.
 		if hash := (sum ^ sum>>32) * base; hash <= z.small && n >= z.w && sum != v*z.ones {
-			prints = z.look(runHash{hash, z.first + n - z.w}, prints)
+			prints = z.consider(runHash{hash, z.first + n - z.w}, prints)
 		}
 	}
 	z.sum, z.n = sum, n
-	return z.pass(z.first+n-z.w+1, prints)
+	return z.advance(z.first+n-z.w+1, prints)
 }
 
-func (z *winnower) look(run runHash, prints []runHash) []runHash {
-	prints = z.pass(run.At, prints)
+// consider adds a run to the candidates and picks the best one.
+func (z *winnower) consider(run runHash, prints []runHash) []runHash {
+	prints = z.advance(run.At, prints)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
 	}
-	// Of equal ones the last, so that a period does not make many, but the one that was picked stays.
+	// Of equal hashes, the last one stays, so that periodic numbers yield few fingerprints. Only a
+	// run that was already picked is not replaced.
 	for n := len(z.queue); n > 0; n = len(z.queue) {
 		if back := z.queue[n-1]; back.Hash < run.Hash || back.Hash == run.Hash && back.At == z.picked {
 			break
@@ -80,8 +86,9 @@ func (z *winnower) look(run runHash, prints []runHash) []runHash {
 	return z.pick(prints)
 }
 
-// pass picks the least of w runs that begin before a position.
-func (z *winnower) pass(at int64, prints []runHash) []runHash {
+// advance removes candidates that are more than w runs before position at, and picks the best one
+// of the rest.
+func (z *winnower) advance(at int64, prints []runHash) []runHash {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
 		prints = z.pick(prints)
@@ -89,6 +96,7 @@ func (z *winnower) pass(at int64, prints []runHash) []runHash {
 	return prints
 }
 
+// pick picks the first candidate, if it is not the last picked run.
 func (z *winnower) pick(prints []runHash) []runHash {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At
@@ -97,10 +105,10 @@ func (z *winnower) pick(prints []runHash) []runHash {
 	return prints
 }
 
-// A duplicateRun is n numbers that stand twice: from a and from b on.
+// A duplicateRun is a run of n numbers that occurs twice: at positions a and b.
 type duplicateRun struct{ a, b, n int64 }
 
-// streamOf is the stream of the number at a position.
+// streamOf returns the index of the stream that contains a position.
 func streamOf(starts []int64, at int64) int {
 	i, found := slices.BinarySearch(starts, at)
 	if !found {
@@ -109,14 +117,14 @@ func streamOf(starts []int64, at int64) int {
 	return i
 }
 
-// duplicateRuns returns the runs that prints of w numbers show, each as long as they show it, by a and then b. starts are where the
-// streams begin in the numbers of all of them, in order. It sorts prints.
+// duplicateRuns returns the duplicated runs that fingerprints of w numbers reveal, sorted by a,
+// then b. starts are the positions at which the streams begin, ascending. It sorts prints.
 func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateRun) {
 	slices.SortFunc(prints, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
 	var pairs []duplicateRun
 	for i := 1; i < len(prints); i++ {
 		x, y := prints[i-1], prints[i]
-		// Runs that lie within each other show a period, not that something stands twice.
+		// Runs that overlap each other are periodic numbers, not a copy.
 		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamOf(starts, x.At) != streamOf(starts, y.At)) {
 			pairs = append(pairs, duplicateRun{x.At, y.At, w})
 		}

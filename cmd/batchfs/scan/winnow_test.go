@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// printsOf are the prints of a stream that begins at first, added in parts of any length.
+// printsOf returns the fingerprints of a stream that begins at position first. It adds the numbers
+// in parts of random length.
 func printsOf(rng *rand.Rand, w int, numbers []uint64, first int64) (prints []runHash) {
 	z := newWinnower(int64(w), first)
 	for len(numbers) > 0 {
@@ -24,7 +25,8 @@ func randomNumbers(rng *rand.Rand, n int, below uint64) []uint64 {
 	return list
 }
 
-// Two streams with 2w-1 numbers in common show a run of at least w of them, wherever they lie, and it is a true one.
+// Two streams with 2w-1 numbers in common have a common run of at least w of them, at any offset,
+// and no other common run is reported.
 func TestWinnowFindsCommonRuns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -52,7 +54,7 @@ func TestWinnowFindsCommonRuns(t *testing.T) {
 	}
 }
 
-// Numbers that are all the same show nothing, and those that come again and again show little.
+// A constant stream yields no fingerprints, and a periodic one few.
 func TestWinnowOfDullNumbers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const w, n = 16, 10000

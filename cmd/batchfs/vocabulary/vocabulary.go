@@ -1,5 +1,6 @@
-// Package vocabulary reads and writes vocab.json, the file beside prepared token files that says what text each token stands for, how
-// the files were made, and what they are.
+// Package vocabulary reads and writes vocab.json, the manifest that batchfs prepare writes next to
+// token files. A [Manifest] describes the files; the [Vocabulary] in it says which text each token
+// stands for. Neither is safe for concurrent modification.
 package vocabulary
 
 import (
@@ -13,69 +14,77 @@ import (
 	"reflect"
 )
 
-// FileName is the name of the file, in the directory of the token files.
+// FileName is the name of the manifest, in the directory of the token files.
 const FileName = "vocab.json"
 
 // The kinds of vocabulary.
 const (
-	Char = "char" // a token is a Unicode code point
-	Byte = "byte" // a token is the value of a byte
-	BPE  = "bpe"  // a token is a sequence of bytes
+	Char = "char" // each token is a Unicode code point
+	Byte = "byte" // each token is the value of a byte
+	BPE  = "bpe"  // each token is a sequence of bytes
 )
 
-// Vocabulary is what a vocab.json says about tokens.
+// A Vocabulary is the part of vocab.json that describes tokens.
 type Vocabulary struct {
-	Kind       string   `json:"kind"`                  // Char, Byte or BPE
-	Size       int      `json:"vocab_size"`            // tokens are below it
-	TokenDType string   `json:"token_dtype,omitempty"` // of the files beside it, where they have no header
-	EOT        *uint32  `json:"eot,omitempty"`         // the token that separates documents, if one does
-	EOTAt      string   `json:"eot_at,omitempty"`      // where it is: end or begin of documents, or none
-	Tokens     []string `json:"tokens,omitempty"`      // of Char: the text of each token
-	TokenBytes [][]byte `json:"token_bytes,omitempty"` // of BPE: the bytes of each token, which JSON has in base64
+	Kind       string `json:"kind"`                  // Char, Byte or BPE
+	Size       int    `json:"vocab_size"`            // tokens are below this number
+	TokenDType string `json:"token_dtype,omitempty"` // dtype of token files without a header
+	// EOT is the end-of-text token, which separates documents; nil if there is none. EOTAt is its
+	// position in each document: "end", "begin" or "none".
+	EOT   *uint32 `json:"eot,omitempty"`
+	EOTAt string  `json:"eot_at,omitempty"`
+	// A Char vocabulary has the text of each token, and a BPE vocabulary the bytes of each token,
+	// which JSON encodes in base64.
+	Tokens     []string `json:"tokens,omitempty"`
+	TokenBytes [][]byte `json:"token_bytes,omitempty"`
 }
 
-// Manifest is all that a vocab.json says: how the token files beside it were made, and what they are.
+// A Manifest is the content of vocab.json: what the token files next to it are, and how they were
+// made.
 type Manifest struct {
-	Tokenizer string           `json:"tokenizer"` // as for batchfs prepare --by
+	Tokenizer string           `json:"tokenizer"` // value of batchfs prepare --by
 	Format    string           `json:"format"`
 	Splits    map[string]Split `json:"splits"`
-	Run       string           `json:"run,omitempty"`      // a digest of the options and the texts: those of the same run have the same
-	LeftOut   *LeftOut         `json:"left_out,omitempty"` // of the texts
+	// Run is a digest of the options and of the names and sizes of the texts. A run with the same
+	// digest need not be repeated.
+	Run     string   `json:"run,omitempty"`
+	LeftOut *LeftOut `json:"left_out,omitempty"` // nil if all documents were valid UTF-8
 	Vocabulary
 }
 
-// LeftOut is documents that are not valid UTF-8.
+// LeftOut counts the documents that were left out because they are not valid UTF-8.
 type LeftOut struct {
 	Documents int64  `json:"documents"`
-	First     string `json:"first"` // where the first of them is
+	First     string `json:"first"` // location of the first one
 }
 
-// Split is the token files of a split.
+// A Split lists the token files of a split.
 type Split struct {
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Shards    []Shard `json:"shards"` // in order
+	Shards    []Shard `json:"shards"` // in their order within the split
 }
 
-// Shard is one token file.
+// A Shard is one token file.
 type Shard struct {
-	Name      string `json:"name"` // in the directory of the manifest
+	Name      string `json:"name"` // file name, in the directory of the manifest
 	Tokens    int64  `json:"tokens"`
-	Documents int64  `json:"documents"` // that end there
-	SHA256    string `json:"sha256"`    // of the file
+	Documents int64  `json:"documents"` // documents that end in this shard
+	SHA256    string `json:"sha256"`    // hash of the whole file
 
-	Arrays   []Array `json:"arrays,omitempty"`    // beside it
-	MaskOnes int64   `json:"mask_ones,omitempty"` // of a mask among them
+	Arrays   []Array `json:"arrays,omitempty"`    // aligned arrays
+	MaskOnes int64   `json:"mask_ones,omitempty"` // tokens whose mask is 1
 }
 
-// An Array has one number for each token of a shard, in a headerless file.
+// An Array is a headerless file with one element for each token of a shard.
 type Array struct {
 	Name  string `json:"name"`
-	File  string `json:"file"` // in the directory of the manifest
+	File  string `json:"file"` // file name, in the directory of the manifest
 	DType string `json:"dtype"`
 }
 
-// Read returns nil and no error where there is no regular file, or one of another program: GPT-2's vocabulary has the same name.
+// Read reads a vocab.json. It returns nil and no error if path is not a regular file or belongs to
+// another program, because GPT-2's vocabulary has the same name.
 func Read(path string) (*Manifest, error) {
 	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
@@ -93,12 +102,12 @@ func Read(path string) (*Manifest, error) {
 		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", m.Size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, move it away, or set vocab_size", path, err)
+		return nil, fmt.Errorf("%s: %w; run batchfs prepare again, move the file away, or set vocab_size", path, err)
 	}
 	return m, nil
 }
 
-// Write writes m as Read reads it.
+// Write writes m in the format of vocab.json.
 func (m *Manifest) Write(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -106,11 +115,12 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// Of returns the one vocabulary beside token files, or nil, and by its path each shard that has arrays. If there are two vocabularies, or
-// one cannot be read, the shards are returned with the error.
+// Of returns the vocabulary next to token files, or nil if there is none, and the shards that
+// have aligned arrays, by path. If there are different vocabularies, or one cannot be read, it
+// returns an error together with the shards.
 func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
-	var path string           // of v
-	read := map[string]bool{} // by directory
+	var path string           // path of v
+	read := map[string]bool{} // keyed by directory
 	shards = map[string]Shard{}
 	for _, file := range files {
 		dir := filepath.Dir(file)
@@ -134,7 +144,7 @@ func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 		if v == nil {
 			v, path = &m.Vocabulary, other
 		} else if !reflect.DeepEqual(v, &m.Vocabulary) {
-			err = cmp.Or(err, fmt.Errorf("%s is another vocabulary than %s, so the same token means different things in their files; "+
+			err = cmp.Or(err, fmt.Errorf("%s differs from %s, so the same token means different things in their files; "+
 				"prepare the texts together", other, path))
 		}
 	}
@@ -144,7 +154,8 @@ func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	return v, shards, err
 }
 
-// Text returns what a token stands for: U+FFFD and its number for one that is not in the vocabulary.
+// Text returns the text that a token stands for, or U+FFFD and the number of a token that is not in
+// the vocabulary.
 func (v *Vocabulary) Text(token int) string {
 	switch {
 	case v.Kind == Byte && uint(token) < 256:

@@ -32,7 +32,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 
 func TestNoVocabulary(t *testing.T) {
 	dir := t.TempDir()
-	pipe := filepath.Join(dir, "pipe") // to open one waits for its writer
+	pipe := filepath.Join(dir, "pipe") // opening it would wait for a writer
 	testfiles.NoError(t, syscall.Mkfifo(pipe, 0o644))
 	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
 		if v, err := Read(path); v != nil || err != nil {
@@ -41,7 +41,6 @@ func TestNoVocabulary(t *testing.T) {
 	}
 }
 
-// Token files in any directories have one vocabulary, or none.
 func TestOf(t *testing.T) {
 	dir := t.TempDir()
 	const chars = `{"kind": "char", "vocab_size": 1, "tokens": ["%s"]}`
@@ -50,12 +49,12 @@ func TestOf(t *testing.T) {
 	}
 	for _, test := range []struct {
 		files string
-		size  int    // 0: there is none
-		err   string // after the directory
+		size  int    // 0 if there is no vocabulary
+		err   string // begins after dir
 	}{
 		{"none/1.bin gpt2/1.bin", 0, ""},
 		{"none/1.bin a/1.bin a/2.bin gpt2/1.bin again/1.bin", 1, ""},
-		{"a/1.bin b/1.bin", 0, "/b/vocab.json is another vocabulary than " + dir + "/a/vocab.json"},
+		{"a/1.bin b/1.bin", 0, "/b/vocab.json differs from " + dir + "/a/vocab.json"},
 	} {
 		var files []string
 		for file := range strings.FieldsSeq(test.files) {
