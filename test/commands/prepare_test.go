@@ -29,7 +29,7 @@ func TestPrepareDiskFull(t *testing.T) {
 		e2e.Lack(t, "no tmpfs: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
-	e2e.Fails(t, "no space left on device; the same command continues from what is done", append(args, out)...)
+	e2e.Fails(t, "no space left on device; run the same command again to continue", append(args, out)...)
 	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
 		t.Errorf("it leaves %v", entries)
 	}
@@ -119,7 +119,7 @@ func TestPrepareSaysHowFar(t *testing.T) {
 	e2e.NoError(t, r.Close())
 	stop := e2e.AnswersSoon(t, cmd)
 	defer stop()
-	for _, want := range []string{"tokens of byte: no token separates documents", "warning: byte has no end-of-text token", "encoding: 0 bytes"} {
+	for _, want := range []string{"tokens of byte: no token separates documents", "warning: byte has no known end-of-text token", "encoding: 0 bytes"} {
 		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
 			t.Fatalf("%q, %v, want %q", lines.Text(), lines.Err(), want)
 		}
@@ -145,7 +145,7 @@ func TestPrepareIdle(t *testing.T) {
 		"Ctrl-C":             {"some text", "-", syscall.SIGINT, "batchfs: interrupted\n"},
 		"SIGTERM":            {"some text", "-", syscall.SIGTERM, "batchfs: interrupted\n"},
 		"nobody writes":      {"", "fifo", syscall.SIGTERM, "batchfs: interrupted\n"},
-		"text that is wrong": {strings.Repeat("no JSON\n", 1<<17), "- --as jsonl", nil, "batchfs: -: line 1: is no JSON object"},
+		"text that is wrong": {strings.Repeat("no JSON\n", 1<<17), "- --as jsonl", nil, "batchfs: -: line 1: not a JSON object"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -17,13 +17,14 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// A workDir is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
-// names; others begin with ".".
+// A workDir is the working directory of an unfinished run, DIR/.prepare. The final files are
+// written there under their final names, and moved to DIR at the end; names of other files begin
+// with ".".
 type workDir struct {
 	out           *os.Root // DIR
 	dir           *os.Root
 	lock          *os.File
-	hasCheckpoint bool // there is a checkpoint to go on from
+	hasCheckpoint bool // a run can continue from here, so close keeps the directory
 }
 
 const (
@@ -31,19 +32,20 @@ const (
 	checkpointName = ".state.json"
 )
 
-// A checkpoint says how far a run has come: all files of the working directory hold at least what it says, and what they hold beyond is written again.
+// A checkpoint records how far a run has come. The files in the working directory hold at least
+// what the checkpoint says; what they hold beyond that is discarded and written again.
 type checkpoint struct {
 	Settings settings                `json:"settings"`
-	Inputs   string                  `json:"inputs"` // their digest
+	Inputs   string                  `json:"inputs"` // digest of the inputs, with times
 	Position position                `json:"position"`
 	Splits   [len(splits)]splitState `json:"splits"`
 	LeftOut  *vocabulary.LeftOut     `json:"left_out,omitempty"`
 
-	Complete bool     `json:"complete"` // the files need only be moved to DIR
-	Stale    []string `json:"stale"`    // files of DIR to remove then
+	Complete bool     `json:"complete"` // the files only have to be moved to DIR
+	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR then
 }
 
-func (s *checkpoint) leaveOut(more vocabulary.LeftOut) {
+func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 	if s.LeftOut == nil && more.Documents > 0 {
 		s.LeftOut = &vocabulary.LeftOut{First: more.First}
 	}
@@ -52,10 +54,12 @@ func (s *checkpoint) leaveOut(more vocabulary.LeftOut) {
 	}
 }
 
-// createdFile matches the names of all files that prepare writes in a working directory. Nothing else is removed there, or moved to DIR.
+// createdFile matches the names of all files that prepare creates in the working directory. It
+// never removes or moves other files.
 var createdFile = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
 
-// openWorkDir makes DIR and its working directory where they are missing. Only one process at a time has it.
+// openWorkDir creates DIR and the working directory if they are missing, and locks the working
+// directory, so that only one process at a time uses it.
 func openWorkDir(out string) (*workDir, error) {
 	w := new(workDir)
 	err := os.MkdirAll(out, 0o777)
@@ -71,14 +75,15 @@ func openWorkDir(out string) (*workDir, error) {
 	return w, nil
 }
 
-// open opens the working directory. Others must not have made it: they could lead what is written and removed there elsewhere.
+// open opens the working directory. It must belong to the user, because anyone else could redirect
+// what is written and removed there.
 func (w *workDir) open() error {
 	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	info, err := w.out.Lstat(workDirName)
 	if err == nil && !info.IsDir() {
-		err = errors.New("is no directory, and prepare works in a directory of its own: move it away, or choose another --out")
+		err = errors.New("is not a directory, but prepare needs this name for its working directory: move it away, or choose another --out")
 	}
 	if err != nil {
 		return err
@@ -90,12 +95,12 @@ func (w *workDir) open() error {
 		return fmt.Errorf("%w: choose another --out, or remove it", err)
 	}
 	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || privatedir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return errors.New("another batchfs prepare writes there: wait until it has ended")
+		return errors.New("another batchfs prepare is running there: wait until it has ended")
 	}
 	return nil
 }
 
-// close leaves the working directory, and removes it unless there is a checkpoint.
+// close closes the working directory, and removes it unless it has a checkpoint.
 func (w *workDir) close() {
 	if !w.hasCheckpoint {
 		w.clear()
@@ -106,6 +111,7 @@ func (w *workDir) close() {
 	w.out.Close()
 }
 
+// clear removes all files that prepare created.
 func (w *workDir) clear() error {
 	names, err := w.names()
 	for _, name := range names {
@@ -116,7 +122,7 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// names returns the names of all files that prepare made in the working directory.
+// names returns the names of all files that prepare created in the working directory.
 func (w *workDir) names() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
@@ -138,11 +144,12 @@ func (w *workDir) load() (*checkpoint, error) {
 		err = json.Unmarshal(raw, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: give --force to begin again", filepath.Join(w.dir.Name(), checkpointName), err)
+		return nil, fmt.Errorf("%s: %w: start over with --force", filepath.Join(w.dir.Name(), checkpointName), err)
 	}
 	return s, nil
 }
 
+// save replaces the checkpoint atomically.
 func (w *workDir) save(s *checkpoint) error {
 	err := create(w.dir, checkpointName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
 	if err == nil {
@@ -155,8 +162,9 @@ func (w *workDir) save(s *checkpoint) error {
 	return err
 }
 
-// files are the names that DIR is to get. The vocabulary is first: a mount that follows a change of the tokens reads it again then.
-func (w *workDir) files() ([]string, error) {
+// finalNames returns the names of the files to move to DIR. vocab.json is first, because a mount
+// that follows changes reads it as soon as it sees new tokens.
+func (w *workDir) finalNames() ([]string, error) {
 	names, err := w.names()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
 	slices.Sort(names)
@@ -164,14 +172,14 @@ func (w *workDir) files() ([]string, error) {
 	return names, err
 }
 
-// publish moves the files of a complete run to DIR, and removes the working directory.
+// publish moves the files of a complete run to DIR.
 func (w *workDir) publish(s *checkpoint) error {
 	for _, name := range s.Stale {
 		if err := w.out.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	names, err := w.files()
+	names, err := w.finalNames()
 	for _, name := range names {
 		if err == nil {
 			err = w.out.Rename(filepath.Join(workDirName, name), name)

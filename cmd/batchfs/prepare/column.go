@@ -14,16 +14,18 @@ import (
 	parquetformat "github.com/parquet-go/parquet-go/format"
 )
 
-// maxPage is the most bytes of a page of parquet, because parquet-go holds it whole. Tests make it smaller.
+// maxPage limits the size of a page in bytes, because parquet-go holds a whole page in memory. It
+// is a variable so that tests can lower it.
 var maxPage int64 = 256 << 20
 
-// A columnReader reads a column chunk of a parquet file. It refuses a page that is larger than maxPage, or larger than its header says
-// when it is decompressed: parquet-go trusts the header.
+// A columnReader reads a column chunk of a parquet file for parquet-go, which trusts page headers.
+// It returns an error for a page that is larger than maxPage, or larger than its header says once
+// it is decompressed.
 type columnReader struct {
-	file      io.ReaderAt
-	codec     parquetformat.CompressionCodec
-	next, end int64 // of the pages that were not checked yet
-	inflate   interface {
+	file         io.ReaderAt
+	codec        parquetformat.CompressionCodec
+	next, end    int64 // range of the pages that have not been checked yet
+	decompressor interface {
 		io.Reader
 		Reset(io.Reader) error
 	}
@@ -38,20 +40,21 @@ func newColumnReader(file io.ReaderAt, meta *parquetformat.ColumnMetaData) *colu
 	c.end = c.next + meta.TotalCompressedSize
 	switch c.codec {
 	case parquetformat.Gzip:
-		c.inflate = new(gzip.Reader)
+		c.decompressor = new(gzip.Reader)
 	case parquetformat.Zstd:
-		c.inflate, c.err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
+		c.decompressor, c.err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
 	case parquetformat.Brotli:
-		c.inflate = brotli.NewReader(nil)
-	case parquetformat.Lz4Raw: // parquet-go v0.32.0 takes such pages for zeros
-		c.err = errors.New("is compressed with LZ4, which prepare does not read: write the file with zstd")
+		c.decompressor = brotli.NewReader(nil)
+	case parquetformat.Lz4Raw: // parquet-go v0.32.0 reads zeros from such pages
+		c.err = errors.New("is compressed with LZ4, which prepare cannot read: write the file with zstd")
 	}
 	return c
 }
 
+// ReadAt checks the pages up to the end of the range before it reads.
 func (c *columnReader) ReadAt(b []byte, at int64) (int, error) {
 	for c.err == nil && c.next < min(at+int64(len(b)), c.end) {
-		c.err = c.check()
+		c.err = c.checkPage()
 	}
 	if c.err != nil {
 		return 0, c.err
@@ -59,8 +62,8 @@ func (c *columnReader) ReadAt(b []byte, at int64) (int, error) {
 	return c.file.ReadAt(b, at)
 }
 
-// check checks the next page.
-func (c *columnReader) check() error {
+// checkPage checks the next page.
+func (c *columnReader) checkPage() error {
 	section := io.NewSectionReader(c.file, c.next, c.end-c.next)
 	in := bufio.NewReader(section)
 	var h parquetformat.PageHeader
@@ -73,8 +76,8 @@ func (c *columnReader) check() error {
 	size, compressed, levels := int64(h.UncompressedPageSize), int64(h.CompressedPageSize), int64(v2.RepetitionLevelsByteLength)+int64(v2.DefinitionLevelsByteLength)
 	values := int64(max(h.DataPageHeader.V.NumValues, v2.NumValues, h.DictionaryPageHeader.V.NumValues))
 	switch {
-	case max(size, compressed) > maxPage || values > maxPage/8: // parquet-go has 8 bytes beside a value
-		return fmt.Errorf("has a page of %d bytes and %d values, and memory holds %d bytes and %d values at most: "+
+	case max(size, compressed) > maxPage || values > maxPage/8: // plus 8 bytes per value
+		return fmt.Errorf("has a page of %d bytes and %d values, but the limits are %d bytes and %d values: "+
 			"write the file with smaller row groups or pages (pyarrow: row_group_size, data_page_size)", max(size, compressed), values, maxPage, maxPage/8)
 	case min(size, compressed, levels, compressed-levels) < 0:
 		return fmt.Errorf("has a broken page header at byte %d", c.next)
@@ -86,28 +89,28 @@ func (c *columnReader) check() error {
 	if levels == compressed {
 		return nil
 	}
-	in.Discard(int(levels)) // which are not compressed
-	inflated, err := c.inflated(io.LimitReader(in, compressed-levels), size+1)
+	in.Discard(int(levels)) // levels are not compressed
+	inflated, err := c.inflatedSize(io.LimitReader(in, compressed-levels), size+1)
 	switch {
 	case err != nil:
 		return fmt.Errorf("has a broken page: %w", err)
 	case inflated > size:
-		return fmt.Errorf("has a page of more bytes than the %d that its header says", size)
+		return fmt.Errorf("has a page that is larger than the %d bytes that its header states", size)
 	}
 	return nil
 }
 
-// inflated is how many bytes a page has when it is decompressed, or most.
-func (c *columnReader) inflated(page io.Reader, most int64) (int64, error) {
+// inflatedSize returns the size of a decompressed page in bytes, but at most limit.
+func (c *columnReader) inflatedSize(page io.Reader, limit int64) (int64, error) {
 	switch {
 	case c.codec == parquetformat.Snappy:
 		n, err := binary.ReadUvarint(bufio.NewReader(page))
-		return int64(min(n, uint64(most))), err
-	case c.inflate == nil:
+		return int64(min(n, uint64(limit))), err
+	case c.decompressor == nil:
 		return 0, nil
 	}
-	if err := c.inflate.Reset(page); err != nil {
+	if err := c.decompressor.Reset(page); err != nil {
 		return 0, err
 	}
-	return io.Copy(io.Discard, io.LimitReader(c.inflate, most))
+	return io.Copy(io.Discard, io.LimitReader(c.decompressor, limit))
 }

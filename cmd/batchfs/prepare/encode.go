@@ -13,116 +13,119 @@ import (
 	"unicode/utf8"
 )
 
+// encodeOptions determine how documents become tokens. They are constant while workers run.
 type encodeOptions struct {
 	tokenizer
-	width    int // of a token, in bytes
-	fields   []field
-	masked   bool
-	eot      int64 // the token that separates documents, or -1
-	eotFirst bool  // it begins documents, and does not end them
-	replace  bool  // what is not UTF-8 becomes U+FFFD
-	skip     bool  // a document that is not UTF-8 is left out
-	any      bool  // text need not be UTF-8
-	val      float64
+	width       int // bytes per token
+	fields      []field
+	masked      bool    // whether to write a mask
+	eot         int64   // token that separates documents, or -1
+	eotBegins   bool    // the token begins documents instead of ending them
+	replace     bool    // replace bytes that are not UTF-8 by U+FFFD
+	skip        bool    // leave out documents that are not UTF-8
+	anyBytes    bool    // text need not be UTF-8
+	valFraction float64 // fraction of the documents
 }
 
-// encoded is tokens of one split.
-type encoded struct {
+// encodedTokens are the tokens of a chunk that belong to one split.
+type encodedTokens struct {
 	tokens []byte  // little-endian
-	mask   []byte  // of each token, if there are masks
-	ends   []int64 // of documents, in tokens
+	mask   []byte  // one byte per token, if there are masks
+	ends   []int64 // ends of documents, in tokens
 }
 
+// An encodeWorker encodes chunks. Each goroutine has its own.
 type encodeWorker struct {
 	*encodeOptions
 	encoder
 	scratch []uint32
 }
 
-func (c *encodeOptions) run(batches <-chan *chunk) {
+// encodeChunks encodes chunks until the channel is closed.
+func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
-	for b := range batches {
-		b.err = w.encode(b)
-		close(b.done)
+	for ch := range chunks {
+		ch.err = w.encode(ch)
+		close(ch.done)
 	}
 }
 
-func (w *encodeWorker) encode(b *chunk) error {
-	b.out[0].tokens = make([]byte, 0, b.size) // about what they take
-	for i := range b.pieces {
-		c := &b.pieces[i]
+func (w *encodeWorker) encode(ch *chunk) error {
+	ch.encoded[0].tokens = make([]byte, 0, ch.size) // an estimate
+	for i := range ch.pieces {
+		piece := &ch.pieces[i]
 		var err error
-		switch c.in.format {
-		case text:
-			err = w.text(b, c)
-		case jsonl:
-			err = w.lines(b, c)
-		case parquet:
-			err = w.row(b, c)
+		switch piece.in.format {
+		case textFormat:
+			err = w.text(ch, piece)
+		case jsonlFormat:
+			err = w.lines(ch, piece)
+		case parquetFormat:
+			err = w.row(ch, piece)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.in.path, err)
+			return fmt.Errorf("%s: %w", piece.in.path, err)
 		}
-		c.text = nil
+		piece.text = nil
 	}
 	return nil
 }
 
-func (w *encodeWorker) text(b *chunk, c *textPiece) error {
-	t, bad := w.valid(c.text)
+func (w *encodeWorker) text(ch *chunk, piece *textPiece) error {
+	valid, bad := w.toValidUTF8(piece.text)
 	switch {
-	case w.skip && (bad >= 0 || c.invalid):
-		b.leaveOut(c.in.path)
+	case w.skip && (bad >= 0 || piece.invalidText):
+		ch.countLeftOut(piece.in.path)
 		return nil
 	case bad >= 0:
-		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", c.at.Offset+int64(bad))
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
 	}
-	out := &b.out[0]
-	if c.at.Val {
-		out = &b.out[1]
+	out := &ch.encoded[0]
+	if piece.start.Val {
+		out = &ch.encoded[1]
 	}
 	mask := w.fields[len(w.fields)-1].mask
-	if c.begins {
+	if piece.startsDocument {
 		w.begin(out)
 	}
-	if err := w.append(out, t, mask); err != nil {
+	if err := w.append(out, valid, mask); err != nil {
 		return err
 	}
-	if c.ends {
+	if piece.endsDocument {
 		w.end(out, mask)
 	}
 	return nil
 }
 
-func (w *encodeWorker) row(b *chunk, c *textPiece) error {
-	t, bad := w.valid(c.text)
+func (w *encodeWorker) row(ch *chunk, piece *textPiece) error {
+	valid, bad := w.toValidUTF8(piece.text)
 	switch {
 	case w.skip && bad >= 0:
-		b.leaveOut(fmt.Sprintf("row %d of %s", c.at.Offset+1, c.in.path))
+		ch.countLeftOut(fmt.Sprintf("row %d of %s", piece.start.Offset+1, piece.in.path))
 		return nil
 	case bad >= 0:
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", c.at.Offset+1, bad)
+		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
 	}
-	return w.document(b, []maskedText{{t, w.fields[0].mask}})
+	return w.document(ch, []maskedText{{valid, w.fields[0].mask}})
 }
 
-func (w *encodeWorker) lines(b *chunk, c *textPiece) error {
-	number := c.at.Line
-	for line := range bytes.Lines(c.text) {
+func (w *encodeWorker) lines(ch *chunk, piece *textPiece) error {
+	number := piece.start.Line
+	for line := range bytes.Lines(piece.text) {
 		number++
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
 		if !w.replace && !utf8.Valid(line) {
 			if w.skip {
-				b.leaveOut(fmt.Sprintf("line %d of %s", number, c.in.path))
+				ch.countLeftOut(fmt.Sprintf("line %d of %s", number, piece.in.path))
 				continue
 			}
-			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, invalid(line))
+			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
 		texts, err := w.texts(nil, line)
 		if err == nil {
-			err = w.document(b, texts)
+			err = w.document(ch, texts)
 		}
 		if err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
@@ -131,8 +134,8 @@ func (w *encodeWorker) lines(b *chunk, c *textPiece) error {
 	return nil
 }
 
-// document encodes the texts of a whole document. One without text is left out.
-func (w *encodeWorker) document(b *chunk, texts []maskedText) error {
+// document encodes a whole document with these texts. It leaves out one without text.
+func (w *encodeWorker) document(ch *chunk, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
@@ -140,9 +143,9 @@ func (w *encodeWorker) document(b *chunk, texts []maskedText) error {
 	if len(beginning) == 0 {
 		return nil
 	}
-	out := &b.out[0]
+	out := &ch.encoded[0]
 	if w.inVal(beginning) {
-		out = &b.out[1]
+		out = &ch.encoded[1]
 	}
 	w.begin(out)
 	for _, t := range texts {
@@ -154,22 +157,23 @@ func (w *encodeWorker) document(b *chunk, texts []maskedText) error {
 	return nil
 }
 
-// begin begins a document. What separates it from others is no target that a trainer should learn from.
-func (w *encodeWorker) begin(out *encoded) {
-	if w.eot >= 0 && w.eotFirst {
+// begin begins a document. An end-of-text token at the beginning gets mask 0, because it is not a
+// target that a trainer should learn.
+func (w *encodeWorker) begin(out *encodedTokens) {
+	if w.eot >= 0 && w.eotBegins {
 		w.put(out, []uint32{uint32(w.eot)}, 0)
 	}
 }
 
-func (w *encodeWorker) end(out *encoded, mask byte) {
-	if w.eot >= 0 && !w.eotFirst {
+func (w *encodeWorker) end(out *encodedTokens, mask byte) {
+	if w.eot >= 0 && !w.eotBegins {
 		w.put(out, []uint32{uint32(w.eot)}, mask)
 	}
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// append encodes a text, in parts that do not change its tokens.
-func (w *encodeWorker) append(out *encoded, t []byte, mask byte) error {
+// append encodes a text. It divides a long one at boundaries that do not affect the tokens.
+func (w *encodeWorker) append(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
 		if len(t) > chunkSize {
@@ -180,14 +184,14 @@ func (w *encodeWorker) append(out *encoded, t []byte, mask byte) error {
 		t = t[len(part):]
 		w.scratch = w.Append(w.scratch[:0], part)
 		if int64(slices.Max(w.scratch)) >= w.Size() {
-			return errChanged // since its characters were counted
+			return errChanged // has a character that was not counted
 		}
 		w.put(out, w.scratch, mask)
 	}
 	return nil
 }
 
-func (w *encodeWorker) put(out *encoded, tokens []uint32, mask byte) {
+func (w *encodeWorker) put(out *encodedTokens, tokens []uint32, mask byte) {
 	at := len(out.tokens)
 	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
 	to := out.tokens[at:]
@@ -205,34 +209,37 @@ func (w *encodeWorker) put(out *encoded, tokens []uint32, mask byte) {
 	}
 }
 
-// valKey makes the choice of documents for val independent of other uses of their hash. Another key chooses others.
+// valKey makes the selection of val independent of other uses of the hash. A different key would
+// select different documents.
 const valKey = "batchfs: documents for val\x00"
 
-const valBytes = 1 << 16 // of a document that the choice depends on
+const valBytes = 1 << 16 // length of the beginning of a document that the selection depends on
 
-// inVal chooses documents for val by the first valBytes of their text: other documents, names and places do not matter, and copies
-// of a text fall on the same side.
+// inVal reports whether a document belongs to val. That depends only on the first valBytes of its
+// text, so other documents and file names do not matter, and copies of a text are never divided
+// between train and val.
 func (c *encodeOptions) inVal(t []byte) bool {
-	if c.val == 0 {
+	if c.valFraction == 0 {
 		return false
 	}
 	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), valBytes)]...))
-	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
+	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.valFraction
 }
 
-// valid returns a text in valid UTF-8, each other byte replaced by U+FFFD, and -1, or the first byte that may not be replaced.
-func (c *encodeOptions) valid(t []byte) ([]byte, int) {
+// toValidUTF8 returns the text in valid UTF-8, with invalid bytes replaced by U+FFFD, and -1. If
+// they may not be replaced, it returns the index of the first one.
+func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
-	case c.any || utf8.Valid(t):
+	case c.anyBytes || utf8.Valid(t):
 		return t, -1
 	case c.replace:
 		return []byte(string([]rune(string(t)))), -1
 	}
-	return nil, invalid(t)
+	return nil, firstInvalid(t)
 }
 
-// invalid returns the first byte of a text that is not valid UTF-8.
-func invalid(t []byte) int {
+// firstInvalid returns the index of the first byte that is not valid UTF-8. There must be one.
+func firstInvalid(t []byte) int {
 	for i := 0; ; {
 		r, size := utf8.DecodeRune(t[i:])
 		if r == utf8.RuneError && size <= 1 {
@@ -242,66 +249,67 @@ func invalid(t []byte) int {
 	}
 }
 
-// running are the goroutines of pipeline. After an error they may outlive it.
-var running sync.WaitGroup
+// pipelineGoroutines counts the goroutines of pipeline, which may outlive it after an error.
+var pipelineGoroutines sync.WaitGroup
 
-// pipeline reads from a position on, encodes with all cores, and calls write with each chunk in the order of the input. What
-// is under way takes some multiple of chunkSize bytes. It returns at once when it is interrupted or write fails: the reader may wait for
-// a pipe or a disk.
+// pipeline reads from a position on, encodes on all processors with run, and calls write with each
+// chunk in the order of the input. Permits limit the text in memory to a few chunks per processor.
+// After an error or a cancellation, pipeline returns without waiting for the reader, which may be
+// waiting for a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	workers := runtime.GOMAXPROCS(0)
-	slots := make(chan struct{}, max(16, 4*workers)) // a MiB of text each
-	todo := make(chan *chunk, cap(slots))
-	ordered := make(chan *chunk, cap(slots))
+	permits := make(chan struct{}, max(16, 4*workers)) // each for about 2 MiB of text
+	todo := make(chan *chunk, cap(permits))
+	ordered := make(chan *chunk, cap(permits))
 
-	r.emit = func(b *chunk) error {
-		b.done = make(chan struct{})
-		b.quota = min(cap(slots), 1+b.size/(2*chunkSize))
-		for range b.quota {
+	r.emit = func(ch *chunk) error {
+		ch.done = make(chan struct{})
+		ch.quota = min(cap(permits), 1+ch.size/(2*chunkSize))
+		for range ch.quota {
 			select {
-			case slots <- struct{}{}:
+			case permits <- struct{}{}:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
 		}
-		todo <- b
-		ordered <- b
+		todo <- ch
+		ordered <- ch
 		return nil
 	}
 	for range workers {
-		running.Go(func() { run(todo) })
+		pipelineGoroutines.Go(func() { run(todo) })
 	}
 	var readError error
-	running.Go(func() {
+	pipelineGoroutines.Go(func() {
 		readError = r.read(from)
 		close(todo)
 		close(ordered)
 	})
 	for {
-		var b *chunk
+		var ch *chunk
 		select {
-		case b = <-ordered:
+		case ch = <-ordered:
 		case <-ctx.Done():
 		}
 		switch {
 		case ctx.Err() != nil:
 			return errors.New("interrupted")
-		case b == nil:
-			running.Wait()
+		case ch == nil:
+			pipelineGoroutines.Wait()
 			return readError
 		}
-		<-b.done
-		err := b.err
+		<-ch.done
+		err := ch.err
 		if err == nil {
-			err = write(b)
+			err = write(ch)
 		}
 		if err != nil {
 			return err
 		}
-		for range b.quota {
-			<-slots
+		for range ch.quota {
+			<-permits
 		}
 	}
 }

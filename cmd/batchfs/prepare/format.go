@@ -11,36 +11,40 @@ import (
 	tokenfile "batchfs/cache/format"
 )
 
+// An outputFormat describes the files of a shard.
 type outputFormat struct {
 	extension string
-	header    func(tokens int64, width int) []byte // always of one length; nil for none
-	most      int64                                // tokens of a shard; 0 for any number
+	// header returns the header, which has the same length for all arguments; nil for none.
+	header    func(tokens int64, width int) []byte
+	maxTokens int64 // tokens that a shard may have; 0 for any number
 
-	// ends names the file, of a shard with a name, that has 64-bit numbers: after how many tokens each document ends. finish writes what
-	// else belongs to a shard; formats that have it have shards of whole documents.
-	ends   func(name string) string
-	finish func(dir *os.Root, name string, s shard) error
+	// endsFile returns the name of the file that records the ends of a shard's documents, in
+	// tokens, as 64-bit numbers. finish writes the other files of a shard; a format that has it
+	// only allows shards of whole documents.
+	endsFile func(name string) string
+	finish   func(dir *os.Root, name string, s shardInfo) error
 }
 
-// A shard is what finish must know.
-type shard struct {
+// A shardInfo is what finish needs to know about a shard.
+type shardInfo struct {
 	tokens, documents int64
 	width             int
 	tokenizer         string
 }
 
 var outputFormats = map[string]outputFormat{
-	"headerless": {extension: ".bin", ends: indexOf},
-	"llm.c":      {extension: ".bin", ends: indexOf, header: tokenfile.LLMCHeader, most: tokenfile.MaxLLMC},
-	"npy":        {extension: ".npy", ends: indexOf, header: tokenfile.NpyHeader},
-	"megatron":   {extension: ".bin", ends: megatronEnds, finish: megatronIndex},
-	"datatrove":  {extension: ".ds", ends: indexOf, finish: datatroveMetadata},
+	"headerless": {extension: ".bin", endsFile: indexOf},
+	"llm.c":      {extension: ".bin", endsFile: indexOf, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
+	"npy":        {extension: ".npy", endsFile: indexOf, header: tokenfile.NpyHeader},
+	"megatron":   {extension: ".bin", endsFile: megatronEnds, finish: megatronIndex},
+	"datatrove":  {extension: ".ds", endsFile: indexOf, finish: datatroveMetadata},
 }
 
-// megatronEnds is a file that stays in the working directory.
+// megatronEnds returns the name of a temporary file in the working directory, from which
+// megatronIndex makes the index.
 func megatronEnds(name string) string { return "." + name + ".ends" }
 
-func megatronIndex(dir *os.Root, name string, s shard) error {
+func megatronIndex(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, tokenfile.MegatronIndexOf(name), func(w *bufio.Writer) error {
 		return tokenfile.WriteMegatronIndex(w, s.width, s.documents, func(visit func(start, end uint64) error) error {
 			return eachDocument(dir, megatronEnds(name), visit)
@@ -48,6 +52,8 @@ func megatronIndex(dir *os.Root, name string, s shard) error {
 	})
 }
 
+// eachDocument calls visit with the beginning and end of each document that the file ends records,
+// in tokens.
 func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
 	f, err := dir.Open(ends)
 	if err != nil {
@@ -72,14 +78,14 @@ func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error
 
 func indexOf(name string) string { return name + tokenfile.IndexSuffix }
 
-func datatroveMetadata(dir *os.Root, name string, s shard) error {
+func datatroveMetadata(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, name+tokenfile.MetadataSuffix, func(w *bufio.Writer) error {
 		_, err := w.WriteString(tokenfile.DatatroveMetadata(s.tokenizer, s.width, s.tokens))
 		return err
 	})
 }
 
-// create writes a file that is on the disk when it returns.
+// create writes a file and syncs it to disk.
 func create(dir *os.Root, name string, write func(*bufio.Writer) error) error {
 	f, err := dir.Create(name)
 	if err != nil {

@@ -18,45 +18,46 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// An inputFormat is what a file of documents looks like, once it is decompressed.
+// An inputFormat says how an input, once decompressed, is divided into documents.
 type inputFormat string
 
 const (
-	text    inputFormat = "text"    // one document
-	jsonl   inputFormat = "jsonl"   // a document in each line
-	parquet inputFormat = "parquet" // a document in each row
+	textFormat    inputFormat = "text"    // the whole input is one document
+	jsonlFormat   inputFormat = "jsonl"   // each line is a document
+	parquetFormat inputFormat = "parquet" // each row is a document
 )
 
+// inputFormatOf returns the format that the name of a file suggests.
 func inputFormatOf(path string) inputFormat {
 	name := strings.ToLower(path)
 	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
 	case ".jsonl", ".ndjson":
-		return jsonl
+		return jsonlFormat
 	case ".parquet":
-		return parquet
+		return parquetFormat
 	}
-	return text
+	return textFormat
 }
 
 // An input is a file of documents, or standard input.
 type input struct {
 	path   string
 	format inputFormat
-	info   fs.FileInfo // as it was when it was found; nil for standard input
+	info   fs.FileInfo // from when the input was found; nil for standard input
 }
 
-// once reports an input that can be read only once, such as a pipe.
-func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegular() }
+// readableOnce reports whether the input can be read only once, like a pipe.
+func (in *input) readableOnce() bool { return in.info == nil || !in.info.Mode().IsRegular() }
 
-// size is the number of bytes that will be read, or 0 where that is unknown.
+// size returns the size of the file in bytes, or 0 if it is unknown.
 func (in *input) size() int64 {
-	if in.once() {
+	if in.readableOnce() {
 		return 0
 	}
 	return in.info.Size()
 }
 
-// sizes is the number of bytes of inputs.
+// sizes returns the total size of inputs in bytes.
 func sizes(inputs []*input) (all int64) {
 	for _, in := range inputs {
 		all += in.size()
@@ -64,17 +65,17 @@ func sizes(inputs []*input) (all int64) {
 	return all
 }
 
-// invalid reads the whole input, and reports whether it is not UTF-8.
-func (in *input) invalid() (bool, error) {
+// hasInvalidUTF8 reads the whole input, and reports whether it is invalid UTF-8.
+func (in *input) hasInvalidUTF8() (bool, error) {
 	s, err := in.open(nil, 0, func(int) {})
 	if err != nil {
 		return false, err
 	}
 	defer s.Close()
-	buf, kept := make([]byte, 1<<16), 0 // kept is the beginning of a character
+	buf, rest := make([]byte, 1<<16), 0 // rest is the length of an incomplete character
 	for {
-		n, err := s.Read(buf[kept:])
-		text := buf[:kept+n]
+		n, err := s.Read(buf[rest:])
+		text := buf[:rest+n]
 		end := runeEnd(text)
 		if err == io.EOF {
 			end = len(text)
@@ -87,14 +88,15 @@ func (in *input) invalid() (bool, error) {
 		case err == io.EOF:
 			return false, nil
 		}
-		kept = copy(buf, text[end:])
+		rest = copy(buf, text[end:])
 	}
 }
 
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
-// findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
-// include patterns matches, if there are any. as is the format of all, or empty where names tell.
+// findInputs returns the inputs that the command's arguments name, in their order. In directories,
+// it takes only files that match one of the patterns in include, if there are any. as is the format
+// of all inputs; if it is empty, their names decide.
 func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
@@ -104,17 +106,17 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	var paths []string
 	for _, arg := range args {
 		names := []string{arg}
-		// A name that exists is that file, even with a * or a [ in it.
+		// An existing name is not a pattern, even if it contains * or [.
 		_, err := os.Lstat(arg)
 		switch {
 		case err != nil && isURL(arg):
-			return nil, fmt.Errorf("%s: name files of this machine, or pipe the text to standard input: prepare reads nothing from a store", arg)
+			return nil, fmt.Errorf("%s: prepare cannot read from a store: name local files, or pipe the text to standard input", arg)
 		case err != nil && strings.ContainsAny(arg, "*?["):
 			if names, err = glob(arg); err != nil {
 				return nil, fmt.Errorf("%s: %w", arg, err)
 			}
 			if len(names) == 0 {
-				return nil, fmt.Errorf("%s: matches no file: check the pattern, and where it is looked for", arg)
+				return nil, fmt.Errorf("%s: matches no file: check the pattern and the current directory", arg)
 			}
 		}
 		for _, name := range names {
@@ -129,7 +131,7 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	seen := make(map[string]bool, len(paths))
 	for _, path := range paths {
 		if seen[path] {
-			return nil, fmt.Errorf("%s: is named twice: name each text once", path)
+			return nil, fmt.Errorf("%s: is given twice: name each text once", path)
 		}
 		seen[path] = true
 		in := &input{path: path, format: as}
@@ -147,15 +149,17 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	return inputs, nil
 }
 
-// glob returns the files and directories that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
-// that begin with "." match only elements that do, as in a shell.
+// glob returns the files and directories that a pattern matches, sorted. An element ** matches any
+// number of directories, including none. Names that begin with "." match only elements that do too,
+// as in a shell.
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
-	if strings.Contains(pattern, "**") { // which matches the files of its directories too
+	if strings.Contains(pattern, "**") { // ** matches the files in directories too
 		options = append(options, doublestar.WithFilesOnly())
 	}
 	names, err := doublestar.FilepathGlob(pattern, options...)
-	names = slices.DeleteFunc(names, func(name string) bool { // to open a pipe that happens to lie there would wait for a writer
+	// A pipe is left out, because opening it would wait for a writer.
+	names = slices.DeleteFunc(names, func(name string) bool {
 		info, err := os.Stat(name)
 		return err == nil && !info.Mode().IsRegular() && !info.IsDir()
 	})
@@ -163,8 +167,8 @@ func glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// filesBelow returns the regular files below a directory that are included, sorted by path, or the name itself if it is no
-// directory.
+// filesBelow returns the regular files below a directory that match include, sorted by path. If
+// name is not a directory, it returns name.
 func filesBelow(name string, include []string) (paths []string, err error) {
 	if name == "-" {
 		return []string{name}, nil
@@ -172,7 +176,7 @@ func filesBelow(name string, include []string) (paths []string, err error) {
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
 		return []string{filepath.Clean(name)}, err
 	}
-	root := strings.TrimSuffix(name, "/") + "/" // the slash takes WalkDir through a symbolic link
+	root := strings.TrimSuffix(name, "/") + "/" // the slash makes WalkDir follow a symbolic link
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -186,17 +190,18 @@ func filesBelow(name string, include []string) (paths []string, err error) {
 		}
 		return nil
 	})
-	slices.Sort(paths) // WalkDir has a/x before a.txt
+	slices.Sort(paths) // WalkDir visits a/x before a.txt
 	switch {
 	case err == nil && len(paths) == 0 && len(include) > 0:
-		err = fmt.Errorf("%s: no file below it that --include %s matches", name, strings.Join(include, " --include "))
+		err = fmt.Errorf("%s: no file in this directory matches --include %s", name, strings.Join(include, " --include "))
 	case err == nil && len(paths) == 0:
-		err = fmt.Errorf("%s: no file below it, not counting symbolic links and names that begin with \".\"", name)
+		err = fmt.Errorf("%s: no file in this directory, apart from symbolic links and names that begin with \".\"", name)
 	}
 	return paths, err
 }
 
-// included reports whether any of the patterns matches a path, or its last element if it has no slash.
+// included reports whether a path, or its last element, matches one of the patterns. A pattern
+// without a slash is compared with the last element. No patterns match everything.
 func included(path string, patterns []string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
 		if !strings.Contains(pattern, "/") {
@@ -206,7 +211,8 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// digest stands for inputs as they are named, and if times, as they were last modified.
+// digest returns a hash of the names, formats and sizes of inputs and, if times is true, of their
+// modification times.
 func digest(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -227,19 +233,19 @@ type stream struct {
 	in         *input
 	file       *os.File // nil for standard input
 	compressed bool
-	close      func() // of the decompressor
+	close      func() // closes the decompressor
 }
 
-// A tally is told how many more bytes of an input were read.
-type tally func(n int)
+// A byteCounter is called with the number of bytes that were read.
+type byteCounter func(n int)
 
-func (t tally) Write(b []byte) (int, error) {
+func (t byteCounter) Write(b []byte) (int, error) {
 	t(len(b))
 	return len(b), nil
 }
 
-// open opens an input at an offset of what it holds decompressed.
-func (in *input) open(stdin io.Reader, offset int64, t tally) (s *stream, err error) {
+// open opens an input, and skips to an offset of the decompressed content.
+func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, err error) {
 	s = &stream{in: in, close: func() {}}
 	raw := stdin
 	if in.info != nil {
@@ -258,9 +264,9 @@ func (in *input) open(stdin io.Reader, offset int64, t tally) (s *stream, err er
 	return s, nil
 }
 
-// decompress lets s read what raw holds from an offset on. The first bytes tell how that is compressed: no text in UTF-8 begins
-// so.
-func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
+// decompress lets s read the decompressed content of raw from an offset on. It recognizes
+// compression by the first bytes, which cannot begin a text in UTF-8.
+func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	in := io.TeeReader(buffered, t)
 	s.Reader = in
@@ -268,7 +274,8 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 	case err != nil && err != io.EOF:
 		return err
 	case string(magic) == "\x28\xb5\x2f\xfd":
-		// zstd itself wants --long for a larger window: memory stays bounded. One thread keeps up with the workers.
+		// The limit on the window bounds memory; zstd itself requires --long for larger ones. One
+		// thread keeps up with the encoders.
 		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			return err
@@ -279,7 +286,7 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 		if s.Reader, err = gzip.NewReader(in); err != nil {
 			return err
 		}
-	case offset > 0 && !s.in.once():
+	case offset > 0 && !s.in.readableOnce():
 		buffered.Reset(raw)
 		_, err := s.file.Seek(offset, io.SeekStart)
 		t(int(offset))
@@ -289,8 +296,9 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 	return err
 }
 
+// unchanged returns an error if the file has changed since the input was found.
 func (s *stream) unchanged() error {
-	if s.file == nil || s.in.once() {
+	if s.file == nil || s.in.readableOnce() {
 		return nil
 	}
 	now, err := s.file.Stat()
@@ -300,9 +308,9 @@ func (s *stream) unchanged() error {
 	return err
 }
 
-var errChanged = errors.New("changed while it was read: run again when nothing writes to it")
+var errChanged = errors.New("changed while prepare read it: run prepare again when nothing writes to it")
 
 func (s *stream) Close() {
 	s.close()
-	s.file.Close() // a nil file gives an error, which does not matter
+	s.file.Close() // a nil file returns an error, which does not matter
 }

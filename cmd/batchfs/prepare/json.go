@@ -10,20 +10,21 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// textOf returns the text that a value is, where name leads. null is an empty text. A byte that is not UTF-8 becomes U+FFFD, and so does a
-// surrogate without its other half.
+// textOf returns the text of a JSON value, which the field name led to. null is an empty text.
+// Bytes that are not UTF-8 and unpaired surrogates become U+FFFD.
 func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:
 		return nil, nil
 	case jsontext.KindString:
-		text, _ = jsontext.AppendUnquote(make([]byte, 0, len(value)), value) // the error only says that something became U+FFFD
+		// The error only reports that something became U+FFFD.
+		text, _ = jsontext.AppendUnquote(make([]byte, 0, len(value)), value)
 		return text, nil
 	}
-	return nil, fmt.Errorf("field %s is no text: it is %.20s", name, value)
+	return nil, fmt.Errorf("field %s is not a text but %.20s", name, value)
 }
 
-// isValue reports whether a value is a string, a number or a word, as it is written in a condition.
+// isValue reports whether a value is the string, number or other literal that a condition requires.
 func isValue(value jsontext.Value, want string) bool {
 	if value.Kind() == jsontext.KindString {
 		text, _ := jsontext.AppendUnquote(nil, value)
@@ -39,7 +40,7 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 		return nil, nil
 	case jsontext.KindBeginArray:
 	default:
-		return nil, fmt.Errorf("is no list: it is %.20s", value)
+		return nil, fmt.Errorf("is not a list but %.20s", value)
 	}
 	d := jsontext.NewDecoder(bytes.NewBuffer(value), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	d.ReadToken()
@@ -54,11 +55,12 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 	return all, nil
 }
 
-// member reads a whole object, and returns the value of a name, or nil. Of equal names, the last one counts.
+// member parses a whole object, and returns the member with this name, or nil. If the name is not
+// unique, the last member counts.
 func member(object jsontext.Value, name string) (value jsontext.Value, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if begin, err := d.ReadToken(); err != nil || begin.Kind() != jsontext.KindBeginObject {
-		return nil, cmp.Or(err, errors.New("it is another value"))
+		return nil, cmp.Or(err, errors.New("found another kind of value"))
 	}
 	for d.PeekKind() != jsontext.KindEndObject {
 		key, err := d.ReadToken()
@@ -77,7 +79,7 @@ func member(object jsontext.Value, name string) (value jsontext.Value, err error
 	}
 	d.ReadToken()
 	if _, err := d.ReadToken(); err != io.EOF {
-		return nil, cmp.Or(err, errors.New("more follows it"))
+		return nil, cmp.Or(err, errors.New("found more text after it"))
 	}
 	return value, nil
 }

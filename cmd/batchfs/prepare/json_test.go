@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A field has the text that encoding/json finds, and a line is refused if encoding/json refuses it.
+// A field has the text that encoding/json finds. A line is rejected if encoding/json rejects it.
 func FuzzTextOf(f *testing.F) {
 	for _, line := range []string{
 		`{"text": "a"}`, ` { "text" : "a\n\"\\\/\b\f\r\tb" , "n" : -0.5e+10 } `, `{"text": "a", "text": "b"}`, `{"Text": "a"}`, `{"te\u0078t": "a"}`,

@@ -1,9 +1,10 @@
-// Package prepare has the command `batchfs prepare`, which turns text into token files to mount.
+// Package prepare implements the command batchfs prepare, which turns text into token files.
 //
-// A reader (read.go) cuts the inputs (inputs.go) into chunks of about a mebibyte. Workers decode (json.go) and encode (encode.go)
-// them with a tokenizer (tokenizer.go). Each chunk then goes, in the order of the inputs, to the shards of train and val
-// (shards.go), in a format (format.go). A run (run.go) does all that; now and then a checkpoint (checkpoint.go) says which position of the
-// inputs the shards have come to.
+// A [reader] (read.go) cuts the inputs (inputs.go) into chunks of about 1 MiB. Workers extract the
+// texts (fields.go, json.go) and encode them (encode.go) with a [tokenizer] (tokenizer.go). The
+// encoded chunks are then appended, in the order of the inputs, to the shards of train and val
+// (shards.go), in one of several formats (format.go). run.go controls this, and regularly saves a
+// [checkpoint] (checkpoint.go), from which an interrupted run continues.
 package prepare
 
 import (
@@ -19,7 +20,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// settings are the options that decide what the token files hold.
+// settings are the options that determine the content of the token files. A checkpoint stores them
+// as JSON.
 type settings struct {
 	By          string      `json:"by"`
 	As          inputFormat `json:"as"`
@@ -34,6 +36,7 @@ type settings struct {
 	ShardTokens int64       `json:"shard_tokens"`
 }
 
+// options are all options of the command, and its standard streams.
 type options struct {
 	settings
 	dir     string
@@ -41,48 +44,52 @@ type options struct {
 	force   bool
 	dryRun  bool
 
-	stdin io.Reader
-	out   io.Writer
-	err   io.Writer // where a progress bar is shown
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer // for the progress bar
 }
 
-// Command returns `batchfs prepare`.
+// Command returns the command batchfs prepare.
 func Command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "prepare TEXT... --out DIR",
 		Short: "Turn text into token files to mount",
-		Long: `Prepare turns documents into token files, DIR/train.bin and DIR/val.bin, and
-writes DIR/vocab.json, which says what each token stands for, and what each file
-holds.
+		Long: `Prepare turns documents into the token files DIR/train.bin and DIR/val.bin. It
+also writes DIR/vocab.json, which describes the files and says which text each
+token stands for.
 
-A TEXT is a file, a directory (every file below it, sorted by path), a glob, in
-which ** stands for any directories, or - for standard input. In directories and
-globs, names that begin with "." are left out; in directories, so are symbolic
-links and what no --include matches. A document is a file, a line of a .jsonl or
-.ndjson file, or a row of a .parquet file, compressed (gzip, zstd) or not.
+A TEXT is a file, a directory (all files below it, sorted by path), a glob, in
+which ** matches any number of directories, or - for standard input. Directories
+and globs skip names that begin with "."; directories also skip symbolic links,
+and files that no --include matches. A document is a text file, a line of a
+.jsonl or .ndjson file, or a row of a .parquet file. Each file may be compressed
+with gzip or zstd.
 
-A token is a character, numbered in the sorted set of the documents' Unicode code
-points; a byte; or a byte pair of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
-tokenizer.json, exactly as tiktoken or tokenizers have them. The names of special
-tokens are text like any other, unless you say --special, and only a
-tokenizer.json normalises text.
+With --by char, a token is a character: its index in the sorted set of all
+characters of the documents. With --by byte, it is a byte. Otherwise, tokens come
+from the byte-pair encoding of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
+tokenizer.json, and are exactly those of tiktoken or tokenizers. Names of special
+tokens are encoded as ordinary text unless --special is given. Text is normalized
+only if a tokenizer.json requires it.
 
-A FIELD is a path into a line: meta.body, or messages.*.content for a text of each
-element of a list, or messages[role=user].content for elements with that value.
-In --mask, a list has all its texts in their order: those that no part names have
-mask 0. Of several parts that name a text, the first counts.
+A FIELD is a path into a line: meta.body, or messages.*.content for a text in each
+element of a list, or messages[role=user].content for elements with this value.
+With --mask, all texts of a list are taken, in their order; texts that no part
+names get mask 0. If several parts name the same text, the first one counts.
 
-val gets documents chosen by a hash of the beginning of their text, so that more
-files move none from train to val or back. Of one file of text, it gets the end.
+Documents are assigned to val by a hash of the beginning of their text, so adding
+files moves no document between train and val. A single text file is divided
+instead: val is its end.
 
-Beside each file, FILE.index says where its documents end.
+FILE.index, next to each token file, records where its documents end.
 
-A line, a row, or a text without the end of a word may have 64 MiB, and a page of
-parquet 256 MiB.
+A line, a row, or a stretch of text in which no word ends may have up to 64 MiB,
+and a page of a parquet file up to 256 MiB.
 
-DIR gets its files when all are complete. A run that was interrupted, killed, or
-ended by a full disk continues where it was when the same command is given again.`,
+The files appear in DIR when all of them are complete. After an interrupted or
+killed run, or one that ran out of disk space, the same command continues from
+the last checkpoint.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
@@ -100,50 +107,50 @@ ended by a full disk continues where it was when the same command is given again
 
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "out", "", "write to this `DIR`, made if missing (required)")
-	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
-	f.StringVar((*string)(&o.As), "as", "", "what the files are, whatever their names say: `text|jsonl|parquet`")
-	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md', in which ** stands for any directories")
-	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots lead into it")
-	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write their masks "+
-		"to NAME.mask.bin, a byte for each token")
-	f.BoolVar(&o.Special, "special", false, "encode the names of special tokens in the texts as those tokens, as for rendered chats")
+	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
+	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face")
+	f.StringVar((*string)(&o.As), "as", "", "read all files as `text|jsonl|parquet`, whatever their names")
+	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
+	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
+	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
+		"of each token, one byte, to NAME.mask.bin")
+	f.BoolVar(&o.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
 	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row")
-	f.StringVar(&o.EOT, "eot", "end", "where the end-of-text token goes, if there is one: `end|begin|none` of each document")
-	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token that is it, such as '<|im_end|>' (default: the tokenizer's own, if it is known)")
-	f.Float64Var(&o.Val, "val", 0.1, "this `FRACTION` goes to val; 0 for no val")
-	f.StringVar(&o.Format, "format", "headerless", "how to write tokens: `headerless|llm.c|megatron|datatrove|npy`")
-	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, as train_000001.bin; 0 for one (default 100000000 for llm.c)")
+	f.StringVar(&o.EOT, "eot", "end", "put the end-of-text token at the `end|begin|none` of each document")
+	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
+	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
+	f.StringVar(&o.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
+	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c)")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
-	f.BoolVar(&o.dryRun, "dry-run", false, "say about how many tokens there will be, from samples, and write nothing")
+	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
-	o.stdin, o.out, o.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	c, err := o.newEncodeOptions()
 	if err != nil {
 		return err
 	}
 	switch {
 	case o.dir == "" && !o.dryRun:
-		return errors.New("--out: name the directory to write, such as --out data")
+		return errors.New("--out: give the directory to write to, such as --out data")
 	case isURL(o.dir):
-		return fmt.Errorf("--out %s: name a directory of this machine: batchfs writes nothing to a store; upload the files when they are complete", o.dir)
+		return fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
 	}
-	o.sayTokens(c)
+	o.printTokens(c)
 	inputs, err := findInputs(args, o.include, o.As)
 	if err == nil {
-		err = o.suits(inputs, c)
+		err = o.checkInputs(inputs, c)
 	}
 	if err != nil {
 		return err
 	}
-	o.warnOfNoEOT(inputs, c)
+	o.warnMissingEOT(inputs, c)
 	if o.dryRun {
 		return o.estimate(cmd.Context(), inputs, c)
 	}
-	if !o.force && o.finished(inputs) {
-		o.say("%s is complete: the same command made it of the same texts", o.dir)
+	if !o.force && o.isComplete(inputs) {
+		o.printLine("%s is already complete: the same command made it from the same texts", o.dir)
 		return o.report()
 	}
 	w, err := openWorkDir(o.dir)
@@ -151,15 +158,15 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer w.close()
-	s, err := o.begin(w, inputs)
+	s, err := o.startCheckpoint(w, inputs)
 	if err != nil {
 		return err
 	}
 	if !s.Complete {
-		o.sayContinuing(s, inputs)
-		if err := o.complete(cmd.Context(), w, s, inputs, c); err != nil {
+		o.printContinuing(s, inputs)
+		if err := o.encodeAll(cmd.Context(), w, s, inputs, c); err != nil {
 			if w.hasCheckpoint {
-				err = fmt.Errorf("%w; the same command continues from what is done", err)
+				err = fmt.Errorf("%w; run the same command again to continue", err)
 			}
 			return err
 		}
@@ -170,14 +177,14 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	return o.report()
 }
 
-// newEncodeOptions checks the options, and returns what they say about tokens.
+// newEncodeOptions checks the options and returns those that encoding needs.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
-	c := &encodeOptions{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", any: o.By == vocabulary.Byte, val: o.Val}
+	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte, valFraction: o.Val}
 	_, known := outputFormats[o.Format]
 	switch {
-	case !(o.Val >= 0 && o.Val < 1): // so put, it refuses NaN too
+	case !(o.Val >= 0 && o.Val < 1): // also true for NaN
 		return nil, fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", o.Val)
-	case !slices.Contains([]inputFormat{"", text, jsonl, parquet}, o.As):
+	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat}, o.As):
 		return nil, fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", o.As)
 	case !slices.Contains([]string{"error", "replace", "skip"}, o.Invalid):
 		return nil, fmt.Errorf("--invalid: must be error, replace or skip (got %q)", o.Invalid)
@@ -195,7 +202,7 @@ func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.use(t, o.EOT)
+	c.setTokenizer(t, o.EOT)
 	c.fields = []field{newField(o.Field, 0)}
 	if o.Mask != "" {
 		c.masked = true
@@ -204,32 +211,34 @@ func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	return c, err
 }
 
+// maskFields parses the argument of --mask.
 func maskFields(list string) (fields []field, err error) {
 	for part := range strings.SplitSeq(list, ",") {
-		at := max(strings.LastIndex(part, ":"), 0)
-		name, mask := part[:at], part[at:]
+		colon := max(strings.LastIndex(part, ":"), 0)
+		name, mask := part[:colon], part[colon:]
 		if name == "" || mask != ":0" && mask != ":1" {
-			return nil, fmt.Errorf("--mask: must be fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
 		}
 		fields = append(fields, newField(name, mask[1]-'0'))
 	}
 	return fields, nil
 }
 
-// suits refuses texts that the options are not for.
-func (o *options) suits(inputs []*input, c *encodeOptions) error {
+// checkInputs returns an error if an input cannot be read with these options.
+func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 	for _, in := range inputs {
 		switch {
-		case in.format == parquet && (len(c.fields) > 1 || c.fields[0].inList()):
-			return fmt.Errorf("%s: of a parquet file, one column of text is read: write the rows as lines of .jsonl for %s", in.path, cmp.Or(o.Mask, o.Field))
-		case in.format == text && in.once() && c.skip:
+		case in.format == parquetFormat && (len(c.fields) > 1 || c.fields[0].inList()):
+			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(o.Mask, o.Field))
+		case in.format == textFormat && in.readableOnce() && c.skip:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}
 	}
 	return nil
 }
 
-func (c *encodeOptions) use(t tokenizer, eot string) {
+// setTokenizer sets the tokenizer and what depends on it. eot is the option --eot.
+func (c *encodeOptions) setTokenizer(t tokenizer, eot string) {
 	c.tokenizer, c.width, c.eot = t, 2, -1
 	if t.Size() > 1<<16 {
 		c.width = 4

@@ -16,7 +16,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// here makes a directory of its own for the test, with these files.
+// here creates these files in a new working directory.
 func here(t testing.TB, files map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -31,11 +31,11 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 	cmd.SetErr(&stderr)
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
-	running.Wait() // tests change what it reads
+	pipelineGoroutines.Wait() // tests change the files that these read
 	return stdout.String() + stderr.String(), err
 }
 
-// refused runs the command, which must fail with an error that says so.
+// refused runs the command, which must fail with an error that contains want.
 func refused(t testing.TB, args, want string) {
 	t.Helper()
 	if said, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -63,7 +63,7 @@ func readManifest(t testing.TB) *vocabulary.Manifest {
 	return m
 }
 
-// decoded is what tokens stand for.
+// decoded returns the text of tokens.
 func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 	var b strings.Builder
 	for _, id := range tokens {
@@ -72,8 +72,8 @@ func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 	return b.String()
 }
 
-// checkPrepared checks what holds for any text: the tokens say the text again, the ids number the sorted set of its
-// characters, and the split is where nanoGPT's is.
+// checkPrepared checks that the tokens encode text, that they are numbered by the sorted set of its
+// characters, and that val begins where nanoGPT's does.
 func checkPrepared(t *testing.T, text string) {
 	t.Helper()
 	v := readManifest(t)
@@ -95,7 +95,7 @@ func checkPrepared(t *testing.T, text string) {
 	}
 }
 
-// wantLeft checks that prepare left exactly these names in out.
+// wantLeft fails the test unless out holds exactly the files with these names.
 func wantLeft(t testing.TB, want ...string) {
 	t.Helper()
 	if names := slices.Sorted(maps.Keys(filesOf(t, "out"))); !slices.Equal(names, want) {
@@ -183,7 +183,7 @@ func TestPrepareBytes(t *testing.T) {
 	}
 }
 
-// 65536 characters are numbered by 2 bytes, and more by 4.
+// Tokens have 2 bytes for up to 65536 characters, and 4 for more.
 func TestPrepareLargeVocabulary(t *testing.T) {
 	var text []rune
 	for r := rune(0x10000); r < 0x20000; r++ {
@@ -205,14 +205,14 @@ func TestPrepareErrors(t *testing.T) {
 		want string
 	}{
 		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace or skip, or --by byte"},
-		"empty":           {"", "a", "--val: 0.1 of 0 leaves 0 for train and 0 for val: give more text"},
-		"short":           {"x", "a", "--val: 0.1 of 1 leaves 0 for train and 1 for val: give more text"},
+		"empty":           {"", "a", "--val: 0.1 of 0 tokens leaves 0 for train and 0 for val: add text"},
+		"short":           {"x", "a", "--val: 0.1 of 1 tokens leaves 0 for train and 1 for val: add text"},
 		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
 		"missing":         {"abc", "b", "b: no such file"},
 		"glob":            {"abc", "a *.txt", "*.txt: matches no file"},
 		"hidden glob":     {"abc", "*hidden", "*hidden: matches no file"},
 		"bad glob":        {"abc", "[", "[: syntax error in pattern"},
-		"no files":        {"abc", "empty", "empty: no file below it"},
+		"no files":        {"abc", "empty", "empty: no file in this directory"},
 		"device":          {"abc", "/dev/null", "/dev/null: is not a regular file"},
 		"by":              {"abc", "a --by word", `--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got "word")`},
 		"val 1":           {"abc", "a --val 1", "--val: must be 0 or more and below 1, such as 0.1 (got 1)"},
@@ -221,20 +221,20 @@ func TestPrepareErrors(t *testing.T) {
 		"eot":             {"abc", "a --eot middle", `--eot: must be end, begin or none (got "middle")`},
 		"format":          {"abc", "a --format zip", `--format: must be headerless, llm.c, megatron, datatrove or npy (got "zip")`},
 		"shard-tokens":    {"abc", "a --shard-tokens -1", "--shard-tokens: must be 0 or more (got -1)"},
-		"mask":            {"abc", "a --mask a:2", `--mask: must be fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got "a:2")`},
+		"mask":            {"abc", "a --mask a:2", `--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got "a:2")`},
 		"include":         {"abc", "empty --include [", "--include [: syntax error in pattern"},
-		"no include":      {"abc", "a empty --include *.md", "empty: no file below it that --include *.md matches"},
+		"no include":      {"abc", "a empty --include *.md", "empty: no file in this directory matches --include *.md"},
 		"no val document": {"abc", "a lines.jsonl --as text --val 1e-17", "of 2 documents leaves "},
-		"no field":        {"abc", "lines.jsonl --field meta.body", "lines.jsonl: line 1: has no field meta.body: name one with --field"},
-		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: text is no JSON object: "},
-		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is no text: "},
-		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: is no JSON object: "},
+		"no field":        {"abc", "lines.jsonl --field meta.body", "lines.jsonl: line 1: has no field meta.body: choose one with --field"},
+		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: text is not a JSON object: "},
+		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is not a text but "},
+		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: not a JSON object: "},
 		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
 		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
 		"not parquet":     {"abc", "a --as parquet", "a: "},
-		"standard input":  {"abc", "-", "-: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first"},
-		"piped text":      {"abc", "- --by byte", "-: is not a regular file, and --by char, or val at the end"},
-		"no out":          {"abc", "a --out=", "--out: name the directory"},
+		"standard input":  {"abc", "-", "-: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: save it to a file first"},
+		"piped text":      {"abc", "- --by byte", "-: is not a regular file, and --by char, or val as the end"},
+		"no out":          {"abc", "a --out=", "--out: give the directory"},
 		"out a file":      {"abc", "a --out a", "--out: "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -250,9 +250,9 @@ func TestPrepareForce(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin", "vocab.json"} {
 		t.Run(name, func(t *testing.T) {
 			here(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
-			refused(t, "a --out out", "out/"+name+": exists: give --force")
+			refused(t, "a --out out", "out/"+name+": already exists: replace it with --force")
 			refused(t, "bad --out out --force", "not valid UTF-8")
-			refused(t, "out --out out --force", "out/"+name+": is a text and would be written too")
+			refused(t, "out --out out --force", "out/"+name+": is both a text and an output file")
 			if got, _ := os.ReadFile("out/" + name); string(got) != "mine" {
 				t.Errorf("out/%s is now %q", name, got)
 			}
@@ -263,7 +263,7 @@ func TestPrepareForce(t *testing.T) {
 	}
 }
 
-// A text that is not what it was when it was found is an error, also if it is as long.
+// A text that has changed since it was found is an error, even if its size is the same.
 func TestPrepareChangedText(t *testing.T) {
 	here(t, map[string]string{"a": "abc"})
 	for _, now := range []string{"longer", "xyz"} {
@@ -272,7 +272,7 @@ func TestPrepareChangedText(t *testing.T) {
 		testfiles.Write(t, map[string]string{"a": now})
 		later := time.Now().Add(time.Second)
 		testfiles.NoError(t, os.Chtimes("a", later, later))
-		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while it was read") {
+		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while prepare read it") {
 			t.Errorf("error %v, want one that says that a changed", err)
 		}
 	}
@@ -282,7 +282,8 @@ func FuzzPrepare(f *testing.F) {
 	for _, text := range []string{
 		"", "x", "ab", "naïve\r\n", strings.Repeat("a", 20), "one\r\ntwo\rthree\nfour", "é\xff", "ab\xe2\x82", "ab\xed\xa0\x80",
 		"naïve 数据 🚀 e\u0301 \u00e9 \ufffd \ufeff \u2028 \U0010ffff", "\\ \" \x00 \x7f </script> & '",
-		// Characters of three bytes and a length that 3 does not divide: some straddle every buffer's end.
+		// Some of these characters of three bytes straddle the end of every buffer, because no
+		// buffer size is a multiple of 3.
 		"x" + strings.Repeat("言葉は", 300_000) + "end",
 	} {
 		f.Add(text)

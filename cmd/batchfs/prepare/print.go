@@ -12,69 +12,70 @@ import (
 	"batchfs/internal/printable"
 )
 
-// say prints a line. It escapes invisible characters in its arguments, because names of files and
-// texts of tokens may come from others.
-func (o *options) say(format string, args ...any) error {
-	_, err := printable.Fprintf(o.out, format+"\n", args...)
+// printLine prints a line. It escapes invisible characters in its arguments, because names of files
+// and texts of tokens may come from others.
+func (o *options) printLine(format string, args ...any) error {
+	_, err := printable.Fprintf(o.stdout, format+"\n", args...)
 	return err
 }
 
-// sayTokens is the first line of a run: it is printed before anything is looked for or read.
-func (o *options) sayTokens(c *encodeOptions) {
+// printTokens prints the first line of a run, before anything is read.
+func (o *options) printTokens(c *encodeOptions) {
 	switch {
-	case c.eot >= 0 && c.eotFirst:
-		o.say("tokens of %s: %s (%d) begins each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
+	case c.eot >= 0 && c.eotBegins:
+		o.printLine("tokens of %s: %s (%d) begins each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
 	case c.eot >= 0:
-		o.say("tokens of %s: %s (%d) ends each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
+		o.printLine("tokens of %s: %s (%d) ends each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
 	default:
-		o.say("tokens of %s: no token separates documents", o.By)
+		o.printLine("tokens of %s: no token separates documents", o.By)
 	}
 }
 
-// warnOfNoEOT warns where documents run into one another, and --eot does not say so.
-func (o *options) warnOfNoEOT(inputs []*input, c *encodeOptions) {
-	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].format == text {
+// warnMissingEOT warns if no token separates documents although --eot asks for one.
+func (o *options) warnMissingEOT(inputs []*input, c *encodeOptions) {
+	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].format == textFormat {
 		return
 	}
-	way := "only the index beside a file says where they end"
+	remedy := "only the index of each file records where they end"
 	if _, ok := c.tokenizer.(bpeTokenizer); ok {
-		way = "name one with --eot-token"
+		remedy = "choose a token with --eot-token"
 	}
-	o.say("warning: %s has no end-of-text token that is known, so documents run into one another: %s", o.By, way)
+	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)
 }
 
-// sayContinuing tells a run that continues from one that begins.
-func (o *options) sayContinuing(s *checkpoint, inputs []*input) {
+// printContinuing says how much an earlier run has done, if this run continues it.
+func (o *options) printContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {
 		all := sizes(inputs)
-		o.say("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))
+		o.printLine("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))
 	}
 }
 
-// A progress shows how much of all inputs is done.
+// A progress shows how much of all inputs has been read.
 type progress struct {
 	*terminal.Progress
-	done int64
+	done int64 // bytes
 }
 
 func (o *options) progress(what string, inputs []*input, from position) *progress {
 	all := sizes(inputs)
-	if all == 0 { // a pipe
+	if all == 0 { // the size of a pipe is unknown
 		all = -1
 	}
-	p := &progress{Progress: terminal.NewProgress(o.err, what, all, terminal.Bytes)}
+	p := &progress{Progress: terminal.NewProgress(o.stderr, what, all, terminal.Bytes)}
 	p.upTo(from)
-	if !terminal.Is(o.err) {
-		p.Lines(o.out)
+	if !terminal.Is(o.stderr) {
+		p.Lines(o.stdout)
 	}
 	return p
 }
 
-func (p *progress) upTo(at position) {
-	p.Add(int(at.Read - p.done))
-	p.done = at.Read
+func (p *progress) upTo(pos position) {
+	p.Add(int(pos.Read - p.done))
+	p.done = pos.Read
 }
 
+// report prints what DIR holds, and the next command.
 func (o *options) report() error {
 	dir := filepath.Clean(o.dir)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
@@ -85,27 +86,27 @@ func (o *options) report() error {
 		switch split := m.Splits[name]; len(split.Shards) {
 		case 0:
 		case 1:
-			o.say("%s/%s: %d tokens%s", dir, split.Shards[0].Name, split.Tokens, maskInWords(split))
+			o.printLine("%s/%s: %d tokens%s", dir, split.Shards[0].Name, split.Tokens, maskInWords(split))
 		default:
-			o.say("%s/%s to %s: %d tokens in %d shards%s", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
+			o.printLine("%s/%s to %s: %d tokens in %d shards%s", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
 				split.Tokens, len(split.Shards), maskInWords(split))
 		}
 	}
 	if left := m.LeftOut; left != nil {
-		o.say("left out, as not UTF-8: %s; the first is %s", terminal.Count(left.Documents, "document", "documents"), left.First)
+		o.printLine("left out because they are not UTF-8: %s; the first is %s", terminal.Count(left.Documents, "document", "documents"), left.First)
 	}
 	if m.Kind == vocabulary.BPE {
-		o.say("%s/vocab.json: vocabulary of %d tokens of %s", dir, m.Size, m.Tokenizer)
+		o.printLine("%s/vocab.json: vocabulary of %d tokens, from %s", dir, m.Size, m.Tokenizer)
 	} else {
-		o.say("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
+		o.printLine("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
 	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {
 		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
 	}
-	return o.say("next: batchfs mount --data %s%s MOUNTPOINT", dir, suiting(m))
+	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", dir, mountOptions(m))
 }
 
-// maskInWords is how many tokens of a split a trainer should learn, if there is a mask.
+// maskInWords returns the number of tokens with mask 1, in words, if the split has a mask.
 func maskInWords(split vocabulary.Split) string {
 	ones := int64(0)
 	for _, shard := range split.Shards {
@@ -117,20 +118,20 @@ func maskInWords(split vocabulary.Split) string {
 	return fmt.Sprintf(", %d with mask 1", ones)
 }
 
-// suiting are the options of mount for files that are too short for the default block_size.
-func suiting(m *vocabulary.Manifest) (options string) {
-	const most = 1024
-	block := int64(most)
+// mountOptions returns options of mount for files that are too short for the default block_size.
+func mountOptions(m *vocabulary.Manifest) (options string) {
+	const defaultBlock = 1024
+	block := int64(defaultBlock)
 	for _, name := range splits {
 		split := m.Splits[name]
-		if len(split.Shards) > 1 && slices.ContainsFunc(split.Shards, func(s vocabulary.Shard) bool { return s.Tokens <= most }) {
+		if len(split.Shards) > 1 && slices.ContainsFunc(split.Shards, func(s vocabulary.Shard) bool { return s.Tokens <= defaultBlock }) {
 			options += " --set splits." + name + ".join=true"
 		}
 		for split.Tokens > 1 && split.Tokens <= block {
 			block /= 2
 		}
 	}
-	if block < most {
+	if block < defaultBlock {
 		options += fmt.Sprintf(" --set batch.block_size=%d", block)
 	}
 	return options

@@ -16,89 +16,96 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// Tests make these smaller.
+// Limits on memory, in bytes. They are variables so that tests can lower them.
 var (
 	chunkSize = 1 << 20  // how much text is read, and then encoded, at a time
-	maxLine   = 64 << 20 // the most that must be in memory as one: a line or a row, or a text in which no word ends
+	maxLine   = 64 << 20 // longest line, row, or stretch of text in which no word ends
 )
 
 var byteOrderMark = []byte("\ufeff")
 
-// A position is a point between two text pieces, from which reading can begin again.
+// A position is a point between two text pieces, from which reading can resume. Checkpoints store
+// it as JSON.
 type position struct {
 	Input  int   `json:"input"`
-	Offset int64 `json:"offset"` // in what the input holds decompressed, in bytes; in a parquet file, in rows
-	Line   int64 `json:"line"`   // of jsonl: how many came before
-	Within bool  `json:"within"` // a document, which is in val or not
-	Val    bool  `json:"val"`
-	Read   int64 `json:"read"` // bytes of all inputs, as they are on the disk
+	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet file
+	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
+	Within bool  `json:"within"` // the position is inside a document
+	Val    bool  `json:"val"`    // whether that document belongs to val
+	Read   int64 `json:"read"`   // bytes read of all inputs, as stored on disk
 }
 
-// A textPiece is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
+// A textPiece is a part of an input that can be encoded without the rest: some lines of JSON Lines,
+// a row, or a text or part of one.
 type textPiece struct {
-	text         []byte
-	in           *input
-	at           position // where it begins
-	begins, ends bool     // of a text: whether its document does
-	invalid      bool     // the whole text is left out, as it is not UTF-8
+	text  []byte
+	in    *input
+	start position // beginning of text
+	// startsDocument and endsDocument say which ends of the document a piece of text includes.
+	startsDocument, endsDocument bool
+	invalidText                  bool // the whole text is left out because it is not UTF-8
 }
 
-// A chunk is text pieces that are encoded together.
+// A chunk is a group of text pieces that one encoder takes at a time. It carries their text through
+// the pipeline, and then their tokens.
 type chunk struct {
 	pieces []textPiece
-	size   int      // of all texts
-	end    position // of the next chunk
+	size   int      // bytes of text in all pieces
+	end    position // beginning of the next chunk
 
-	quota int // that it takes of what may be under way
-	out   [len(splits)]encoded
-	err   error
-	done  chan struct{} // closed when out, err and leftOut are there
+	quota   int // permits of the pipeline that the chunk holds
+	encoded [len(splits)]encodedTokens
+	err     error
+	done    chan struct{} // closed when encoded, err and leftOut are set
 
 	leftOut vocabulary.LeftOut
 }
 
-func (b *chunk) leaveOut(what string) {
-	b.leftOut.First = cmp.Or(b.leftOut.First, what)
-	b.leftOut.Documents++
+// countLeftOut counts a document that is left out. location describes it for people.
+func (ch *chunk) countLeftOut(location string) {
+	ch.leftOut.First = cmp.Or(ch.leftOut.First, location)
+	ch.leftOut.Documents++
 }
 
-// A reader cuts inputs into chunks.
+// A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
-	inputs  []*input
-	column  []string // the names, one in another, of the column of a parquet file
-	stdin   io.Reader
-	scratch string // a directory for what must be decompressed to a file
-	bytes   int64  // that were read of all inputs, as they are on the disk
+	inputs    []*input
+	column    []string // path of the column in parquet files
+	stdin     io.Reader
+	scratch   string // directory for decompressed parquet files
+	bytesRead int64  // bytes read of all inputs, as stored on disk
 
-	whole bool                   // a text is left out unless all of it is UTF-8
-	cut   func(text []byte) int  // how much of a text can be encoded without the rest
-	inVal func(text []byte) bool // of a text that begins so
-	tail  int64                  // of a single text, val begins at this offset; 0 if inVal says
-	emit  func(*chunk) error     // is not called again after an error
+	skipInvalid bool                   // leave out a text unless all of it is UTF-8
+	cut         func(text []byte) int  // returns how much of a text can be encoded without the rest
+	inVal       func(text []byte) bool // reports whether a text with this beginning belongs to val
+	// valStart is the offset of val in a single text; 0 if inVal decides for each document.
+	valStart int64
+	emit     func(*chunk) error // is not called again after an error
 
-	chunk   *chunk
+	current *chunk
 	buf     []byte
-	stopped error // the error of emit
+	emitErr error // error that emit returned
 }
 
-// newReader returns a reader of the inputs for c. The caller must set stdin to read standard input,
-// and scratch to read compressed Parquet files.
+// newReader returns a reader of inputs. The caller must set emit, stdin if standard input is an
+// input, and scratch if a parquet file is compressed.
 func newReader(inputs []*input, c *encodeOptions) *reader {
-	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, whole: c.skip && !c.any}
+	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skip && !c.anyBytes}
 }
 
+// read reads the inputs from a position on, and emits their chunks.
 func (r *reader) read(from position) error {
-	r.chunk, r.buf = new(chunk), make([]byte, 0, chunkSize)
+	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
 	before := sizes(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
-		r.bytes = before
+		r.bytesRead = before
 		before += in.size()
 		read, offset := r.readText, from.Offset
-		if in.format == parquet {
+		if in.format == parquetFormat {
 			read, offset = r.readRows, 0
 		}
-		s, err := in.open(r.stdin, offset, r.count)
+		s, err := in.open(r.stdin, offset, r.countBytes)
 		if err != nil {
 			return err
 		}
@@ -107,46 +114,48 @@ func (r *reader) read(from position) error {
 		}
 		s.Close()
 		switch {
-		case r.stopped != nil: // which has nothing to do with the input
-			return r.stopped
+		case r.emitErr != nil: // has nothing to do with the input
+			return r.emitErr
 		case err != nil:
 			return fmt.Errorf("%s: %w", in.path, err)
 		}
 	}
 	from.Read = before
-	r.chunk.end = from
-	return r.emit(r.chunk)
+	r.current.end = from
+	return r.emit(r.current)
 }
 
-func (r *reader) count(n int) { r.bytes += int64(n) }
+func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
 
-// add appends a text piece that ends at a position, and emits a chunk that is large enough.
-func (r *reader) add(c textPiece, end position) error {
-	c.text = bytes.Clone(c.text)
-	r.chunk.pieces = append(r.chunk.pieces, c)
-	r.chunk.size += len(c.text)
-	end.Read = r.bytes
-	r.chunk.end = end
-	if r.chunk.size < chunkSize/2 && len(r.chunk.pieces) < 1<<14 {
+// add appends a text piece that ends pos position end to the current chunk, and emits the chunk if
+// it is large enough.
+func (r *reader) add(piece textPiece, end position) error {
+	piece.text = bytes.Clone(piece.text)
+	r.current.pieces = append(r.current.pieces, piece)
+	r.current.size += len(piece.text)
+	end.Read = r.bytesRead
+	r.current.end = end
+	if r.current.size < chunkSize/2 && len(r.current.pieces) < 1<<14 {
 		return nil
 	}
-	full := r.chunk
-	r.chunk = new(chunk)
-	r.stopped = r.emit(full)
-	return r.stopped
+	full := r.current
+	r.current = new(chunk)
+	r.emitErr = r.emit(full)
+	return r.emitErr
 }
 
-// fill reads until buf holds n bytes, or reports the end. It drops a byte order mark at the beginning of the input.
-func (r *reader) fill(s io.Reader, at *position, n int) (end bool, err error) {
+// fill reads until buf holds n bytes, and reports whether the input has ended. It drops a byte
+// order mark at the beginning.
+func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
 	for len(r.buf) < n && err == nil {
 		var read int
 		read, err = s.Read(r.buf[len(r.buf):n])
 		r.buf = r.buf[:len(r.buf)+read]
 	}
-	if at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
+	if pos.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
 		r.drop(len(byteOrderMark))
-		at.Offset = int64(len(byteOrderMark))
+		pos.Offset = int64(len(byteOrderMark))
 	}
 	if err == io.EOF {
 		return true, nil
@@ -156,17 +165,17 @@ func (r *reader) fill(s io.Reader, at *position, n int) (end bool, err error) {
 
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
-// readText reads a text, or lines of jsonl, in parts that can be encoded one without the other.
-func (r *reader) readText(s *stream, at position) error {
+// readText reads a text, or JSON Lines, in pieces that can be encoded separately.
+func (r *reader) readText(s *stream, pos position) error {
 	r.buf = r.buf[:0]
-	lines := s.in.format == jsonl
+	lines := s.in.format == jsonlFormat
 	for want := chunkSize; ; {
-		end, err := r.fill(s, &at, want)
+		end, err := r.fill(s, &pos, want)
 		if err != nil {
 			return err
 		}
-		if !lines && !at.Within {
-			at.Val = r.tail > 0 && at.Offset >= r.tail || r.tail == 0 && r.inVal(r.buf)
+		if !lines && !pos.Within {
+			pos.Val = r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
 		}
 		n := len(r.buf)
 		switch {
@@ -176,40 +185,40 @@ func (r *reader) readText(s *stream, at position) error {
 		default:
 			n = r.cut(r.buf)
 		}
-		c := textPiece{in: s.in, at: at, begins: !at.Within, ends: end}
-		if r.whole && !lines && c.begins && !end {
-			if c.invalid, err = s.in.invalid(); err != nil {
+		piece := textPiece{in: s.in, start: pos, startsDocument: !pos.Within, endsDocument: end}
+		if r.skipInvalid && !lines && piece.startsDocument && !end {
+			if piece.invalidText, err = s.in.hasInvalidUTF8(); err != nil {
 				return err
-			} else if c.invalid {
-				return r.add(c, position{Input: at.Input + 1})
+			} else if piece.invalidText {
+				return r.add(piece, position{Input: pos.Input + 1})
 			}
 		}
-		if at.Offset < r.tail && r.tail <= at.Offset+int64(n) { // here train ends
-			n = int(r.tail - at.Offset)
-			c.ends = true
+		if pos.Offset < r.valStart && r.valStart <= pos.Offset+int64(n) { // train ends here
+			n = int(r.valStart - pos.Offset)
+			piece.endsDocument = true
 		}
 		switch {
-		case n == 0 && c.begins && end: // an empty text
+		case n == 0 && piece.startsDocument && end: // an empty text
 			return nil
-		case n == 0 && !c.ends && want < maxLine:
+		case n == 0 && !piece.endsDocument && want < maxLine:
 			want *= 2
 			continue
-		case n == 0 && !c.ends:
-			return tooLong(at, lines)
+		case n == 0 && !piece.endsDocument:
+			return tooLong(pos, lines)
 		}
-		c.text = r.buf[:n]
-		at.Offset += int64(n)
+		piece.text = r.buf[:n]
+		pos.Offset += int64(n)
 		if lines {
-			at.Line += int64(bytes.Count(c.text, []byte("\n")))
+			pos.Line += int64(bytes.Count(piece.text, []byte("\n")))
 		} else {
-			at.Within = !c.ends
+			pos.Within = !piece.endsDocument
 		}
-		next := at
+		next := pos
 		last := end && n == len(r.buf)
 		if last {
-			next = position{Input: at.Input + 1}
+			next = position{Input: pos.Input + 1}
 		}
-		if err := r.add(c, next); err != nil || last {
+		if err := r.add(piece, next); err != nil || last {
 			return err
 		}
 		r.drop(n)
@@ -217,22 +226,22 @@ func (r *reader) readText(s *stream, at position) error {
 	}
 }
 
-func tooLong(at position, lines bool) error {
+func tooLong(pos position, lines bool) error {
 	if lines {
-		return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
+		return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it", pos.Line+1, maxLine)
 	}
-	return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
+	return fmt.Errorf("no word ends in the %d bytes from byte %d on, which is the limit: break the text into lines", maxLine, pos.Offset)
 }
 
-// readRows reads a column of a parquet file. A row without text is left out.
-func (r *reader) readRows(s *stream, at position) (err error) {
+// readRows reads a column of a parquet file, one document for each row.
+func (r *reader) readRows(s *stream, pos position) (err error) {
 	defer func() {
-		if p := recover(); p != nil { // parquet-go's own way to say that a file is broken
-			err = fmt.Errorf("is no sound parquet file: %v", p)
+		if p := recover(); p != nil { // parquet-go panics if a file is broken
+			err = fmt.Errorf("is not a valid parquet file: %v", p)
 		}
 	}()
 	file, size := s.file, s.in.size()
-	if file == nil || s.in.once() || s.compressed {
+	if file == nil || s.in.readableOnce() || s.compressed {
 		if file, size, err = r.spool(s); err != nil {
 			return err
 		}
@@ -247,25 +256,25 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	if err != nil {
 		return err
 	}
-	bytes := float64(s.in.size()) / float64(f.NumRows()) // of a row
+	rowBytes := float64(s.in.size()) / float64(f.NumRows())
 	if s.compressed {
-		bytes = 0 // all were counted
+		rowBytes = 0 // spool has counted all bytes
 	}
-	r.count(int(bytes * float64(at.Offset)))
+	r.countBytes(int(rowBytes * float64(pos.Offset)))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
-		if row+group.NumRows() <= at.Offset {
+		if row+group.NumRows() <= pos.Offset {
 			row += group.NumRows()
 			continue
 		}
 		values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
 		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(values)
-		if err := pages.SeekToRow(at.Offset - row); err != nil {
+		if err := pages.SeekToRow(pos.Offset - row); err != nil {
 			pages.Close()
 			return err
 		}
 		row += group.NumRows()
-		err := r.readPages(s.in, pages, &at, bytes)
+		err := r.readPages(s.in, pages, &pos, rowBytes)
 		pages.Close()
 		if values.err != nil {
 			return fmt.Errorf("column %s %w", name, values.err)
@@ -277,6 +286,7 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	return nil
 }
 
+// textColumn returns the index of the column of texts.
 func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
 	column, ok := f.Schema().Lookup(r.column...)
 	switch {
@@ -285,14 +295,15 @@ func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
 		for _, path := range f.Schema().Columns() {
 			names = append(names, strings.Join(path, "."))
 		}
-		return 0, fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
+		return 0, fmt.Errorf("has no column %s, only %s: choose one with --field", name, strings.Join(names, ", "))
 	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
-		return 0, fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+		return 0, fmt.Errorf("column %s does not have one text for each row: choose another one with --field", name)
 	}
 	return column.ColumnIndex, nil
 }
 
-func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes float64) error {
+// readPages adds the texts in pages of a column. rowBytes is the average size of a row on disk.
+func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowBytes float64) error {
 	var values [256]parquetgo.Value
 	for {
 		page, err := pages.ReadPage()
@@ -308,14 +319,14 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 			if n, err = from.ReadValues(values[:]); err != nil && err != io.EOF {
 				return err
 			}
-			r.count(int(bytes * float64(n)))
+			r.countBytes(int(rowBytes * float64(n)))
 			for _, value := range values[:n] {
-				c := textPiece{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
-				at.Offset++
-				if len(c.text) > maxLine {
-					return fmt.Errorf("row %d has more than %d bytes, the most that is held in memory: shorten it", at.Offset, maxLine)
+				piece := textPiece{text: value.ByteArray(), in: in, start: *pos, startsDocument: true, endsDocument: true}
+				pos.Offset++
+				if len(piece.text) > maxLine {
+					return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it", pos.Offset, maxLine)
 				}
-				if err := r.add(c, *at); err != nil {
+				if err := r.add(piece, *pos); err != nil {
 					return err
 				}
 			}
@@ -324,7 +335,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 	}
 }
 
-// spool decompresses a parquet file to a file without a name: it must be read at any offset.
+// spool decompresses a parquet file to an unnamed file, because it must be read at any offset.
 func (r *reader) spool(s *stream) (*os.File, int64, error) {
 	file, err := os.CreateTemp(r.scratch, ".parquet-")
 	if err != nil {
@@ -339,7 +350,7 @@ func (r *reader) spool(s *stream) (*os.File, int64, error) {
 	return file, size, nil
 }
 
-// runeEnd is how much of a text is whole characters.
+// runeEnd returns the length of text without an incomplete character at its end.
 func runeEnd(text []byte) int {
 	last := max(0, len(text)-1)
 	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
@@ -351,10 +362,11 @@ func runeEnd(text []byte) int {
 	return last
 }
 
-// wordEnd returns how many bytes of a text can be encoded without the rest, or 0 if there are none.
-// They end before a space between two letters, or after a newline that precedes a letter and does
-// not follow white space. Each tokenizer splits a text there before it merges anything, unless
-// joins reports that an added token may contain the bytes on both sides.
+// wordEnd returns how many bytes of text can be encoded without the rest, or 0 if there is no such
+// boundary. A boundary is before a space between two letters, or after a newline that follows
+// something other than white space and precedes a letter. All tokenizers split a text there before
+// they merge anything, unless joins reports that an added token may contain the bytes on both
+// sides.
 func wordEnd(text []byte, joins func(before, after byte) bool) int {
 	for i := len(text) - 1; i > 0; i-- {
 		if text[i] != ' ' && text[i] != '\n' {

@@ -19,33 +19,34 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// sources are the texts, and the tokenizer's file if there is one.
-func (o *options) sources(inputs []*input) []*input {
+// digestedInputs returns the texts and the file of the tokenizer, if it has one.
+func (o *options) digestedInputs(inputs []*input) []*input {
 	if info, err := os.Stat(o.By); err == nil {
 		return append(slices.Clip(inputs), &input{path: o.By, info: info})
 	}
 	return inputs
 }
 
-// run stands for a run, so that the same command knows its files; it is empty where the texts can be read only once. It is the same on
-// all hosts, so that vocab.json is.
-func (o *options) run(inputs []*input) string {
-	if slices.ContainsFunc(inputs, (*input).once) {
+// runDigest identifies a run by its settings and inputs, so that the same command recognizes its
+// files. It does not depend on the host, because vocab.json holds it. It is empty if an input can
+// be read only once, because its content may differ next time.
+func (o *options) runDigest(inputs []*input) string {
+	if slices.ContainsFunc(inputs, (*input).readableOnce) {
 		return ""
 	}
 	settings, _ := json.Marshal(o.settings)
-	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digest(o.sources(inputs), false)...)))
+	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digest(o.digestedInputs(inputs), false)...)))
 }
 
-// finished reports whether DIR holds the files of the same run, and no text was written or replaced since.
-func (o *options) finished(inputs []*input) bool {
+// isComplete reports whether DIR holds the files of the same run, and no input has changed since.
+func (o *options) isComplete(inputs []*input) bool {
 	path := filepath.Join(o.dir, manifestName)
 	m, err := vocabulary.Read(path)
-	if err != nil || m == nil || m.Run == "" || m.Run != o.run(inputs) {
+	if err != nil || m == nil || m.Run == "" || m.Run != o.runDigest(inputs) {
 		return false
 	}
 	written, err := os.Stat(path)
-	if err != nil || slices.ContainsFunc(o.sources(inputs), func(in *input) bool { return changed(in.info).After(changed(written)) }) {
+	if err != nil || slices.ContainsFunc(o.digestedInputs(inputs), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -58,31 +59,35 @@ func (o *options) finished(inputs []*input) bool {
 	return true
 }
 
-// changed returns when a file was written, renamed or given other rights: a copy may have an older modification time.
-func changed(info os.FileInfo) time.Time { return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()) }
+// changeTime returns when a file was last written, renamed or given other permissions. The
+// modification time is not enough, because a copy may have an older one.
+func changeTime(info os.FileInfo) time.Time {
+	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
+}
 
-// begin returns where to begin: at the last checkpoint, if there is one of the same command.
-func (o *options) begin(w *workDir, inputs []*input) (*checkpoint, error) {
-	begin := &checkpoint{Settings: o.settings, Inputs: digest(o.sources(inputs), true)}
-	s, err := w.load()
-	if s != nil {
+// startCheckpoint returns the checkpoint to start from: that of an unfinished run of the same
+// command, or an empty one.
+func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, error) {
+	begin := &checkpoint{Settings: o.settings, Inputs: digest(o.digestedInputs(inputs), true)}
+	saved, err := w.load()
+	if saved != nil {
 		switch {
-		case s.Settings != begin.Settings:
-			then, _ := json.Marshal(s.Settings)
-			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s", w.dir.Name(), then)
-		case s.Inputs != begin.Inputs:
-			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
-				"restore them, or give --force to begin again", w.dir.Name())
+		case saved.Settings != begin.Settings:
+			settings, _ := json.Marshal(saved.Settings)
+			err = fmt.Errorf("%s belongs to an unfinished run with other options: use these again, or start over with --force: %s", w.dir.Name(), settings)
+		case saved.Inputs != begin.Inputs:
+			err = fmt.Errorf("%s belongs to an unfinished run, and since then the texts, or their sizes or modification times, have changed: "+
+				"restore them, or start over with --force", w.dir.Name())
 		default:
 			w.hasCheckpoint = true
-			return s, nil
+			return saved, nil
 		}
 	}
 	if err != nil && !o.force {
 		w.hasCheckpoint = true
 		return nil, err
 	}
-	if _, err := o.stale(inputs); err != nil {
+	if _, err := o.staleFiles(inputs); err != nil {
 		return nil, err
 	}
 	return begin, w.clear()
@@ -90,11 +95,13 @@ func (o *options) begin(w *workDir, inputs []*input) (*checkpoint, error) {
 
 const manifestName = vocabulary.FileName
 
-// tokenFile matches the names of files that prepare writes for a split; its first group is the name of the shard without suffix.
+// tokenFile matches the names of all files that prepare writes for a split. The first group is the
+// name of the shard without suffix.
 var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
 
-// stale returns the token files of an earlier run in DIR. It fails if there is anything that may not be replaced.
-func (o *options) stale(inputs []*input) ([]string, error) {
+// staleFiles returns the token files of an earlier run in DIR, which this run replaces or removes.
+// It returns an error if DIR has a file that must not be replaced.
+func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	entries, err := os.ReadDir(o.dir)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
@@ -122,42 +129,42 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 		}
 		for _, in := range inputs {
 			if in.info != nil && os.SameFile(in.info, info) {
-				return nil, fmt.Errorf("%s: is a text and would be written too: name the texts one by one, or choose another --out", in.path)
+				return nil, fmt.Errorf("%s: is both a text and an output file: name the texts one by one, or choose another --out", in.path)
 			}
 		}
 		switch {
 		case info.IsDir():
-			return nil, fmt.Errorf("%s: is a directory, where a file will be written: choose another --out", path)
+			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
 		case !o.force:
-			return nil, fmt.Errorf("%s: exists: give --force to replace it, or choose another --out", path)
+			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)
 		case match == nil:
 		case old[match[1]]:
 			stale = append(stale, e.Name())
 		case o.ShardTokens > 0 || strings.Contains(match[1], "_"):
-			return nil, fmt.Errorf("%s: is no file of the vocab.json there, and would be mixed with the new ones: move it away", path)
+			return nil, fmt.Errorf("%s: is not listed in vocab.json, so a mount would mix it with the new files: move it away", path)
 		}
 	}
 	return stale, nil
 }
 
-// complete goes from a checkpoint to a complete one.
-func (o *options) complete(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
+// encodeAll encodes the inputs from checkpoint s on, until the checkpoint is complete.
+func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
 	r.stdin, r.scratch = o.stdin, w.dir.Name()
-	if err := o.count(ctx, r, c); err != nil {
+	if err := o.countTokens(ctx, r, c); err != nil {
 		return err
 	}
-	out := &output{dir: w.dir, format: outputFormats[o.Format], width: c.width, most: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
+	out := &output{dir: w.dir, format: outputFormats[o.Format], width: c.width, maxTokens: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
 	var written [len(splits)]*split
 	for i := range splits {
 		written[i] = &split{output: out, name: splits[i], splitState: s.Splits[i]}
 		defer written[i].close()
 	}
-	save := func(at position) error {
-		if slices.ContainsFunc(inputs, (*input).once) { // it has other text the next time
+	save := func(pos position) error {
+		if slices.ContainsFunc(inputs, (*input).readableOnce) { // no run can continue
 			return nil
 		}
-		s.Position = at
+		s.Position = pos
 		for i, split := range written {
 			if err := split.sync(); err != nil {
 				return err
@@ -182,17 +189,17 @@ func (o *options) complete(ctx context.Context, w *workDir, s *checkpoint, input
 	}
 	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
 		w.hasCheckpoint = false
-		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, as documents are not divided: give more of them, a larger --val, or --val 0 for none",
+		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: add documents, or use a larger --val, or --val 0 for no val",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
 	if err := o.manifest(w, c, sums, s, inputs); err != nil {
 		return err
 	}
-	stale, err := o.stale(inputs)
+	stale, err := o.staleFiles(inputs)
 	if err != nil {
 		return err
 	}
-	names, err := w.files()
+	names, err := w.finalNames()
 	if err != nil {
 		return err
 	}
@@ -201,59 +208,60 @@ func (o *options) complete(ctx context.Context, w *workDir, s *checkpoint, input
 	return save(position{Input: len(inputs)})
 }
 
-// encode writes the tokens of what r reads from the position of a checkpoint on, and checkpoints: the first after a second, and then every ten.
+// encode encodes what r reads from the position of checkpoint s on, and saves checkpoints: the
+// first after a second, the others every ten seconds and after each complete shard.
 func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
 	progress := o.progress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
 	var tokens int64
 	began := time.Now()
 	next := began.Add(time.Second)
-	return pipeline(ctx, r, s.Position, c.run, func(b *chunk) error {
+	return pipeline(ctx, r, s.Position, c.encodeChunks, func(ch *chunk) error {
 		due := time.Now().After(next)
-		s.leaveOut(b.leftOut)
+		s.addLeftOut(ch.leftOut)
 		for i, split := range written {
-			tokens += int64(len(b.out[i].tokens) / c.width)
-			completed, err := split.write(b.out[i])
+			tokens += int64(len(ch.encoded[i].tokens) / c.width)
+			completed, err := split.write(ch.encoded[i])
 			if err != nil {
 				return err
 			}
 			due = due || completed
 		}
-		progress.upTo(b.end)
+		progress.upTo(ch.end)
 		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
 		if !due {
 			return nil
 		}
 		next = time.Now().Add(10 * time.Second)
-		return save(b.end)
+		return save(ch.end)
 	})
 }
 
-// count goes through the inputs once before they are encoded where that is needed: for the characters that there are, and for where
-// val begins in a single text.
-func (o *options) count(ctx context.Context, r *reader, c *encodeOptions) error {
-	single := len(r.inputs) == 1 && r.inputs[0].format == text && o.Val > 0
+// countTokens reads the inputs once before they are encoded, if necessary. With --by char, it
+// collects the characters and sets the tokenizer; for a single text, it sets where val begins.
+func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) error {
+	single := len(r.inputs) == 1 && r.inputs[0].format == textFormat && o.Val > 0
 	if o.By != vocabulary.Char && !single {
 		return nil
 	}
 	for _, in := range r.inputs {
-		if in.once() {
-			return fmt.Errorf("%s: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first, or give another --by and --val 0", in.path)
+		if in.readableOnce() {
+			return fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: save it to a file first, or use another --by and --val 0", in.path)
 		}
 	}
 	progress := o.progress("counting", r.inputs, position{})
 	defer progress.Finish()
 	counting := *c
-	seen := new(counter)
-	if !c.any {
-		counting.use(seen, "none")
+	seen := new(charCounter)
+	if !c.anyBytes {
+		counting.setTokenizer(seen, "none")
 	}
-	counting.val = 0
+	counting.valFraction = 0
 	var tokens int64
 	r.inVal, r.cut = counting.inVal, counting.Cut
-	err := pipeline(ctx, r, position{}, counting.run, func(b *chunk) error {
-		tokens += int64(len(b.out[0].tokens) / counting.width)
-		progress.upTo(b.end)
+	err := pipeline(ctx, r, position{}, counting.encodeChunks, func(ch *chunk) error {
+		tokens += int64(len(ch.encoded[0].tokens) / counting.width)
+		progress.upTo(ch.end)
 		return nil
 	})
 	if err != nil {
@@ -261,23 +269,23 @@ func (o *options) count(ctx context.Context, r *reader, c *encodeOptions) error 
 	}
 	r.inVal, r.cut = c.inVal, c.Cut
 	if o.By == vocabulary.Char {
-		c.use(seen.characters(), o.EOT)
+		c.setTokenizer(seen.sorted(), o.EOT)
 	}
 	if !single {
 		return nil
 	}
-	train := int64(float64(tokens) * (1 - o.Val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
+	train := int64(float64(tokens) * (1 - o.Val)) // like nanoGPT's int(n*0.9): 1-0.1 is exactly 0.9
 	if train == 0 || train == tokens {
-		return fmt.Errorf("--val: %v of %d leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, train, tokens-train)
+		return fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", o.Val, tokens, train, tokens-train)
 	}
-	if r.tail, err = o.offset(r.inputs[0], c, train); err != nil {
+	if r.valStart, err = o.offsetOf(r.inputs[0], c, train); err != nil {
 		return fmt.Errorf("%s: %w", r.inputs[0].path, err)
 	}
 	return nil
 }
 
-// offset is where a text has so many characters, or bytes, before it.
-func (o *options) offset(in *input, c *encodeOptions, n int64) (int64, error) {
+// offsetOf returns the offset of token n, a character or a byte, in the text of an input.
+func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) {
 	s, err := in.open(o.stdin, 0, func(int) {})
 	if err != nil {
 		return 0, err
@@ -289,7 +297,7 @@ func (o *options) offset(in *input, c *encodeOptions, n int64) (int64, error) {
 		text.Discard(len(mark))
 		at = int64(len(mark))
 	}
-	if c.any {
+	if c.anyBytes {
 		return at + n, nil
 	}
 	for range n {
@@ -304,7 +312,7 @@ func (o *options) offset(in *input, c *encodeOptions, n int64) (int64, error) {
 
 func (o *options) manifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
 	m := vocabulary.Manifest{
-		Tokenizer: c.Name(), Format: o.Format, Run: o.run(inputs), LeftOut: s.LeftOut,
+		Tokenizer: c.Name(), Format: o.Format, Run: o.runDigest(inputs), LeftOut: s.LeftOut,
 		Splits:     map[string]vocabulary.Split{},
 		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
 	}

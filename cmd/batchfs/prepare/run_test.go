@@ -19,7 +19,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// Where the end-of-text token goes, and what a loss mask says.
+// The end-of-text token and the mask are where the options say.
 func TestPrepareEOTAndMask(t *testing.T) {
 	here(t, map[string]string{
 		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
@@ -56,7 +56,8 @@ func TestPrepareEOTAndMask(t *testing.T) {
 			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)
 		}
 	}
-	prepared(t, "a.jsonl --by pairs --val 0 --out out --force") // over files with a mask, or without
+	// Files with and without a mask are replaced.
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force --mask m.p:0,m.c:1")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
 	wantLeft(t, "train.bin", "train.bin.index", "vocab.json")
@@ -65,7 +66,7 @@ func TestPrepareEOTAndMask(t *testing.T) {
 	}
 }
 
-// More files, and other places of them, move no document between train and val.
+// Adding or moving files moves no document between train and val.
 func TestPrepareMovesNoDocument(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 200)
@@ -86,7 +87,8 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 	}
 }
 
-// golden are the files of three documents, "A", "B" and "CC", by format and the bytes of a token. They end in token 256.
+// golden returns the files of the three documents "A", "B" and "CC", which end with token 256, by
+// format.
 func golden(width int) map[string]map[string]string {
 	number := func(width int, numbers ...int) (s string) {
 		for _, n := range numbers {
@@ -111,7 +113,7 @@ func golden(width int) map[string]map[string]string {
 	}
 }
 
-// Each format is what its readers expect, and many shards hold together what one holds.
+// Each format is what its readers expect, and many shards together hold the same tokens as one.
 func TestPrepareFormats(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
@@ -153,7 +155,8 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
-// A run that is interrupted again and again ends with the files of one that is not, on any number of processors.
+// A run that is interrupted repeatedly writes the same files as an uninterrupted one, on any number
+// of processors.
 func TestPrepareGoesOn(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
@@ -192,7 +195,7 @@ func TestPrepareGoesOn(t *testing.T) {
 
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 
-// What a run left is continued by the same command only, unless --force begins again.
+// Only the same command continues an unfinished run, unless --force starts over.
 func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 300)
@@ -202,13 +205,13 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		t.Helper()
 		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
 		os.RemoveAll("out")
-		refused(t, "b.jsonl"+args, "; the same command continues from what is done")
+		refused(t, "b.jsonl"+args, "; run the same command again to continue")
 		wantLeft(t, ".prepare")
 	}
 	for other, want := range map[string]string{
-		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: {\"by\":\"pairs\",",
-		"c.jsonl":                "out/.prepare is of an unfinished run, and since then the texts, or their sizes or modification times, are others",
-		"b.jsonl --include *.md": "line 201: is no JSON object", // which only directories heed
+		"b.jsonl --eot begin":    "out/.prepare belongs to an unfinished run with other options: use these again, or start over with --force: {\"by\":\"pairs\",",
+		"c.jsonl":                "out/.prepare belongs to an unfinished run, and since then the texts, or their sizes or modification times, have changed",
+		"b.jsonl --include *.md": "line 201: not a JSON object",
 	} {
 		unfinished()
 		refused(t, other+args, want)
@@ -219,11 +222,11 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
 	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
 
-	// Somebody else at work.
+	// Another process uses the working directory.
 	w, err := openWorkDir("out")
 	testfiles.NoError(t, err)
 	defer w.close()
-	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare writes there")
+	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare is running there")
 }
 
 // A mount never sees shards of two runs as one split.
@@ -243,11 +246,12 @@ func TestPrepareForceRemovesOldShards(t *testing.T) {
 
 	testfiles.Write(t, map[string]string{"out/train_000009.bin": "mine"})
 	refused(t, "few.jsonl --by pairs --out out --force",
-		"out/train_000009.bin: is no file of the vocab.json there, and would be mixed with the new ones: move it away")
+		"out/train_000009.bin: is not listed in vocab.json, so a mount would mix it with the new files: move it away")
 	wantLeft(t, "notes", "train.bin", "train.bin.index", "train_000009.bin", "val.bin", "val.bin.index", "vocab.json")
 }
 
-// What --dry-run says is near what there is, also where the end of a file is unlike its beginning, and nothing is written.
+// The estimate of --dry-run is close, even if the end of a file is unlike its beginning, and
+// nothing is written.
 func TestPrepareDryRun(t *testing.T) {
 	inChunks(t, 64<<10, 1<<20)
 	even := lines(someDocuments(6000, 300))

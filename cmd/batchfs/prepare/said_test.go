@@ -15,7 +15,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Texts within lists are taken in the order of the list, each once. A mask is on exactly the texts that its conditions name.
+// Texts in lists are taken in the order of the list, once each. Exactly the texts that meet the
+// conditions of --mask get the mask.
 func TestPrepareLists(t *testing.T) {
 	here(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
 		`{"role": "assistant", "text": "AA", "weight": 1, "parts": [{"t": "x"}, {"t": "y"}]}, {"role": "assistant", "text": null, "weight": 0, "parts": []}, ` +
@@ -41,31 +42,32 @@ func TestPrepareLists(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--field m.text":        "line 1: m is a list: for texts of all its elements, write m.*.text",
-		"--field s.*":           `line 1: field s.* is no list: it is "S"`,
-		"--field m.*.other":     "line 1: has no field m.*.other: name one with --field or --mask",
-		"--field l[role=a].b":   "line 1: field l[role=a] is no list of JSON objects",
-		"--mask m[role=a].text": "--mask: must be fields with 0 or 1",
+		"--field m.text":        "line 1: m is a list: to take a text of each element, write m.*.text",
+		"--field s.*":           `line 1: field s.* is not a list but "S"`,
+		"--field m.*.other":     "line 1: has no field m.*.other: choose one with --field or --mask",
+		"--field l[role=a].b":   "line 1: field l[role=a] is not a list of JSON objects",
+		"--mask m[role=a].text": "--mask: must list fields with 0 or 1",
 		"--special":             "--special, --eot-token: byte has no special tokens",
 	} {
 		refused(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
 	}
 	testfiles.Write(t, map[string]string{"a.parquet": table(t, []string{"a"})})
-	refused(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: of a parquet file, one column of text is read: write the rows as lines of .jsonl")
+	refused(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
 }
 
-// The names of special tokens are text, or with --special those tokens. A run names the token that separates documents, and warns where there is none.
+// With --special, names of special tokens become these tokens. A run prints which token separates
+// documents, and warns if there is none.
 func TestPrepareSpecial(t *testing.T) {
 	here(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
-		special int // tokens of the text
+		special int // special tokens in the text
 		said    string
 	}{
 		"--by cl100k":                                       {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
 		"--by cl100k --special --eot begin":                 {2, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
 		"--by cl100k --special --eot-token <|endofprompt|>": {2, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
 		"--by byte --eot none":                              {0, "tokens of byte: no token separates documents\nout/train.bin"},
-		"--by byte":                                         {0, "tokens of byte: no token separates documents\nwarning: byte has no end-of-text token that is known, so"},
+		"--by byte":                                         {0, "tokens of byte: no token separates documents\nwarning: byte has no known end-of-text token, so"},
 	} {
 		said := prepared(t, "a.jsonl --val 0 --out out --force "+args)
 		special := 0
@@ -84,10 +86,10 @@ func TestPrepareSpecial(t *testing.T) {
 			t.Errorf("%s: %d special tokens, want %d; said %q, want %q", args, special, want.special, said, want.said)
 		}
 	}
-	refused(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": name one of ["<|endoftext|>"`)
+	refused(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }
 
-// --invalid skip leaves out the file, the line or the row, and counts it, however long it is.
+// --invalid skip leaves out and counts the file, line or row, however long it is.
 func TestPrepareLeavesOut(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	here(t, map[string]string{
@@ -96,7 +98,7 @@ func TestPrepareLeavesOut(t *testing.T) {
 	})
 	said := prepared(t, "d --by pairs --val 0 --invalid skip --out out")
 	text := decoded(readManifest(t), readTokens(t, "out/train.bin"))
-	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out, as not UTF-8: 5 documents; the first is d/1\n") {
+	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out because they are not UTF-8: 5 documents; the first is d/1\n") {
 		t.Errorf("tokens say %q, want %q; said %q", text, want, said)
 	}
 	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 5, First: "d/1"}) {
@@ -105,13 +107,14 @@ func TestPrepareLeavesOut(t *testing.T) {
 	refused(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
 }
 
-// A run that continues says where, and a finished one that it is complete, as long as the texts and the options are the same.
+// A run that continues says how much is done. A complete run says so, as long as the texts and the
+// options are the same.
 func TestPrepareSaysWhatItDoes(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(400, 300)
 	here(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
 	const args = "a.jsonl b.jsonl --by pairs --shard-tokens 5000 --out out"
-	refused(t, args, "; the same command continues from what is done")
+	refused(t, args, "; run the same command again to continue")
 	said, _ := prepareHere(t.Context(), strings.Fields(args)...)
 	if percent := strings.Index(said, "\ncontinuing at 9"); percent < 0 || !strings.Contains(said[percent:], "% of ") {
 		t.Errorf("a run that failed near the end says then: %q", said)
@@ -119,29 +122,29 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:])})
 	prepared(t, args+" --force")
 	files := filesOf(t, "out")
-	if said := prepared(t, args); !strings.Contains(said, "\nout is complete: the same command made it of the same texts\nout/train_000001.bin to ") {
+	if said := prepared(t, args); !strings.Contains(said, "\nout is already complete: the same command made it from the same texts\nout/train_000001.bin to ") {
 		t.Errorf("a finished run says %q", said)
 	}
 	wantSame(t, filesOf(t, "out"), files)
-	old := time.Now().Add(-time.Hour) // as the same text on another host
+	old := time.Now().Add(-time.Hour) // like the same text on another host
 	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	prepared(t, args+" --force")
 	wantSame(t, filesOf(t, "out"), files)
-	refused(t, args+" --eot begin", ": exists: give --force")
+	refused(t, args+" --eot begin", ": already exists: replace it with --force")
 	testfiles.Write(t, map[string]string{"older.jsonl": strings.ToUpper(lines(documents[:200]))})
 	testwait.Until(t, "a time after that of vocab.json", func() bool {
 		testfiles.NoError(t, os.Chtimes("older.jsonl", old, old))
 		older, errOlder := os.Stat("older.jsonl")
 		written, err := os.Stat("out/vocab.json")
-		return errors.Join(errOlder, err) == nil && changed(older).After(changed(written))
+		return errors.Join(errOlder, err) == nil && changeTime(older).After(changeTime(written))
 	})
-	testfiles.NoError(t, os.Rename("older.jsonl", "a.jsonl")) // of the same size
-	refused(t, args, ": exists: give --force")
+	testfiles.NoError(t, os.Rename("older.jsonl", "a.jsonl")) // has the same size
+	refused(t, args, ": already exists: replace it with --force")
 	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:399])})
-	refused(t, args, ": exists: give --force")
+	refused(t, args, ": already exists: replace it with --force")
 }
 
-// A document that two shards share has an end in each.
+// A document that two shards share has an end in both.
 func TestPrepareIndexOfShards(t *testing.T) {
 	here(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
 	prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4 --out out") // A| BBBB BBBB BB| C|

@@ -14,52 +14,54 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// splits are the names of what documents are divided into.
+// splits are the names of the splits.
 var splits = [...]string{"train", "val"}
 
+// output describes the files of all splits.
 type output struct {
 	dir       *os.Root
 	format    outputFormat
 	width     int
-	most      int64 // tokens of a shard; 0 for one shard of all
+	maxTokens int64 // tokens per shard; 0 for a single shard
 	masked    bool
 	tokenizer string
 }
 
-// A split is the shards of one split, which are written one after the other.
+// A split writes the shards of train or val, one after the other. It belongs to one goroutine.
 type split struct {
 	*output
 	name string
 	splitState
-	files [3]*os.File // of the shard being written: tokens, ends of documents, and mask if there is one
+	files [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
 }
 
-// splitState is what a checkpoint has of a split.
+// A splitState is the part of a checkpoint that describes a split.
 type splitState struct {
-	Shards    []vocabulary.Shard `json:"shards"`    // that are complete
-	Tokens    int64              `json:"tokens"`    // of the next one
-	Documents int64              `json:"documents"` // that end there
-	MaskOnes  int64              `json:"mask_ones"` // of its tokens
+	Shards    []vocabulary.Shard `json:"shards"`    // complete shards
+	Tokens    int64              `json:"tokens"`    // tokens in the current shard
+	Documents int64              `json:"documents"` // documents that end in the current shard
+	MaskOnes  int64              `json:"mask_ones"` // its tokens with mask 1
 }
 
-// shardName is the name of the shard that is written. mount --data knows both forms.
+// shardName returns the name of the current shard. mount --data recognizes both forms.
 func (s *split) shardName() string {
-	if s.most == 0 {
+	if s.maxTokens == 0 {
 		return s.name + s.format.extension
 	}
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-// maskPath is where the loss mask of a shard is.
+// maskPath returns the path of a shard's mask.
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// open opens the files of the next shard, cut to what the checkpoint has of them, unless they are open.
+// open opens the files of the current shard, if they are not open, and truncates them to the sizes
+// that the checkpoint records.
 func (s *split) open() error {
 	if s.files[0] != nil {
 		return nil
 	}
 	names := [3]string{s.shardName()}
-	names[1] = s.format.ends(names[0])
+	names[1] = s.format.endsFile(names[0])
 	if s.masked {
 		names[2] = maskPath(names[0])
 	}
@@ -75,7 +77,7 @@ func (s *split) open() error {
 		s.files[i] = f
 		size, err := f.Seek(0, io.SeekEnd)
 		if err == nil && s.Tokens > 0 && size < sizes[i] {
-			err = fmt.Errorf("%s: has %d bytes, and had %d: give --force to begin again", f.Name(), size, sizes[i])
+			err = fmt.Errorf("%s: has %d bytes, but had %d: start over with --force", f.Name(), size, sizes[i])
 		}
 		if err == nil {
 			err = f.Truncate(sizes[i])
@@ -97,12 +99,12 @@ func (s *split) header() []byte {
 	return s.format.header(s.Tokens, s.width)
 }
 
-// write appends tokens, and completes shards that are full. It reports whether it did.
-func (s *split) write(e encoded) (completed bool, err error) {
+// write appends tokens, and completes shards that are full. It reports whether it completed one.
+func (s *split) write(e encodedTokens) (completed bool, err error) {
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.width)
 		n, full := all, false
-		if room := s.most - s.Tokens; s.most > 0 {
+		if room := s.maxTokens - s.Tokens; s.maxTokens > 0 {
 			if s.format.finish == nil {
 				n, full = min(all, room), room <= all
 			} else if i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room }); i >= 0 {
@@ -113,8 +115,8 @@ func (s *split) write(e encoded) (completed bool, err error) {
 		if n < all {
 			documents, _ = slices.BinarySearch(e.ends, n+1)
 		}
-		if s.format.most > 0 && s.Tokens+n > s.format.most {
-			return false, fmt.Errorf("%s: more than %d tokens in a shard, which the format has no room for: use --shard-tokens", s.shardName(), s.format.most)
+		if s.format.maxTokens > 0 && s.Tokens+n > s.format.maxTokens {
+			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use --shard-tokens", s.shardName(), s.format.maxTokens)
 		}
 		if err := s.put(e, n, documents); err != nil {
 			return false, err
@@ -137,8 +139,8 @@ func (s *split) write(e encoded) (completed bool, err error) {
 	return completed, nil
 }
 
-// put appends the first n tokens, in which so many documents end, to the shard.
-func (s *split) put(e encoded, n int64, documents int) error {
+// put appends the first n tokens to the current shard. documents is how many documents end in them.
+func (s *split) put(e encodedTokens, n int64, documents int) error {
 	if err := s.open(); err != nil {
 		return err
 	}
@@ -175,23 +177,23 @@ func (s *split) sync() error {
 	return nil
 }
 
-// complete ends the shard that is written, if there is one.
+// complete ends the current shard, unless it is empty.
 func (s *split) complete() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if err := s.open(); err != nil { // all of it may have been written before an interruption
+	if err := s.open(); err != nil { // they may have been written before an interruption
 		return err
 	}
 	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
 		return err
 	}
-	if err := cmp.Or(s.endLast(), s.sync()); err != nil {
+	if err := cmp.Or(s.endLastDocument(), s.sync()); err != nil {
 		return err
 	}
 	name := s.shardName()
 	if s.format.finish != nil {
-		if err := s.format.finish(s.dir, name, shard{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
+		if err := s.format.finish(s.dir, name, shardInfo{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
 			return err
 		}
 	}
@@ -209,8 +211,9 @@ func (s *split) complete() error {
 	return nil
 }
 
-// endLast ends in this shard the document that continues in the next one: a reader takes each file by itself.
-func (s *split) endLast() error {
+// endLastDocument ends a document in this shard that continues in the next one, because readers
+// treat each file separately.
+func (s *split) endLastDocument() error {
 	var last [8]byte
 	if s.Documents > 0 {
 		if _, err := s.files[1].ReadAt(last[:], 8*(s.Documents-1)); err != nil {

@@ -26,7 +26,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// pairs merges small letters two by two from the beginning of a word: to cut a word changes its tokens. Below 256 a token is a byte.
+// pairs is a tokenizer that merges small letters in pairs from the beginning of a word, so cutting
+// a word changes its tokens. Tokens below 256 are bytes.
 type pairs struct{ size int64 }
 
 const pairsEOT = 256
@@ -69,14 +70,14 @@ func (pairs) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// inChunks makes chunks small until the test ends, so that little text has many.
+// inChunks makes chunks small until the test ends, so that a short text has many.
 func inChunks(t testing.TB, size, line int) {
 	oldSize, oldLine := chunkSize, maxLine
 	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
 	chunkSize, maxLine = size, line
 }
 
-// words is a text of about n bytes.
+// words returns a random text of about n bytes.
 func words(rng *rand.Rand, n int) string {
 	var b strings.Builder
 	for b.Len() < n {
@@ -88,7 +89,7 @@ func words(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// someDocuments are different from each other.
+// someDocuments returns n different random texts.
 func someDocuments(n, size int) []string {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var documents []string
@@ -125,7 +126,7 @@ func zstandard(text string) string {
 	return b.String()
 }
 
-// table is a parquet file with a column text, and a column meta.body that may be null.
+// table returns a parquet file with a column text, and a column meta.body that may be null.
 func table(t testing.TB, documents []string, options ...parquetgo.WriterOption) string {
 	t.Helper()
 	type row struct {
@@ -146,7 +147,7 @@ func table(t testing.TB, documents []string, options ...parquetgo.WriterOption) 
 		if _, err := w.Write([]row{r}); err != nil {
 			t.Fatal(err)
 		}
-		if i%100 == 99 { // a row group
+		if i%100 == 99 { // end of a row group
 			testfiles.NoError(t, w.Flush())
 		}
 	}
@@ -164,10 +165,11 @@ func prepared(t testing.TB, args string) string {
 	return said
 }
 
-// digests of runs differ with the texts' names and times.
+// digests matches the digest of a run, which differs with the names and sizes of the texts.
 var digests = regexp.MustCompile(` "run": "[0-9a-f]*",\n`)
 
-// filesOf are the names and contents of the files in a directory, which need not exist, without digests of runs.
+// filesOf returns the contents of the files in a directory by name, without digests of runs. The
+// directory need not exist.
 func filesOf(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -176,7 +178,7 @@ func filesOf(t testing.TB, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		raw, _ := os.ReadFile(filepath.Join(dir, e.Name())) // nothing of a directory
+		raw, _ := os.ReadFile(filepath.Join(dir, e.Name())) // empty for a directory
 		files[e.Name()] = digests.ReplaceAllString(string(raw), "")
 	}
 	return files
@@ -195,7 +197,7 @@ func wantSame(t testing.TB, got, want map[string]string) {
 	}
 }
 
-// Documents give the same tokens in whatever files they are, and tokens give the documents back.
+// Documents get the same tokens whichever files they are in, and can be decoded from them.
 func TestPrepareInputs(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
@@ -265,7 +267,7 @@ func TestPrepareInputs(t *testing.T) {
 	}
 }
 
-// A text that is cut into chunks gives the tokens that it gives as one, and val is its end.
+// A text that is cut into chunks gets the same tokens as the whole text, and val is its end.
 func TestPrepareLongText(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
@@ -292,7 +294,7 @@ func TestPrepareLongText(t *testing.T) {
 	}
 }
 
-// What is larger than memory should hold is refused by name, however well it is compressed.
+// Anything that exceeds the memory limit is rejected by name, however well it is compressed.
 func TestPrepareTooLong(t *testing.T) {
 	inChunks(t, 1<<10, 64<<10)
 	long := strings.Repeat("x", maxLine+1)
@@ -300,8 +302,8 @@ func TestPrepareTooLong(t *testing.T) {
 		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": table(t, []string{"ok", long}),
 	})
 	for args, want := range map[string]string{
-		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 65536 bytes, the most that is held in memory: shorten it",
-		"word.gz":     "word.gz: 65536 bytes from byte 0 on without the end of a word",
+		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 65536 bytes, which is the limit: shorten it",
+		"word.gz":     "word.gz: no word ends in the 65536 bytes from byte 0 on",
 		"a.parquet":   "a.parquet: row 2 has more than 65536 bytes",
 	} {
 		refused(t, args+" --by pairs --val 0 --out out", want)
@@ -309,8 +311,8 @@ func TestPrepareTooLong(t *testing.T) {
 	prepared(t, "word.gz --by byte --val 0 --out out")
 }
 
-// A page of parquet that is larger than memory should hold is refused, as is one that is larger than its header says, whatever
-// compresses it.
+// A page of a parquet file is rejected if it exceeds the limit, or if it is larger than its header
+// says, with any compression.
 func TestPreparePages(t *testing.T) {
 	inChunks(t, 1<<10, 64<<10)
 	t.Cleanup(func() { maxPage = 256 << 20 })
@@ -325,7 +327,7 @@ func TestPreparePages(t *testing.T) {
 			t.Logf("%s, version %d", name, version)
 			const args = "a.parquet --by byte --val 0 --out out --force --field meta.body"
 			if name == "lz4" {
-				refused(t, args, "a.parquet: column meta.body is compressed with LZ4, which prepare does not read")
+				refused(t, args, "a.parquet: column meta.body is compressed with LZ4, which prepare cannot read")
 				continue
 			}
 			prepared(t, args)
@@ -333,12 +335,13 @@ func TestPreparePages(t *testing.T) {
 			testfiles.NoError(t, err)
 			column, _ := f.Schema().Lookup("meta", "body")
 			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
-			if name != "none" { // parquet-go allocates nothing by its header
-				// A page header begins with three numbers, each after a byte: type, uncompressed size, compressed size.
+			if name != "none" { // parquet-go does not rely on this header
+				// A page header begins with the type, uncompressed size and compressed size, each
+				// preceded by a byte.
 				_, n := binary.Uvarint([]byte(file[at+3:]))
 				lie := file[:at+3] + strings.Repeat("\x80", n-1) + "\x00" + file[at+3+n:]
 				testfiles.Write(t, map[string]string{"a.parquet": lie})
-				refused(t, args, "a.parquet: column meta.body has a page of more bytes than the 0 that its header says")
+				refused(t, args, "a.parquet: column meta.body has a page that is larger than the 0 bytes that its header states")
 				testfiles.Write(t, map[string]string{"a.parquet": file})
 			}
 			maxPage = 1000
@@ -367,24 +370,25 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 }
 
-// Inputs are read in the order of the arguments, those of a glob or a directory sorted by path, and each once.
+// Inputs are read once each, in the order of the arguments; those of a glob or directory are sorted
+// by path.
 func TestPrepareGlobs(t *testing.T) {
 	here(t, map[string]string{
 		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
 		"s/.git/config": "9", "star*": "S", "start": "no", "2.txt": "b", "1.txt": "a", ".0.txt": "c",
 	})
-	testfiles.NoError(t, cmp.Or(os.Symlink("s", "link"), unix.Mkfifo("s/pipe.md", 0o600))) // a pipe is no text, and to open it would wait
+	testfiles.NoError(t, cmp.Or(os.Symlink("s", "link"), unix.Mkfifo("s/pipe.md", 0o600)))
 	for args, want := range map[string]string{
-		"s":                              "28345", // t.md before t/c.md: by path
+		"s":                              "28345", // sorted by path, t.md comes before t/c.md
 		"./s/":                           "28345",
 		"link":                           "28345",
 		"2.txt 1.txt":                    "ba",
 		"*.txt":                          "ab",
 		".*.txt 1.txt":                   "ca",
 		"star* 1.txt":                    "Sa",
-		"*.txt s 2*":                     "is named twice",
-		"s/b.md s 1.txt":                 "is named twice",
-		"1.txt ./1.txt":                  "is named twice",
+		"*.txt s 2*":                     "is given twice",
+		"s/b.md s 1.txt":                 "is given twice",
+		"1.txt ./1.txt":                  "is given twice",
 		"s/**/*.md":                      "283",
 		"s/**/*.go":                      "45",
 		"s/**/t/*.go":                    "4",
@@ -460,7 +464,8 @@ func writeTokenizers(t testing.TB) (names []string) {
 // found in normalized text.
 var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
 
-// openTokenizer opens a tokenizer by its name. If special, it finds special tokens in texts.
+// openTokenizer opens a tokenizer by its name. If special is true, it finds special tokens in
+// texts.
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	t.Helper()
 	tokenizer, err := (&settings{By: by, Special: special}).tokenizer()
@@ -485,7 +490,7 @@ func somePieces(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// With every tokenizer, a text that is cut where Cut says has the same tokens as the whole text.
+// With every tokenizer, a text cut where Cut allows it has the same tokens as the whole text.
 func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
@@ -516,8 +521,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Texts rich in added tokens have the same tokens however small the chunks are, both as text files
-// and as lines of JSONL.
+// Texts with many added tokens have the same tokens however small the chunks are, both as text
+// files and as JSON Lines.
 func TestPrepareAddedTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(11, 12))
@@ -548,8 +553,8 @@ func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
 	}
 }
 
-// An added token that lies across the end of prepare's first chunk stays one token, wherever the
-// chunk ends in it.
+// An added token that lies across the end of the first chunk stays one token, wherever the chunk
+// ends in it.
 func TestPrepareAddedTokenAcrossChunks(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := writeTokenizers(t)[0]

@@ -14,38 +14,39 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// A tokenizer makes tokens of text, and text of tokens.
+// A tokenizer turns text into tokens and back. It is safe for concurrent use.
 type tokenizer interface {
 	Name() string
-	Size() int64               // exclusive upper bound of tokens
-	EndOfText() (uint32, bool) // the token that separates documents, if there is one
-	Bytes(token uint32) []byte // the text of a token
-	Cut(text []byte) int       // length of a prefix that has the same tokens whatever follows, or 0
+	Size() int64               // size of the vocabulary; all tokens are below it
+	EndOfText() (uint32, bool) // token that separates documents, if there is one
+	Bytes(token uint32) []byte // text of a token
+	Cut(text []byte) int       // length of a prefix whose tokens do not depend on the rest, or 0
 	NewEncoder() encoder
 }
 
-// An encoder appends the tokens of a text. Each goroutine needs its own.
+// An encoder appends the tokens of a text to a slice. It belongs to one goroutine.
 type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizers are those that --by names. The tokenizer of char counts: the texts decide which characters there are.
+// tokenizers has the tokenizers that --by can name. The one for char only collects characters,
+// which become the vocabulary.
 var tokenizers = map[string]func() (tokenizer, error){
-	vocabulary.Char: func() (tokenizer, error) { return new(counter), nil },
+	vocabulary.Char: func() (tokenizer, error) { return new(charCounter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
-	"gpt2":          func() (tokenizer, error) { return bytePairs(bpe.Named("gpt2")) },
-	"cl100k":        func() (tokenizer, error) { return bytePairs(bpe.Named("cl100k")) },
-	"o200k":         func() (tokenizer, error) { return bytePairs(bpe.Named("o200k")) },
+	"gpt2":          func() (tokenizer, error) { return newBPETokenizer(bpe.Named("gpt2")) },
+	"cl100k":        func() (tokenizer, error) { return newBPETokenizer(bpe.Named("cl100k")) },
+	"o200k":         func() (tokenizer, error) { return newBPETokenizer(bpe.Named("o200k")) },
 }
 
-// tokenizer returns what --by, --special and --eot-token name.
+// tokenizer returns the tokenizer that --by, --special and --eot-token describe.
 func (s *settings) tokenizer() (tokenizer, error) {
 	open, ok := tokenizers[s.By]
 	if !ok && !strings.HasSuffix(s.By, ".json") {
 		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", s.By)
 	}
 	if !ok {
-		open = func() (tokenizer, error) { return bytePairs(bpe.ReadHuggingFace(s.By)) }
+		open = func() (tokenizer, error) { return newBPETokenizer(bpe.ReadHuggingFace(s.By)) }
 	}
 	t, err := open()
 	if err != nil || !s.Special && s.EOTToken == "" {
@@ -53,25 +54,25 @@ func (s *settings) tokenizer() (tokenizer, error) {
 	}
 	pairs, ok := t.(bpeTokenizer)
 	if !ok {
-		return nil, fmt.Errorf("--special, --eot-token: %s has no special tokens: give a tokenizer that has some with --by", s.By)
+		return nil, fmt.Errorf("--special, --eot-token: %s has no special tokens: choose a tokenizer with special tokens with --by", s.By)
 	}
 	if _, ok := pairs.Special()[s.EOTToken]; !ok && s.EOTToken != "" {
-		return nil, fmt.Errorf("--eot-token: %s has no special token %q: name one of %q", s.By, s.EOTToken, someNames(pairs.Special()))
+		return nil, fmt.Errorf("--eot-token: %s has no special token %q: choose one of %q", s.By, s.EOTToken, firstNames(pairs.Special()))
 	}
-	pairs.end = s.EOTToken
+	pairs.eot = s.EOTToken
 	if s.Special {
 		pairs.Tokenizer = pairs.WithSpecial()
 	}
 	return pairs, nil
 }
 
-// someNames are the names of a few special tokens.
-func someNames(special map[string]uint32) []string {
+// firstNames returns the names of the first few special tokens.
+func firstNames(special map[string]uint32) []string {
 	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
 	return names[:min(8, len(names))]
 }
 
-func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
+func newBPETokenizer(t *bpe.Tokenizer, err error) (tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}
@@ -80,7 +81,7 @@ func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
 
 type bpeTokenizer struct {
 	*bpe.Tokenizer
-	end string // of documents, unless it is the tokenizer's own
+	eot string // name of the end-of-text token, if it is not the tokenizer's own
 }
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
@@ -88,10 +89,10 @@ func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
 func (t bpeTokenizer) Cut(text []byte) int { return wordEnd(text, t.Joins) }
 
 func (t bpeTokenizer) EndOfText() (uint32, bool) {
-	if t.end == "" {
+	if t.eot == "" {
 		return t.Tokenizer.EndOfText()
 	}
-	return t.Special()[t.end], true
+	return t.Special()[t.eot], true
 }
 
 type byteTokenizer struct{}
@@ -111,37 +112,37 @@ func (byteTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// characters numbers a sorted set of characters, from 0.
-type characters struct {
-	ids   [utf8.MaxRune + 1]uint32 // math.MaxUint32 of those that are not in the set
+// A charTokenizer numbers a sorted set of characters from 0.
+type charTokenizer struct {
+	ids   [utf8.MaxRune + 1]uint32 // math.MaxUint32 if a character is not in the set
 	runes []rune                   // sorted
 }
 
-func (*characters) Name() string                { return vocabulary.Char }
-func (c *characters) Size() int64               { return int64(len(c.runes)) }
-func (*characters) EndOfText() (uint32, bool)   { return 0, false }
-func (c *characters) Bytes(token uint32) []byte { return []byte(string(c.runes[token])) }
-func (*characters) Cut(text []byte) int         { return runeEnd(text) }
-func (c *characters) NewEncoder() encoder       { return c }
+func (*charTokenizer) Name() string                { return vocabulary.Char }
+func (c *charTokenizer) Size() int64               { return int64(len(c.runes)) }
+func (*charTokenizer) EndOfText() (uint32, bool)   { return 0, false }
+func (c *charTokenizer) Bytes(token uint32) []byte { return []byte(string(c.runes[token])) }
+func (*charTokenizer) Cut(text []byte) int         { return runeEnd(text) }
+func (c *charTokenizer) NewEncoder() encoder       { return c }
 
-func (c *characters) Append(tokens []uint32, text []byte) []uint32 {
+func (c *charTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	for _, r := range string(text) {
 		tokens = append(tokens, c.ids[r])
 	}
 	return tokens
 }
 
-// counter makes a token 0 of each character, and notes which there are.
-type counter struct{ seen [utf8.MaxRune + 1]atomic.Bool }
+// A charCounter encodes each character as token 0, and records which characters there are.
+type charCounter struct{ seen [utf8.MaxRune + 1]atomic.Bool }
 
-func (*counter) Name() string              { return vocabulary.Char }
-func (*counter) Size() int64               { return 1 }
-func (*counter) EndOfText() (uint32, bool) { return 0, false }
-func (*counter) Bytes(uint32) []byte       { return nil }
-func (*counter) Cut(text []byte) int       { return runeEnd(text) }
-func (c *counter) NewEncoder() encoder     { return c }
+func (*charCounter) Name() string              { return vocabulary.Char }
+func (*charCounter) Size() int64               { return 1 }
+func (*charCounter) EndOfText() (uint32, bool) { return 0, false }
+func (*charCounter) Bytes(uint32) []byte       { return nil }
+func (*charCounter) Cut(text []byte) int       { return runeEnd(text) }
+func (c *charCounter) NewEncoder() encoder     { return c }
 
-func (c *counter) Append(tokens []uint32, text []byte) []uint32 {
+func (c *charCounter) Append(tokens []uint32, text []byte) []uint32 {
 	for _, r := range string(text) {
 		if !c.seen[r].Load() {
 			c.seen[r].Store(true)
@@ -151,9 +152,9 @@ func (c *counter) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// characters are those that were seen.
-func (c *counter) characters() *characters {
-	found := new(characters)
+// sorted returns the tokenizer of the characters seen.
+func (c *charCounter) sorted() *charTokenizer {
+	found := new(charTokenizer)
 	for r := range c.seen {
 		found.ids[r] = math.MaxUint32
 		if c.seen[r].Load() {

@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// added is a set of tokens that were added to a vocabulary. Their texts are found before the
+// An addedSet is a set of tokens that were added to a vocabulary. Their texts are found before the
 // rest of a text is split. The name of a special token is encoded as ordinary text, but no other
-// token of the set is found inside it. A nil *added is an empty set.
-type added struct {
+// token of the set is found inside it. A nil *addedSet is an empty set.
+type addedSet struct {
 	tokens  map[string]addedToken // keyed by text
 	first   [256]bool             // first bytes of texts
 	lengths []int                 // lengths of texts in bytes, longest first
@@ -24,10 +24,10 @@ type addedToken struct {
 	special bool
 }
 
-// newAdded returns the set of tokens, or nil if all of them are special. normalized says whether
-// they are found in text after its normalization.
-func newAdded(tokens map[string]addedToken, normalized bool) *added {
-	a := &added{tokens: tokens}
+// newAddedSet returns the set of tokens, or nil if all of them are special. normalized says whether
+// they are found in normalized text.
+func newAddedSet(tokens map[string]addedToken, normalized bool) *addedSet {
+	a := &addedSet{tokens: tokens}
 	plain := false
 	for text, token := range tokens {
 		a.first[text[0]] = true
@@ -44,14 +44,14 @@ func newAdded(tokens map[string]addedToken, normalized bool) *added {
 	slices.SortFunc(a.lengths, func(x, y int) int { return cmp.Compare(y, x) })
 	a.lengths = slices.Compact(a.lengths)
 	if normalized {
-		a.beforeNormalizing()
+		a.allowNormalization()
 	}
 	return a
 }
 
-// beforeNormalizing extends beforeSpace and afterLine to texts that are not normalized yet. For
+// allowNormalization extends beforeSpace and afterLine to texts that are not normalized yet. For
 // example, normalization turns the Kelvin sign into K, and e with a combining accent into é.
-func (a *added) beforeNormalizing() {
+func (a *addedSet) allowNormalization() {
 	const ascii = utf8.RuneSelf
 	space := slices.Contains(a.beforeSpace[:], true)
 	composed := slices.Contains(a.afterLine[ascii:], true)
@@ -62,20 +62,21 @@ func (a *added) beforeNormalizing() {
 	}
 }
 
-// Joins reports whether one added token may contain two neighbouring bytes of a text. It
-// covers only pairs that end with a space or begin with a newline.
+// Joins reports whether one added token may contain two adjacent bytes of a text. It covers only
+// pairs that end with a space or begin with a newline.
 func (t *Tokenizer) Joins(before, after byte) bool {
-	return slices.ContainsFunc(t.added[:], func(a *added) bool {
+	return slices.ContainsFunc(t.searched[:], func(a *addedSet) bool {
 		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterLine[after])
 	})
 }
 
-// split yields the text before each of the tokens, and the token; at the end the rest of the text, and none. The leftmost token
-// counts, and of several there the longest.
-func (a *added) split(text []byte) iter.Seq2[[]byte, uint32] {
+// split yields the text before each token and the token. At the end it yields the rest of the text
+// and noToken. Of overlapping tokens, it finds the leftmost; of several at one position, the
+// longest.
+func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 	return func(yield func([]byte, uint32) bool) {
 		for i := 0; a != nil && i < len(text); {
-			found, n := a.at(text[i:])
+			found, n := a.longestPrefix(text[i:])
 			switch {
 			case n == 0:
 				i++
@@ -88,12 +89,12 @@ func (a *added) split(text []byte) iter.Seq2[[]byte, uint32] {
 				text, i = text[i+n:], 0
 			}
 		}
-		yield(text, none)
+		yield(text, noToken)
 	}
 }
 
-// at returns the longest token that the text begins with, and its length, or 0.
-func (a *added) at(text []byte) (addedToken, int) {
+// longestPrefix returns the longest token that text begins with, and its length, or 0.
+func (a *addedSet) longestPrefix(text []byte) (addedToken, int) {
 	if a.first[text[0]] {
 		for _, n := range a.lengths {
 			if n <= len(text) {

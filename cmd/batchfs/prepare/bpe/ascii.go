@@ -6,7 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// asciiSets says of each byte in the four quarters of a number whether it is a letter, a digit, white space, and " ".
+// asciiSets has, for each byte, one bit in each quarter of a number: whether it is a letter, a
+// digit, white space, and " ".
 var asciiSets [256]uint64
 
 // fillASCII fills asciiSets from classes.
@@ -20,14 +21,16 @@ func fillASCII() {
 	}
 }
 
-// eightSets returns the sets of eight bytes, the first in the lowest bit of each quarter. A loop would take half as long again.
+// eightSets combines the sets of eight bytes, with the first byte in the lowest bit of each
+// quarter. A loop would take 50% longer.
 func eightSets(b uint64) uint64 {
 	return asciiSets[byte(b)] | asciiSets[byte(b>>8)]<<1 | asciiSets[byte(b>>16)]<<2 | asciiSets[byte(b>>24)]<<3 |
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
-// startsGPT2 returns the set of bytes, among the next 64 or up to what is not ASCII, at which a piece begins, as bits. A piece begins at
-// text[0], which is not in the set. Contractions count as other pieces do.
+// startsGPT2 returns the positions at which pieces begin, as bits, in the next 64 bytes or up to
+// the first that is not ASCII. A piece also begins at text[0], which is not included. Contractions
+// are not treated specially.
 func startsGPT2(text []byte) uint64 {
 	const notASCII = 0x8080808080808080
 	var letter, digit, space, blank uint64
@@ -47,13 +50,16 @@ func startsGPT2(text []byte) uint64 {
 		return 0
 	}
 	other := ^(letter | digit | space)
-	same := letter&(letter<<1) | digit&(digit<<1) | other&(other<<1) // as the byte before
-	words := ^space &^ same &^ (blank << 1)                          // a " " before a word is the word's
-	gaps := space & (^(space << 1) | ^(space >> 1))                  // the first byte of white space, and the last, which can be the word's
-	return (words | gaps) & (1<<(n-1) - 1) &^ 1                      // of the last byte, only the one after it tells
+	same := letter&(letter<<1) | digit&(digit<<1) | other&(other<<1)
+	words := ^space &^ same &^ (blank << 1)
+	gaps := space & (^(space << 1) | ^(space >> 1))
+	// A space before a word belongs to it. In other white space, the last byte may belong to a
+	// word, so it begins a piece. Whether the last of the n bytes does depends on the next byte.
+	return (words | gaps) & (1<<(n-1) - 1) &^ 1
 }
 
-// splitGPT2 splits as nextGPT2 does. It has no branch for each byte, as the processor cannot predict where words end.
+// splitGPT2 splits like nextGPT2, but without a branch for each byte, because processors cannot
+// predict where words end.
 func splitGPT2(text []byte, i int, ends []int) int {
 	n := 0
 	for n < len(ends) && i < len(text) {

@@ -14,7 +14,7 @@ import (
 
 var made = map[string]*Tokenizer{}
 
-// named returns the same tokenizers to all tests, because making one takes a while.
+// named returns the same tokenizers to all tests, because creating one is slow.
 func named(t testing.TB, name string) *Tokenizer {
 	t.Helper()
 	if made[name] == nil {
@@ -33,7 +33,7 @@ func decode(t *Tokenizer, tokens []uint32) []byte {
 	return text
 }
 
-// The tests in test/ compare with tiktoken. These few say without Python whether anything changed.
+// The tests in test/ compare with tiktoken. This one notices any change without Python.
 func TestGolden(t *testing.T) {
 	const text = "Hello, world! it'll don'T\r\n\n  CamelCase 12345 naïve 中文 👍🏽 <|endoftext|> \n "
 	for name, want := range map[string][]uint32{
@@ -47,12 +47,12 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The tokenizers are the published ones, to the byte.
+// The vocabularies are exactly the published ones.
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]struct {
 		size int64
 		end  uint32
-		hash string // the expected_hash of tiktoken_ext/openai_public.py
+		hash string // expected_hash in tiktoken_ext/openai_public.py
 	}{
 		"gpt2":   {50257, 50256, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"},
 		"cl100k": {100277, 100257, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"},
@@ -71,7 +71,7 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}
 		var w merger
-		for token, text := range tokenizer.tokens { // or whole would be needed
+		for token, text := range tokenizer.tokens { // otherwise wholePieces would be needed
 			if _, special := tokenizer.special[text]; text == "" || special {
 				continue
 			}
@@ -85,14 +85,14 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// merged is the definition, step by step.
+// merged encodes a piece step by step, as byte-pair encoding is defined.
 func merged(t *Tokenizer, piece []byte) []uint32 {
-	if token, ok := t.whole[string(piece)]; ok {
+	if token, ok := t.wholePieces[string(piece)]; ok {
 		return []uint32{token}
 	}
 	var tokens []uint32
 	for _, b := range piece {
-		tokens = append(tokens, t.bytes[b])
+		tokens = append(tokens, t.byteTokens[b])
 	}
 	for {
 		at, first := 0, noMerge
@@ -108,7 +108,7 @@ func merged(t *Tokenizer, piece []byte) []uint32 {
 	}
 }
 
-// Pieces of any length, whichever way they are merged, get the tokens of the definition.
+// Pieces of any length get the tokens of the definition, from both implementations.
 func TestMerge(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tokenizer := named(t, "o200k")
@@ -123,7 +123,7 @@ func TestMerge(t *testing.T) {
 		if got := w.append(nil, tokenizer, piece); !slices.Equal(got, want) {
 			t.Fatalf("%q: %d, want %d", piece, got, want)
 		}
-		if _, whole := tokenizer.whole[string(piece)]; !whole {
+		if _, whole := tokenizer.wholePieces[string(piece)]; !whole {
 			if got := appendLong(nil, tokenizer, piece); !slices.Equal(got, want) {
 				t.Fatalf("%q: from the queue %d, want %d", piece, got, want)
 			}
@@ -131,7 +131,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// Many pieces at a time are the pieces that one at a time gives, wherever words, contractions and what is not ASCII lie among the 64 bytes.
+// pieceEnds finds the same pieces as next, wherever words, contractions and other characters lie
+// within 64 bytes.
 func TestSplit(t *testing.T) {
 	fillClasses()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -145,7 +146,7 @@ func TestSplit(t *testing.T) {
 		}
 		ends := make([]int, 1+random.IntN(40))
 		for i := 0; i < len(text); {
-			n := gpt2.many(text, i, ends)
+			n := gpt2.pieceEnds(text, i, ends)
 			for _, end := range ends[:n] {
 				if want := gpt2.next(text, i); end != want {
 					t.Fatalf("%q: the piece at %d ends at %d, want %d", text, i, end, want)
@@ -159,8 +160,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// FuzzEncode takes any bytes. The pieces are the text, and so are the tokens, which are those that the definition gives each
-// piece.
+// FuzzEncode encodes any bytes. The pieces and the tokens decode to the text, and each piece has
+// the tokens of the definition.
 func FuzzEncode(f *testing.F) {
 	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",
 		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA",
@@ -172,7 +173,7 @@ func FuzzEncode(f *testing.F) {
 		encoders = append(encoders, named(f, name).NewEncoder())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		text = text[:min(len(text), 1000)] // the definition is slow
+		text = text[:min(len(text), 1000)] // merged is slow
 		for _, encoder := range encoders {
 			tokenizer, name := encoder.t, encoder.t.name
 			var want []uint32
@@ -184,7 +185,7 @@ func FuzzEncode(f *testing.F) {
 				want = append(want, merged(tokenizer, text[i:end])...)
 				i = end
 			}
-			for range 2 { // the second time most pieces are known
+			for range 2 { // the second time, most pieces are cached
 				if got := encoder.Append(nil, text); !slices.Equal(got, want) {
 					t.Fatalf("%s: %q: %d, want %d", name, text, got, want)
 				}
@@ -197,7 +198,7 @@ func FuzzEncode(f *testing.F) {
 			for i := 0; i < len(text); {
 				end := e.next(text, i)
 				if end <= i || end > len(text) {
-					t.Fatalf("%s: %q: the piece at %d ends at %d", e.says[0], text, i, end)
+					t.Fatalf("%s: %q: the piece at %d ends at %d", e.patterns[0], text, i, end)
 				}
 				i = end
 			}

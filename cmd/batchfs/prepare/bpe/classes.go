@@ -6,12 +6,13 @@ import (
 	"unicode/utf8"
 )
 
-// A class is what the expressions tell characters apart by: one bit of the eight.
+// A class is a set of kinds of characters, as far as the expressions distinguish them. Each
+// character has one bit; constants such as letters combine several.
 type class uint8
 
 const (
-	other    class = 1 << iota // also a byte that is not UTF-8
-	space                      // \s without \r and \n
+	other    class = 1 << iota // includes bytes that are not UTF-8
+	space                      // \s except \r and \n
 	newline                    // \r and \n
 	number                     // \p{N}
 	upper                      // \p{Lu} \p{Lt}
@@ -28,7 +29,8 @@ const (
 
 func (c class) in(several class) bool { return c&several != 0 }
 
-// classes has the class of each character, once fillClasses was called: a mebibyte that other commands do not need.
+// classes has the class of each character after a call to fillClasses. It takes 1 MiB, which other
+// commands do not need.
 var classes [utf8.MaxRune + 1]class
 
 var fillClasses = sync.OnceFunc(func() {
@@ -56,7 +58,8 @@ var fillClasses = sync.OnceFunc(func() {
 	fillASCII()
 })
 
-// unicode16 are the characters that Unicode 15.1 and 16 added, which tiktoken and tokenizers know and package unicode does not.
+// unicode16 has the characters added by Unicode 15.1 and 16, which tiktoken and tokenizers know but
+// package unicode does not.
 var unicode16 = []struct {
 	first, last int
 	class       class

@@ -10,11 +10,12 @@ import (
 	"strings"
 )
 
-// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE, as GPT-2, Llama 3, Qwen and GPT-4o have.
-// What would need other code is an error that names it.
+// ReadHuggingFace reads a tokenizer.json of Hugging Face. It supports byte-level BPE, as in GPT-2,
+// Llama 3, Qwen and GPT-4o, and returns an error that names any feature it does not support.
 //
-// It encodes as tokenizers does with add_special_tokens=False, whatever the file says of truncation, padding and of tokens to put
-// around a text. Tokens that the file adds to the vocabulary without calling them special are always found in a text.
+// The tokenizer encodes like tokenizers with add_special_tokens=False: it ignores truncation,
+// padding and tokens to put around a text. Added tokens that are not special are always found in a
+// text.
 func ReadHuggingFace(path string) (*Tokenizer, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -22,8 +23,9 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 	}
 	var f tokenizerFile
 	err = json.Unmarshal(raw, &f)
-	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other { // other models have another vocab
-		return nil, fmt.Errorf("%s: no tokenizer.json of Hugging Face: %w", path, err)
+	// Decoding fails for other models, whose vocab has a different type.
+	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other {
+		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
 	}
 	t, err := f.tokenizer(path)
 	if err != nil {
@@ -32,6 +34,7 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
+// A tokenizerFile is the part of tokenizer.json that matters for encoding.
 type tokenizerFile struct {
 	AddedTokens []struct {
 		ID         uint32 `json:"id"`
@@ -46,7 +49,7 @@ type tokenizerFile struct {
 	PreTokenizer  *stage `json:"pre_tokenizer"`
 	PostProcessor *stage `json:"post_processor"`
 	Model         struct {
-		Type         string            `json:"type"` // old files have none
+		Type         string            `json:"type"` // missing in old files
 		Dropout      float64           `json:"dropout"`
 		Prefix       string            `json:"continuing_subword_prefix"`
 		Suffix       string            `json:"end_of_word_suffix"`
@@ -56,7 +59,7 @@ type tokenizerFile struct {
 	} `json:"model"`
 }
 
-// A stage is what tokenizers does before or after the model: one thing, or a sequence of them.
+// A stage is a step that tokenizers performs before or after the model, or a sequence of steps.
 type stage struct {
 	Type          string  `json:"type"`
 	Normalizers   []stage `json:"normalizers"`
@@ -65,13 +68,14 @@ type stage struct {
 
 	Pattern struct {
 		Regex string `json:"Regex"`
-	} `json:"pattern"` // of Split
-	Behavior       string `json:"behavior"`
+	} `json:"pattern"`
+	Behavior       string `json:"behavior"` // Pattern, Behavior and Invert belong to Split
 	Invert         bool   `json:"invert"`
-	AddPrefixSpace bool   `json:"add_prefix_space"` // of ByteLevel
+	AddPrefixSpace bool   `json:"add_prefix_space"` // these two belong to ByteLevel
 	UseRegex       *bool  `json:"use_regex"`
 }
 
+// steps returns the steps of a stage in order, without nested sequences.
 func (s *stage) steps() []stage {
 	if s == nil {
 		return nil
@@ -86,7 +90,7 @@ func (s *stage) steps() []stage {
 	return steps
 }
 
-// twoTokens are written "a b" or ["a", "b"].
+// twoTokens is a pair that JSON writes as "a b" or ["a", "b"].
 type twoTokens [2]string
 
 func (m *twoTokens) UnmarshalJSON(raw []byte) error {
@@ -101,17 +105,18 @@ func (m *twoTokens) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// tokenizer returns the tokenizer that the file describes.
 func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return nil, fmt.Errorf("model %s is not known, only byte-level BPE is: encode with tokenizers in Python, and mount the tokens that it gives", cmp.Or(m.Type, "without a type"))
+		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: encode the text with tokenizers in Python, and mount the resulting tokens", cmp.Or(m.Type, "without a type"))
 	case m.Dropout != 0:
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
 	case m.Prefix != "" || m.Suffix != "":
-		return nil, fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q: only byte-level BPE, which has none, is known", m.Prefix, m.Suffix)
+		return nil, fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q: only byte-level BPE is supported, which has none", m.Prefix, m.Suffix)
 	}
-	fillClasses() // which normalizing needs
+	fillClasses() // needed for normalization
 	t := &Tokenizer{name: path}
 	if err := f.stages(t); err != nil {
 		return nil, err
@@ -125,7 +130,7 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 		right, ok2 := m.Vocab[merge[1]]
 		both, ok3 := m.Vocab[merge[0]+merge[1]]
 		if !ok1 || !ok2 || !ok3 {
-			return nil, fmt.Errorf("model.merges: %q and %q, or what they become, is no token of model.vocab", merge[0], merge[1])
+			return nil, fmt.Errorf("model.merges: %q, %q or their concatenation is not a token of model.vocab", merge[0], merge[1])
 		}
 		pairs[rank] = pair{key(left, right), uint64(rank)<<32 | uint64(both)}
 	}
@@ -143,43 +148,45 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	return t, err
 }
 
+// vocabulary reads the vocabulary of the model into t.
 func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
 	alphabet := byteAlphabet()
 	for text, token := range f.Model.Vocab {
-		if err := t.number(token, text); err != nil {
+		if err := t.reserve(token, text); err != nil {
 			return fmt.Errorf("model.vocab: %w", err)
 		}
 		b := make([]byte, 0, len(text))
 		for _, r := range text {
 			value, ok := alphabet[r]
 			if !ok {
-				return fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is known", text, r)
+				return fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is supported", text, r)
 			}
 			b = append(b, value)
 		}
 		t.tokens[token] = string(b)
 	}
 	if f.Model.IgnoreMerges {
-		t.whole = make(map[string]uint32, len(t.tokens))
+		t.wholePieces = make(map[string]uint32, len(t.tokens))
 		for token, text := range t.tokens {
-			t.whole[text] = uint32(token)
+			t.wholePieces[text] = uint32(token)
 		}
 	}
 	return nil
 }
 
-// added returns the tokens to find in a text as it is, and in a normalized one.
+// added returns the added tokens to find in the original text, and those to find in the normalized
+// text.
 func (f *tokenizerFile) added(t *Tokenizer) (added [2]map[string]addedToken, err error) {
 	added = [2]map[string]addedToken{{}, {}}
 	for _, a := range f.AddedTokens {
-		if err := t.number(a.ID, a.Content); err != nil {
+		if err := t.reserve(a.ID, a.Content); err != nil {
 			return added, fmt.Errorf("added_tokens: %w", err)
 		}
 		switch {
 		case a.Content == "":
 			return added, fmt.Errorf("added_tokens: token %d is empty", a.ID)
 		case a.SingleWord, a.LStrip, a.RStrip:
-			return added, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not known: set them to false", a.Content)
+			return added, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not supported: set them to false", a.Content)
 		case a.Normalized && t.normalize != nil:
 			added[1][string(t.normalize([]byte(a.Content)))] = addedToken{a.ID, a.Special}
 		default:
@@ -189,8 +196,8 @@ func (f *tokenizerFile) added(t *Tokenizer) (added [2]map[string]addedToken, err
 	return added, nil
 }
 
-// number makes room for a token.
-func (t *Tokenizer) number(token uint32, text string) error {
+// reserve makes room for a token.
+func (t *Tokenizer) reserve(token uint32, text string) error {
 	const most = 1 << 24
 	if token >= most {
 		return fmt.Errorf("token %q has the number %d: must be below %d", text, token, most)
@@ -201,19 +208,20 @@ func (t *Tokenizer) number(token uint32, text string) error {
 	return nil
 }
 
-// stages reads what is done before and after the model.
+// stages reads the stages before and after the model into t.
 func (f *tokenizerFile) stages(t *Tokenizer) error {
 	for _, s := range f.Normalizer.steps() {
 		if s.Type != "NFC" {
-			return fmt.Errorf("normalizer %s is not known: only NFC is", s.Type)
+			return fmt.Errorf("normalizer %s is not supported, only NFC", s.Type)
 		}
 		t.normalize = nfc
 	}
 	for _, s := range f.PostProcessor.steps() {
 		switch s.Type {
-		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing": // these change offsets, or put special tokens around
+		// These change offsets or add special tokens around a text.
+		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing":
 		default:
-			return fmt.Errorf("post_processor %s is not known", s.Type)
+			return fmt.Errorf("post_processor %s is not supported", s.Type)
 		}
 	}
 	bytes := false
@@ -223,35 +231,35 @@ func (f *tokenizerFile) stages(t *Tokenizer) error {
 			if !(s.Behavior == "Isolated" || s.Behavior == "Removed" && s.Invert) {
 				return fmt.Errorf("pre_tokenizer Split has the behavior %q (invert: %v): must be Isolated, or Removed with invert", s.Behavior, s.Invert)
 			}
-			i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.says, s.Pattern.Regex) })
+			i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, s.Pattern.Regex) })
 			if i < 0 {
-				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not known: those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen and Mistral NeMo are",
+				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not supported: only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen and Mistral NeMo are",
 					s.Pattern.Regex)
 			}
 			t.expression = expressions[i]
 		case s.Type == "ByteLevel" && !bytes:
 			if s.AddPrefixSpace {
-				return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not known: set it to false, and put the space before each text")
+				return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not supported: set it to false, and put the space before each text")
 			}
 			if s.UseRegex == nil || *s.UseRegex {
 				if t.next != nil {
-					return errors.New("pre_tokenizer ByteLevel has use_regex after a Split: two expressions, one after the other, are not known")
+					return errors.New("pre_tokenizer ByteLevel has use_regex after a Split: two expressions in a row are not supported")
 				}
 				t.expression = gpt2
 			}
 			bytes = true
 		default:
-			return fmt.Errorf("pre_tokenizer %s is not known there: a Split and a ByteLevel are", s.Type)
+			return fmt.Errorf("pre_tokenizer %s is not supported there, only a Split followed by a ByteLevel", s.Type)
 		}
 	}
 	if !bytes || t.next == nil {
-		return errors.New("pre_tokenizer has no Split with a ByteLevel after it: only byte-level BPE is known")
+		return errors.New("pre_tokenizer has no Split followed by a ByteLevel: only byte-level BPE is supported")
 	}
 	return nil
 }
 
-// byteAlphabet returns the characters that stand for the bytes in tokenizer.json. Those that can be seen stand for themselves, the
-// others are numbered from 256.
+// byteAlphabet returns the characters that stand for bytes in tokenizer.json. Visible characters
+// stand for themselves; the others are numbered from 256.
 func byteAlphabet() map[rune]byte {
 	alphabet := map[rune]byte{}
 	unseen := rune(256)

@@ -10,7 +10,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// small returns a tokenizer.json of the bytes and three merges, after edit has changed it.
+// small returns a tokenizer.json with all bytes and three merges, changed by edit.
 func small(t *testing.T, edit func(f, model map[string]any)) string {
 	t.Helper()
 	vocab := map[string]int{"ab": 256, "abc": 257, "Ġab": 258}
@@ -21,7 +21,7 @@ func small(t *testing.T, edit func(f, model map[string]any)) string {
 	f := map[string]any{
 		"model": model,
 		"pre_tokenizer": map[string]any{"type": "Sequence", "pretokenizers": []any{
-			map[string]any{"type": "Split", "pattern": map[string]string{"Regex": qwen2.says[0]}, "behavior": "Isolated"},
+			map[string]any{"type": "Split", "pattern": map[string]string{"Regex": qwen2.patterns[0]}, "behavior": "Isolated"},
 			map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
 		}},
 		"added_tokens": []any{
@@ -64,7 +64,7 @@ func TestReadHuggingFace(t *testing.T) {
 	}
 }
 
-// What would need other code is refused, and named.
+// The error for an unsupported feature names the feature.
 func TestRefusesHuggingFace(t *testing.T) {
 	pre := func(stages ...any) func(f, model map[string]any) {
 		return func(f, model map[string]any) {
@@ -76,28 +76,28 @@ func TestRefusesHuggingFace(t *testing.T) {
 		return map[string]any{"type": "Split", "pattern": map[string]string{"Regex": expression}, "behavior": behavior}
 	}
 	for want, edit := range map[string]func(f, model map[string]any){
-		"model WordPiece is not known": func(f, model map[string]any) { model["type"] = "WordPiece" },
-		"model Unigram is not known":   func(f, model map[string]any) { model["type"], model["vocab"] = "Unigram", []any{[]any{"<unk>", 0.0}} },
-		"dropout is 0.1":               func(f, model map[string]any) { model["dropout"] = 0.1 },
-		"continuing_subword_prefix":    func(f, model map[string]any) { model["continuing_subword_prefix"] = "##" },
-		"end_of_word_suffix":           func(f, model map[string]any) { model["end_of_word_suffix"] = "</w>" },
-		`'▁', which stands for no`:     func(f, model map[string]any) { model["vocab"].(map[string]int)["▁a"] = 259 },
-		"number 4000000000":            func(f, model map[string]any) { model["vocab"].(map[string]int)["aa"] = 4_000_000_000 },
-		"byte 0x61":                    func(f, model map[string]any) { delete(model["vocab"].(map[string]int), "a"); model["merges"] = []any{} },
-		`"x" and "y"`:                  func(f, model map[string]any) { model["merges"] = []string{"x y"} },
-		"normalizer NFKC":              func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFKC"} },
-		"post_processor Strange":       func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
-		"pre_tokenizer Metaspace":      pre(map[string]any{"type": "Metaspace"}),
-		"pre_tokenizer Digits":         pre(map[string]any{"type": "Digits"}, byteLevel),
-		`expression "\\w+"`:            pre(split(`\w+`, "Isolated"), byteLevel),
-		`behavior "MergedWithNext"`:    pre(split(qwen2.says[0], "MergedWithNext"), byteLevel),
-		"add_prefix_space":             pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
-		"use_regex after a Split":      pre(split(qwen2.says[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
-		"no Split with a ByteLevel":    pre(split(qwen2.says[0], "Isolated")),
+		"model WordPiece is not supported": func(f, model map[string]any) { model["type"] = "WordPiece" },
+		"model Unigram is not supported":   func(f, model map[string]any) { model["type"], model["vocab"] = "Unigram", []any{[]any{"<unk>", 0.0}} },
+		"dropout is 0.1":                   func(f, model map[string]any) { model["dropout"] = 0.1 },
+		"continuing_subword_prefix":        func(f, model map[string]any) { model["continuing_subword_prefix"] = "##" },
+		"end_of_word_suffix":               func(f, model map[string]any) { model["end_of_word_suffix"] = "</w>" },
+		`'▁', which stands for no`:         func(f, model map[string]any) { model["vocab"].(map[string]int)["▁a"] = 259 },
+		"number 4000000000":                func(f, model map[string]any) { model["vocab"].(map[string]int)["aa"] = 4_000_000_000 },
+		"byte 0x61":                        func(f, model map[string]any) { delete(model["vocab"].(map[string]int), "a"); model["merges"] = []any{} },
+		`"x", "y" or their concatenation`:  func(f, model map[string]any) { model["merges"] = []string{"x y"} },
+		"normalizer NFKC":                  func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFKC"} },
+		"post_processor Strange":           func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
+		"pre_tokenizer Metaspace":          pre(map[string]any{"type": "Metaspace"}),
+		"pre_tokenizer Digits":             pre(map[string]any{"type": "Digits"}, byteLevel),
+		`expression "\\w+"`:                pre(split(`\w+`, "Isolated"), byteLevel),
+		`behavior "MergedWithNext"`:        pre(split(qwen2.patterns[0], "MergedWithNext"), byteLevel),
+		"add_prefix_space":                 pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
+		"use_regex after a Split":          pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
+		"no Split followed by a ByteLevel": pre(split(qwen2.patterns[0], "Isolated")),
 		`"<mask>" has single_word`: func(f, model map[string]any) {
 			f["added_tokens"] = []any{map[string]any{"id": 300, "content": "<mask>", "lstrip": true}}
 		},
-		"no tokenizer.json of Huggi": func(f, model map[string]any) { f["model"] = 5 },
+		"not a tokenizer.json of Hugging Face": func(f, model map[string]any) { f["model"] = 5 },
 	} {
 		path := small(t, edit)
 		if _, err := ReadHuggingFace(path); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path) {

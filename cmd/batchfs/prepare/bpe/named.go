@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestNamed compares
-// their checksums with those that tiktoken expects.
+// The vocabularies of tiktoken: each token is a byte with its length, and then its bytes, in order
+// of rank. TestNamed compares their checksums with the ones that tiktoken expects.
 //
 //go:embed gpt2.gz cl100k.gz o200k.gz
 var vocabularies embed.FS
@@ -28,12 +28,12 @@ var published = map[string]struct {
 	"o200k": {o200k, map[string]uint32{endOfText: 199999, "<|endofprompt|>": 200018}},
 }
 
-// Named returns a tokenizer of OpenAI, whose vocabulary is part of the program: gpt2, which tiktoken also has as r50k_base, cl100k
-// (GPT-4) or o200k (GPT-4o).
+// Named returns one of OpenAI's tokenizers, whose vocabularies are part of the program: gpt2
+// (r50k_base in tiktoken), cl100k (GPT-4) or o200k (GPT-4o).
 func Named(name string) (*Tokenizer, error) {
 	p, ok := published[name]
 	if !ok {
-		return nil, fmt.Errorf("no tokenizer has the name %q: use gpt2, cl100k or o200k", name)
+		return nil, fmt.Errorf("there is no tokenizer %q: use gpt2, cl100k or o200k", name)
 	}
 	tokens, err := readVocabulary(name)
 	if err != nil {
@@ -44,7 +44,7 @@ func Named(name string) (*Tokenizer, error) {
 	for token, text := range tokens {
 		whole[text] = uint32(token)
 	}
-	// The published files list tokens without their halves. A token is a merge of any two that are tokens.
+	// The published files do not say which pair a token joins. It may be any two tokens.
 	pairs := make([]pair, 0, 5*len(tokens))
 	for token, text := range tokens {
 		for i := 1; i < len(text); i++ {
@@ -84,8 +84,8 @@ func readVocabulary(name string) ([]string, error) {
 	return tokens, nil
 }
 
-// WriteRanks writes a vocabulary as tiktoken's files have it: a line for each token but the special ones, with its bytes in base64 and
-// its number.
+// WriteRanks writes the vocabulary in tiktoken's format: a line for each token that is not special,
+// with its bytes in base64 and its number.
 func (t *Tokenizer) WriteRanks(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	for token, text := range t.tokens {

@@ -9,16 +9,19 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in three things. It knows only the marks of
-// Unicode 9. It puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format. And it puts together only
-// what belongs together: norm looks at 16 bits of a character, so that it takes U+10061 with an accent for an a.
+// nfc returns a text in NFC exactly as tokenizers computes it. That differs from package norm in
+// three ways: only the combining marks of Unicode 9 are known; no joiner (U+034F) is inserted after
+// 30 marks, which Unicode's Stream-Safe Text Format requires; and only characters that compose are
+// composed, whereas norm compares 16 bits of a character, and so takes U+10061 with an accent for
+// an accented a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
 	}
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
-		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(after9, r) }) // also bytes that are not UTF-8
+		// Invalid UTF-8 counts as utf8.RuneError.
+		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(after9, r) })
 		if end < 0 {
 			end = len(text)
 		}
@@ -29,8 +32,8 @@ func nfc(text []byte) []byte {
 	return out
 }
 
-// after9 are the characters after Unicode 9 that sort among marks, or that one character before them is put together with. For
-// tokenizers they are letters like any other.
+// after9 has the characters added after Unicode 9 that are reordered as marks or compose with the
+// character before them. To tokenizers, they are letters like any other.
 var after9 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},
@@ -47,8 +50,8 @@ var after9 = &unicode.RangeTable{
 	},
 }
 
-// compose is NFC by its definition: decompose, sort the marks of each character by their class, and put together what one
-// character stands for.
+// compose computes NFC by its definition: it decomposes the text, sorts the marks of each character
+// by their class, and composes characters.
 func compose(text []byte) []byte {
 	var all []rune
 	for i := 0; i < len(text); {
@@ -70,7 +73,7 @@ func compose(text []byte) []byte {
 		i = end
 	}
 	out := all[:0]
-	base, last := -1, uint8(0) // the character that marks go to, and the class of the mark before
+	base, last := -1, uint8(0) // index of the base character, and class of the previous mark
 	for _, r := range all {
 		c := class(r)
 		if base >= 0 && !norm.NFC.PropertiesString(string(r)).BoundaryBefore() && (base == len(out)-1 || last < c) {

@@ -2,7 +2,8 @@ package bpe
 
 import "unicode/utf8"
 
-// classAt returns the class of the character at i, and its length. It is just small enough to be inlined.
+// classAt returns the class and the length of the character at i. It is just small enough to be
+// inlined.
 func classAt(text []byte, i int) (c class, n int) {
 	if c, n = classes[text[i]], 1; text[i] >= utf8.RuneSelf {
 		c, n = classOfRune(text, i)
@@ -15,10 +16,10 @@ func classOfRune(text []byte, i int) (class, int) {
 	return classes[r], n
 }
 
-// run returns the end of the characters from i on that are of these classes.
-func run(text []byte, i int, these class) int {
+// skip returns the end of the characters of these classes that begin at i.
+func skip(text []byte, i int, these class) int {
 	for {
-		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) { // most are ASCII
+		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) {
 			i++
 		}
 		if i == len(text) || text[i] < utf8.RuneSelf {
@@ -32,18 +33,19 @@ func run(text []byte, i int, these class) int {
 	}
 }
 
-// An expression says how to split text. A piece begins at text[i], and next returns its end. It looks only at what follows,
-// and it always moves on.
+// An expression splits text into pieces. next returns the end of the piece that begins at text[i],
+// which is always beyond i; it does not look at what precedes i.
 type expression struct {
-	next  func(text []byte, i int) int
-	says  []string                                 // in tokenizer.json
-	split func(text []byte, i int, ends []int) int // the same for many pieces, and faster, or nil
+	next     func(text []byte, i int) int
+	patterns []string                                 // equivalent expressions in tokenizer.json
+	fastEnds func(text []byte, i int, ends []int) int // faster pieceEnds, or nil
 }
 
-// many puts into ends where the pieces from text[i] on end, and returns how many those are: all of the text, or as many as ends holds.
-func (x expression) many(text []byte, i int, ends []int) int {
-	if x.split != nil {
-		return x.split(text, i, ends)
+// pieceEnds stores the ends of the pieces from text[i] on in ends, and returns their number. It
+// stops at the end of the text, or when ends is full.
+func (x expression) pieceEnds(text []byte, i int, ends []int) int {
+	if x.fastEnds != nil {
+		return x.fastEnds(text, i, ends)
 	}
 	n := 0
 	for ; n < len(ends) && i < len(text); n++ {
@@ -54,28 +56,28 @@ func (x expression) many(text []byte, i int, ends []int) int {
 }
 
 var (
-	gpt2 = expression{next: nextGPT2, split: splitGPT2, says: []string{
+	gpt2 = expression{next: nextGPT2, fastEnds: splitGPT2, patterns: []string{
 		`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
 		`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
 	}}
-	// tiktoken's cl100k leaves the white space that ends a text in one piece.
-	cl100k = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, true) }, says: []string{
+	// In tiktoken's cl100k, white space at the end of a text is one piece.
+	cl100k = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, true) }, patterns: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 	}}
-	// Llama 3 has what cl100k was before it was made faster: there, such white space ends a piece at its last newline.
-	llama3 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, false) }, says: []string{
+	// Llama 3 uses an older cl100k, which splits such white space after its last newline.
+	llama3 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	qwen2 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 1, false) }, says: []string{
+	qwen2 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 1, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	o200k = expression{next: func(text []byte, i int) int { return nextCased(text, i, 3, true) }, says: []string{
+	o200k = expression{next: func(text []byte, i int) int { return nextCased(text, i, 3, true) }, patterns: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	// Mistral's, since NeMo.
-	tekken = expression{next: func(text []byte, i int) int { return nextCased(text, i, 1, false) }, says: []string{
+	// tekken is the expression of Mistral's tokenizers since NeMo.
+	tekken = expression{next: func(text []byte, i int) int { return nextCased(text, i, 1, false) }, patterns: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
@@ -84,7 +86,7 @@ var (
 
 var expressions = []expression{gpt2, cl100k, llama3, qwen2, o200k, tekken}
 
-// nextGPT2 splits as `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
+// nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
 	if n := contraction(text, i, false); n > 0 {
 		return i + n
@@ -97,11 +99,11 @@ func nextGPT2(text []byte, i int) int {
 	}
 	switch {
 	case c.in(letters):
-		return run(text, from+n, letters)
+		return skip(text, from+n, letters)
 	case c == number:
-		return run(text, from+n, number)
+		return skip(text, from+n, number)
 	case c.in(others):
-		return run(text, from+n, others)
+		return skip(text, from+n, others)
 	}
 	end, last, _ := whiteSpace(text, i)
 	if end < len(text) && last > i {
@@ -110,8 +112,10 @@ func nextGPT2(text []byte, i int) int {
 	return end
 }
 
-// nextWord splits as `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-// with `\s+$|` before `\s*` if trailing.
+// nextWord implements the following expression, with `\s+$|` before `\s*` if trailing is true:
+//
+//	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|
+//	\s*[\r\n]+|\s+(?!\S)|\s+
 func nextWord(text []byte, i, digits int, trailing bool) int {
 	if n := contraction(text, i, true); n > 0 {
 		return i + n
@@ -119,13 +123,13 @@ func nextWord(text []byte, i, digits int, trailing bool) int {
 	c, n := classAt(text, i)
 	switch {
 	case c.in(letters):
-		return run(text, i+n, letters)
+		return skip(text, i+n, letters)
 	case c == number:
 		return numbers(text, i+n, digits-1)
 	}
 	if c != newline && i+n < len(text) {
 		if after, m := classAt(text, i+n); after.in(letters) {
-			return run(text, i+n+m, letters)
+			return skip(text, i+n+m, letters)
 		}
 	}
 	if end := symbols(text, i, c, n); end > i {
@@ -134,8 +138,8 @@ func nextWord(text []byte, i, digits int, trailing bool) int {
 	return spacePiece(text, i, trailing)
 }
 
-// nextCased splits as o200k does: a word ends before a capital that follows a small letter, and if contractions, a word has its own
-// with it.
+// nextCased implements the expression of o200k, in which a word ends before a capital letter that
+// follows a small one. If contractions is true, a word includes a contraction after it.
 func nextCased(text []byte, i, digits int, contractions bool) int {
 	c, n := classAt(text, i)
 	if c == number {
@@ -155,45 +159,48 @@ func nextCased(text []byte, i, digits int, contractions bool) int {
 	return spacePiece(text, i, false)
 }
 
-// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`, as an expression does: with the
-// character before the word if it can, else without, and the second half only if both fail for the first. It returns i if
-// nothing matches.
+// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*` with
+// the precedence of a regular expression: the character before the word is included if possible,
+// and the second alternative counts only if the first does not match. It returns i if nothing
+// matches.
 func casedWord(text []byte, i int, c class, n int) int {
-	before := c.in(spaces | others) // the first character can be the one before the word
+	before := c.in(spaces | others) // the first character may precede the word
 	if before {
 		if end := lowerWord(text, i+n); end > i+n {
 			return end
 		}
 	}
-	if end := lowerWord(text, i); end > i { // a mark can be the word's own too
+	if end := lowerWord(text, i); end > i { // a mark at the beginning is part of the word
 		return end
 	}
-	// There is no lower letter, so upper ones are all that is left.
+	// There is no [LOWER], so only [UPPER]+ can match.
 	if before {
-		if end := run(text, i+n, uppers); end > i+n {
+		if end := skip(text, i+n, uppers); end > i+n {
 			return end
 		}
 	}
-	return run(text, i, uppers)
+	return skip(text, i, uppers)
 }
 
 // lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
 func lowerWord(text []byte, i int) int {
-	at := run(text, i, uppers)
-	if end := run(text, at, lowers); end > at {
+	start := skip(text, i, uppers)
+	if end := skip(text, start, lowers); end > start {
 		return end
 	}
-	for at > i { // [UPPER]* leaves its last character that is both to [LOWER]+
-		last, n := utf8.DecodeLastRune(text[:at])
+	// Backtrack to the last character that both [UPPER] and [LOWER] match.
+	for start > i {
+		last, n := utf8.DecodeLastRune(text[:start])
 		if classes[last].in(lowers) {
 			break
 		}
-		at -= n
+		start -= n
 	}
-	return at
+	return start
 }
 
-// contraction returns the length of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. Without regard to case, ſ is an s.
+// contraction returns the length of a match of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. If anyCase is
+// true, case is ignored, and ſ counts as an s.
 func contraction(text []byte, i int, anyCase bool) int {
 	if i+1 >= len(text) || text[i] != '\'' {
 		return 0
@@ -221,7 +228,7 @@ func contraction(text []byte, i int, anyCase bool) int {
 	return 0
 }
 
-// numbers returns the end of `\p{N}{0,most}`.
+// numbers returns the end of a match of `\p{N}{0,most}`.
 func numbers(text []byte, i, most int) int {
 	for ; i < len(text) && most > 0; most-- {
 		c, n := classAt(text, i)
@@ -233,20 +240,21 @@ func numbers(text []byte, i, most int) int {
 	return i
 }
 
-// symbols matches ` ?[^\s\p{L}\p{N}]+`, whose first character is of class c and n bytes, or returns i.
+// symbols matches ` ?[^\s\p{L}\p{N}]+`, or returns i. c and n are the class and length of the first
+// character.
 func symbols(text []byte, i int, c class, n int) int {
 	if c.in(others) {
-		return run(text, i+n, others)
+		return skip(text, i+n, others)
 	}
 	if text[i] == ' ' && i+1 < len(text) {
-		if end := run(text, i+1, others); end > i+1 {
+		if end := skip(text, i+1, others); end > i+1 {
 			return end
 		}
 	}
 	return i
 }
 
-// newlines returns the end of a run of \r, \n and one more character.
+// newlines returns the end of a run of \r, \n and the character more.
 func newlines(text []byte, i int, more byte) int {
 	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
 		i++
@@ -254,7 +262,8 @@ func newlines(text []byte, i int, more byte) int {
 	return i
 }
 
-// whiteSpace returns the end of `\s+`, where its last character begins, and the end of the last newline in it, or 0.
+// whiteSpace matches `\s+`. It returns its end, the beginning of its last character, and the end of
+// its last newline, or 0.
 func whiteSpace(text []byte, i int) (end, last, line int) {
 	for i < len(text) {
 		c, n := classAt(text, i)
@@ -269,8 +278,8 @@ func whiteSpace(text []byte, i int) (end, last, line int) {
 	return i, last, line
 }
 
-// spacePiece matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing: white space up to its last newline, or all but
-// the last character, which belongs to what follows.
+// spacePiece matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing is true: white
+// space up to its last newline, or all but its last character, which belongs to what follows.
 func spacePiece(text []byte, i int, trailing bool) int {
 	switch end, last, line := whiteSpace(text, i); {
 	case trailing && end == len(text):
