@@ -44,9 +44,9 @@ func TestPrepareWorkplace(t *testing.T) {
 		make func(workplace, victim string) error
 		want string // empty where prepare succeeds
 	}{
-		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is no directory"},
-		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is no directory"},
-		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is no directory"},
+		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is not a directory"},
+		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is not a directory"},
+		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is not a directory"},
 		"another user": {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to user 65534"},
 		"all write":    {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "others may write to"},
 		"a guest": {func(w, _ string) error {

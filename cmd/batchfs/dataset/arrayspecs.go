@@ -26,8 +26,7 @@ func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
 	return parts, err
 }
 
-// resolveArrays returns a split completed with the settings found in vocab.json, its arrays, and
-// those settings.
+// resolveArrays returns a split completed from vocab.json, its arrays, and what vocab.json says.
 func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, vocabHint, error) {
 	files, err := s.Files(o.Remote)
 	if err != nil {

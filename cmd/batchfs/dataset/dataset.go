@@ -1,11 +1,10 @@
-// Package dataset opens the splits of a configuration: it opens and checks their token files, and
-// binds them to the split's settings, including settings in a path such as "train/rank=3,world=8".
+// Package dataset opens the token files of the splits in a configuration, and binds them to the
+// split's settings or those of a path such as "train/rank=3,world=8".
 //
-// A [Dataset] is an open split under fixed settings. It never changes. It describes itself: it
-// writes info.json and the origin of each row, and finds the batches that hold a token. A [Served]
-// is a Dataset as a mount serves it: it notices when the token files change and, under on_change =
-// "follow", switches to the new ones. A [Snapshot] records everything that a mount serves, so that
-// another process can serve exactly the same batches without opening the token files first.
+// A [Dataset] is an open split with fixed settings. It never changes. It describes itself in
+// info.json, and knows the origin of each row. A [Served] is a Dataset as a mount serves it: it
+// notices changed token files and, under on_change = "follow", switches to the new ones. From a
+// [Snapshot], another process serves the same batches as a mount without opening files first.
 package dataset
 
 import (
@@ -24,8 +23,8 @@ import (
 	"batchfs/sampler"
 )
 
-// A Dataset is a split whose token files are open and checked, possibly under the settings of a
-// path. It is immutable and safe for concurrent use.
+// A Dataset is a split whose token files are open and checked. It is immutable and safe for
+// concurrent use.
 type Dataset struct {
 	Split    *config.Split     // settings; TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // computes the batches
@@ -56,9 +55,9 @@ func (p *Progress) opened() {
 	p.last.Store(clock.Now())
 }
 
-// Open opens all splits; see [Opener.OpenSplit]. If p is not nil, it opens them for a mount: it
-// counts the files in p, and returns an error if a process has a file open for writing, because the
-// tokens might still change (see [blob.CheckNoWriters]).
+// Open opens all splits; see [Opener.OpenSplit]. If p is not nil, they are opened for a mount: Open
+// counts the files in p, and returns an error if a process has a file open for writing (see
+// [blob.CheckNoWriters]).
 func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range o.Config.Splits {
@@ -96,8 +95,8 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 // or key that is wrong.
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. previous holds the split's sources before their files changed; it is nil the
-// first time. If previous is nil and p is not, the split is opened for a mount.
+// open opens a split. previous holds its sources before their files changed, or nil. If previous is
+// nil and p is not, the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
 	s, parts, h, err := o.resolveArrays(s)
 	if err != nil {
@@ -141,8 +140,8 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 	return o.newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// newDataset binds token files to the settings of a split. groups holds the Groups of an earlier
-// Sequence of the same split; nil if there is none.
+// newDataset binds token files to the settings of a split. groups may be those of an earlier
+// Dataset of the split, or nil.
 func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
@@ -167,8 +166,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	if s.Expect != "" && d.fingerprint != s.Expect {
 		return fmt.Errorf("expect_fingerprint is %s, but the fingerprint of the files is %s: their contents or names are different", s.Expect, d.fingerprint)
 	}
-	// The file is read only once, because a trainer may overwrite it later, and that must not
-	// change the batches of a mount.
+	// Read only once, because a trainer may overwrite the file later.
 	if s.StateFile != "" && s.TorchState == nil {
 		if s.TorchState, err = os.ReadFile(s.StateFile); err != nil {
 			return fmt.Errorf("torch_state: %w", err)
@@ -230,15 +228,15 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps returns the largest number of batches that a file can hold. It uses only half of the
-// range of file offsets, which leaves room for headers.
+// maxSteps returns the largest number of batches that a file can hold. It uses only half of all
+// file offsets, to leave room for headers.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
-// With returns the dataset with the settings of a path component, such as "rank=3,world=8". The
-// result shares the open files of d, so its memory does not grow with their number. The error is
-// syscall.ENOENT if a setting is unknown.
+// With returns the dataset with the settings of a path component, such as "rank=3,world=8". Its
+// memory does not depend on the number of files. The error is syscall.ENOENT if a setting is
+// unknown.
 func (d *Dataset) With(settings string) (*Dataset, error) {
 	s, err := d.Split.With(settings)
 	if err != nil {
@@ -247,8 +245,8 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset with the settings of s. s was derived from the same split by
-// config.Split.With, possibly before the token files changed.
+// withSettings returns the dataset with the settings of s, which config.Split.With returned for the
+// same split, possibly before its files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
@@ -285,8 +283,7 @@ func (d *Dataset) Files() (paths []string) {
 // Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead checks that batches can be read. It reads the batch that a new mount's next returns
-// first, or its first MiB.
+// TryRead reads the first batch that next returns, up to 1 MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)

@@ -20,8 +20,7 @@ import (
 	"batchfs/sampler"
 )
 
-// pathSettings returns torch_state and the settings that a path may have, as far as they affect the
-// bytes of a batch, by key.
+// pathSettings returns torch_state and the path settings that affect the bytes of a batch, by key.
 func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
@@ -86,8 +85,8 @@ func (d *Dataset) Info() []byte {
 	return indented(all)
 }
 
-// EpochBatches returns the number of batches in an epoch, or 0 if the split is a mixture or its
-// order has no epochs.
+// EpochBatches returns the number of batches in an epoch, or 0 for mixtures and orders without
+// epochs.
 func (d *Dataset) EpochBatches() uint64 {
 	if len(d.Split.Sources) > 0 || d.Sequence.Order != sampler.Sequential && d.Sequence.Order != sampler.Shuffle {
 		return 0
@@ -95,8 +94,7 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// SourceWeights returns the fraction of the rows that each source of a mixture provides. It returns
-// nil if the split is no mixture.
+// SourceWeights returns the fraction of the rows that comes from each source of a mixture, or nil.
 func (d *Dataset) SourceWeights() (list []float64) {
 	for i := range d.Split.Sources {
 		rows, total := d.Sequence.Weight(i)
@@ -105,8 +103,7 @@ func (d *Dataset) SourceWeights() (list []float64) {
 	return list
 }
 
-// epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to that
-// epoch. Its other rows begin the second one.
+// epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to it.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence
 	ranks := q.World // ranks that share an epoch
@@ -133,7 +130,6 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 	return list
 }
 
-// arrayInfos describes the arrays of a batch in the order in which a .safetensors file holds them.
 func (d *Dataset) arrayInfos() (list []map[string]any) {
 	for _, a := range d.Sequence.Batch().Arrays {
 		info := map[string]any{"name": a.Name, "dtype": a.DType, "shape": a.Shape, "offset": a.Offset}
@@ -168,8 +164,7 @@ func jsonTexts(paths []string) []jsontext.String {
 	return texts
 }
 
-// vocabSize returns the largest vocabulary size of all sources, or 0 if that of a source is
-// unknown.
+// vocabSize returns the largest vocabulary size of all sources, or 0 if one is unknown.
 func (d *Dataset) vocabSize() (size int64) {
 	for _, main := range d.mains {
 		if main.VocabSize() == 0 {
@@ -234,9 +229,9 @@ func (d *Dataset) settings() map[string]any {
 }
 
 // Describe writes the origin of each row of batch k for people. If there is a vocabulary next to
-// the token file, it also writes the text of each segment, cut to the given number of characters.
+// the token file, it also writes up to chars characters of the text of each segment.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
-	vocabularies := map[string]*vocabulary.Manifest{} // keyed by directory
+	vocabularies := map[string]*vocabulary.Manifest{}
 	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
@@ -264,8 +259,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	return nil
 }
 
-// describeSegment writes the origin of a segment of a row, and its text. It caches the vocabularies
-// that it reads in vocabularies.
+// describeSegment writes the origin and the text of a segment. It caches vocabularies by directory.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
@@ -303,7 +297,6 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	return nil
 }
 
-// truncate returns the first chars characters of a text, with "…" if there are more.
 func truncate(text string, chars int) string {
 	n := 0
 	for i := range text {
@@ -314,7 +307,7 @@ func truncate(text string, chars int) string {
 	return text
 }
 
-// Text decodes n tokens of an array, starting at index from.
+// Text returns the text of n tokens of an array, starting at index from.
 func Text(tokens *cache.Array, from int64, n int, v *vocabulary.Vocabulary) (string, error) {
 	if n == 0 {
 		return "", nil

@@ -10,24 +10,22 @@ import (
 )
 
 // Identity returns 32 hexadecimal digits that are equal for two sequences if every batch has the
-// same bytes in both. Under on_change = "follow" they do not depend on the content of the token
-// files, which may change.
+// same bytes in both. Under on_change = "follow" they do not depend on the tokens.
 func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 
-// digest returns a hash of v as 32 hexadecimal digits. JSON must always encode v in the same way.
-// Readers compare digests of different versions of batchfs, so the hashed values must not change
-// unless the batches do.
+// digest returns a hash of v as 32 hexadecimal digits. Readers compare digests of different
+// versions of batchfs, so v and its JSON must not change unless the batches do.
 func digest(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // cannot happen, because JSON can encode every type that is hashed
+		panic(err) // cannot happen, because JSON can encode all of these types
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 
-// identityInputs returns everything that determines the bytes of a batch, and nothing else. It
-// returns equal values for equal sequences, however their settings are written.
+// identityInputs returns everything that determines the bytes of a batch, and nothing else. Equal
+// sequences have equal values, however their settings are written.
 func (d *Dataset) identityInputs() map[string]any {
 	q := d.Sequence
 	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
@@ -94,8 +92,7 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	}
 }
 
-// hasShards reports whether a source has more than one file. Only then does join affect the
-// batches.
+// hasShards reports whether a source has several files. Only then does join affect the batches.
 func (d *Dataset) hasShards() bool {
 	for _, main := range d.mains {
 		if len(main.Files()) > 1 {
@@ -105,8 +102,8 @@ func (d *Dataset) hasShards() bool {
 	return false
 }
 
-// readSettings returns the settings that say how to read the token files. A split that follows
-// changes is identified by these instead of by its files.
+// readSettings returns the settings that say how to read the token files. They identify the data of
+// a split that follows changes.
 func (d *Dataset) readSettings() []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
@@ -119,8 +116,7 @@ func (d *Dataset) readSettings() []any {
 }
 
 // formatsOf returns a digest of which files belong to which array of which source, and of the
-// offset, number, dtype and shape of the elements in each file. The fingerprint covers only the
-// content of the files.
+// location and type of their elements. The fingerprint covers only their content.
 func formatsOf(sources [][]*cache.Array) string {
 	var all [][][][]any // indices: source, array, file, field
 	for _, arrays := range sources {

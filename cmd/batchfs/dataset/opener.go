@@ -9,8 +9,8 @@ import (
 	"batchfs/sampler"
 )
 
-// An Opener opens the splits of a configuration. The datasets that it opens share its connections
-// to stores, its memory for cache blocks and its tables. It is safe for concurrent use.
+// An Opener opens the splits of a configuration. Its datasets share connections to stores, memory
+// for cache blocks, and tables. It is safe for concurrent use.
 type Opener struct {
 	Config *config.Config
 	Remote *blob.Remote // must not change after the first object is opened

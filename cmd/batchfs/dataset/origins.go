@@ -30,9 +30,8 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	return r, err
 }
 
-// Origins makes the files batch/<k>.json of a dataset. Each row takes one line, and all lines have
-// the same width, so the size of the files is known and any part can be made without the rest.
-// Origins is safe for concurrent use.
+// Origins makes the files batch/<k>.json of a dataset. All lines of rows have the same width, so
+// the size is known and any part can be made without the rest. It is safe for concurrent use.
 type Origins struct {
 	d     *Dataset
 	head  []byte // content between the batch number and the first row

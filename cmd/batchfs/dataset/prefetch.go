@@ -37,7 +37,7 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 	}
 }
 
-// batchRead records that a reader is at batch k, and starts to prefetch. It does not wait.
+// batchRead records that a reader is at batch k, and prefetches in the background.
 func (l *blockPrefetcher) batchRead(k uint64) {
 	l.stream.Pass(k)
 	if l.mu.TryLock() { // otherwise another reader is already prefetching
@@ -51,8 +51,7 @@ func (l *blockPrefetcher) batchRead(k uint64) {
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
 // prefetchFrom requests the blocks of batches from k on, nearest first, until the cache accepts no
-// more. It does nothing if k is far from the last batch read, because batches are then not read in
-// order.
+// more. It does nothing if k is far from the last batch read.
 func (l *blockPrefetcher) prefetchFrom(k uint64) {
 	far := k+maxReaderDistance < l.lastRead || k > l.lastRead+maxReaderDistance
 	l.lastRead = k

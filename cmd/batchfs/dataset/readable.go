@@ -8,9 +8,9 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// Readable returns a split as readers of the mount get it at this moment: with the files of the
-// snapshot, or with the current ones if the split follows changes. It checks all files and reads
-// the first batch, up to 1 MiB. The error says why batches cannot be read.
+// Readable returns a split as readers of the mount get it now: with the files of the snapshot, or
+// with the current ones if the split follows changes. It checks all files and reads the first
+// batch, and the error says why batches cannot be read.
 func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {
 	d, err := s.open(split, o)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A Served is a split, or a split with the settings of a path, as a mount serves it. Each value
-// stands for one version of the tokens; [Served.Latest] returns the current one. A Served is safe
-// for concurrent use.
+// A Served is a split, maybe with the settings of a path, as a mount serves it. Each value stands
+// for one version of the tokens; [Served.Latest] returns the current one. It is safe for concurrent
+// use.
 type Served struct {
 	*Dataset
 	watch      *watcher
@@ -37,8 +37,8 @@ func newServed(d *Dataset, w *watcher) *Served {
 	return s
 }
 
-// Served returns the split for a reader without a mount, such as batchfs cat. Its token files may
-// not change, whatever on_change says: reads then fail.
+// Served returns the split for a reader without a mount. If its token files change, reads fail,
+// whatever on_change says.
 func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 
 // Read fills dst with the bytes of batches k, k+1, … from byte off of batch k on. If the tokens are
@@ -76,10 +76,9 @@ func (s *Served) With(settings string) (*Served, error) {
 	return newServed(d, s.watch), nil
 }
 
-// Latest returns s, or, if the split follows changes and its token files were replaced, the same
-// sequence over the new tokens. It returns s and an error if no batch can be read, because a file
-// of a split that does not follow changes is wrong, or because the settings do not fit the new
-// tokens.
+// Latest returns s, or, if the split follows changes and its token files have changed, the same
+// sequence over the new tokens. If no batch can be read, it returns s and an error: a file is wrong
+// and the split does not follow changes, or the settings do not fit the new tokens.
 func (s *Served) Latest() (*Served, error) { return s.latest(s.watch.currentView(nil)) }
 
 func (s *Served) latest(v *view) (*Served, error) {
@@ -89,9 +88,9 @@ func (s *Served) latest(v *view) (*Served, error) {
 	return s.rebase(v.dataset)
 }
 
-// LatestWhole is like Latest, for files that show several batches. It also returns an error if the
-// token files changed and the change could not be followed. If the split has been idle, it waits up
-// to a second for a check of the token files, or until cancel is closed.
+// LatestWhole is like Latest, for files that show several batches. It also returns an error if a
+// change could not be followed. If the split was idle, it waits for a check of its files, for a
+// second at most or until cancel is closed.
 func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	v := s.watch.currentView(cancel)
 	latest, err := s.latest(v)
@@ -101,9 +100,9 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	return latest, err
 }
 
-// LatestFor is like Latest, for reading batch k, whose files it checks. If they have changed and
-// the split follows changes, it waits until the new files are open, or until cancel is closed. If
-// they have changed and cannot be served, the error is syscall.ESTALE.
+// LatestFor is like Latest, for batch k, whose files it checks. If they have changed and the split
+// follows changes, it waits until the new files are open, or until cancel is closed. If they cannot
+// be served, the error is syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
 	for try := range maxReloads {
@@ -135,11 +134,10 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Stalled returns how long the current check of all token files has been waiting for a response. It
-// returns 0 if no check is running.
+// Stalled returns how long the current check of all files has been waiting for one, or 0.
 func (s *Served) Stalled() time.Duration { return s.watch.stalled() }
 
-// rebase returns the same sequence over the tokens of d, which may be another version of the split.
+// rebase returns the same sequence over d, which may be another version of the split.
 func (s *Served) rebase(d *Dataset) (_ *Served, err error) {
 	if d.Version == s.Version {
 		return s, nil

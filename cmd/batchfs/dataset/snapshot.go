@@ -17,17 +17,16 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// A Snapshot is the complete state of a mount as it was set up, for a process that takes over. The
-// process serves the same batches, even if the configuration or the token files have changed since.
-// A Snapshot belongs to one goroutine at a time. It is encoded with gob, so its field names must
-// not change.
+// A Snapshot is all that a process needs to serve the same batches as another one, even if the
+// configuration or the token files have changed since. It belongs to one goroutine at a time. gob
+// encodes it, so its field names must not change.
 type Snapshot struct {
 	Mountpoint string
-	Dir        string           // working directory of the mount command
-	Flags      config.Flags     // options of the mount command, to read the configuration again
-	Raw        config.RawConfig // the configuration
-	NoResend   bool             // see supervise.Options
-	Log        string           // path of the mount's log file, or empty
+	Dir        string       // working directory of the mount command
+	Flags      config.Flags // for reading the configuration again
+	Raw        config.RawConfig
+	NoResend   bool   // see supervise.Options
+	Log        string // path of the mount's log file, or empty
 	Splits     []splitSnapshot
 }
 
@@ -40,11 +39,11 @@ type splitSnapshot struct {
 	TorchState  []byte
 	Version     uint64
 	Unleased    string    // see Dataset.unleased
-	Groups      [][]int64 // saved so that no worker has to count rows again; see Dataset.groups
+	Groups      [][]int64 // see Dataset.groups; saved so that workers need not count rows
 }
 
-// NewSnapshot returns the snapshot of a mount that serves datasets, which must be all of its
-// splits. flags and raw must come from a command run in the current working directory.
+// NewSnapshot returns the snapshot of a mount. flags refers to the working directory, and datasets
+// are all splits.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, works in a directory that may not be entered
 	if err != nil {
@@ -91,8 +90,8 @@ func (s *Snapshot) File() (*os.File, error) {
 	return file, nil
 }
 
-// ReadSnapshot reads a file that [Snapshot.File] returned. It leaves the file's offset alone,
-// because other processes share it.
+// ReadSnapshot reads a file that [Snapshot.File] returned. It does not move the file's offset,
+// which other processes share.
 func ReadSnapshot(file *os.File) (*Snapshot, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -113,8 +112,8 @@ func (s *Snapshot) Config() (*config.Config, error) {
 }
 
 // Reload returns the snapshot with the configuration read again. It changes the working directory
-// to that of the mount command. It returns an error if the configuration now differs in a setting
-// that a mount cannot change.
+// to that of the mount command. It returns an error if a setting differs that a mount cannot
+// change.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
@@ -136,8 +135,8 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	return &fresh, newConfig.CanReplace(old)
 }
 
-// Warn logs a warning for each split that follows changes although the kernel cannot tell which
-// processes write to its files.
+// Warn logs the splits that follow changes although the kernel cannot tell who writes to their
+// files.
 func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
@@ -149,9 +148,8 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 }
 
 // Sequences returns the splits as a mount serves them. The configuration of o must be that of the
-// snapshot. Token files are opened when a batch is first read. When a split's token files have
-// changed, and before its new tokens are read, Sequences updates s and passes a new file to
-// publish, which hands it to later workers and must close it.
+// snapshot. Token files are opened when they are first read. Before a split reads new tokens,
+// Sequences updates s and passes its file to publish, which must close it, for later workers.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
@@ -178,8 +176,7 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 	return all, nil
 }
 
-// OpenPath opens one split by its path in the mount. Its batches are the ones that the mount
-// serves, even if the configuration has changed since.
+// OpenPath opens one split by its path in the mount, with the batches that the mount serves.
 func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	c, err := s.Config()
 	if err != nil {

@@ -14,8 +14,8 @@ func (d *Dataset) TokensLen() (n int64) {
 	return n
 }
 
-// ReadTokens fills dst with bytes of tokens.bin from byte off on: the tokens of all sources in the
-// dtype of their files, one source after the other. The range must be within TokensLen.
+// ReadTokens fills dst with tokens.bin from byte off on: the tokens of all sources as in their
+// files, one source after the other. The range must be within TokensLen.
 func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	for _, main := range d.mains {
 		n := max(min(int64(len(dst)), main.Bytes()-off), 0)

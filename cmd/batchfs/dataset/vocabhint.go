@@ -12,7 +12,7 @@ import (
 )
 
 // checkAligned returns an error unless each file of an aligned array has as many elements as its
-// file of tokens. Package sampler compares only the totals.
+// token file. Package sampler compares only the totals.
 func checkAligned(main, aligned *cache.Array) error {
 	tokens := main.Manifest().Files
 	for i, f := range aligned.Manifest().Files {
@@ -23,8 +23,8 @@ func checkAligned(main, aligned *cache.Array) error {
 	return nil
 }
 
-// A vocabHint holds settings that the vocab.json next to the token files provides for keys that the
-// configuration does not set. It is part of a Snapshot.
+// A vocabHint holds settings from the vocab.json next to token files, for keys that the
+// configuration does not set. Snapshots contain it.
 type vocabHint struct {
 	VocabSize  int64       // 0 if unknown
 	TokenDType array.DType // empty if unknown
@@ -33,14 +33,13 @@ type vocabHint struct {
 	Arrays [][]config.AlignedArray // aligned arrays of each source; nil if configured
 }
 
-// apply returns the split with the end-of-text token and arrays of this hint, in place of those of
-// an earlier hint.
+// apply returns the split with the end-of-text token and arrays of h instead of an earlier hint's.
 func (h vocabHint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
 
 const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or set arrays = [] to serve none"
 
-// readVocabHint returns the settings that vocab.json provides for the sources without a vocab_size.
-// If all sources have one, an unusable vocab.json is not an error, and only its arrays count.
+// readVocabHint returns the settings for sources without a vocab_size. If all sources have one, an
+// unusable vocab.json is not an error, and only its arrays count.
 func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
@@ -78,8 +77,7 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 	return h, nil
 }
 
-// alignedShards returns the arrays that vocab.json lists next to the given files. All files must
-// have the same arrays.
+// alignedShards returns the aligned arrays of files, which must all have the same ones.
 func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {

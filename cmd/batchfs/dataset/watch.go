@@ -22,9 +22,9 @@ import (
 
 // A watcher keeps track of a split's token files. While the split is being read, one goroutine
 // checks all files about once a second (a pass) and publishes what it found as an immutable [view].
-// If files have changed and on_change is "follow", the goroutine also reopens the split and
-// publishes the new dataset. Requests load the view and check only the files of their own batch, so
-// their cost does not depend on the number of files.
+// If files have changed and on_change is "follow", it also reopens the split. Requests load the
+// view and check only the files of their own batch, so their cost does not depend on the number of
+// files.
 //
 // A watcher is safe for concurrent use. The first request starts the goroutine, which ends after a
 // minute without requests.
@@ -32,8 +32,7 @@ type watcher struct {
 	mountpoint string
 	opener     *Opener
 	log        *slog.Logger
-	// publish sends a new dataset to the processes that may serve the mount later. It is called
-	// before any request uses the dataset.
+	// publish hands a new dataset to later workers, before any request uses it.
 	publish func(*Dataset) error
 
 	view        atomic.Pointer[view]
@@ -42,8 +41,8 @@ type watcher struct {
 	// passes.
 	lastResponse   atomic.Int64
 	reloadProgress Progress      // counts the files that reloads open
-	awake          atomic.Bool   // set while a goroutine runs and requests need not wait for it
-	checkNow       chan struct{} // receives when a pass should begin immediately; capacity 1
+	awake          atomic.Bool   // requests need not wait for a pass
+	checkNow       chan struct{} // starts a pass immediately; capacity 1
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -53,41 +52,41 @@ type watcher struct {
 	nextPass chan struct{} // closed at the end of the next pass to begin
 }
 
-// A view is what requests know about a split's token files: which dataset to serve, and what is
-// wrong. It is immutable.
+// A view is what requests know about a split's token files. It is immutable.
 //
 // If the split does not follow changes, err and wrongFile describe the first file found to be
-// wrong, and requests fail until that file is restored. If the split follows changes, wrongFile is
-// nil and dataset is the last one that could be opened. err then says why a file could not be
-// checked, or why later changes could not be followed; in the latter case, the fields from
-// failedChanges on say when the watcher tries again. Meanwhile, batches whose own files have not
-// changed are still served.
+// wrong, and requests fail until that file is restored.
+//
+// If the split follows changes, dataset is the last version that could be opened. err says why a
+// file could not be checked or why later changes could not be followed. In the latter case, the
+// fields from failedChanges on say when the watcher tries again. Meanwhile, batches whose own files
+// have not changed are still served.
 type view struct {
 	dataset   *Dataset
-	err       error     // problem with the token files; nil if there is none
-	wrongFile blob.Blob // file that err is about, unless the split follows changes
+	err       error     // nil if no problem is known
+	wrongFile blob.Blob // nil if the split follows changes
 
-	// failedChanges are the changes that the reload tried to follow.
+	// failedChanges are the changes that the last reload failed to follow.
 	failedChanges map[localfile.ChangedError]bool
-	// retryAt is when to try the same changes again, in clock.Now time; backoff is the delay before
-	// it.
+	// retryAt is when the same changes are tried again, in clock.Now time; backoff is the delay
+	// before it.
 	retryAt int64
-	// restUntil is the earliest time of any other reload, in clock.Now time. Its distance from the
-	// failure is the time that the failed reload took, so a file that changes all the time keeps a
-	// file server busy for at most half of the time.
+	// restUntil is when other changes may be tried, in clock.Now time. The watcher rests for as
+	// long as the failed reload took, so a file that keeps changing occupies a file server at most
+	// half of the time.
 	restUntil int64
 	backoff   time.Duration
 
-	// beingWritten is set if the reload failed because a file was being overwritten. The next
-	// reload may then succeed without a further change, as soon as the writer closes the file, so
-	// it does not wait for retryAt.
+	// beingWritten is set if the reload failed because a file was being overwritten. As soon as its
+	// writer closes it, a reload may succeed without a further change, so the next one does not
+	// wait for retryAt.
 	beingWritten bool
 }
 
 const (
 	checkEvery           = time.Second // time between two passes
 	idleTimeout          = time.Minute // time without requests after which the goroutine ends
-	checkers             = 4           // goroutines that check files, few so as not to burden a file server
+	checkers             = 4           // goroutines that check files; few, to spare file servers
 	fewFiles             = 8           // files of a batch that are not worth checking concurrently
 	minBackoff           = time.Second // before the first retry of a failed reload
 	maxBackoff           = 16 * time.Second
@@ -101,8 +100,8 @@ func newWatcher(d *Dataset) *watcher {
 	return w
 }
 
-// currentView returns the view. If the split has been idle, it first waits for a pass, for a second
-// at most, or until cancel is closed.
+// currentView returns the view. If the split was idle, it first waits for a pass, for a second at
+// most or until cancel is closed.
 func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	if now := clock.Now(); now-w.lastRequest.Load() > int64(lastRequestPrecision) {
 		w.lastRequest.Store(now)
@@ -113,8 +112,8 @@ func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	return w.view.Load()
 }
 
-// wake starts the goroutine if none is running. If the last pass was long ago, wake waits for a
-// pass, for a second at most.
+// wake starts the goroutine if none is running. If the last pass was long ago, it waits for one,
+// for a second at most.
 func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
@@ -129,8 +128,8 @@ func (w *watcher) wake(cancel <-chan struct{}) {
 	}
 }
 
-// run makes passes until the split is idle. If wait is true, requests wait for the end of the first
-// pass, for a second at most.
+// run makes passes until the split is idle. wait says whether requests wait for the first pass, for
+// a second at most.
 func (w *watcher) run(started chan struct{}, wait bool) {
 	ready := sync.OnceFunc(func() {
 		w.awake.Store(true)
@@ -159,14 +158,12 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 	}
 }
 
-// endIfIdle reports whether the goroutine must end because the split has been idle. The next
-// request then starts another one.
+// endIfIdle reports whether the goroutine must end because the split is idle.
 func (w *watcher) endIfIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lastPass = clock.Now()
-	// A request that arrives now either has set lastRequest, which is checked next, or sees awake
-	// unset and calls wake.
+	// A request that arrives now either has set lastRequest, or sees awake unset and calls wake.
 	w.awake.Store(false)
 	if w.waiting > 0 || clock.Now()-w.lastRequest.Load() <= int64(idleTimeout) {
 		w.awake.Store(true)
@@ -176,10 +173,9 @@ func (w *watcher) endIfIdle() bool {
 	return true
 }
 
-// awaitPass requests a pass and waits until a pass that began after the call has ended, or until
-// cancel is closed.
+// awaitPass waits until a pass that began after the call has ended, or until cancel is closed.
 func (w *watcher) awaitPass(cancel <-chan struct{}) {
-	w.currentView(cancel) // makes sure that the goroutine runs
+	w.currentView(cancel) // starts the goroutine if necessary
 	w.mu.Lock()
 	w.waiting++
 	next := w.nextPass
@@ -198,7 +194,7 @@ func (w *watcher) awaitPass(cancel <-chan struct{}) {
 }
 
 // tryPass calls pass. It turns a panic, for example because of a malformed file, into an error of
-// the split, because otherwise each worker that takes over would panic too.
+// the split, because otherwise every new worker would panic.
 func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {
@@ -258,8 +254,8 @@ func (w *watcher) report(file blob.Blob, err error) {
 	}
 }
 
-// reload opens the split again after changes and publishes the result. If that fails, it sets the
-// time of the next attempt for the same changes to backoff from now.
+// reload opens the split again after changes and publishes the result. If that fails, backoff is
+// the delay before it tries the same changes again.
 func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backoff time.Duration) {
 	old, began := v.dataset, clock.Now()
 	fresh, err := w.opener.open(old.Split, old.sources, &w.reloadProgress)
@@ -289,9 +285,8 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backo
 	}
 }
 
-// recheckWrongFile checks the wrong file of v again and returns the error, or nil if the file has
-// been restored or v has no wrong file. Requests call it so that a restored file is noticed
-// immediately.
+// recheckWrongFile returns the error of a split with a wrong file, or nil. It checks the file
+// again, so that a restored file is noticed immediately.
 func (w *watcher) recheckWrongFile(v *view) error {
 	if v.wrongFile == nil {
 		return nil
@@ -305,8 +300,7 @@ func (w *watcher) recheckWrongFile(v *view) error {
 
 // retryOrFail is called when a request that uses v has found a wrong file. It returns the error of
 // the request, or nil if the request should try again with the current view. If the split follows
-// changes, it waits for a pass first, unless cancel is closed. first says whether this is the
-// request's first attempt.
+// changes, it waits for a pass first, unless cancel is closed.
 func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
@@ -329,8 +323,7 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first boo
 	return nil
 }
 
-// stalled returns how long the current pass, or the reload that follows it, has been waiting for a
-// file to respond. It returns 0 between passes.
+// stalled returns how long the current pass or reload has been waiting for a file, or 0.
 func (w *watcher) stalled() time.Duration {
 	lastResponse := w.lastResponse.Load()
 	if lastResponse == 0 {
@@ -340,7 +333,7 @@ func (w *watcher) stalled() time.Duration {
 }
 
 // sameArrays returns an error unless the arrays of two batches have the same names, dtypes and
-// shapes. They may not change, because the sizes of open files in the mount must stay the same.
+// shapes, because the sizes of open files in the mount must not change.
 func sameArrays(old, fresh array.Batch) error {
 	described := func(b array.Batch) (all []string) {
 		for _, a := range b.Arrays {
@@ -367,11 +360,11 @@ func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 	}
 }
 
-// blobLists recycles the lists of files that checkBatch makes for each request.
+// blobLists recycles lists between calls of checkBatch.
 var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
 
-// checkBatch checks the files that batch k is read from, and returns a wrong file with its error,
-// if there is one. If the split has no more files than the batch has rows, it checks all of them.
+// checkBatch checks the files of batch k, and returns a wrong one with its error. It checks all
+// files of the split if it has no more than the batch has rows.
 func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	list := blobLists.Get().(*[]blob.Blob)
 	defer blobLists.Put(list)
@@ -398,8 +391,8 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	return nil, nil
 }
 
-// checkMany checks files concurrently and returns a wrong one with its error. It is a function of
-// its own so that checkBatch allocates nothing when there are few files.
+// checkMany checks files concurrently and returns a wrong one with its error. checkBatch does not
+// contain this code, so that it allocates nothing for few files.
 func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
 	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // WorkingSet returns the cache blocks that one epoch reads, over all arrays and all ranks that
-// share the epoch. It returns nil if no blocks are cached. name identifies the reader.
+// share it, or nil if no blocks are cached. name identifies the reader.
 func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {

@@ -17,14 +17,13 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// A workDir is the working directory of an unfinished run, DIR/.prepare. The final files are
-// written there under their final names, and moved to DIR at the end; names of other files begin
-// with ".".
+// A workDir is the working directory of an unfinished run, DIR/.prepare. It holds the final files,
+// which are moved to DIR at the end, and other files, whose names begin with ".".
 type workDir struct {
 	out           *os.Root // DIR
 	dir           *os.Root
 	lock          *os.File
-	hasCheckpoint bool // a run can continue from here, so close keeps the directory
+	hasCheckpoint bool // a run can continue from here
 }
 
 const (
@@ -32,8 +31,8 @@ const (
 	checkpointName = ".state.json"
 )
 
-// A checkpoint records how far a run has come. The files in the working directory hold at least
-// what the checkpoint says; what they hold beyond that is discarded and written again.
+// A checkpoint records how far a run has come. Files in the working directory may be longer than
+// the checkpoint says; the rest is then written again.
 type checkpoint struct {
 	Settings settings                `json:"settings"`
 	Inputs   string                  `json:"inputs"` // digest of the inputs, with times
@@ -54,12 +53,11 @@ func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 	}
 }
 
-// createdFile matches the names of all files that prepare creates in the working directory. It
-// never removes or moves other files.
+// createdFile matches the files that prepare creates in the working directory. It touches no
+// others.
 var createdFile = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
 
-// openWorkDir creates DIR and the working directory if they are missing, and locks the working
-// directory, so that only one process at a time uses it.
+// openWorkDir opens DIR and the working directory, creates them if necessary, and locks the latter.
 func openWorkDir(out string) (*workDir, error) {
 	w := new(workDir)
 	err := os.MkdirAll(out, 0o777)
@@ -75,8 +73,8 @@ func openWorkDir(out string) (*workDir, error) {
 	return w, nil
 }
 
-// open opens the working directory. It must belong to the user, because anyone else could redirect
-// what is written and removed there.
+// open opens the working directory. It must belong to the user; anyone else could redirect what is
+// written and removed there.
 func (w *workDir) open() error {
 	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -100,7 +98,7 @@ func (w *workDir) open() error {
 	return nil
 }
 
-// close closes the working directory, and removes it unless it has a checkpoint.
+// close removes the working directory unless it has a checkpoint.
 func (w *workDir) close() {
 	if !w.hasCheckpoint {
 		w.clear()
@@ -111,7 +109,6 @@ func (w *workDir) close() {
 	w.out.Close()
 }
 
-// clear removes all files that prepare created.
 func (w *workDir) clear() error {
 	names, err := w.names()
 	for _, name := range names {
@@ -122,7 +119,7 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// names returns the names of all files that prepare created in the working directory.
+// names returns the names of the files that prepare created in the working directory.
 func (w *workDir) names() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
@@ -163,7 +160,7 @@ func (w *workDir) save(s *checkpoint) error {
 }
 
 // finalNames returns the names of the files to move to DIR. vocab.json is first, because a mount
-// that follows changes reads it as soon as it sees new tokens.
+// that follows changes reads it when it sees new tokens.
 func (w *workDir) finalNames() ([]string, error) {
 	names, err := w.names()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })

@@ -14,13 +14,12 @@ import (
 	parquetformat "github.com/parquet-go/parquet-go/format"
 )
 
-// maxPage limits the size of a page in bytes, because parquet-go holds a whole page in memory. It
-// is a variable so that tests can lower it.
+// maxPage limits the size of a page in bytes, because parquet-go holds a whole page in memory.
+// Tests lower it.
 var maxPage int64 = 256 << 20
 
-// A columnReader reads a column chunk of a parquet file for parquet-go, which trusts page headers.
-// It returns an error for a page that is larger than maxPage, or larger than its header says once
-// it is decompressed.
+// A columnReader reads a column chunk for parquet-go, which trusts page headers. It rejects pages
+// that are larger than maxPage, or larger than their header says once they are decompressed.
 type columnReader struct {
 	file         io.ReaderAt
 	codec        parquetformat.CompressionCodec
@@ -62,7 +61,6 @@ func (c *columnReader) ReadAt(b []byte, at int64) (int, error) {
 	return c.file.ReadAt(b, at)
 }
 
-// checkPage checks the next page.
 func (c *columnReader) checkPage() error {
 	section := io.NewSectionReader(c.file, c.next, c.end-c.next)
 	in := bufio.NewReader(section)

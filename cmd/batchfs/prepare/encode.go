@@ -41,7 +41,6 @@ type encodeWorker struct {
 	scratch []uint32
 }
 
-// encodeChunks encodes chunks until the channel is closed.
 func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
 	for ch := range chunks {
@@ -157,8 +156,7 @@ func (w *encodeWorker) document(ch *chunk, texts []maskedText) error {
 	return nil
 }
 
-// begin begins a document. An end-of-text token at the beginning gets mask 0, because it is not a
-// target that a trainer should learn.
+// begin begins a document. An end-of-text token there gets mask 0, because it is nothing to learn.
 func (w *encodeWorker) begin(out *encodedTokens) {
 	if w.eot >= 0 && w.eotBegins {
 		w.put(out, []uint32{uint32(w.eot)}, 0)
@@ -172,7 +170,7 @@ func (w *encodeWorker) end(out *encodedTokens, mask byte) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// append encodes a text. It divides a long one at boundaries that do not affect the tokens.
+// append encodes a text. It cuts a long one where that does not affect the tokens.
 func (w *encodeWorker) append(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
@@ -209,15 +207,13 @@ func (w *encodeWorker) put(out *encodedTokens, tokens []uint32, mask byte) {
 	}
 }
 
-// valKey makes the selection of val independent of other uses of the hash. A different key would
-// select different documents.
+// valKey makes the selection of val independent of other uses of the hash.
 const valKey = "batchfs: documents for val\x00"
 
-const valBytes = 1 << 16 // length of the beginning of a document that the selection depends on
+const valBytes = 1 << 16 // the selection depends only on this many bytes of a document
 
-// inVal reports whether a document belongs to val. That depends only on the first valBytes of its
-// text, so other documents and file names do not matter, and copies of a text are never divided
-// between train and val.
+// inVal reports whether a document belongs to val. Only the beginning of its text matters, so other
+// documents and file names do not, and copies of a text are never divided between train and val.
 func (c *encodeOptions) inVal(t []byte) bool {
 	if c.valFraction == 0 {
 		return false
@@ -226,8 +222,8 @@ func (c *encodeOptions) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.valFraction
 }
 
-// toValidUTF8 returns the text in valid UTF-8, with invalid bytes replaced by U+FFFD, and -1. If
-// they may not be replaced, it returns the index of the first one.
+// toValidUTF8 returns the text with invalid bytes replaced by U+FFFD, and -1. If they may not be
+// replaced, it returns the index of the first one.
 func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
 	case c.anyBytes || utf8.Valid(t):
@@ -238,7 +234,7 @@ func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	return nil, firstInvalid(t)
 }
 
-// firstInvalid returns the index of the first byte that is not valid UTF-8. There must be one.
+// firstInvalid returns the index of the first byte that is not valid UTF-8; there must be one.
 func firstInvalid(t []byte) int {
 	for i := 0; ; {
 		r, size := utf8.DecodeRune(t[i:])
@@ -253,9 +249,8 @@ func firstInvalid(t []byte) int {
 var pipelineGoroutines sync.WaitGroup
 
 // pipeline reads from a position on, encodes on all processors with run, and calls write with each
-// chunk in the order of the input. Permits limit the text in memory to a few chunks per processor.
-// After an error or a cancellation, pipeline returns without waiting for the reader, which may be
-// waiting for a pipe or a disk.
+// chunk in the order of the input. Permits limit the text in memory. After an error or a
+// cancellation, it does not wait for the reader, which may be waiting for a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

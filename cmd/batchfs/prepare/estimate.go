@@ -15,8 +15,8 @@ import (
 
 const maxSamples = 16
 
-// estimate prints about how many tokens the inputs have. It encodes samples at evenly spaced
-// offsets, counted over the bytes of all inputs, and extrapolates from each sample to the next.
+// estimate prints about how many tokens the inputs have. It encodes samples, evenly spaced over the
+// bytes of all inputs, and extrapolates from each sample to the next.
 func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOptions) error {
 	var all int64
 	texts := 0 // text files; each is one document
@@ -65,9 +65,8 @@ func round(x float64) int64 {
 	return int64(math.Round(x/unit) * unit)
 }
 
-// nearbyPosition returns a position near byte at of all inputs: the beginning of a line of JSON
-// Lines or of a character of text. In compressed and parquet files, it is the beginning of the
-// file.
+// nearbyPosition returns a position near byte at of all inputs: the beginning of a line or of a
+// character, or of a file that is compressed or parquet.
 func nearbyPosition(inputs []*input, at int64) (position, error) {
 	i := 0
 	for i < len(inputs)-1 && at >= inputs[i].size() {
@@ -104,7 +103,6 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 	}
 }
 
-// A sample is the result of encoding some input from a position on.
 type sample struct {
 	from      position
 	bytes     int // bytes of files read
@@ -112,7 +110,7 @@ type sample struct {
 	documents int // lines and rows
 }
 
-// takeSample encodes about sampleBytes bytes of text from a position on.
+// takeSample encodes about sampleBytes of text from a position on.
 func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (sample, error) {
 	s := sample{from: from}
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}

@@ -11,7 +11,7 @@ import (
 // A field is a path to texts in a line or row.
 type field struct {
 	path     []step
-	mask     byte // mask of the tokens of these texts
+	mask     byte // mask of the tokens
 	excluded bool // the current list element does not meet a condition of the path
 }
 
@@ -51,7 +51,6 @@ func newField(path string, mask byte) field {
 // inList reports whether the field leads into a list.
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
-// names returns the member names in the path.
 func (f field) names() (names []string) {
 	for _, s := range f.path {
 		names = append(names, s.name)
@@ -62,18 +61,17 @@ func (f field) names() (names []string) {
 // A maskedText is a text of a document with the mask of its tokens.
 type maskedText struct {
 	text []byte
-	mask byte // mask of the tokens of these texts
+	mask byte
 }
 
 // texts appends the texts of a line, in the order of the fields. Fields that lead into the same
-// list are evaluated together, element by element. If several fields lead to the same text, the
-// first whose conditions hold determines its mask; if none does, the mask is 0.
+// list are evaluated together, element by element. Of several fields that lead to the same text,
+// the first whose conditions hold determines its mask, which is otherwise 0.
 func (c *encodeOptions) texts(list []maskedText, line []byte) ([]maskedText, error) {
 	return c.appendTexts(list, line, c.fields, 0)
 }
 
-// appendTexts appends the texts that fields lead to. value is where the first depth steps of all
-// their paths lead.
+// appendTexts appends the texts that fields lead to from value, which they share up to depth.
 func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
 	for len(fields) > 0 && err == nil {
 		n := groupLen(fields, depth)
@@ -98,7 +96,7 @@ func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fie
 	return list, err
 }
 
-// follow returns the member of value that step depth of the path leads to.
+// follow returns the member that step depth of the path leads to.
 func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, err error) {
 	inner, err = member(value, f.path[depth].name)
 	switch {
@@ -114,8 +112,8 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 	return inner, err
 }
 
-// appendElementTexts appends the texts of the elements of a list. Elements that do not meet a
-// condition are left out with --field, and get mask 0 with --mask.
+// appendElementTexts appends the texts of list elements. Elements that do not meet a condition are
+// left out with --field, and get mask 0 with --mask.
 func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
@@ -142,8 +140,8 @@ func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Val
 	return list, nil
 }
 
-// groupLen returns how many fields, from the first on, are evaluated together at this depth: those
-// that lead into a list, by the same next step.
+// groupLen returns how many of the first fields share their next step, and so are evaluated
+// together. Only fields that lead into a list are.
 func groupLen(fields []field, depth int) int {
 	n := 1
 	for n < len(fields) && fields[0].inList() && fields[n].inList() && fields[n].nextStep(depth) == fields[0].nextStep(depth) {
@@ -152,8 +150,7 @@ func groupLen(fields []field, depth int) int {
 	return n
 }
 
-// nextStep returns the step at a depth, without its condition, or the zero step at the end of the
-// path.
+// nextStep returns the step at a depth without its condition.
 func (f field) nextStep(depth int) step {
 	if depth == len(f.path) {
 		return step{}
@@ -161,7 +158,6 @@ func (f field) nextStep(depth int) step {
 	return step{name: f.path[depth].name, list: f.path[depth].list}
 }
 
-// maskOf returns the mask of a text that all of these fields lead to.
 func maskOf(fields []field) byte {
 	if i := slices.IndexFunc(fields, func(f field) bool { return !f.excluded }); i >= 0 {
 		return fields[i].mask

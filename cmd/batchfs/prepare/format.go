@@ -25,7 +25,6 @@ type outputFormat struct {
 	finish   func(dir *os.Root, name string, s shardInfo) error
 }
 
-// A shardInfo is what finish needs to know about a shard.
 type shardInfo struct {
 	tokens, documents int64
 	width             int
@@ -40,8 +39,7 @@ var outputFormats = map[string]outputFormat{
 	"datatrove":  {extension: ".ds", endsFile: indexOf, finish: datatroveMetadata},
 }
 
-// megatronEnds returns the name of a temporary file in the working directory, from which
-// megatronIndex makes the index.
+// megatronEnds names a temporary file in the working directory, from which megatronIndex is made.
 func megatronEnds(name string) string { return "." + name + ".ends" }
 
 func megatronIndex(dir *os.Root, name string, s shardInfo) error {
@@ -52,8 +50,7 @@ func megatronIndex(dir *os.Root, name string, s shardInfo) error {
 	})
 }
 
-// eachDocument calls visit with the beginning and end of each document that the file ends records,
-// in tokens.
+// eachDocument calls visit with the bounds of each document that the file ends records, in tokens.
 func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
 	f, err := dir.Open(ends)
 	if err != nil {

@@ -27,7 +27,6 @@ const (
 	parquetFormat inputFormat = "parquet" // each row is a document
 )
 
-// inputFormatOf returns the format that the name of a file suggests.
 func inputFormatOf(path string) inputFormat {
 	name := strings.ToLower(path)
 	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
@@ -49,7 +48,7 @@ type input struct {
 // readableOnce reports whether the input can be read only once, like a pipe.
 func (in *input) readableOnce() bool { return in.info == nil || !in.info.Mode().IsRegular() }
 
-// size returns the size of the file in bytes, or 0 if it is unknown.
+// size returns the size in bytes, or 0 if it is unknown.
 func (in *input) size() int64 {
 	if in.readableOnce() {
 		return 0
@@ -57,7 +56,6 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
-// sizes returns the total size of inputs in bytes.
 func sizes(inputs []*input) (all int64) {
 	for _, in := range inputs {
 		all += in.size()
@@ -65,7 +63,7 @@ func sizes(inputs []*input) (all int64) {
 	return all
 }
 
-// hasInvalidUTF8 reads the whole input, and reports whether it is invalid UTF-8.
+// hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
 func (in *input) hasInvalidUTF8() (bool, error) {
 	s, err := in.open(nil, 0, func(int) {})
 	if err != nil {
@@ -95,8 +93,8 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs returns the inputs that the command's arguments name, in their order. In directories,
-// it takes only files that match one of the patterns in include, if there are any. as is the format
-// of all inputs; if it is empty, their names decide.
+// it takes only files that match include, if it is not empty. as is the format of all inputs; if
+// empty, their names decide.
 func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
@@ -149,9 +147,8 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	return inputs, nil
 }
 
-// glob returns the files and directories that a pattern matches, sorted. An element ** matches any
-// number of directories, including none. Names that begin with "." match only elements that do too,
-// as in a shell.
+// glob returns the files and directories that a pattern matches, sorted. ** matches any number of
+// directories. Names that begin with "." match only elements that do too, as in a shell.
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
 	if strings.Contains(pattern, "**") { // ** matches the files in directories too
@@ -167,8 +164,8 @@ func glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// filesBelow returns the regular files below a directory that match include, sorted by path. If
-// name is not a directory, it returns name.
+// filesBelow returns the regular files below a directory that match include, sorted by path, or
+// name itself if it is not a directory.
 func filesBelow(name string, include []string) (paths []string, err error) {
 	if name == "-" {
 		return []string{name}, nil
@@ -200,8 +197,8 @@ func filesBelow(name string, include []string) (paths []string, err error) {
 	return paths, err
 }
 
-// included reports whether a path, or its last element, matches one of the patterns. A pattern
-// without a slash is compared with the last element. No patterns match everything.
+// included reports whether a path matches one of the patterns, if there are any. A pattern without
+// a slash is compared with the last element.
 func included(path string, patterns []string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
 		if !strings.Contains(pattern, "/") {
@@ -211,8 +208,8 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// digest returns a hash of the names, formats and sizes of inputs and, if times is true, of their
-// modification times.
+// digest returns a hash of the names, formats, sizes and, if times is true, modification times of
+// inputs.
 func digest(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -236,7 +233,6 @@ type stream struct {
 	close      func() // closes the decompressor
 }
 
-// A byteCounter is called with the number of bytes that were read.
 type byteCounter func(n int)
 
 func (t byteCounter) Write(b []byte) (int, error) {
@@ -244,7 +240,7 @@ func (t byteCounter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// open opens an input, and skips to an offset of the decompressed content.
+// open opens an input at an offset of its decompressed content.
 func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, err error) {
 	s = &stream{in: in, close: func() {}}
 	raw := stdin
@@ -265,7 +261,7 @@ func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, 
 }
 
 // decompress lets s read the decompressed content of raw from an offset on. It recognizes
-// compression by the first bytes, which cannot begin a text in UTF-8.
+// compression by the first bytes, with which no text in UTF-8 begins.
 func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	in := io.TeeReader(buffered, t)

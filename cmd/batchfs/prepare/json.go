@@ -10,8 +10,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// textOf returns the text of a JSON value, which the field name led to. null is an empty text.
-// Bytes that are not UTF-8 and unpaired surrogates become U+FFFD.
+// textOf returns the text in a JSON value; null is an empty text. Bytes that are not UTF-8 and
+// unpaired surrogates become U+FFFD. name is the path of the field, for errors.
 func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:
@@ -24,7 +24,7 @@ func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	return nil, fmt.Errorf("field %s is not a text but %.20s", name, value)
 }
 
-// isValue reports whether a value is the string, number or other literal that a condition requires.
+// isValue reports whether a value is the string, number or other literal want.
 func isValue(value jsontext.Value, want string) bool {
 	if value.Kind() == jsontext.KindString {
 		text, _ := jsontext.AppendUnquote(nil, value)
@@ -55,8 +55,7 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 	return all, nil
 }
 
-// member parses a whole object, and returns the member with this name, or nil. If the name is not
-// unique, the last member counts.
+// member parses a whole object, and returns its last member with this name, or nil.
 func member(object jsontext.Value, name string) (value jsontext.Value, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if begin, err := d.ReadToken(); err != nil || begin.Kind() != jsontext.KindBeginObject {

@@ -1,10 +1,9 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
-// A [reader] (read.go) cuts the inputs (inputs.go) into chunks of about 1 MiB. Workers extract the
-// texts (fields.go, json.go) and encode them (encode.go) with a [tokenizer] (tokenizer.go). The
-// encoded chunks are then appended, in the order of the inputs, to the shards of train and val
-// (shards.go), in one of several formats (format.go). run.go controls this, and regularly saves a
-// [checkpoint] (checkpoint.go), from which an interrupted run continues.
+// A [reader] cuts the inputs into chunks of about 1 MiB. Workers (encode.go) extract their texts
+// (fields.go) and encode these with a [tokenizer]. The chunks are then appended, in the order of
+// the inputs, to the shards of train and val, in one of several formats. run.go controls this, and
+// saves a [checkpoint] regularly, from which an interrupted run continues.
 package prepare
 
 import (
@@ -20,8 +19,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// settings are the options that determine the content of the token files. A checkpoint stores them
-// as JSON.
+// settings are the options that determine the content of the token files. Checkpoints store them.
 type settings struct {
 	By          string      `json:"by"`
 	As          inputFormat `json:"as"`
@@ -36,7 +34,6 @@ type settings struct {
 	ShardTokens int64       `json:"shard_tokens"`
 }
 
-// options are all options of the command, and its standard streams.
 type options struct {
 	settings
 	dir     string
@@ -211,7 +208,6 @@ func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	return c, err
 }
 
-// maskFields parses the argument of --mask.
 func maskFields(list string) (fields []field, err error) {
 	for part := range strings.SplitSeq(list, ",") {
 		colon := max(strings.LastIndex(part, ":"), 0)
@@ -224,7 +220,7 @@ func maskFields(list string) (fields []field, err error) {
 	return fields, nil
 }
 
-// checkInputs returns an error if an input cannot be read with these options.
+// checkInputs returns an error if these options do not allow an input.
 func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 	for _, in := range inputs {
 		switch {
@@ -237,7 +233,6 @@ func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 	return nil
 }
 
-// setTokenizer sets the tokenizer and what depends on it. eot is the option --eot.
 func (c *encodeOptions) setTokenizer(t tokenizer, eot string) {
 	c.tokenizer, c.width, c.eot = t, 2, -1
 	if t.Size() > 1<<16 {

@@ -12,8 +12,8 @@ import (
 	"batchfs/internal/printable"
 )
 
-// printLine prints a line. It escapes invisible characters in its arguments, because names of files
-// and texts of tokens may come from others.
+// printLine prints a line. It escapes invisible characters in its arguments, which may come from
+// others.
 func (o *options) printLine(format string, args ...any) error {
 	_, err := printable.Fprintf(o.stdout, format+"\n", args...)
 	return err
@@ -118,7 +118,7 @@ func maskInWords(split vocabulary.Split) string {
 	return fmt.Sprintf(", %d with mask 1", ones)
 }
 
-// mountOptions returns options of mount for files that are too short for the default block_size.
+// mountOptions returns mount options for files that are too short for the default block_size.
 func mountOptions(m *vocabulary.Manifest) (options string) {
 	const defaultBlock = 1024
 	block := int64(defaultBlock)

@@ -25,7 +25,7 @@ var (
 var byteOrderMark = []byte("\ufeff")
 
 // A position is a point between two text pieces, from which reading can resume. Checkpoints store
-// it as JSON.
+// it.
 type position struct {
 	Input  int   `json:"input"`
 	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet file
@@ -46,8 +46,8 @@ type textPiece struct {
 	invalidText                  bool // the whole text is left out because it is not UTF-8
 }
 
-// A chunk is a group of text pieces that one encoder takes at a time. It carries their text through
-// the pipeline, and then their tokens.
+// A chunk is a group of text pieces that one encoder takes at a time. It carries first their text
+// and then their tokens through the pipeline.
 type chunk struct {
 	pieces []textPiece
 	size   int      // bytes of text in all pieces
@@ -61,7 +61,7 @@ type chunk struct {
 	leftOut vocabulary.LeftOut
 }
 
-// countLeftOut counts a document that is left out. location describes it for people.
+// countLeftOut counts a document that is left out. location is for people.
 func (ch *chunk) countLeftOut(location string) {
 	ch.leftOut.First = cmp.Or(ch.leftOut.First, location)
 	ch.leftOut.Documents++
@@ -127,8 +127,7 @@ func (r *reader) read(from position) error {
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
 
-// add appends a text piece that ends pos position end to the current chunk, and emits the chunk if
-// it is large enough.
+// add appends a text piece that ends at position end to the current chunk, and emits a full chunk.
 func (r *reader) add(piece textPiece, end position) error {
 	piece.text = bytes.Clone(piece.text)
 	r.current.pieces = append(r.current.pieces, piece)
@@ -144,8 +143,8 @@ func (r *reader) add(piece textPiece, end position) error {
 	return r.emitErr
 }
 
-// fill reads until buf holds n bytes, and reports whether the input has ended. It drops a byte
-// order mark at the beginning.
+// fill reads until buf holds n bytes or the input ends. It drops a byte order mark at the
+// beginning.
 func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
 	for len(r.buf) < n && err == nil {
@@ -286,7 +285,6 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	return nil
 }
 
-// textColumn returns the index of the column of texts.
 func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
 	column, ok := f.Schema().Lookup(r.column...)
 	switch {
@@ -335,7 +333,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowB
 	}
 }
 
-// spool decompresses a parquet file to an unnamed file, because it must be read at any offset.
+// spool decompresses a parquet file to an unnamed file, so that it can be read at any offset.
 func (r *reader) spool(s *stream) (*os.File, int64, error) {
 	file, err := os.CreateTemp(r.scratch, ".parquet-")
 	if err != nil {
@@ -362,11 +360,10 @@ func runeEnd(text []byte) int {
 	return last
 }
 
-// wordEnd returns how many bytes of text can be encoded without the rest, or 0 if there is no such
-// boundary. A boundary is before a space between two letters, or after a newline that follows
-// something other than white space and precedes a letter. All tokenizers split a text there before
-// they merge anything, unless joins reports that an added token may contain the bytes on both
-// sides.
+// wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
+// space between two letters, or after a newline between something other than white space and a
+// letter. All tokenizers split a text there before they merge anything, unless joins reports that
+// an added token may contain the bytes on both sides.
 func wordEnd(text []byte, joins func(before, after byte) bool) int {
 	for i := len(text) - 1; i > 0; i-- {
 		if text[i] != ' ' && text[i] != '\n' {

@@ -28,8 +28,7 @@ func (o *options) digestedInputs(inputs []*input) []*input {
 }
 
 // runDigest identifies a run by its settings and inputs, so that the same command recognizes its
-// files. It does not depend on the host, because vocab.json holds it. It is empty if an input can
-// be read only once, because its content may differ next time.
+// files, on any host. It is empty if an input can be read only once.
 func (o *options) runDigest(inputs []*input) string {
 	if slices.ContainsFunc(inputs, (*input).readableOnce) {
 		return ""
@@ -59,14 +58,13 @@ func (o *options) isComplete(inputs []*input) bool {
 	return true
 }
 
-// changeTime returns when a file was last written, renamed or given other permissions. The
-// modification time is not enough, because a copy may have an older one.
+// changeTime returns when a file was last written or renamed. A copy may have an older modification
+// time.
 func changeTime(info os.FileInfo) time.Time {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
 
-// startCheckpoint returns the checkpoint to start from: that of an unfinished run of the same
-// command, or an empty one.
+// startCheckpoint returns the checkpoint of an unfinished run of the same command, or an empty one.
 func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, error) {
 	begin := &checkpoint{Settings: o.settings, Inputs: digest(o.digestedInputs(inputs), true)}
 	saved, err := w.load()
@@ -95,12 +93,12 @@ func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, err
 
 const manifestName = vocabulary.FileName
 
-// tokenFile matches the names of all files that prepare writes for a split. The first group is the
+// tokenFile matches the names of the files that prepare writes for a split. The first group is the
 // name of the shard without suffix.
 var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
 
-// staleFiles returns the token files of an earlier run in DIR, which this run replaces or removes.
-// It returns an error if DIR has a file that must not be replaced.
+// staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
+// file that must not be replaced.
 func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	entries, err := os.ReadDir(o.dir)
 	if err != nil {
@@ -147,7 +145,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// encodeAll encodes the inputs from checkpoint s on, until the checkpoint is complete.
+// encodeAll encodes the inputs from checkpoint s on, until it is complete.
 func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
 	r.stdin, r.scratch = o.stdin, w.dir.Name()
@@ -208,8 +206,8 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	return save(position{Input: len(inputs)})
 }
 
-// encode encodes what r reads from the position of checkpoint s on, and saves checkpoints: the
-// first after a second, the others every ten seconds and after each complete shard.
+// encode encodes what r reads from checkpoint s on, and saves checkpoints: after a second, then
+// every ten seconds and after each complete shard.
 func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
 	progress := o.progress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
@@ -237,8 +235,8 @@ func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encod
 	})
 }
 
-// countTokens reads the inputs once before they are encoded, if necessary. With --by char, it
-// collects the characters and sets the tokenizer; for a single text, it sets where val begins.
+// countTokens reads the inputs once in advance, if necessary: with --by char, to collect the
+// characters, and for a single text, to find where val begins.
 func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) error {
 	single := len(r.inputs) == 1 && r.inputs[0].format == textFormat && o.Val > 0
 	if o.By != vocabulary.Char && !single {
@@ -284,7 +282,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	return nil
 }
 
-// offsetOf returns the offset of token n, a character or a byte, in the text of an input.
+// offsetOf returns the offset of token n, a character or a byte, in an input.
 func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) {
 	s, err := in.open(o.stdin, 0, func(int) {})
 	if err != nil {

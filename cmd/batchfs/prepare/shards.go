@@ -14,7 +14,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// splits are the names of the splits.
 var splits = [...]string{"train", "val"}
 
 // output describes the files of all splits.
@@ -51,11 +50,9 @@ func (s *split) shardName() string {
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-// maskPath returns the path of a shard's mask.
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// open opens the files of the current shard, if they are not open, and truncates them to the sizes
-// that the checkpoint records.
+// open opens the files of the current shard, and truncates them to their sizes in the checkpoint.
 func (s *split) open() error {
 	if s.files[0] != nil {
 		return nil
@@ -99,7 +96,7 @@ func (s *split) header() []byte {
 	return s.format.header(s.Tokens, s.width)
 }
 
-// write appends tokens, and completes shards that are full. It reports whether it completed one.
+// write appends tokens, completes full shards, and reports whether it completed one.
 func (s *split) write(e encodedTokens) (completed bool, err error) {
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.width)
@@ -139,7 +136,7 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 	return completed, nil
 }
 
-// put appends the first n tokens to the current shard. documents is how many documents end in them.
+// put appends the first n tokens, in which the given number of documents end, to the current shard.
 func (s *split) put(e encodedTokens, n int64, documents int) error {
 	if err := s.open(); err != nil {
 		return err
@@ -211,8 +208,8 @@ func (s *split) complete() error {
 	return nil
 }
 
-// endLastDocument ends a document in this shard that continues in the next one, because readers
-// treat each file separately.
+// endLastDocument also ends a document in this shard if it continues in the next one, because
+// readers treat each file separately.
 func (s *split) endLastDocument() error {
 	var last [8]byte
 	if s.Documents > 0 {

@@ -29,8 +29,7 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizers has the tokenizers that --by can name. The one for char only collects characters,
-// which become the vocabulary.
+// tokenizers has the tokenizers that --by can name. For char, it only collects the characters.
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(charCounter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
@@ -66,7 +65,6 @@ func (s *settings) tokenizer() (tokenizer, error) {
 	return pairs, nil
 }
 
-// firstNames returns the names of the first few special tokens.
 func firstNames(special map[string]uint32) []string {
 	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
 	return names[:min(8, len(names))]

@@ -81,7 +81,6 @@ type checkedFile struct {
 	failed     bool     // whether a part could not be read
 }
 
-// A splitArray is an array of a split, with its files.
 type splitArray struct {
 	dataset.ArraySpec
 	split string
@@ -90,7 +89,6 @@ type splitArray struct {
 
 func (p *splitArray) main() bool { return p.Name == "" }
 
-// A check is one run of [Check].
 type check struct {
 	report  Report
 	arrays  []*splitArray
@@ -104,7 +102,7 @@ type check struct {
 
 // Check reads all files of the splits that openers have, and reports what is wrong with them. It
 // returns an error if the splits cannot be checked, or if ctx is canceled; the next call then
-// continues where this one stopped. It shows progress on stderr.
+// continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
 	c := &check{size: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(openers); err != nil {
@@ -141,7 +139,7 @@ func (f *checkedFile) problem(kind string) Problem {
 	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path)}
 }
 
-// open opens each file as an array of its own, so that a bad file does not hide problems of others.
+// open opens each file as a separate array, so that a bad file does not hide others.
 func (c *check) open(openers []*dataset.Opener) error {
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
@@ -190,8 +188,7 @@ func (c *check) judge() {
 	c.countRepeated()
 }
 
-// countRepeated computes which fraction of each split is duplicated, and adds the text of
-// duplicated runs to their problems.
+// countRepeated computes which fraction of each split is duplicated, and adds texts to problems.
 func (c *check) countRepeated() {
 	type file struct{ split, path string }
 	duplicates := map[file][]*Problem{}

@@ -25,8 +25,8 @@ func (c *check) mains() []*checkedFile {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checkedFile) bool { return f.array == nil || !f.splitArray.main() })
 }
 
-// chooseWindow sets the number of numbers that a fingerprint covers, so that all duplicated runs of
-// at least twice that length are found.
+// chooseWindow sets how many numbers a fingerprint covers. Duplicated runs of twice that length are
+// found.
 func (c *check) chooseWindow(run int64) {
 	files, numbers := c.mains(), int64(0)
 	for _, f := range files {
@@ -40,8 +40,8 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// judgeDuplicates reports files of main arrays with the same content. It returns, for each file,
-// the first one with its content.
+// judgeDuplicates reports files with the same content. It returns, for each file, the first such
+// file.
 func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
 	first := map[string]*checkedFile{} // keyed by content
 	same = map[*checkedFile]*checkedFile{}
@@ -109,8 +109,8 @@ func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
 	}
 }
 
-// extend returns a duplicated run of two files in its full length. The fingerprints may have missed
-// up to w-1 numbers on each side.
+// extend returns a duplicated run in its full length. Fingerprints may miss up to w-1 numbers on
+// each side.
 func extend(run duplicateRun, a, b *checkedFile, w int64) duplicateRun {
 	numbers := func(f *checkedFile, from, n int64) (list []uint64) {
 		d := decoder{dtype: f.array.DType()}

@@ -9,8 +9,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// A histogram counts numbers in bins that are powers of two: 0, 1, 2 to 3, 4 to 7 and so on.
-// Negative numbers share one bin.
+// A histogram counts numbers by powers of two: 0, 1, 2 to 3, 4 to 7 and so on. Negative numbers
+// share one bin.
 type histogram [66]int64
 
 // A Bin is the number of values from From to To, inclusive.
@@ -49,7 +49,6 @@ func (b Bin) label() string {
 	return fmt.Sprintf("%d to %d", b.From, b.To)
 }
 
-// drawBins draws a line for each bin: its range, a bar, and its percentage.
 func drawBins(out io.Writer, bins []Bin) {
 	var most, all int64
 	labels := 0

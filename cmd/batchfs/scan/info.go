@@ -58,8 +58,8 @@ type InfoOptions struct {
 	All  bool          // read whole files, not only samples
 }
 
-// withVocabulary returns the vocabulary next to a file, or nil. It also returns o and eot,
-// completed from vocab.json: the dtype of a headerless file, and the token that ends each document.
+// withVocabulary returns the vocabulary next to a file, or nil, and o and eot, completed from
+// vocab.json: the dtype of a headerless file, and the token that ends each document.
 func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
 	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
@@ -217,7 +217,6 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	}
 }
 
-// samplesOf returns the text of a few tokens at the beginning, middle and end of a file.
 func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(64, a.Len())
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {

@@ -1,6 +1,6 @@
-// Package scan reads whole token files for the commands info, check and index. [Survey.AddFile]
-// describes what a file holds, [Check] finds what is wrong with the files of splits, and
-// [WriteIndex] records where documents end. All of them read in blocks, so they need little memory.
+// Package scan reads whole token files, in blocks: [Survey.AddFile] describes what a file holds,
+// [Check] finds what is wrong with the files of splits, and [WriteIndex] records where documents
+// end.
 package scan
 
 import (
@@ -102,5 +102,4 @@ func (d *decoder) decode(raw []byte) []uint64 {
 	return d.list
 }
 
-// isTokens reports whether the elements of an array can be tokens.
 func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }

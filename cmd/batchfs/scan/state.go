@@ -9,8 +9,8 @@ import (
 )
 
 // openState opens the file in the user's cache directory that saves the results of a check, one
-// line for each segment, and returns the results in it. An interrupted check with the same key
-// continues from these; if restart is true, they are discarded. An incomplete line is ignored.
+// line for each segment, and returns those of an interrupted check with the same key, unless
+// restart is true. It ignores incomplete lines.
 func openState(key string, restart bool) (state *os.File, done []result, err error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// An addedSet is a set of tokens that were added to a vocabulary. Their texts are found before the
-// rest of a text is split. The name of a special token is encoded as ordinary text, but no other
-// token of the set is found inside it. A nil *addedSet is an empty set.
+// An addedSet is a set of added tokens, whose texts are found before the rest of a text is split.
+// The name of a special token is encoded as ordinary text, but no other token of the set is found
+// inside it. A nil *addedSet is empty.
 type addedSet struct {
 	tokens  map[string]addedToken // keyed by text
 	first   [256]bool             // first bytes of texts
@@ -24,8 +24,8 @@ type addedToken struct {
 	special bool
 }
 
-// newAddedSet returns the set of tokens, or nil if all of them are special. normalized says whether
-// they are found in normalized text.
+// newAddedSet returns the set of tokens, or nil if all are special. normalized says whether they
+// are found in normalized text.
 func newAddedSet(tokens map[string]addedToken, normalized bool) *addedSet {
 	a := &addedSet{tokens: tokens}
 	plain := false
@@ -70,9 +70,8 @@ func (t *Tokenizer) Joins(before, after byte) bool {
 	})
 }
 
-// split yields the text before each token and the token. At the end it yields the rest of the text
-// and noToken. Of overlapping tokens, it finds the leftmost; of several at one position, the
-// longest.
+// split yields the text before each token and the token; at the end, the rest and noToken. It finds
+// the leftmost token, and of several at one position the longest.
 func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 	return func(yield func([]byte, uint32) bool) {
 		for i := 0; a != nil && i < len(text); {

@@ -6,11 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// asciiSets has, for each byte, one bit in each quarter of a number: whether it is a letter, a
-// digit, white space, and " ".
+// asciiSets has one bit in each quarter for a letter, a digit, white space, and " ", by byte.
 var asciiSets [256]uint64
 
-// fillASCII fills asciiSets from classes.
 func fillASCII() {
 	for b := range utf8.RuneSelf {
 		for quarter, in := range []bool{classes[b].in(letters), classes[b] == number, classes[b].in(spaces), b == ' '} {
@@ -28,9 +26,8 @@ func eightSets(b uint64) uint64 {
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
-// startsGPT2 returns the positions at which pieces begin, as bits, in the next 64 bytes or up to
-// the first that is not ASCII. A piece also begins at text[0], which is not included. Contractions
-// are not treated specially.
+// startsGPT2 returns the positions in the next 64 bytes, or up to the first that is not ASCII, at
+// which pieces begin, as bits. The one at text[0] is left out. Contractions are ignored.
 func startsGPT2(text []byte) uint64 {
 	const notASCII = 0x8080808080808080
 	var letter, digit, space, blank uint64

@@ -30,7 +30,7 @@ import (
 	"slices"
 )
 
-// A Tokenizer is a vocabulary, with the rules for splitting text. It is immutable and safe for
+// A Tokenizer is a vocabulary with the rules for splitting text. It is immutable and safe for
 // concurrent use.
 type Tokenizer struct {
 	name       string
@@ -38,22 +38,19 @@ type Tokenizer struct {
 	normalize  func(text []byte) []byte // nil if text is not normalized
 	tokens     []string                 // bytes of each token; empty for unused numbers
 	byteTokens [256]uint32              // token of each byte
-	// wholePieces has the pieces that are one token whatever the merges say; nil if the merges say
-	// the same.
+	// wholePieces has the pieces that are one token whatever the merges say, if there are any.
 	wholePieces map[string]uint32
 	merges      *merges
-	// byteMerges has the merge of any two bytes, or noMerge. It is a table because these merges are
-	// looked up most.
+	// byteMerges has the merges of any two bytes, which are looked up most.
 	byteMerges *[1 << 16]uint64
 	special    map[string]uint32
 	end        string // name of the special token between documents, or empty
-	// addedByText has the added tokens: those to find in the original text, then those to find in
-	// the normalized text. searched has the ones that are found before text is split.
+	// addedByText has the added tokens to find in the original text, and those to find in
+	// normalized text. searched has the ones that are found before text is split.
 	addedByText [2]map[string]addedToken
 	searched    [2]*addedSet
 }
 
-// finish adds the added tokens to the vocabulary and builds the tables.
 func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 	fillClasses()
 	var known [256]bool
@@ -87,7 +84,7 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 // Name returns the name given to [Named], or the path of the file.
 func (t *Tokenizer) Name() string { return t.name }
 
-// Size returns the size of the vocabulary. All tokens, including special ones, are below it.
+// Size returns the size of the vocabulary. All tokens are below it.
 func (t *Tokenizer) Size() int64 { return int64(len(t.tokens)) }
 
 // EndOfText returns the special token between documents, if the vocabulary has one.
@@ -96,9 +93,9 @@ func (t *Tokenizer) EndOfText() (uint32, bool) {
 	return token, ok
 }
 
-// WithSpecial returns a tokenizer that encodes names of special tokens in a text as these tokens,
-// as chat templates require. That equals encode(text, allowed_special="all") of tiktoken, and
-// tokenizers without encode_special_tokens.
+// WithSpecial returns a tokenizer that encodes names of special tokens as these tokens, as chat
+// templates require. That equals encode(text, allowed_special="all") of tiktoken, and the default
+// of tokenizers.
 func (t *Tokenizer) WithSpecial() *Tokenizer {
 	with := *t
 	for i, tokens := range t.addedByText {
@@ -114,8 +111,8 @@ func (t *Tokenizer) WithSpecial() *Tokenizer {
 // Special returns the special tokens by name.
 func (t *Tokenizer) Special() map[string]uint32 { return t.special }
 
-// Bytes returns the bytes of a token, or the name of a special token. It returns nil if there is no
-// such token. The bytes need not be valid UTF-8, because a character may span several tokens.
+// Bytes returns the bytes of a token, the name of a special token, or nil. The bytes need not be
+// valid UTF-8, because a character may span several tokens.
 func (t *Tokenizer) Bytes(token uint32) []byte {
 	if int64(token) >= t.Size() {
 		return nil
@@ -159,8 +156,8 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// append splits up to 256 pieces, looks all of them up, and then appends their tokens, so that the
-// lookups overlap; see pieceCache.begin.
+// append splits up to 256 pieces, looks all of them up, and then appends their tokens. The lookups
+// overlap; see pieceCache.begin.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.t.pieceEnds(text, i, e.ends[:])]
@@ -180,8 +177,8 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// learn appends the tokens of a piece whose tokens are not in a cache entry, and caches them. met
-// says whether the piece has an entry.
+// learn appends and caches the tokens of a piece. met says whether the piece has an entry, without
+// tokens.
 func (e *Encoder) learn(tokens []uint32, piece []byte, met bool) []uint32 {
 	if met || len(piece) > shortBytes {
 		if rest, ok := e.cache.overflow[string(piece)]; ok {

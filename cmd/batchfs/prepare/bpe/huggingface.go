@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// ReadHuggingFace reads a tokenizer.json of Hugging Face. It supports byte-level BPE, as in GPT-2,
-// Llama 3, Qwen and GPT-4o, and returns an error that names any feature it does not support.
+// ReadHuggingFace reads a tokenizer.json of Hugging Face with byte-level BPE, as in GPT-2, Llama 3,
+// Qwen and GPT-4o. The error names any feature that is not supported.
 //
-// The tokenizer encodes like tokenizers with add_special_tokens=False: it ignores truncation,
-// padding and tokens to put around a text. Added tokens that are not special are always found in a
+// The tokenizer encodes like tokenizers with add_special_tokens=False: truncation, padding and
+// tokens to put around a text are ignored. Added tokens that are not special are always found in a
 // text.
 func ReadHuggingFace(path string) (*Tokenizer, error) {
 	raw, err := os.ReadFile(path)
@@ -34,7 +34,6 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// A tokenizerFile is the part of tokenizer.json that matters for encoding.
 type tokenizerFile struct {
 	AddedTokens []struct {
 		ID         uint32 `json:"id"`
@@ -59,7 +58,7 @@ type tokenizerFile struct {
 	} `json:"model"`
 }
 
-// A stage is a step that tokenizers performs before or after the model, or a sequence of steps.
+// A stage is a step before or after the model, or a sequence of steps.
 type stage struct {
 	Type          string  `json:"type"`
 	Normalizers   []stage `json:"normalizers"`
@@ -75,7 +74,6 @@ type stage struct {
 	UseRegex       *bool  `json:"use_regex"`
 }
 
-// steps returns the steps of a stage in order, without nested sequences.
 func (s *stage) steps() []stage {
 	if s == nil {
 		return nil
@@ -105,7 +103,6 @@ func (m *twoTokens) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// tokenizer returns the tokenizer that the file describes.
 func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
@@ -148,7 +145,6 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	return t, err
 }
 
-// vocabulary reads the vocabulary of the model into t.
 func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
 	alphabet := byteAlphabet()
 	for text, token := range f.Model.Vocab {
@@ -174,7 +170,7 @@ func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
 	return nil
 }
 
-// added returns the added tokens to find in the original text, and those to find in the normalized
+// added returns the added tokens to find in the original text, and those to find in normalized
 // text.
 func (f *tokenizerFile) added(t *Tokenizer) (added [2]map[string]addedToken, err error) {
 	added = [2]map[string]addedToken{{}, {}}
@@ -208,7 +204,6 @@ func (t *Tokenizer) reserve(token uint32, text string) error {
 	return nil
 }
 
-// stages reads the stages before and after the model into t.
 func (f *tokenizerFile) stages(t *Tokenizer) error {
 	for _, s := range f.Normalizer.steps() {
 		if s.Type != "NFC" {

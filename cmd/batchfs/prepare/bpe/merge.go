@@ -7,13 +7,12 @@ import (
 	"batchfs/internal/minheap"
 )
 
-// merges holds the pairs of tokens that a vocabulary joins, in a hash table with open addressing
-// that is at most half full.
+// merges holds the pairs of tokens that a vocabulary joins, in a hash table with open addressing.
 type merges struct {
 	pairs []pair
 	shift int
-	// filter has a bit for each hash of a pair. Most lookups fail, and the filter, unlike the
-	// table, stays in the processor's caches.
+	// filter has a bit for each hash of a pair. Most lookups fail, and the filter stays in the
+	// processor's caches.
 	filter [1 << (filterBits - 6)]uint64
 }
 
@@ -68,7 +67,7 @@ func (m *merges) find(left, right uint32) uint64 {
 // faster than a queue.
 const maxScanned = 128
 
-// A merger computes the tokens of a piece. It holds the working memory for short pieces.
+// A merger computes the tokens of a piece. It holds the memory for short pieces.
 type merger struct {
 	tokens [maxScanned]uint32
 	merges [maxScanned]uint64 // merge of each token and the next one; noMerge for the last
@@ -115,9 +114,9 @@ type link struct {
 	merge      uint64 // merge of this token and the next one
 }
 
-// appendLong appends the tokens of a long piece, such as a hundred thousand spaces. It takes the
-// merges from a queue, in n log n time. An earlier merge may make one in the queue impossible; its
-// rank then no longer matches the link's.
+// appendLong appends the tokens of a long piece, such as a hundred thousand spaces, in n log n
+// time. An earlier merge may make one in the queue impossible; its rank then no longer matches the
+// link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	links := make([]link, len(piece))
 	var q minheap.Heap // rank<<32 | position of each merge, so the leftmost of equal ranks is first

@@ -84,7 +84,7 @@ func readVocabulary(name string) ([]string, error) {
 	return tokens, nil
 }
 
-// WriteRanks writes the vocabulary in tiktoken's format: a line for each token that is not special,
+// WriteRanks writes the vocabulary in tiktoken's format: for each token that is not special, a line
 // with its bytes in base64 and its number.
 func (t *Tokenizer) WriteRanks(w io.Writer) error {
 	b := bufio.NewWriter(w)

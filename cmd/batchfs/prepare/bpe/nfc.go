@@ -10,10 +10,9 @@ import (
 )
 
 // nfc returns a text in NFC exactly as tokenizers computes it. That differs from package norm in
-// three ways: only the combining marks of Unicode 9 are known; no joiner (U+034F) is inserted after
-// 30 marks, which Unicode's Stream-Safe Text Format requires; and only characters that compose are
-// composed, whereas norm compares 16 bits of a character, and so takes U+10061 with an accent for
-// an accented a.
+// three ways: only marks of Unicode 9 are known; no joiner (U+034F) is inserted after 30 marks; and
+// only characters that compose are composed, whereas norm compares 16 bits of a character, and so
+// takes U+10061 with an accent for an accented a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
@@ -32,8 +31,8 @@ func nfc(text []byte) []byte {
 	return out
 }
 
-// after9 has the characters added after Unicode 9 that are reordered as marks or compose with the
-// character before them. To tokenizers, they are letters like any other.
+// after9 has the characters since Unicode 9 that are reordered as marks or compose with the
+// character before them. To tokenizers, they are letters.
 var after9 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},

@@ -22,8 +22,8 @@ type pieceCache struct {
 	overflow map[string][]uint32 // pieces that are too long, or have too many tokens, for an entry
 }
 
-// A pieceTokens is a cache entry: a short piece and its tokens. low and high hold all bytes of the
-// piece and their number, so entries of different pieces never match.
+// A pieceTokens is a cache entry. low and high hold the bytes of a short piece and their number, so
+// entries of different pieces never match.
 type pieceTokens struct {
 	// The top four bits of high are the number of tokens. If it exceeds inlineTokens, the tokens
 	// are in overflow.
@@ -75,9 +75,9 @@ type lookup struct {
 	set       int
 }
 
-// begin prepares the lookup of each piece from text[i] on, and reads one word of its set. These
-// reads are independent, so the processor waits for many of them at a time. A loop that also
-// compared would wait for one after the other.
+// begin prepares the lookup of each piece from text[i] on, and reads one word of its set. The
+// processor waits for many of these reads at a time. A loop that also compared would wait for one
+// after the other.
 func (k *pieceCache) begin(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
 	for j, end := range ends {

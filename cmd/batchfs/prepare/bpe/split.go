@@ -2,7 +2,7 @@ package bpe
 
 import "unicode/utf8"
 
-// classAt returns the class and the length of the character at i. It is just small enough to be
+// classAt returns the class and length of the character at i. It is just small enough to be
 // inlined.
 func classAt(text []byte, i int) (c class, n int) {
 	if c, n = classes[text[i]], 1; text[i] >= utf8.RuneSelf {
@@ -33,16 +33,16 @@ func skip(text []byte, i int, these class) int {
 	}
 }
 
-// An expression splits text into pieces. next returns the end of the piece that begins at text[i],
-// which is always beyond i; it does not look at what precedes i.
+// An expression splits text into pieces. next returns the end of the piece that begins at text[i].
+// It always moves on, and does not look at what precedes i.
 type expression struct {
 	next     func(text []byte, i int) int
 	patterns []string                                 // equivalent expressions in tokenizer.json
 	fastEnds func(text []byte, i int, ends []int) int // faster pieceEnds, or nil
 }
 
-// pieceEnds stores the ends of the pieces from text[i] on in ends, and returns their number. It
-// stops at the end of the text, or when ends is full.
+// pieceEnds stores the ends of the pieces from text[i] on in ends until it is full, and returns
+// their number.
 func (x expression) pieceEnds(text []byte, i int, ends []int) int {
 	if x.fastEnds != nil {
 		return x.fastEnds(text, i, ends)
@@ -159,10 +159,9 @@ func nextCased(text []byte, i, digits int, contractions bool) int {
 	return spacePiece(text, i, false)
 }
 
-// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*` with
-// the precedence of a regular expression: the character before the word is included if possible,
-// and the second alternative counts only if the first does not match. It returns i if nothing
-// matches.
+// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`, or
+// returns i. As in a regular expression, it includes the character before the word if it can, and
+// tries the second alternative only if the first does not match.
 func casedWord(text []byte, i int, c class, n int) int {
 	before := c.in(spaces | others) // the first character may precede the word
 	if before {
