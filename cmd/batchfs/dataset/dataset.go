@@ -32,15 +32,15 @@ type Dataset struct {
 	Version  uint64            // number of times the tokens have changed since the mount was made
 
 	sources     [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
-	arrays      []*cache.Array   // all arrays of all sources
-	mains       []*cache.Array   // main array of each source
-	tables      *sampler.Tables  // cache of precomputed tables, shared by all splits
-	hint        vocabHint        // settings found in vocab.json
-	fingerprint string           // hash of the contents of all token files
-	formats     func() string    // returns formatsOf(sources), computed by the first call
-	files       int              // number of files of all arrays, including indexes of documents
-	groups      [][]int64        // sampler.Source.Groups of each source
-	unleased    string           // a file whose writers Open could not determine, or empty
+	arrays      []*cache.Array
+	mains       []*cache.Array  // main array of each source
+	tables      *sampler.Tables // cache of precomputed tables, shared by all splits
+	hint        vocabHint       // settings found in vocab.json
+	fingerprint string          // hash of the contents of all token files
+	formats     func() string   // returns formatsOf(sources), computed by the first call
+	files       int             // number of files of all arrays, including indexes of documents
+	groups      [][]int64       // sampler.Source.Groups of each source
+	unleased    string          // a file whose writers Open could not determine, or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -283,7 +283,7 @@ func (d *Dataset) Files() (paths []string) {
 // Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead reads the first batch that next returns, up to 1 MiB.
+// TryRead reads the first batch, up to 1 MiB, to check that batches can be read.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)

@@ -20,7 +20,7 @@ import (
 
 var must = testfiles.NoError
 
-// openHere opens the splits of a configuration file with this text in the working directory.
+// openHere opens the splits of a configuration with this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -57,7 +57,6 @@ func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k u
 	return b
 }
 
-// mustWith returns d with the settings of a path.
 func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 	t.Helper()
 	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
@@ -257,7 +256,7 @@ func TestOrigins(t *testing.T) {
 			}
 		}
 		given := make([]int, len(windows)) // rows, by source
-		next := uint64(0)                  // row
+		next := uint64(0)                  // global row
 		for k := range uint64(20) {
 			for rank := range d.Sequence.World {
 				d := mustWith(t, d, fmt.Sprintf("rank=%d", rank))

@@ -25,7 +25,7 @@ func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
 	delete(all, "steps")
-	all["dtype"] = d.Sequence.DType // instead of native
+	all["dtype"] = d.Sequence.DType // not "native"
 	if d.Sequence.ShuffleBlock == 0 {
 		delete(all, "shuffle_block")
 		delete(all, "local_world")
@@ -41,7 +41,7 @@ func (d *Dataset) label() string {
 	all := d.pathSettings()
 	delete(all, "torch_state")
 	if !d.Sequence.DType.IsInteger() {
-		all["dtype"] = sampler.Native // these can be served in no other dtype
+		all["dtype"] = sampler.Native // no other dtype is possible
 	}
 	return d.Split.Name + "/" + config.JoinSettings(all)
 }
@@ -137,7 +137,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 			if b.Name != a.Name {
 				continue
 			}
-			var files []jsontext.String // files of all sources
+			var files []jsontext.String
 			for _, arrays := range d.sources {
 				files = append(files, jsonTexts(arrays[n+1].Files())...)
 			}

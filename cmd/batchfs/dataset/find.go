@@ -18,14 +18,14 @@ type Found struct {
 	Epoch uint64          `json:"epoch"`
 	Finds []occurrence    `json:"finds"`
 
-	pos   int64  // position of the token in the split
-	split string // name of the split
+	pos   int64 // position of the token in the split
+	split string
 }
 
 type occurrence struct {
 	Batch uint64 `json:"batch"`
 	Rank  int    `json:"rank"`
-	J     int    `json:"j"`     // row of the batch
+	J     int    `json:"j"` // index of the row in the batch
 	Row   uint64 `json:"row"`   // global number of that row
 	Index int    `json:"index"` // position of the token in the row, from 0 to T
 

@@ -49,7 +49,6 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// findIn returns the result of Find for a token, also in words.
 func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *Found, words string) {
 	t.Helper()
 	f, err := d.Find(t.Context(), pos, epoch, func(int64, int64) {})

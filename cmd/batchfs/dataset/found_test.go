@@ -37,12 +37,10 @@ func writePrepared(t *testing.T) {
 	testfiles.Write(t, map[string]string{"ones.bin": strings.Repeat("\x01", 120)})
 }
 
-// mask returns the key arrays with a mask.
 func mask(files string) string {
 	return "arrays = [{name = 'mask', files = " + files + ", dtype = 'uint8'}]\n"
 }
 
-// mixture returns the split a with two sources, each with additional lines.
 func mixture(first, second string) string {
 	const source = "[[splits.a.sources]]\nweight = 1\ntokens = "
 	return source + first + source + second

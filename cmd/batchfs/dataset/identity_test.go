@@ -29,7 +29,6 @@ func writeIdentityFiles(t *testing.T) {
 		"other.bin": testfiles.TorchState(40, 1), "a.mask": a[:820], "b.mask": a[820:1640], "two.safetensors": twoTensors(a)})
 }
 
-// twoTensors returns a safetensors file with the tensors p and q.
 func twoTensors(data string) string {
 	header := `{"p":{"dtype":"I32","shape":[400],"data_offsets":[0,1600]},"q":{"dtype":"I32","shape":[400],"data_offsets":[1600,3200]}}`
 	return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + data[:3200]

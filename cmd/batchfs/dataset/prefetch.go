@@ -13,12 +13,12 @@ import (
 // read in order. It is safe for concurrent use.
 type blockPrefetcher struct {
 	d          *Dataset
-	batchBytes int64  // size of a batch in bytes
+	batchBytes int64
 	maxBatches uint64 // batches to prefetch after the one being read
 	stream     blocks.Stream
 	mu         sync.Mutex // guards the fields below
-	lastRead   uint64     // last batch read
-	nextBatch  uint64     // first batch whose blocks have not all been requested yet
+	lastRead   uint64
+	nextBatch  uint64 // first batch whose blocks have not all been requested yet
 }
 
 const (

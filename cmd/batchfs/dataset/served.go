@@ -16,11 +16,13 @@ import (
 // use.
 type Served struct {
 	*Dataset
-	watch      *watcher
-	origins    func() *Origins // computed on first use, like infoLen and set
-	infoLen    func() int64
-	set        func() *cache.WorkingSet // blocks that an epoch reads; nil unless an array is in a store
-	prefetcher *blockPrefetcher         // nil unless an array is in a store
+	watch   *watcher
+	origins func() *Origins // computed on first use, like infoLen and set
+	infoLen func() int64
+	// set and prefetcher are nil unless an array is in a store. set returns the blocks that an
+	// epoch reads.
+	set        func() *cache.WorkingSet
+	prefetcher *blockPrefetcher
 }
 
 func newServed(d *Dataset, w *watcher) *Served {

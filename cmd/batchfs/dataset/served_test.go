@@ -14,7 +14,6 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// positions returns the numbers from 0 to n-1.
 func positions(n int) string {
 	var raw []byte
 	for i := range uint32(n) {
@@ -51,9 +50,8 @@ var changes = map[string]struct {
 	}, map[string]string{"sft/a.mask.bin": strings.Repeat("\x01", 120)}},
 }
 
-// A worker that starts from a snapshot serves the same batches as an opened split, also with the
-// settings of a path. After files have changed it serves the new ones, and so does a worker that
-// starts from the published snapshot.
+// A worker that starts from a snapshot serves the same batches as an opened split. After files have
+// changed it serves the new ones, as does a worker that starts from the published snapshot.
 func TestWorkersServeWhatOpens(t *testing.T) {
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +105,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 	}
 }
 
-// under returns datasets with the settings of paths, as a mount serves them, by name.
+// under returns datasets with the settings of paths as a mount serves them, by name.
 func under(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
@@ -166,7 +164,6 @@ func mustNow(t *testing.T, s *Served) *Served {
 	return now
 }
 
-// replace replaces a file by renaming a new one over it.
 func replace(t *testing.T, file, content string) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"new": content})

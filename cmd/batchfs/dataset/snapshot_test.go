@@ -14,7 +14,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// take returns the snapshot of a mount of config.toml in the working directory.
+// take returns the snapshot of a mount of ./config.toml.
 func take(t testing.TB) *Snapshot {
 	t.Helper()
 	return takeWith(t, config.Flags{})
@@ -45,7 +45,6 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 	return s
 }
 
-// serve returns the splits that a worker serves from a snapshot.
 func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	t.Helper()
 	c, err := s.Config()

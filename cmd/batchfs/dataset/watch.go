@@ -64,7 +64,7 @@ type watcher struct {
 type view struct {
 	dataset   *Dataset
 	err       error     // nil if no problem is known
-	wrongFile blob.Blob // nil if the split follows changes
+	wrongFile blob.Blob // nil if there is none or the split follows changes
 
 	// failedChanges are the changes that the last reload failed to follow.
 	failedChanges map[localfile.ChangedError]bool

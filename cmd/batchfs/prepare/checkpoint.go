@@ -31,8 +31,8 @@ const (
 	checkpointName = ".state.json"
 )
 
-// A checkpoint records how far a run has come. Files in the working directory may be longer than
-// the checkpoint says; the rest is then written again.
+// A checkpoint records how far a run has come. Files in the working directory may be longer than it
+// says; what lies beyond is written again.
 type checkpoint struct {
 	Settings settings                `json:"settings"`
 	Inputs   string                  `json:"inputs"` // digest of the inputs, with times

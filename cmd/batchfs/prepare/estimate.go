@@ -107,7 +107,7 @@ type sample struct {
 	from      position
 	bytes     int // bytes of files read
 	tokens    int
-	documents int // lines and rows
+	documents int // lines and rows; text files are counted separately
 }
 
 // takeSample encodes about sampleBytes of text from a position on.

@@ -48,7 +48,6 @@ func newField(path string, mask byte) field {
 	return f
 }
 
-// inList reports whether the field leads into a list.
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
 func (f field) names() (names []string) {

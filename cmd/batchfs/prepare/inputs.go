@@ -148,7 +148,7 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 }
 
 // glob returns the files and directories that a pattern matches, sorted. ** matches any number of
-// directories. Names that begin with "." match only elements that do too, as in a shell.
+// directories. As in a shell, wildcards do not match a leading ".".
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
 	if strings.Contains(pattern, "**") { // ** matches the files in directories too

@@ -63,7 +63,6 @@ func readManifest(t testing.TB) *vocabulary.Manifest {
 	return m
 }
 
-// decoded returns the text of tokens.
 func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 	var b strings.Builder
 	for _, id := range tokens {

@@ -106,7 +106,7 @@ func (o *options) report() error {
 	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", dir, mountOptions(m))
 }
 
-// maskInWords returns the number of tokens with mask 1, in words, if the split has a mask.
+// maskInWords says how many tokens have mask 1, if the split has a mask.
 func maskInWords(split vocabulary.Split) string {
 	ones := int64(0)
 	for _, shard := range split.Shards {

@@ -361,9 +361,9 @@ func runeEnd(text []byte) int {
 }
 
 // wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
-// space between two letters, or after a newline between something other than white space and a
-// letter. All tokenizers split a text there before they merge anything, unless joins reports that
-// an added token may contain the bytes on both sides.
+// space between two letters, or after a newline that precedes a letter and does not follow white
+// space. All tokenizers split a text there before they merge anything, unless joins reports that an
+// added token may contain the bytes on both sides.
 func wordEnd(text []byte, joins func(before, after byte) bool) int {
 	for i := len(text) - 1; i > 0; i-- {
 		if text[i] != ' ' && text[i] != '\n' {

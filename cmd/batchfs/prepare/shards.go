@@ -16,7 +16,6 @@ import (
 
 var splits = [...]string{"train", "val"}
 
-// output describes the files of all splits.
 type output struct {
 	dir       *os.Root
 	format    outputFormat

@@ -77,7 +77,6 @@ func inChunks(t testing.TB, size, line int) {
 	chunkSize, maxLine = size, line
 }
 
-// words returns a random text of about n bytes.
 func words(rng *rand.Rand, n int) string {
 	var b strings.Builder
 	for b.Len() < n {
@@ -184,7 +183,6 @@ func filesOf(t testing.TB, dir string) map[string]string {
 	return files
 }
 
-// wantSame compares two directories.
 func wantSame(t testing.TB, got, want map[string]string) {
 	t.Helper()
 	if g, w := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(g, w) {
@@ -335,7 +333,7 @@ func TestPreparePages(t *testing.T) {
 			testfiles.NoError(t, err)
 			column, _ := f.Schema().Lookup("meta", "body")
 			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
-			if name != "none" { // parquet-go does not rely on this header
+			if name != "none" { // parquet-go ignores the size of these
 				// A page header begins with the type, uncompressed size and compressed size, each
 				// preceded by a byte.
 				_, n := binary.Uvarint([]byte(file[at+3:]))
@@ -464,8 +462,6 @@ func writeTokenizers(t testing.TB) (names []string) {
 // found in normalized text.
 var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
 
-// openTokenizer opens a tokenizer by its name. If special is true, it finds special tokens in
-// texts.
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	t.Helper()
 	tokenizer, err := (&settings{By: by, Special: special}).tokenizer()

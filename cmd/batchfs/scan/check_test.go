@@ -46,7 +46,6 @@ func save(t *testing.T, name string, tokens []uint16) {
 	testfiles.Write(t, map[string]string{name: string(raw)})
 }
 
-// load returns an opener for a configuration.
 func load(t *testing.T, text string) []*dataset.Opener {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -68,7 +67,7 @@ func checkAll(t *testing.T, text string) *Report {
 	return report
 }
 
-// said returns a line for each problem, without its message.
+// said returns the problems without their messages, one per line.
 func said(r *Report) string {
 	text := ""
 	for _, p := range r.Problems {

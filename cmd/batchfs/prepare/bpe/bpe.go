@@ -10,8 +10,8 @@
 //  1. Split it into pieces, such as words with the space before them. No token spans two pieces.
 //     Each vocabulary defines the pieces by a regular expression. split.go has a handwritten
 //     function for each expression, because package regexp has no look-ahead, and because regular
-//     expressions take most of the time in other tokenizers. ascii.go is even faster for ASCII and
-//     GPT-2.
+//     expressions take most of the time in other tokenizers. For GPT-2, ascii.go is
+//     even faster on ASCII.
 //  2. Begin with one token for each byte of a piece. Join the two neighbors whose pair has the
 //     lowest rank, the leftmost if there are several, and repeat until no two neighbors are a pair
 //     of the vocabulary (merge.go).
@@ -135,7 +135,7 @@ func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t, cache: newPiec
 
 // Append appends the tokens of a text. Names of special tokens are ordinary text. That equals
 // encode_ordinary(text) of tiktoken, and encode(text, add_special_tokens=False) of tokenizers with
-// encode_special_tokens.
+// encode_special_tokens set.
 //
 // It needs memory for the tokens, and 40 times the length of the longest piece, which must be below
 // 2 GiB.
