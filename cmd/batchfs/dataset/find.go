@@ -25,7 +25,7 @@ type Found struct {
 type occurrence struct {
 	Batch uint64 `json:"batch"`
 	Rank  int    `json:"rank"`
-	J     int    `json:"j"` // index of the row in the batch
+	J     int    `json:"j"`     // index of the row in the batch
 	Row   uint64 `json:"row"`   // global number of that row
 	Index int    `json:"index"` // position of the token in the row, from 0 to T
 

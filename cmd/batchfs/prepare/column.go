@@ -71,10 +71,12 @@ func (c *columnReader) checkPage() error {
 	read, _ := section.Seek(0, io.SeekCurrent)
 	header := read - int64(in.Buffered())
 	v2 := h.DataPageHeaderV2.V
-	size, compressed, levels := int64(h.UncompressedPageSize), int64(h.CompressedPageSize), int64(v2.RepetitionLevelsByteLength)+int64(v2.DefinitionLevelsByteLength)
+	size, compressed, levels := int64(h.UncompressedPageSize), int64(h.CompressedPageSize),
+		int64(v2.RepetitionLevelsByteLength)+int64(v2.DefinitionLevelsByteLength)
 	values := int64(max(h.DataPageHeader.V.NumValues, v2.NumValues, h.DictionaryPageHeader.V.NumValues))
 	switch {
-	case max(size, compressed) > maxPage || values > maxPage/8: // plus 8 bytes per value
+	// parquet-go needs 8 more bytes for each value.
+	case max(size, compressed) > maxPage || values > maxPage/8:
 		return fmt.Errorf("has a page of %d bytes and %d values, but the limits are %d bytes and %d values: "+
 			"write the file with smaller row groups or pages (pyarrow: row_group_size, data_page_size)", max(size, compressed), values, maxPage, maxPage/8)
 	case min(size, compressed, levels, compressed-levels) < 0:

@@ -176,7 +176,8 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 
 // newEncodeOptions checks the options and returns those that encoding needs.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
-	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte, valFraction: o.Val}
+	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
+		replace: o.Invalid == "replace", skip: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
 	_, known := outputFormats[o.Format]
 	switch {
 	case !(o.Val >= 0 && o.Val < 1): // also true for NaN

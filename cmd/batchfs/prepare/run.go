@@ -71,8 +71,8 @@ func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, err
 	if saved != nil {
 		switch {
 		case saved.Settings != begin.Settings:
-			settings, _ := json.Marshal(saved.Settings)
-			err = fmt.Errorf("%s belongs to an unfinished run with other options: use these again, or start over with --force: %s", w.dir.Name(), settings)
+			savedSettings, _ := json.Marshal(saved.Settings)
+			err = fmt.Errorf("%s belongs to an unfinished run with other options: use these again, or start over with --force: %s", w.dir.Name(), savedSettings)
 		case saved.Inputs != begin.Inputs:
 			err = fmt.Errorf("%s belongs to an unfinished run, and since then the texts, or their sizes or modification times, have changed: "+
 				"restore them, or start over with --force", w.dir.Name())
@@ -159,7 +159,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		defer written[i].close()
 	}
 	save := func(pos position) error {
-		if slices.ContainsFunc(inputs, (*input).readableOnce) { // no run can continue
+		if slices.ContainsFunc(inputs, (*input).readableOnce) { // resuming is impossible
 			return nil
 		}
 		s.Position = pos
@@ -187,7 +187,8 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	}
 	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
 		w.hasCheckpoint = false
-		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: add documents, or use a larger --val, or --val 0 for no val",
+		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: "+
+			"add documents, or use a larger --val, or --val 0 for no val",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
 	if err := o.manifest(w, c, sums, s, inputs); err != nil {
@@ -244,7 +245,8 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	}
 	for _, in := range r.inputs {
 		if in.readableOnce() {
-			return fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: save it to a file first, or use another --by and --val 0", in.path)
+			return fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: "+
+				"save it to a file first, or use another --by and --val 0", in.path)
 		}
 	}
 	progress := o.progress("counting", r.inputs, position{})

@@ -107,7 +107,8 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: encode the text with tokenizers in Python, and mount the resulting tokens", cmp.Or(m.Type, "without a type"))
+		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: "+
+			"encode the text with tokenizers in Python, and mount the resulting tokens", cmp.Or(m.Type, "without a type"))
 	case m.Dropout != 0:
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
 	case m.Prefix != "" || m.Suffix != "":
