@@ -205,7 +205,7 @@ func follow(t testing.TB, text string) *Served {
 func TestCannotFollow(t *testing.T) {
 	for _, test := range []struct {
 		onChange, path string
-		tokens         int // in the new file
+		tokens         int // number in the new file
 		want           string
 	}{
 		{"error", "", 60, "has changed since it was opened"},

@@ -87,7 +87,7 @@ const (
 	checkEvery           = time.Second // time between two passes
 	idleTimeout          = time.Minute // time without requests after which the goroutine ends
 	checkers             = 4           // goroutines that check files; few, to spare file servers
-	fewFiles             = 8           // files of a batch that are not worth checking concurrently
+	fewFiles             = 8           // most files of a batch that are checked one after the other
 	minBackoff           = time.Second // before the first retry of a failed reload
 	maxBackoff           = 16 * time.Second
 	maxReloads           = 10 // changes of the token files that one request waits for

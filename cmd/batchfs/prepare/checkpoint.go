@@ -53,8 +53,8 @@ func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 	}
 }
 
-// createdFile matches the files that prepare creates in the working directory. It touches no
-// others.
+// createdFile matches the files that prepare creates in the working directory. Others are left
+// alone.
 var createdFile = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
 
 // openWorkDir opens DIR and the working directory, creates them if necessary, and locks the latter.

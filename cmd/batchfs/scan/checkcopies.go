@@ -103,9 +103,9 @@ func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
 		p.Other, p.OtherIndex = jsontext.String(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
 		elsewhere := ""
 		if a.splitArray.split != b.splitArray.split {
-			elsewhere = ", in split " + a.splitArray.split
+			elsewhere = " of split " + a.splitArray.split
 		}
-		c.addProblem(p, "%s: %d elements, from index %d on, are also in %s, from index %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex, elsewhere)
+		c.addProblem(p, "%s: %d elements, from index %d on, are also in %s%s, from index %d on", b.path, p.Count, p.Index, a.path, elsewhere, p.OtherIndex)
 	}
 }
 

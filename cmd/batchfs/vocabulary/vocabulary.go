@@ -62,7 +62,7 @@ type LeftOut struct {
 type Split struct {
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Shards    []Shard `json:"shards"` // in their order within the split
+	Shards    []Shard `json:"shards"` // ordered by their names
 }
 
 // A Shard is one token file.
