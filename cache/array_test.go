@@ -23,6 +23,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
+var must = testwait.NoError
+
 // In these tests, the value of token i of the array is i, truncated to the width of a token.
 func count(from, n, width int) []byte {
 	raw := make([]byte, 0, n*width+4)
@@ -51,13 +53,6 @@ func files(t testing.TB, width int, lens ...int) []string {
 
 func unsigned(width int) array.DType {
 	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func open(t testing.TB, paths []string, o Options) *Array {

@@ -1,14 +1,10 @@
 package cache
 
 import (
-	"encoding/binary"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/format"
 	"batchfs/cache/localfile"
 )
 
@@ -36,31 +32,5 @@ func BenchmarkRead(b *testing.B) {
 				must(b, tokens.Read(ws, visit))
 			}
 		})
-	}
-}
-
-// BenchmarkDocuments finds the ends of the documents of a row, among 4 million of about 500 tokens.
-func BenchmarkDocuments(b *testing.B) {
-	const documents, mean = 4 << 20, 500
-	path, random := filepath.Join(b.TempDir(), "train.bin"), rand.New(rand.NewPCG(1, 2))
-	index, end := make([]byte, 0, 8*documents), int64(0)
-	for range documents {
-		end += 1 + random.Int64N(2*mean)
-		index = binary.LittleEndian.AppendUint64(index, uint64(end))
-	}
-	must(b, os.WriteFile(path, nil, 0o600))
-	must(b, os.Truncate(path, 2*end)) // its tokens are not read
-	must(b, os.WriteFile(path+format.IndexSuffix, index, 0o600))
-	d := open(b, []string{path}, Options{DType: array.Uint16, Documents: DocumentsIndexed}).Documents()
-	var some [16]int64
-	for range 100_000 { // until most last numbers of blocks are in memory
-		_, err := d.Of(random.Int64N(end))
-		must(b, err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		first, err := d.Of(random.Int64N(end))
-		must(b, err)
-		must(b, d.Ends(first, some[:min(d.Count()-first, 16)]))
 	}
 }

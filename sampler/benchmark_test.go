@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"batchfs/cache"
@@ -81,53 +80,5 @@ func BenchmarkArrays(b *testing.B) {
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(dst)), "ns/B")
 			})
 		}
-	}
-}
-
-// BenchmarkVocabulary checks rows against a small and a large vocabulary, which take different
-// paths.
-func BenchmarkVocabulary(b *testing.B) {
-	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {
-		for _, size := range []int64{1 << 10, 1<<(8*dtype.Size()) - 1} {
-			b.Run(fmt.Sprintf("%s/%d", dtype, size), func(b *testing.B) {
-				v, raw := newVocabulary(size, dtype), make([]byte, 1025*dtype.Size())
-				b.SetBytes(int64(len(raw)))
-				for b.Loop() {
-					if v.find(raw) >= 0 {
-						b.Fatal("zero is found")
-					}
-				}
-			})
-		}
-	}
-}
-
-// A thousand times as many sources should not make the longest pattern a thousand times as slow.
-func BenchmarkPattern(b *testing.B) {
-	for _, sources := range []int{4, 4096} {
-		b.Run(fmt.Sprint(sources), func(b *testing.B) {
-			shares := slices.Repeat([]int{maxPeriod / sources}, sources)
-			for b.Loop() {
-				buildPattern(shares)
-			}
-		})
-	}
-}
-
-func BenchmarkConvert(b *testing.B) {
-	raw := make([]byte, 1024*4)
-	for _, c := range []struct {
-		to, from array.DType
-	}{
-		{array.Uint16, array.Uint16}, {array.Int32, array.Uint16}, {array.Int64, array.Uint16},
-		{array.Uint16, array.Uint32}, {array.Int32, array.Uint32}, {array.Uint32, array.Uint32}, {array.Int64, array.Uint32},
-	} {
-		b.Run(fmt.Sprintf("%dto%s", 8*c.from.Size(), c.to), func(b *testing.B) {
-			dst, src, convert := make([]byte, 1024*c.to.Size()), raw[:1024*c.from.Size()], newConverter(c.to, c.from)
-			b.SetBytes(int64(len(dst)))
-			for b.Loop() {
-				convert(dst, src)
-			}
-		})
 	}
 }

@@ -36,26 +36,6 @@ func mixtures() [][]float64 {
 	return list
 }
 
-// The expected quotas come from an implementation in Python with fractions.Fraction.
-func TestMixtureKnownAnswers(t *testing.T) {
-	for _, test := range []struct {
-		weights []float64
-		want    []int
-	}{
-		{[]float64{7, 2, 1}, []int{0, 0, 0, 1, 0, 0, 1, 0, 0, 2, 0, 0, 0, 1, 0, 0, 1, 0, 0, 2}},
-		{[]float64{3, 3, 2, 1}, []int{0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1}},
-		{[]float64{0.37, 0.29, 0.21, 0.13}, []int{0, 1, 2, 0, 1, 3, 0, 2, 0, 1, 0, 1, 2, 3, 0, 1, 0, 2, 1, 0}},
-	} {
-		m, got := newTestMixture(t, test.weights...), make([]int, len(test.want))
-		for row := range got {
-			got[row], _ = m.sourceOf(uint64(row))
-		}
-		if !slices.Equal(got, test.want) {
-			t.Errorf("%v: sources %v, want %v", test.weights, got, test.want)
-		}
-	}
-}
-
 func TestMixtureShares(t *testing.T) {
 	for _, test := range []struct {
 		weights []float64

@@ -43,13 +43,6 @@ func attempts(short, long int) int {
 	return long
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // sequence opens files as a sequence. Settings that s leaves out are batch_size 4, block_size 8,
 // int64, xy, random, and world 1.
 func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {

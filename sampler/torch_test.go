@@ -1,55 +1,15 @@
 package sampler
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"batchfs/internal/testwait"
 )
-
-// torchDraws are successive calls of torch.randint(range, (n,)).
-type torchDraws struct {
-	Seed  uint64
-	Range int64
-	N     int
-}
-
-type torchCase struct {
-	torchDraws
-	Calls [][]int64
-}
-
-type torchChecksum struct {
-	torchDraws
-	Calls  int
-	SHA256 string `json:"sha256_of_int64_le"`
-}
-
-// draw returns the starts of the rows in the first batches under s.
-func (d torchDraws) draw(t *testing.T, s Settings, calls int) (starts []int64) {
-	t.Helper()
-	s.Seed, s.BatchSize, s.World = d.Seed, d.N, 1
-	o := mustTorch(t, s, d.Range)
-	for row := range uint64(calls * d.N) {
-		starts = append(starts, o.start(row))
-	}
-	return starts
-}
-
-func (c torchCase) check(t *testing.T, s Settings) {
-	t.Helper()
-	if got, want := c.draw(t, s, len(c.Calls)), slices.Concat(c.Calls...); !slices.Equal(got, want) {
-		t.Errorf("%s, %+v: starts %v, want %v", s.Order, c.torchDraws, got, want)
-	}
-}
 
 func mustTorch(t testing.TB, s Settings, starts int64) *torch {
 	t.Helper()
@@ -63,38 +23,6 @@ func torchState(t testing.TB) []byte {
 	state, err := os.ReadFile("testdata/torch_rng_state.bin")
 	must(t, err)
 	return state
-}
-
-// The expected draws come from PyTorch 2.15.0 and 2.6.0, some after loading torch_rng_state.bin.
-func TestTorchGolden(t *testing.T) {
-	type rule struct {
-		Cases     []torchCase
-		Checksums []torchChecksum
-	}
-	var golden struct {
-		Torch     rule      `json:"torch"`
-		Torch26   rule      `json:"torch-2.6"`
-		FromState torchCase `json:"continue_from_state_file"`
-	}
-	raw, err := os.ReadFile("testdata/torch_randint.json")
-	must(t, err)
-	must(t, json.Unmarshal(raw, &golden))
-	for order, rule := range map[Order]rule{Torch: golden.Torch, Torch26: golden.Torch26} {
-		if len(rule.Cases) == 0 || len(rule.Checksums) == 0 {
-			t.Fatalf("no draws for order %s", order)
-		}
-		for _, c := range rule.Cases {
-			c.check(t, Settings{Order: order})
-		}
-		for _, c := range rule.Checksums {
-			sum := sha256.New()
-			must(t, binary.Write(sum, binary.LittleEndian, c.draw(t, Settings{Order: order}, c.Calls)))
-			if got := hex.EncodeToString(sum.Sum(nil)); got != c.SHA256 {
-				t.Errorf("%s, %+v: sha256 %s, want %s", order, c.torchDraws, got, c.SHA256)
-			}
-		}
-		golden.FromState.check(t, Settings{Order: order, TorchState: torchState(t)})
-	}
 }
 
 // mt19937 is the generator word by word, as in the paper.

@@ -11,6 +11,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
+var must = testwait.NoError
+
 // tokenWindow returns the spec of rows with x and y.
 func tokenWindow(size int) windowSpec { return (&Settings{BlockSize: size}).newWindowSpec() }
 

@@ -44,7 +44,7 @@ func TestImports(t *testing.T) {
 		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint",
 			"internal/process"},
 
-		"cmd/batchfs/internal/testfiles": nil,
+		"cmd/batchfs/internal/testfiles": {"internal/testwait"},
 		"cmd/batchfs/chart":              nil,
 		"cmd/batchfs/terminal":           nil,
 		"cmd/batchfs/metrics":            {"fs/state", "internal/process"},

@@ -12,7 +12,10 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cache/localfile"
 	"batchfs/cache/store"
+	"batchfs/internal/testwait"
 )
+
+var must = testwait.NoError
 
 // openBlocks returns how many files in dir this process has open, and their total size.
 func openBlocks(dir string) (open int, bytes int64) {
@@ -68,13 +71,6 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 		t.Errorf("%d files of removed blocks take %d bytes", n, bytes)
 	}
 	read()
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // serveFiles serves the files of a directory as objects of s3://bucket.

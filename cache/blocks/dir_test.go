@@ -27,9 +27,7 @@ func needRoot(t *testing.T) {
 
 func must(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testwait.NoError(t, errors.Join(errs...))
 }
 
 // A directory is used only if it belongs to the user and nobody else may write to it, or if it

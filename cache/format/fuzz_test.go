@@ -11,7 +11,10 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/internal/testwait"
 )
+
+var must = testwait.NoError
 
 // A file that is too short or too long is not accepted in any format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {
@@ -144,11 +147,4 @@ func FuzzDatatrove(f *testing.F) {
 			parsed(t, inMemory("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
 		}
 	})
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

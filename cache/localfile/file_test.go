@@ -10,14 +10,11 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/testwait"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testwait.NoError
 
 // tokens writes a file of the given size, in which byte i is i.
 func tokens(t testing.TB, bytes int) (path string, id Identity) {

@@ -20,7 +20,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"batchfs/internal/testwait"
 )
+
+var must = testwait.NoError
 
 const (
 	content = "the bytes of an object, which come in one piece, or do not"
@@ -471,12 +475,5 @@ func TestEndpoints(t *testing.T) {
 		case err == nil && c.Endpoint != test.want:
 			t.Errorf("%q is %s, want %q", test.endpoint, c.Endpoint, test.want)
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

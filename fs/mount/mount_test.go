@@ -21,13 +21,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// noError ends the test if there is an error.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var noError = testwait.NoError
 
 // newTestMount mounts with this process as the supervisor, and serves nothing. It unmounts at the
 // end of the test.

@@ -10,14 +10,6 @@ import (
 	"unsafe"
 )
 
-// noError ends the test if there is an error.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // mapSections creates and maps a file with this build's sections, whose sizes change alters, and
 // more.
 func mapSections(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {

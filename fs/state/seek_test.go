@@ -8,6 +8,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
+var noError = testwait.NoError
+
 // Each seek takes effect immediately although others read, no number is assigned twice, and no more
 // slots are used than handles were open at a time.
 func TestSeekAmongReaders(t *testing.T) {

@@ -22,13 +22,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// noError ends the test if there is an error.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var noError = testwait.NoError
 
 // This test binary is also the worker that the supervisor under test starts; WORKER says how it
 // behaves.

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"batchfs/cmd/batchfs/terminal"
 )
 
 func TestStatistics(t *testing.T) {
@@ -83,16 +81,5 @@ func TestAdvice(t *testing.T) {
 				t.Errorf("%s:\n%s", test.name, got)
 			}
 		}
-	}
-}
-
-// Without a terminal, progress prints a line instead of a bar.
-func TestProgressWithoutATerminal(t *testing.T) {
-	var out bytes.Buffer
-	progress := (&stage{stderr: &out}).progress("making a file", 100, terminal.Bytes)
-	progress.Add(100)
-	progress.Finish()
-	if out.String() != "making a file\n" {
-		t.Errorf("%q", out.String())
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,14 +11,6 @@ import (
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
-
-func TestLogarithmic(t *testing.T) {
-	for last, want := range map[int][]int{1: {1}, 2: {1, 2}, 10: {1, 10}, 300: {1, 10, 100, 300}} {
-		if got := powersOfTen(last); !slices.Equal(got, want) {
-			t.Errorf("logarithmic(%d) = %d, want %d", last, got, want)
-		}
-	}
-}
 
 func TestUsage(t *testing.T) {
 	u, err := usageOf(os.Getpid())
@@ -40,33 +31,5 @@ func TestPageCache(t *testing.T) {
 	size := int64(1<<20 + os.Getpagesize())
 	if n, err := pageCache(path); err != nil || n != size {
 		t.Errorf("%d bytes in the page cache (%v), want %d", n, err, size)
-	}
-}
-
-func TestMemoryLines(t *testing.T) {
-	samples := []sample{
-		{1, 0, usage{Resident: 32 << 20}, usage{Resident: 15 << 20}},
-		{2, 8 << 20, usage{Resident: 33 << 20}, usage{Resident: 16 << 20}},
-	}
-	resident, cache := memoryLines([]loading{
-		{Name: "kept", cached: true, Samples: samples},
-		{Name: "remap", cached: true, sets: []string{"memory.access=remap"}, Samples: samples},
-		{Name: "keep", sets: []string{"memory.page_cache=keep"}, Samples: samples},
-	})
-	var b strings.Builder
-	printLines(&b, "MiB, after", resident)
-	printLines(&b, "MiB, after", cache)
-	want := `
-MiB, after                                              1      2
-kept                                                   32     33
-remap                                                  15     16
-remap: its trainer                                     32     33
-
-MiB, after                                              1      2
-keep                                                    0      8
-
-`
-	if got := "\n" + b.String(); got != want {
-		t.Errorf("got %s\nwant %s", got, want)
 	}
 }

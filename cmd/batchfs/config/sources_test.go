@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // manySources returns two configurations that give a split n sources: one as tables, one as a list.
@@ -23,20 +21,6 @@ func manySources(n int, last string) (tables, list string) {
 		fmt.Fprintf(&l, "  {tokens = \"%d.bin\", weight = %s, arrays = []},\n", i, weight)
 	}
 	return t.String(), "[splits.train]\nsources = [\n" + l.String() + "]\n"
-}
-
-func BenchmarkDecodeSources(b *testing.B) {
-	for _, n := range []int{500, 4000} {
-		tables, list := manySources(n, "1")
-		for name, text := range map[string]string{"tables": tables, "list": list} {
-			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
-				for b.Loop() {
-					_, err := decodeText(text)
-					testfiles.NoError(b, err)
-				}
-			})
-		}
-	}
 }
 
 // Eight times as many sources take about eight times as long, even if an error must name a line.

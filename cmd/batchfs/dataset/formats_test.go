@@ -1,14 +1,10 @@
 package dataset
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -18,53 +14,6 @@ func library(t testing.TB) string {
 	dir, err := filepath.Abs("../../../cache/testdata")
 	must(t, err)
 	return dir
-}
-
-// The same tokens give the same batches in every format, with every order and access method.
-func TestEveryFormatHasTheSameBatches(t *testing.T) {
-	dir := library(t)
-	t.Chdir(t.TempDir())
-	for _, settings := range []string{"", "order = 'shuffle'\nlayout = 'tokens'", "order = 'sequential'\njoin = true", "order = 'torch'\njoin = true"} {
-		for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
-			split := func(name, more string) *Dataset {
-				t.Helper()
-				return mustOpen(t, fmt.Sprintf("[batch]\nbatch_size = 5\nblock_size = 9\ndtype = 'int64'\n[splits.a]\ntokens = ['%s/a%s', '%[1]s/b%[2]s']\n%s\n%s\n[memory]\naccess = '%s'",
-					dir, name, settings, more, access))[0]
-			}
-			want := split(".bin", "")
-			for name, more := range map[string]string{
-				"_llmc.bin": "", "_text_document.bin": "", "1.npy": "", "3.npy": "token_dtype = 'uint16'", ".ds": "format = 'datatrove'",
-				".safetensors": "tensor = 'tokens'", "_llama3.bin": "",
-			} {
-				sameBatches(t, fmt.Sprint(name, access, settings), split(name, more), want, want.Sequence.Batch().Bytes())
-			}
-		}
-	}
-}
-
-// An index of documents is part of the data that a mount serves, in every format.
-func TestDocumentsOfFormats(t *testing.T) {
-	dir := library(t)
-	t.Chdir(t.TempDir())
-	read := func(name string) []byte {
-		raw, err := os.ReadFile(filepath.Join(dir, name))
-		must(t, err)
-		return raw
-	}
-	testfiles.Write(t, map[string]string{"a.bin": string(read("a.bin")), "a.bin.index": string(read("a.ds.index"))})
-	const settings = "[batch]\nbatch_size = 5\nblock_size = 9\ndocuments = true\n[splits.a]\ntokens = '%s'"
-	want := mustOpen(t, fmt.Sprintf(settings, "a.bin"))[0]
-	for _, name := range []string{"a_text_document.bin", "a.ds"} {
-		got := mustOpen(t, fmt.Sprintf(settings, filepath.Join(dir, name)))[0]
-		sameBatches(t, name, got, want, want.Sequence.Batch().Bytes())
-	}
-	var files []string
-	for b := range want.blobs() {
-		files = append(files, b.Path())
-	}
-	if !slices.Equal(files, []string{abs(t, "a.bin"), abs(t, "a.bin.index")}) {
-		t.Errorf("files %s", files)
-	}
 }
 
 // Typical mistakes get a helpful error.

@@ -90,18 +90,6 @@ func TestManySequences(t *testing.T) {
 	}
 }
 
-func BenchmarkText(b *testing.B) {
-	var names []string
-	for i := range maxSequences {
-		names = append(names, fmt.Sprintf("train/seed=%d", i))
-	}
-	shared := newShared(b, names...)
-	b.ReportAllocs()
-	for b.Loop() {
-		Text(shared)
-	}
-}
-
 // The alerts and the dashboard name no metric that there is not.
 func TestDeployedNames(t *testing.T) {
 	names := regexp.MustCompile(`batchfs_[a-z_]+`)

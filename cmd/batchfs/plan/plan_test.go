@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -107,23 +105,6 @@ func TestSources(t *testing.T) {
 	checkNear(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
 	corpus := []string{"--tokens", "1G", "--set", "store.cache_bytes=0"}
 	checkNear(t, "requests of 100 epochs", planned(t, append(corpus, "--epochs", "100")...).HostRequests, 50*planned(t, append(corpus, "--epochs", "2")...).HostRequests)
-}
-
-// The table and the charts show the same estimate.
-func TestPrint(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "plan.svg")
-	out, err := runPlan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
-		"--requests", "2", "--set", "batch.order=shuffle", "--plot", path)
-	testfiles.NoError(t, err)
-	for _, word := range []string{"9G tokens, 18.0 GB in 9 objects", "first epoch: bytes a second, peak", "Epochs of each source", "books", "█",
-		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts together send", "--requests is 2", "shuffle_block", "not ok: if all hosts mount at once"} {
-		if !strings.Contains(out, word) {
-			t.Errorf("the output lacks %q:\n%s", word, out)
-		}
-	}
-	if svg, err := os.ReadFile(path); err != nil || !bytes.Contains(svg, []byte("From the store")) {
-		t.Errorf("the chart: %v", err)
-	}
 }
 
 // Errors name the flag or key, the value, and what it must be.

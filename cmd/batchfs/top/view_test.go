@@ -1,7 +1,6 @@
 package top
 
 import (
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -99,25 +98,5 @@ func TestScreen(t *testing.T) {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
-	}
-}
-
-// The model keeps a minute, and scrolls no further than its last line.
-func TestModel(t *testing.T) {
-	second := 0
-	m := &model{history: map[string][]float64{}, width: 80, height: 5, poll: func() (*frame, error) {
-		second++
-		return &frame{time.Unix(int64(second), 0), []*Mount{{Mountpoint: "/m", State: "serving", Processes: []metrics.Process{{Name: "worker"}},
-			Sequences: []*SequenceStats{{Name: "train", Batches: uint64(10 * second)}}}}}, nil
-	}}
-	for range 100 {
-		f, _ := m.poll()
-		m.add(f)
-	}
-	if h := m.history["/m\x00train"]; len(h) != inHistory || h[0] != 10 || len(m.frames) != inWindow {
-		t.Errorf("%d in history, %d frames: %v", len(h), len(m.frames), h)
-	}
-	if v := m.View(); !v.AltScreen || strings.Count(v.Content, "\n") != 3 && strings.Count(v.Content, "\n") != 4 {
-		t.Errorf("%q", fmt.Sprint(v.Content))
 	}
 }

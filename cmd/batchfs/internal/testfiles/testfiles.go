@@ -9,15 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"batchfs/internal/testwait"
 )
 
 // NoError ends the test at an error.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var NoError = testwait.NoError
 
 // Write writes files by their names, and makes their directories.
 func Write(t testing.TB, files map[string]string) {
