@@ -3,7 +3,6 @@ package sampler
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -34,26 +33,6 @@ func mixtures() [][]float64 {
 		list = append(list, weights)
 	}
 	return list
-}
-
-func TestMixtureShares(t *testing.T) {
-	for _, test := range []struct {
-		weights []float64
-		want    []int
-	}{
-		{[]float64{5}, []int{1}},
-		{[]float64{0.7, 0.2, 0.1}, []int{7, 2, 1}},
-		{[]float64{0.1, 0.2}, []int{1, 2}}, // their sum in binary is not 0.3
-		{[]float64{0.98, 0.01, 0.01}, []int{98, 1, 1}},
-		{[]float64{1e300, 3e300}, []int{1, 3}},
-		{[]float64{1048575, 1}, []int{1048575, 1}},
-		{[]float64{9035582489, 1234567}, []int{1048433, 143}},
-		{[]float64{1000000, 1000000, 97154}, []int{500000, 499999, 48577}}, // equal remainders
-	} {
-		if got, err := apportion(test.weights); !slices.Equal(got, test.want) {
-			t.Errorf("%v: shares %v, error %v, want %v", test.weights, got, err, test.want)
-		}
-	}
 }
 
 // The rows of each source never deviate from its quota by a whole row, and have no gaps. rowOf
