@@ -34,6 +34,23 @@ RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
+# An awk program that lists the comment lines wider than 100 columns, with a tab every 4,
+# and fails if there are any. It removes string literals, which may contain // and #.
+define WIDE_COMMENTS
+{
+	line = $$0
+	gsub(/[\200-\277]/, "", line) # counts a character of UTF-8 as one
+	while (i = index(line, "\t")) sub(/\t/, substr("    ", (i - 1) % 4 + 1), line)
+}
+{ code = $$0; gsub(/"([^"\\]|\\.)*("|$$)|'([^'\\]|\\.)*('|$$)|`[^`]*(`|$$)/, "literal", code) }
+length(line) > 100 && code ~ (FILENAME ~ /\.go$$/ ? "(^|[ \t])//" : "(^|[ \t])#") {
+	print FILENAME ":" FNR ": a comment wider than 100 columns"
+	wide = 1
+}
+END { exit wide }
+endef
+export WIDE_COMMENTS
+
 .PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare wheel recipes release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux.
@@ -80,6 +97,7 @@ soak:
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
+	@git ls-files '*.go' '*.py' | grep -v testdata | LC_ALL=C xargs awk "$$WIDE_COMMENTS"
 	@.ci/setup test
 	go vet ./...
 	go run $(STATICCHECK) ./...
