@@ -1,5 +1,5 @@
-// Package test checks the source as a whole: its imports, and what README and the pages say to type. The packages below it mount the built
-// program and read it as users do.
+// Package test checks the source as a whole: imports, the commands in README.md and docs, and
+// releases. The packages below it mount the built program and read it as users do.
 package test
 
 import (
@@ -12,9 +12,9 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Imports point one way, and each outside package enters in one place.
+// Imports point one way, and each third-party module is imported in one place.
 func TestImports(t *testing.T) {
-	allowed := map[string][]string{ // what each package may import of ours
+	allowed := map[string][]string{ // what each package may import from this module
 		"internal/clock":      nil,
 		"internal/eintr":      nil,
 		"internal/failpoint":  nil,
@@ -68,7 +68,7 @@ func TestImports(t *testing.T) {
 			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/jsontext", "internal/printable",
 			"internal/process", "sampler"},
 	}
-	home := map[string][]string{ // where the packages of an outside module enter
+	home := map[string][]string{ // packages that import a third-party module
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
@@ -88,65 +88,66 @@ func TestImports(t *testing.T) {
 		"github.com/spf13":               {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
 	}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
-		of := strings.Fields(line)
-		pkg := strings.TrimPrefix(of[0], "batchfs/")
+		fields := strings.Fields(line)
+		pkg := strings.TrimPrefix(fields[0], "batchfs/")
 		imports, known := allowed[pkg]
 		if !known && pkg != "test" && !strings.HasPrefix(pkg, "test/") {
-			t.Errorf("this table does not say what %s may import", pkg)
+			t.Errorf("the table of this test lacks %s", pkg)
 		}
 		if !known {
 			continue
 		}
-		for _, imported := range of[1:] {
+		for _, imported := range fields[1:] {
 			if ours, ok := strings.CutPrefix(imported, "batchfs/"); ok {
 				if !slices.Contains(imports, ours) {
-					t.Errorf("%s imports %s", pkg, ours)
+					t.Errorf("%s imports %s, want only %q", pkg, ours, imports)
 				}
 				continue
 			}
 			if !strings.Contains(imported, ".") || strings.HasPrefix(imported, "golang.org/x/sys/") {
 				continue
 			}
-			var at []string
+			var importers []string
 			for module, packages := range home {
 				if strings.HasPrefix(imported+"/", module+"/") {
-					at = packages
+					importers = packages
 				}
 			}
-			if !slices.Contains(at, pkg) {
-				t.Errorf("%s imports %s, which enters in %q", pkg, imported, at)
+			if !slices.Contains(importers, pkg) {
+				t.Errorf("%s imports %s, want that only in %q", pkg, imported, importers)
 			}
 		}
 	}
 }
 
-// Only what serves a mount depends on the kernel's protocol: package dataset must build without it.
+// Only packages that serve a mount depend on FUSE. Package dataset, for instance, builds without
+// it.
 func TestWhatDependsOnFUSE(t *testing.T) {
 	serves := []string{"batchfs/fs", "batchfs/fs/guard", "batchfs/cmd/batchfs"}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "batchfs/...")) {
 		pkg, dependencies, _ := strings.Cut(line, " ")
 		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) && !strings.HasPrefix(pkg, "batchfs/test/") {
-			t.Errorf("%s has go-fuse among its dependencies", pkg)
+			t.Errorf("%s depends on go-fuse, want that only of %q", pkg, serves)
 		}
 	}
 }
 
-// The files of a mount do not call the guard around them: they use a type of its package, and a pure function.
+// Package fs does not call the guard around it. It uses only two types of package guard.
 func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")
 	for line := range strings.Lines(out) {
 		if _, used, _ := strings.Cut(strings.TrimSpace(line), ":"); used != "guard.Cost" && used != "guard.Pages" {
-			t.Errorf("%s", line)
+			t.Errorf("%s: want only guard.Cost and guard.Pages", strings.TrimSpace(line))
 		}
 	}
 }
 
-// Nothing ends the process but the command.
+// Only the command ends the process.
 func TestOneExit(t *testing.T) {
 	out, _, _ := e2e.Try(t, "grep", "-rnE", `os\.Exit|log\.Fatal|syscall\.Exit|unix\.Exit`, "--include=*.go", "--exclude=*_test.go", "..")
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, "../cmd/batchfs/main.go:") && !strings.HasPrefix(line, "../test/") {
-			t.Errorf("%s", line)
+			t.Errorf("%s: want an exit only in cmd/batchfs/main.go", strings.TrimSpace(line))
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 
-// pages are README and the pages of docs, in the order in which README names them.
+// pages returns README and the pages of docs, in the order in which README links them.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
 	paths = []string{"README.md"}
@@ -27,10 +27,10 @@ func pages(t *testing.T) (paths []string) {
 	return paths
 }
 
-// link matches a link of Markdown to a file, or to a heading of one.
+// link matches a Markdown link to a file or to a heading in one.
 var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 
-// blocksOf are the blocks of code of a page for a mountpoint, each its language and the code.
+// blocksOf returns the code blocks of a page as language and code, with the given mountpoint.
 func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
 	t.Helper()
 	text := e2e.ReadPage(t, page)
@@ -42,13 +42,14 @@ func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
 
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
 
-// lacksLibrary reports whether code of a page imports what is not installed here.
+// lacksLibrary reports whether code of a page imports a library that is not installed here.
 func lacksLibrary(code string) bool {
 	m := library.FindStringSubmatch(code)
 	return m != nil && exec.Command(e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
-// What a page says to type works, in the order in which it says so. CI runs README's make commands.
+// The commands on the pages work, in the order in which the pages list them. CI runs README's make
+// commands.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -86,14 +87,14 @@ func TestREADME(t *testing.T) {
 			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
 				"PYTHONPATH="+python, "PYTHONDONTWRITEBYTECODE=1")
 			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
+				t.Fatalf("%s: %v in the block\n%s\nwhich prints\n%s", page, err, code, out)
 			}
 		}
 		e2e.NotMounted(t, mountpoint)
 	}
 }
 
-// The demo prints what README shows, except for figures and the curve.
+// The demo prints the lines that README shows, except for figures and the curve.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -112,22 +113,19 @@ func TestDemo(t *testing.T) {
 	stable := func(text string) string {
 		return regexp.MustCompile(`[0-9.]+|[ ▁▂▃▄▅▆▇█·]+`).ReplaceAllString(text, "")
 	}
-	shown := regexp.MustCompile("(?s)```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
-	for line := range strings.Lines(shown) {
+	example := regexp.MustCompile("(?s)```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
+	for line := range strings.Lines(example) {
 		if !strings.Contains(stable(out), stable(line)) {
-			t.Errorf("README shows %q, and the demo prints no such line:\n%s", line, out)
+			t.Errorf("README shows the line %q, which the demo does not print:\n%s", line, out)
 		}
 	}
 }
 
-// README is read in two screens, names every page of docs, and no link of a page leads nowhere.
+// README names every page of docs, and every link on a page leads to a file or a heading.
 func TestPages(t *testing.T) {
-	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
-		t.Errorf("README has %d lines", n)
-	}
-	all := e2e.Must(filepath.Glob("../docs/*.md"))(t)
-	if named := pages(t); len(named) != len(all)+1 {
-		t.Errorf("README names %s, and docs has %s", named, all)
+	paths := e2e.Must(filepath.Glob("../docs/*.md"))(t)
+	if listed := pages(t); len(listed) != len(paths)+1 {
+		t.Errorf("README links %s, want all of %s", listed, paths)
 	}
 	headings := regexp.MustCompile("(?m)^#+ (.*)$")
 	anchor := regexp.MustCompile("[^a-z0-9 -]")
@@ -138,17 +136,17 @@ func TestPages(t *testing.T) {
 				path = filepath.Join(filepath.Dir(page), link[1])
 			}
 			if _, err := os.Stat(filepath.Join("..", path)); err != nil {
-				t.Errorf("%s: %v", page, err)
+				t.Errorf("broken link on page %s: %v", page, err)
 				continue
 			}
-			found := link[2] == ""
-			if !found {
+			exists := link[2] == ""
+			if !exists {
 				for _, h := range headings.FindAllStringSubmatch(e2e.ReadPage(t, path), -1) {
-					found = found || "#"+strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == link[2]
+					exists = exists || "#"+strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == link[2]
 				}
 			}
-			if !found {
-				t.Errorf("%s: %s has no heading for %s", page, path, link[2])
+			if !exists {
+				t.Errorf("broken link on page %s: %s has no heading %s", page, path, link[2])
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// copyOfSource is a repository with one commit, of the files that are tracked here.
+// copyOfSource returns a new repository with one commit of the tracked files.
 func copyOfSource(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -21,29 +21,30 @@ func copyOfSource(t *testing.T) string {
 	return dir
 }
 
-// CHANGELOG has the coming version on top, and a tag with another version than it has is no release.
+// CHANGELOG begins with the coming version, and a tag with any other version cannot be released.
 func TestReleaseVersion(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^## (.*)$`).FindStringSubmatch(e2e.ReadPage(t, "CHANGELOG.md"))[1]
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+( \(unreleased\))?$`).MatchString(version) {
-		t.Errorf("CHANGELOG.md begins with %q", version)
+		t.Errorf("CHANGELOG.md begins with version %q, want N.N.N or N.N.N (unreleased)", version)
 	}
 	number, _, _ := strings.Cut(version, " ")
-	e2e.Contains(t, "the version of a build without a tag", string(e2e.ReadPage(t, "cmd/batchfs/main.go")), fmt.Sprintf(`"v%s-dev"`, number))
+	e2e.Contains(t, "the version of a build without a tag", e2e.ReadPage(t, "cmd/batchfs/main.go"), fmt.Sprintf(`"v%s-dev"`, number))
 	dir := copyOfSource(t)
 	e2e.Run(t, "git", "-C", dir, "tag", "v98.7.6")
 	_, stderr, err := e2e.Try(t, filepath.Join(dir, "deploy/release/release"))
 	if err == nil {
-		t.Error("a tag that CHANGELOG.md does not have is released")
+		t.Error("release succeeds with a tag that CHANGELOG.md lacks")
 	}
-	e2e.Contains(t, "release", stderr, `head it with "## 98.7.6"`)
+	e2e.Contains(t, "standard error of release", stderr, `head it with "## 98.7.6"`)
 }
 
-// The packages' configuration is one that nfpm takes. They need fuse3, and a version before a release is less than that.
+// nfpm accepts the configuration of the packages. They depend on fuse3, and the version of a build
+// before a release is lower than the release.
 func TestPackages(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	nfpm := regexp.MustCompile(`(?m)^nfpm=(\S+)$`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/release"))[1]
 	if _, stderr, err := e2e.Try(t, "go", "run", nfpm, "--version"); err != nil {
-		e2e.Lack(t, "no %s: %v\n%s", nfpm, err, stderr)
+		e2e.SkipOrFail(t, "no %s: %v\n%s", nfpm, err, stderr)
 	}
 	dir := t.TempDir()
 	e2e.NoError(t, os.MkdirAll(filepath.Join(dir, "usr/bin"), 0o755))
@@ -53,27 +54,28 @@ func TestPackages(t *testing.T) {
 		cmd.Dir = "../deploy/release"
 		cmd.Env = append(os.Environ(), "ARCH=amd64", "VERSION=1.2.3~dev0", "TREE="+filepath.Join(dir, "usr"))
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("packaging %s: %v\n%s", packager, err, out)
 		}
 	}
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip(err)
 	}
-	says := e2e.Run(t, "dpkg-deb", "--field", filepath.Join(dir, "batchfs.deb"), "Version", "Depends")
-	e2e.Equal(t, "the package of Debian", says, "Version: 1.2.3~dev0\nDepends: fuse3\n")
+	fields := e2e.Run(t, "dpkg-deb", "--field", filepath.Join(dir, "batchfs.deb"), "Version", "Depends")
+	e2e.Equal(t, "fields of the Debian package", fields, "Version: 1.2.3~dev0\nDepends: fuse3\n")
 	e2e.Run(t, "dpkg", "--compare-versions", "1.2.3~dev0", "lt", "1.2.3")
 }
 
-// The module builds under the path of a home, and nothing imports it by the old one.
+// After move-module, the module builds under its new path, and no package is imported by the old
+// one.
 func TestMoveModule(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := copyOfSource(t)
 	e2e.Run(t, filepath.Join(dir, "deploy/release/move-module"), "example.org/team/batchfs")
 	e2e.Run(t, "go", "build", "-C", dir, "-o", filepath.Join(dir, "batchfs"), "./cmd/batchfs")
 	for imported := range strings.FieldsSeq(e2e.Run(t, "go", "list", "-C", dir, "-test", "-deps", "./...")) {
 		if strings.HasPrefix(imported, "batchfs/") {
-			t.Errorf("%s is imported", imported)
+			t.Errorf("%s is imported by the old path", imported)
 		}
 	}
-	e2e.Equal(t, "files that are not formatted", e2e.Run(t, "gofmt", "-l", dir), "")
+	e2e.Equal(t, "files that gofmt would change", e2e.Run(t, "gofmt", "-l", dir), "")
 }

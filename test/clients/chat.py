@@ -1,8 +1,9 @@
-"""Makes conversations, and the tokens that tokenizers makes of them: chat.py TOKENIZER CONFIG N DIR.
+"""Writes random conversations and their tokens: chat.py TOKENIZER CONFIG N DIR
 
-DIR/chat.jsonl gets a line for each of N conversations, cut into turns: what the chat template of CONFIG, a tokenizer_config.json, renders for
-each message. DIR/want gets the tokens of each whole conversation (train.bin), 1 for those that begin in a turn of the assistant
-(train.mask.bin), and how many there are up to the end of each conversation (train.bin.index).
+DIR/chat.jsonl has one line per conversation, with its turns: the text that the chat template in
+CONFIG (a tokenizer_config.json) renders for each message. DIR/want has what Hugging Face tokenizers
+makes of the whole conversations: the tokens (train.bin), a mask that is 1 for tokens of the
+assistant (train.mask.bin), and the end of each conversation (train.bin.index).
 """
 import json
 import os
@@ -57,12 +58,13 @@ def refuse(message):
     raise ValueError(message)
 
 
-environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as in transformers
+# The same environment as in transformers.
+environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 environment.filters["tojson"] = lambda x, **_: json.dumps(x, ensure_ascii=False)
 environment.globals["raise_exception"] = refuse
 plain = environment.from_string(config["chat_template"])
 marked, marks = re.subn(r"(for message in \w*messages -?%})", r'\1{{ "\\0" ~ message.role ~ "\\0" }}', config["chat_template"])
-assert marks == 1, marks
+assert marks == 1, f"the template has {marks} loops over the messages, want 1"
 marked = environment.from_string(marked)
 names = {key: config[key] for key in ("bos_token", "eos_token") if config.get(key)}
 
@@ -73,16 +75,16 @@ with open(os.path.join(out, "chat.jsonl"), "w") as lines:
         whole = plain.render(given)
         before, *turns = re.split("\0(.*?)\0", marked.render(given))
         turns = [("", before), *zip(turns[::2], turns[1::2])]
-        assert "".join(t for _, t in turns) == whole
+        assert "".join(t for _, t in turns) == whole, "the turns are not the whole conversation"
         json.dump({"turns": [{"role": role, "text": t} for role, t in turns]}, lines)
         lines.write("\n")
 
-        of = np.repeat([role == "assistant" for role, _ in turns], [len(t) for _, t in turns])  # each character
+        by_assistant = np.repeat([role == "assistant" for role, _ in turns], [len(t) for _, t in turns])
         encoding = tokenizer.encode(whole, add_special_tokens=False)
         for token, (begin, end) in zip(encoding.ids, encoding.offsets):
-            assert of[begin] == of[end - 1], (whole, begin, end)  # no token is of two turns, one of them the assistant's
+            assert by_assistant[begin] == by_assistant[end - 1], f"a token crosses turns at {begin}: {whole!r}"
             tokens.append(token)
-            mask.append(of[begin])
+            mask.append(by_assistant[begin])
         ends.append(len(tokens))
 
 want = os.path.join(out, "want")

@@ -1,8 +1,8 @@
 /* crowd N BYTES PATH...
  *
- * Each of N threads opens one of the paths and reads its first BYTES with one pread(2), again and again, until standard input
- * ends. What the page cache has of the file is dropped after each read. Prints "ready" when all have opened their files, and
- * "<reads> <failed>" at the end. A thread that got an error goes on.
+ * Starts N threads. Each opens one of the paths and reads its first BYTES with pread(2) until standard
+ * input ends; after each read it drops the file from the page cache. Prints "ready" when all files are
+ * open, and "<reads> <failed>" at the end. A thread continues after an error.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@ static atomic_int started, opened, over;
 
 static void *reads(void *arg)
 {
-	/* One buffer for all: what it holds does not matter. */
+	/* All threads share a buffer, since its content is not used. */
 	char *buf = arg;
 	int fd = open(paths[atomic_fetch_add(&started, 1) % npaths], O_RDONLY);
 

@@ -1,7 +1,7 @@
-"""Compares a mount with reference.py, in random reads of every kind of file: differential.py SEQUENCES.json SEED READS
+"""Compares random reads of a mount with reference.py: differential.py SEQUENCES.json SEED READS
 
-SEQUENCES.json is a list of [directory in the mount, settings for reference.py]. A wrong byte is a line `MISMATCH FILE ...` and exit
-status 1, and a read that fails is a traceback.
+SEQUENCES.json is a list of [directory in the mount, settings for reference.py]. At the first wrong
+byte, the program prints `MISMATCH FILE ...` and exits with status 1.
 """
 
 import io
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from readers import copy_of, forget, until
+from readers import copy_of, drop_cache, read_range
 from reference import TYPES, Sequence
 
 HEADER = 4096
@@ -24,19 +24,19 @@ with open(sys.argv[1]) as f:
 chance = random.Random(int(sys.argv[2]))
 
 
-def check(file, want, got, at=0):
-    """Exits unless the bytes of a file from one on are those that they should be."""
+def check(file, want, got, offset=0):
+    """Ends the program if got, read from a file at an offset, differs from want."""
     want, got = bytes(want), bytes(got)
     if got == want:
         return
     wrong = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
-    print(f"MISMATCH {file} at byte {at + wrong}: {len(got)} bytes from {at} on, {got[wrong:][:8].hex()}... instead of "
-          f"{len(want)}, {want[wrong:][:8].hex()}...", flush=True)
+    print(f"MISMATCH {file} at byte {offset + wrong}: got {got[wrong:][:8].hex()}... ({len(got)} bytes from {offset}), "
+          f"want {want[wrong:][:8].hex()}... ({len(want)} bytes)", flush=True)
     os._exit(1)
 
 
 def header_of(data):
-    """The shape in the header of a .npy file."""
+    """Returns the shape that the header of a .npy file gives."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     return np.lib.format.read_array_header_1_0(file)[0]
@@ -53,35 +53,35 @@ class Directory:
         self.main = [name for name in ("x", "y", "tokens", "rows") if name in arrays]
         self.beside = [name for name in arrays if name not in self.main]
         self.shape = (*[2] * (len(self.main) - 1), *arrays[self.main[0]].shape)
-        # bfloat16 has no dtype of its own in NumPy, and so not in a .npy file, but in a .safetensors file.
+        # NumPy has no bfloat16, so a .npy file stores it as uint16; a .safetensors file names it.
         s = self.sequence
         stored = {b["name"]: b.get("dtype", "uint16") for b in (s.sources or [{"arrays": s.arrays}])[0].get("arrays", [])}
         stored |= dict.fromkeys(self.main, s.token_dtype if s.dtype == "native" else s.dtype)
         self.tensor_types = {name: TENSOR_TYPES.get(stored.get(name)) or TENSOR_TYPES[arrays[name].dtype.name] for name in arrays}
-        self.kept = None
+        self.next_fd = None
 
     def raw(self, k, name=None):
-        """The bytes of the main arrays of batch k, or of one array."""
+        """Returns the bytes of the main arrays of batch k, or of the array with a name."""
         arrays = self.arrays_of(k)[1]
         return b"".join(arrays[n].tobytes() for n in ([name] if name else self.main))
 
     def tensors(self, k):
-        """All arrays of batch k, as content has those of a .safetensors file."""
+        """Returns the bytes of all arrays of batch k, sorted by name."""
         return b"".join(self.raw(k, name) for name in sorted(self.tensor_types))
 
-    def span(self, at, size, name=None):
-        """What batches.bin holds from byte at on, or batches.<name>.npy behind its header."""
+    def span(self, offset, size, name=None):
+        """Returns bytes of batches.bin, or of batches.<name>.npy after its header."""
         one = len(self.raw(0, name))
-        first, last = at // one, -(-(at + size) // one)
-        return b"".join(self.raw(k, name) for k in range(first, last))[at - first * one:][:size]
+        first, last = offset // one, -(-(offset + size) // one)
+        return b"".join(self.raw(k, name) for k in range(first, last))[offset - first * one:][:size]
 
     def content(self, name, data):
-        """The raw bytes of what is in a file of that name, whose header must say what it holds."""
+        """Checks the header of a file, and returns the bytes of its arrays."""
         if name.endswith(".npy"):
             array = np.load(io.BytesIO(data))
             one = name.split(".")[1]
-            of = self.arrays_of(0)[1][one] if one in self.beside else np.empty(self.shape, self.sequence.type)
-            check(f"{self.path}/{name}", repr((of.shape, of.dtype.str)).encode(), repr((array.shape, array.dtype.str)).encode())
+            like = self.arrays_of(0)[1][one] if one in self.beside else np.empty(self.shape, self.sequence.type)
+            check(f"{self.path}/{name}", repr((like.shape, like.dtype.str)).encode(), repr((array.shape, array.dtype.str)).encode())
             return array.tobytes()
         if name.endswith(".safetensors"):
             begin, arrays = 8 + int.from_bytes(data[:8], "little"), self.arrays_of(0)[1]
@@ -97,13 +97,16 @@ class Directory:
         with open(f"{self.path}/cursor") as f:
             return int(f.read())
 
-    def took(self, name, data, low, high):
-        """Checks a batch of next, whose number is about from low to high: only of a seek or of failed reads it is not within."""
-        of, data = self.tensors if name.endswith("safetensors") else self.raw, self.content(name, bytes(data))
+    def check_next(self, name, data, low, high):
+        """Checks that data, read from next, is a batch with a number of about low to high.
+
+        After a seek or a failed read, the number may be outside of that range.
+        """
+        expected, data = self.tensors if name.endswith("safetensors") else self.raw, self.content(name, bytes(data))
         for k in (*range(low, high + 1), *range(low - 1, max(low - 64, -1), -1), *range(high + 1, high + 64)):
-            if of(k) == data:
+            if expected(k) == data:
                 return
-        check(f"{self.path}/{name}, of number {low} to {high}", of(low), data)
+        check(f"{self.path}/{name}, batch {low} to {high}", expected(low), data)
 
     def next(self):
         name = chance.choice(["next", "next.npy", "next.safetensors"])
@@ -117,25 +120,25 @@ class Directory:
             if chance.random() < 0.5:
                 chance.shuffle(pieces)
             for begin, end in pieces:
-                piece = until(fd, begin, end - begin)
+                piece = read_range(fd, begin, end - begin)
                 if len(piece) != end - begin:
                     check(f"{self.path}/{name}", bytes(end - begin), piece, begin)
                 data[begin:end] = piece
         finally:
             os.close(fd)
-        self.took(name, data, low, self.cursor())
+        self.check_next(name, data, low, self.cursor())
 
-    def next_kept(self):
-        if self.kept is None:
-            self.kept = os.open(f"{self.path}/next", os.O_RDONLY)
+    def next_kept_open(self):
+        if self.next_fd is None:
+            self.next_fd = os.open(f"{self.path}/next", os.O_RDONLY)
         low = self.cursor()
         try:
-            data = until(self.kept, 0, self.size)
+            data = read_range(self.next_fd, 0, self.size)
         except OSError:
-            os.close(self.kept)
-            self.kept = None
+            os.close(self.next_fd)
+            self.next_fd = None
             raise
-        self.took("next", data, low, self.cursor())
+        self.check_next("next", data, low, self.cursor())
 
     def numbered(self):
         far = 3000 if self.sequence.order.startswith("torch") else 2**40
@@ -148,11 +151,11 @@ class Directory:
             want = self.tensors(k) if name.endswith("safetensors") else self.raw(k)
         with open(f"{self.path}/{name}", "rb", buffering=0) as f:
             if chance.random() < 0.3:
-                forget(f.fileno())
-            data = until(f.fileno(), 0, 1 << 30)
+                drop_cache(f.fileno())
+            data = read_range(f.fileno(), 0, 1 << 30)
             check(f"{self.path}/{name}", want, self.content(name, bytes(data)))
-            at = chance.randrange(len(data))
-            check(f"{self.path}/{name}", data[at:at + 1000], until(f.fileno(), at, 1000), at)
+            offset = chance.randrange(len(data))
+            check(f"{self.path}/{name}", data[offset:offset + 1000], read_range(f.fileno(), offset, 1000), offset)
 
     def origins(self):
         k = chance.randrange(3000)
@@ -170,27 +173,27 @@ class Directory:
         name = f"batches.{array}.npy" if array else chance.choice(["batches.bin", "batches.npy"])
         header = HEADER if name.endswith("npy") else 0
         one = len(self.raw(0, array))
-        at = chance.randrange(self.steps * one)
-        size = min(chance.choice([1, 100, 5000, one, 3 * one]), self.steps * one - at)
+        offset = chance.randrange(self.steps * one)
+        size = min(chance.choice([1, 100, 5000, one, 3 * one]), self.steps * one - offset)
         fd = os.open(f"{self.path}/{name}", os.O_RDONLY)
         try:
             if header:
                 shape = self.arrays_of(0)[1][array].shape if array else self.shape
-                check(f"{self.path}/{name}: shape", repr((self.steps, *shape)).encode(), repr(header_of(until(fd, 0, HEADER))).encode())
+                check(f"{self.path}/{name}: shape", repr((self.steps, *shape)).encode(), repr(header_of(read_range(fd, 0, HEADER))).encode())
             check(f"{self.path}/{name}: size", b"%d" % (header + self.steps * one), b"%d" % os.fstat(fd).st_size)
-            forget(fd)
+            drop_cache(fd)
             if chance.random() < 0.5:
-                data = until(fd, header + at, size)
+                data = read_range(fd, header + offset, size)
             else:
                 with mmap.mmap(fd, 0, flags=chance.choice([mmap.MAP_SHARED, mmap.MAP_PRIVATE]), prot=mmap.PROT_READ) as view:
-                    with memoryview(view) as whole, whole[header + at:][:size] as part:
+                    with memoryview(view) as whole, whole[header + offset:][:size] as part:
                         data = copy_of(part)
         finally:
             os.close(fd)
-        check(f"{self.path}/{name}", self.span(at, size, array), data, header + at)
+        check(f"{self.path}/{name}", self.span(offset, size, array), data, header + offset)
 
 
 directories = [Directory(path, settings) for path, settings in described]
-ways = [Directory.next, Directory.next_kept, Directory.numbered, Directory.origins, Directory.batches]
+ways = [Directory.next, Directory.next_kept_open, Directory.numbered, Directory.origins, Directory.batches]
 for _ in range(int(sys.argv[3])):
     chance.choice(ways)(chance.choice(directories))

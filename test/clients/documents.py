@@ -1,10 +1,11 @@
-"""Batches with documents, recomputed from README.md ("Documents") with nothing but NumPy.
+"""Computes batches with documents as README.md ("Documents") describes them, with NumPy alone.
 
-    documents.py --make DIR SEED       token files, indexes of their documents, config.toml, and settings.json for --check: random ones
-    documents.py --check DIR MOUNT     compares batches of a mount of DIR/config.toml, byte for byte
-    documents.py --golden FILE         recomputes a golden file
+    documents.py --make DIR SEED       writes random token files, their document indexes,
+                                       config.toml, and settings.json for --check
+    documents.py --check DIR MOUNT     compares a mount of DIR/config.toml, byte by byte
+    documents.py --golden FILE         checks a golden file
 
-This is the yardstick for the Go code: never port from there to here.
+The Go code is tested against this program, so never port code from there to here.
 """
 
 import hashlib
@@ -18,20 +19,20 @@ import numpy as np
 
 from reference import Mixture, Source, U64, decimal, fnv1a, shuffled, uniform
 
-GROUP = 4096  # documents
+GROUP = 4096  # number of documents that are packed together
 NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
 
 
 def cut(begin, end, t):
-    """The pieces of a document, each a first token and a length."""
+    """Returns the pieces of a document, each a (first token, length)."""
     if end - begin <= t + 1:
         return [(begin, end - begin)]
     return [(at, min(t + 1, end - at)) for at in range(begin, end - 1, t)]
 
 
 def pack(pieces, slots):
-    """Best fit decreasing: rows, each a list of pieces."""
-    rows, rooms = [], {}  # rooms: the rows with so much room, that which was changed last at the end
+    """Packs pieces into rows of a number of slots, by best fit decreasing."""
+    rows, rooms = [], {}  # rooms: free slots to rows, the most recently changed row last
     for piece in sorted(pieces, key=lambda piece: -piece[1]):
         room = min((r for r in rooms if r >= piece[1] and rooms[r]), default=None)
         if room is None:
@@ -45,7 +46,7 @@ def pack(pieces, slots):
 
 
 def rows_of(kind, ends, t):
-    """All rows of a source, and how many groups of documents it has."""
+    """Returns all rows of a source and its number of document groups."""
     begins, rows = [0, *ends[:-1]], []
     for g in range(0, len(ends), GROUP):
         documents = [cut(b, e, t) for b, e in zip(begins[g:g + GROUP], ends[g:g + GROUP])]
@@ -85,7 +86,10 @@ class Sequence:
             self.each.append(one)
 
     def row(self, s):
-        """The source of global row s, and for each of its T+1 places a position, or -1, and the number of its document or piece."""
+        """Returns the source of global row s, and arrays of positions and documents of its tokens.
+
+        Padding has position -1. In packed rows, the array counts pieces instead of documents.
+        """
         t = self.block_size
         i, s = self.mixture.place(s)
         source = self.each[i]
@@ -105,7 +109,7 @@ class Sequence:
         return i, places, piece
 
     def batch(self, k):
-        """The arrays of batch k by name."""
+        """Returns the arrays of batch k by name."""
         t, first = self.block_size, (k * self.world + self.rank) * self.batch_size
         rows = [self.row(s) for s in range(first, first + self.batch_size)]
         out = {}
@@ -155,16 +159,16 @@ def check(directory, mountpoint):
                 raw = f.read()
             begin = 8 + int.from_bytes(raw[:8], "little")
             header = {name: a for name, a in json.loads(raw[8:begin]).items() if name != "__metadata__"}
-            assert header.keys() == want.keys(), f"{path}: {sorted(header)}, want {sorted(want)}"
+            assert header.keys() == want.keys(), f"{path}: got arrays {sorted(header)}, want {sorted(want)}"
             for name, a in want.items():
                 at, end = header[name]["data_offsets"]
                 got = np.frombuffer(raw[begin + at:begin + end], a.dtype).reshape(header[name]["shape"])
                 if got.shape != a.shape or got.tobytes() != a.tobytes():
-                    sys.exit(f"{path}: {name} of batch {k} is\n{got}\nwant\n{a}\nof {settings}")
+                    sys.exit(f"{path}: batch {k}: {name}: got\n{got}\nwant\n{a}\nwith settings {settings}")
                 compared += 1
                 if name not in ("x", "y", "tokens") and k < 2**36:
                     alone = np.load(f"{path}/batch/{k}.{name}.npy")
-                    assert alone.dtype == a.dtype and alone.tobytes() == a.tobytes(), f"{path}/batch/{k}.{name}.npy"
+                    assert alone.dtype == a.dtype and alone.tobytes() == a.tobytes(), f"{path}/batch/{k}.{name}.npy: got {alone}, want {a}"
     print("compared", compared)
 
 
@@ -197,7 +201,7 @@ def make(directory, seed):
                 path = f"{directory}/{n}-{i}-{f}.bin"
                 count = 5000 if n == f == 0 else chance.randrange(1, 300)
                 lengths = [1 + int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
-                lengths[-1] += 70  # a window at least
+                lengths[-1] += 70  # at least one window
                 ends = np.cumsum(lengths)
                 np.array([chance.randrange(20) for _ in range(ends[-1])]).astype(NUMPY[token_dtype]).tofile(path)
                 ends.astype("<u8").tofile(path + ".index")

@@ -1,7 +1,8 @@
-"""nanogpt.py (DATA STATE GET_BATCH)...: draws weights and batches, and evaluates, in the order of nanoGPT's train.py, a run for each three.
+"""Trains a small model the way nanoGPT's train.py does: nanogpt.py (DATA STATE GET_BATCH)...
 
-Prints the batches that a small model sees and its losses. The state of the generator before the first batch goes to the file
-STATE. GET_BATCH, unless it is empty, is Python code that defines get_batch(split) in place of the one here.
+Each group of three arguments is one run, which prints hashes of its batches, and its losses. The
+run writes the state of PyTorch's generator before the first batch to the file STATE. GET_BATCH is
+Python code that may replace get_batch(split).
 """
 
 import hashlib
@@ -29,8 +30,8 @@ def run(data, state, code):
     defined = globals() | {"get_batch": own_batch}
     exec(code, defined)
 
-    def seen(split):
-        """A batch, after it was printed."""
+    def next_batch(split):
+        """Prints the hash of the next batch and returns the batch."""
         x, y = defined["get_batch"](split)
         assert x.shape == y.shape == (B, T)
         print(split, *(hashlib.sha256(a.contiguous().numpy()).hexdigest() for a in (x, y)))
@@ -40,21 +41,22 @@ def run(data, state, code):
         x, y = batch
         return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
-    batch = seen("train")
+    batch = next_batch("train")
     for step in range(steps):
         if step % eval_every == 0:
             with torch.no_grad():
                 for split in ("train", "val"):
-                    print(step, split, sum(loss(seen(split)).item() for _ in range(eval_iters)))
+                    print(step, split, sum(loss(next_batch(split)).item() for _ in range(eval_iters)))
         for _ in range(micro_steps):
-            now = loss(batch)
-            batch = seen("train")  # while the GPU computes
-            now.backward()
+            last = loss(batch)
+            batch = next_batch("train")  # nanoGPT reads it while the GPU computes
+            last.backward()
         with torch.no_grad():
-            for weight in model.parameters():  # to import PyTorch's optimizers takes as long as all the rest
+            # PyTorch's optimizers would take longer to import than everything else here takes.
+            for weight in model.parameters():
                 weight -= 1e-2 * weight.grad
                 weight.grad = None
-        print(step, now.item())
+        print(step, last.item())
 
 
 for data, state, code in zip(*[iter(sys.argv[1:])] * 3):

@@ -1,4 +1,4 @@
-"""nanogpt_train.py GET_BATCH: trains as nanoGPT's train.py does, with get_batch from a file that is written for its variables."""
+"""Trains the way nanoGPT's train.py does, with get_batch from a file: nanogpt_train.py GET_BATCH"""
 
 import os
 import sys

@@ -1,13 +1,13 @@
 /* reader PATH opens|looks N
  *
- * opens: opens and closes PATH N times. looks: looks up N names in the directory PATH that are not there, and
- * that no other run looked up, as the kernel remembers them.
+ * opens: opens and closes PATH N times. looks: looks up N missing names in the directory PATH. The names
+ * contain the process ID, because the kernel caches the names of earlier runs.
  *
  * reader PATH CHUNK MISALIGN [PASSES]
  *
- * Reads PATH from the start to the end PASSES times (default 1) through one descriptor, with pread(2) calls of
- * CHUNK bytes (0: of all that is left), into memory that begins MISALIGN bytes after a page boundary.
- * Prints `<bytes> <FNV-1a 64 of the content>` per pass. Exits 1 if a call fails or the size is not st_size.
+ * Reads PATH PASSES times (default 1) through one descriptor. Each pread(2) reads CHUNK bytes (0: the
+ * rest of the file) into memory that begins MISALIGN bytes after a page boundary. Prints
+ * `<bytes> <FNV-1a 64 of the content>` per pass. Exits with 1 if a call fails or the size is not st_size.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,14 +33,14 @@ static uint64_t fnv1a(const unsigned char *p, size_t n)
 	return h;
 }
 
-/* Returns how many bytes there are before end of file; stops early only when there are more than size. */
+/* Reads until the end of the file, or until it has more than size bytes, and returns their number. */
 static size_t read_all(int fd, unsigned char *buf, size_t size, size_t chunk)
 {
 	size_t total = 0;
 
 	while (total <= size) {
 		size_t left = size - total;
-		/* At st_size one byte more is asked for: end of file must answer. */
+		/* At st_size, asks for one more byte, to see that the file ends there. */
 		size_t want = chunk ? chunk : left ? left : 1;
 		ssize_t n = pread(fd, buf + total, want, (off_t)total);
 
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
 		die("fstat");
 	size_t size = (size_t)st.st_size;
 
-	/* The last call may ask for a whole chunk at st_size. */
+	/* The last call may request a whole chunk at st_size. */
 	void *page;
 	if (posix_memalign(&page, (size_t)sysconf(_SC_PAGESIZE), misalign + size + (chunk ? chunk : 1))) {
 		fprintf(stderr, "posix_memalign: out of memory\n");

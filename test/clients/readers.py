@@ -1,7 +1,7 @@
-"""Reads a file one particular way: readers.py METHOD PATH [ARG...]
+"""Reads a file in one of many ways: readers.py METHOD PATH [ARG...]
 
-Prints `<bytes> <sha256>` for every whole content read, as soon as it is read. Methods marked @or_errno
-print `errno NAME` when the file refuses them; any other error is a traceback and exit status 1.
+Prints `<bytes> <sha256>` after each complete read. Methods marked @or_errno print `errno NAME` if
+the file refuses them. Any other error ends the program with status 1.
 """
 
 import errno
@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-# The tests start this program hundreds of times. What takes long to import, a method imports itself.
+# Tests start this program hundreds of times, so only the methods that need a slow module import it.
 
 METHODS = {}
 
@@ -31,13 +31,13 @@ def or_errno(f):
         try:
             return f(*args)
         except OSError as e:
-            return "errno " + errno.errorcode.get(e.errno, str(e.errno))
+            return errno_line(e)
     return wrapped
 
 
 @contextmanager
 def opened(path):
-    """The descriptor and size of a file; os.open because Python's own file objects read ahead."""
+    """Opens a file with os.open, which doesn't read ahead, and yields its descriptor and size."""
     fd = os.open(path, os.O_RDONLY)
     try:
         yield fd, os.fstat(fd).st_size
@@ -46,7 +46,7 @@ def opened(path):
 
 
 def until_eof(read):
-    """Joins what read(offset) returns, called until it returns nothing."""
+    """Calls read(offset) until it returns nothing, and joins the results."""
     data = bytearray()
     while piece := read(len(data)):
         data += piece
@@ -54,10 +54,11 @@ def until_eof(read):
 
 
 def line(data):
+    """Returns the line that the program prints for data."""
     return f"{memoryview(data).nbytes} {hashlib.sha256(data).hexdigest()}"
 
 
-# The plain ways.
+# Simple reads.
 
 @method
 def read(path):
@@ -72,32 +73,32 @@ def readinto(path):
         rest = memoryview(data)
         while rest:
             n = f.readinto(rest)
-            assert n, f"end of file {len(rest)} bytes before st_size"
+            assert n, f"the file ends {len(rest)} bytes before st_size"
             rest = rest[n:]
-        assert f.read(1) == b"", "no end of file at st_size"
+        assert f.read(1) == b"", "the file does not end at st_size"
     return line(data)
 
 
 @method
 def pread(path):
     with opened(path) as (fd, _):
-        return line(until_eof(lambda at: os.pread(fd, 100003, at)))
+        return line(until_eof(lambda offset: os.pread(fd, 100003, offset)))
 
 
 @method
 def head_then_rest(path):
     with opened(path) as (fd, _):
-        return line(os.read(fd, 100) + until_eof(lambda at: os.read(fd, 65536)))
+        return line(os.read(fd, 100) + until_eof(lambda _: os.read(fd, 65536)))
 
 
 @method
 def rewind(path):
-    """What `file` and every format sniffer do: look at the head, start over."""
+    """Reads the head, then starts over, like file(1) and other programs that detect formats."""
     with opened(path) as (fd, _):
         head = os.read(fd, 100)
         os.lseek(fd, 0, os.SEEK_SET)
-        data = until_eof(lambda at: os.read(fd, 65536))
-    assert data[:100] == head, "other bytes after the rewind"
+        data = until_eof(lambda _: os.read(fd, 65536))
+    assert data[:100] == head, "the second read of the head got other bytes"
     return line(data)
 
 
@@ -108,9 +109,9 @@ def rewind(path):
 def sendfile(path):
     import tempfile
     with opened(path) as (fd, size), tempfile.TemporaryFile() as out:
-        at = 0
-        while n := os.sendfile(out.fileno(), fd, at, max(size - at, 1)):
-            at += n
+        offset = 0
+        while n := os.sendfile(out.fileno(), fd, offset, max(size - offset, 1)):
+            offset += n
         out.seek(0)
         return line(out.read())
 
@@ -142,7 +143,7 @@ def mmap_private(path):
     return mapped(path, mmap.MAP_PRIVATE)
 
 
-# NumPy. Of an .npy file its array's bytes are hashed: the content without the header.
+# NumPy. For a .npy file, the line is about its array, without the header.
 
 @method
 def fromfile(path):
@@ -156,8 +157,8 @@ def memmap(path):
     import numpy as np
     array = np.memmap(path, np.uint8, mode="r")
     digest = hashlib.sha256()
-    for at in range(0, array.size, 100003):
-        digest.update(array[at:at + 100003])
+    for begin in range(0, array.size, 100003):
+        digest.update(array[begin:begin + 100003])
     return f"{array.nbytes} {digest.hexdigest()}"
 
 
@@ -176,29 +177,29 @@ def npload_mmap(path):
 
 @method
 def each(path, *names):
-    """One method after the other, in this one process."""
+    """Calls several methods, one after another."""
     for name in names:
         yield METHODS[name](path)
 
 
-# Many reads; of `next`, each is another batch.
+# Many reads. Each read of `next` gets another batch.
 
 @method
 def pread_kept(path, n):
-    """One open, n whole reads."""
+    """Opens the file once and reads it n times."""
     with opened(path) as (fd, size):
         for _ in range(int(n)):
             data = os.pread(fd, size, 0)
             while len(data) < size:
                 piece = os.pread(fd, size - len(data), len(data))
-                assert piece, f"end of file {size - len(data)} bytes before st_size"
+                assert piece, f"the file ends {size - len(data)} bytes before st_size"
                 data += piece
             yield line(data)
 
 
 @method
 def numbers(path, n):
-    """n opens with one read each; run by many processes at once."""
+    """Opens the file n times and reads it once each time."""
     for _ in range(int(n)):
         with opened(path) as (fd, size):
             yield line(os.read(fd, size))
@@ -206,7 +207,7 @@ def numbers(path, n):
 
 @method
 def next_threads(path, threads, n):
-    """Threads that share one open file, n reads each."""
+    """Lets several threads read one open file n times each."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier
     threads, n = int(threads), int(n)
@@ -220,17 +221,17 @@ def next_threads(path, threads, n):
 
 
 def pread_unaligned(fd, size):
-    """One pread into memory that begins in the middle of a page, for which the kernel sends a request more."""
+    """Reads into memory not aligned to a page, for which the kernel sends one more request."""
     whole = mmap.mmap(-1, size + 4096)
     part = memoryview(whole)[100:100 + size]
     n = os.preadv(fd, [part], 0)
-    assert n == size, f"{n} bytes"
+    assert n == size, f"got {n} bytes, want {size}"
     return line(part)
 
 
 @method
 def unaligned_threads(path, threads, n):
-    """Threads that share one open file, n reads each."""
+    """Lets several threads read one open file n times each."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier
     threads, n = int(threads), int(n)
@@ -245,7 +246,7 @@ def unaligned_threads(path, threads, n):
 
 @method
 def unaligned_forks(path, processes, n):
-    """Processes that share one open file, n reads each."""
+    """Lets several processes read one open file n times each."""
     with opened(path) as (fd, size):
         gate, go = os.pipe()
         children = []
@@ -266,7 +267,7 @@ def unaligned_forks(path, processes, n):
 
 
 def in_parts(path, n, order):
-    """n batches, each in pieces of an eighth."""
+    """Reads n batches, each in eighths in the given order."""
     with opened(path) as (fd, size):
         for _ in range(int(n)):
             batch = bytearray(size)
@@ -303,7 +304,7 @@ def fromfile_x_then_y(path, n):
 
 @method
 def stdio_rewind(path, n):
-    """C's fread and rewind."""
+    """Reads with C's fread and rewind."""
     import ctypes
     c = ctypes.CDLL(None)
     c.fopen.restype = ctypes.c_void_p
@@ -316,23 +317,25 @@ def stdio_rewind(path, n):
         c.rewind(f)
 
 
+# Reads of files that change. A failed read prints `errno NAME`.
 
-# Files that change while they are read. A read that fails is printed as `errno NAME`.
-
-def name_of(e):
+def errno_line(e):
     return "errno " + errno.errorcode.get(e.errno, str(e.errno))
 
 
-def until(fd, at, size):
-    """size bytes from at on, or what there is before the end of the file."""
+def read_range(fd, offset, size):
+    """Reads size bytes at an offset, or fewer at the end of the file."""
     data = bytearray()
-    while len(data) < size and (piece := os.pread(fd, size - len(data), at + len(data))):
+    while len(data) < size and (piece := os.pread(fd, size - len(data), offset + len(data))):
         data += piece
     return data
 
 
 def copy_of(view):
-    """What is mapped, by a system call: that fails with EFAULT where this process would be killed with SIGBUS."""
+    """Copies mapped memory with a system call.
+
+    An unreadable page makes the call fail with EFAULT instead of killing the process with SIGBUS.
+    """
     fd = os.memfd_create("copy")
     try:
         while len(view):
@@ -354,64 +357,68 @@ NPY_HEADER = 4096
 def opens(path):
     while True:
         with opened(path) as (fd, size):
-            yield until(fd, 0, size)
+            yield read_range(fd, 0, size)
 
 
 def keeps(path):
     with opened(path) as (fd, size):
         while True:
             try:
-                yield until(fd, 0, size)
+                yield read_range(fd, 0, size)
             except OSError as e:
                 yield e
 
 
 def frames(path):
-    """As numpy.load does: the header, and then the array."""
+    """Reads the header and then the array, like numpy.load."""
     while True:
         with opened(path) as (fd, size):
             os.read(fd, NPY_HEADER)
-            yield until(fd, NPY_HEADER, size - NPY_HEADER)
+            yield read_range(fd, NPY_HEADER, size - NPY_HEADER)
 
 
 def numbered(path):
     for k in itertools.cycle(range(50)):
         with opened(f"{path}/{k}") as (fd, size):
-            yield until(fd, 0, size)
+            yield read_range(fd, 0, size)
 
 
 def preads(path):
     with opened(path) as (fd, size):
         batch = os.stat(os.path.join(os.path.dirname(path), "next")).st_size
         for k in itertools.cycle(range(size // batch)):
-            yield until(fd, k * batch, batch)
-            forget(fd)
+            yield read_range(fd, k * batch, batch)
+            drop_cache(fd)
 
 
 def maps(path):
     with opened(path) as (fd, size), map_of(fd, size) as view:
         batch = os.stat(os.path.join(os.path.dirname(path), "next")).st_size
-        for at in itertools.cycle(range(NPY_HEADER, size, batch)):
-            with view[at:at + batch] as part:
+        for begin in itertools.cycle(range(NPY_HEADER, size, batch)):
+            with view[begin:begin + batch] as part:
                 yield copy_of(part)
             view.obj.madvise(mmap.MADV_DONTNEED)
-            forget(fd)
+            drop_cache(fd)
 
 
-def forget(fd):
-    """Makes the kernel ask again for what it has, and for no more than is read."""
+def drop_cache(fd):
+    """Empties the page cache of a file, and turns off the kernel's read-ahead."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @method
 def changing(directory, *ways):
-    """Reads files of a directory, WAY:FILE each, all at once and over and over, and prints `ROUND WAY:FILE <line>`. A line
-    on standard input begins a new round, in which all but keeps: open their file anew; "pause" one without reads."""
+    """Reads several files again and again, in one thread each, and prints `ROUND WAY:FILE <line>`.
+
+    Each line on standard input begins a new round, in which all ways except keeps open their files
+    again. After the line "pause", no thread reads.
+    """
     from concurrent.futures import ThreadPoolExecutor
     from threading import Condition
     rounds, turn = [1, False], Condition()
-    sys.setswitchinterval(0.0005)  # or who reads from the page cache keeps the others from their turn
+    # With the default, threads that read from the page cache would hold up the others.
+    sys.setswitchinterval(0.0005)
 
     def reads(way):
         how, file = way.split(":")
@@ -430,9 +437,9 @@ def changing(directory, *ways):
                     if begins and how != "keeps" or batches is None:
                         batches = globals()[how](os.path.join(directory, file))
                     data = next(batches)
-                    text = name_of(data) if isinstance(data, OSError) else line(data)
+                    text = errno_line(data) if isinstance(data, OSError) else line(data)
                 except OSError as e:
-                    batches, text = None, name_of(e)
+                    batches, text = None, errno_line(e)
             os.write(1, f"{mine} {way} {text}\n".encode())
 
     with ThreadPoolExecutor(len(ways)) as pool:
@@ -448,8 +455,11 @@ def changing(directory, *ways):
 
 @method
 def handles(directory):
-    """Does what standard input says, and prints how that went: `open FILE` is handle 0, and then 1, ...;
-    `read HANDLE OFFSET SIZE`, and `map HANDLE OFFSET SIZE`, which maps the file when it is first asked; `close` ends all of them."""
+    """Executes the commands on standard input, and prints the result of each.
+
+    `open FILE` opens a file as the next handle, counted from 0. `read HANDLE OFFSET SIZE` reads it,
+    and `map HANDLE OFFSET SIZE` reads from a map of it. `close` closes all files.
+    """
     fds, mapped = [], {}
     for command in sys.stdin:
         verb, *args = command.split()
@@ -465,28 +475,31 @@ def handles(directory):
                     os.close(fds.pop())
                 yield "closed"
                 continue
-            fd, at, size = fds[int(args[0])], int(args[1]), int(args[2])
+            fd, offset, size = fds[int(args[0])], int(args[1]), int(args[2])
             if verb == "read":
-                yield line(until(fd, at, size))
+                yield line(read_range(fd, offset, size))
             else:
                 view = mapped.setdefault(fd, None) or mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
                 mapped[fd] = view
-                yield line(copy_of(memoryview(view)[at:at + size]))
+                yield line(copy_of(memoryview(view)[offset:offset + size]))
         except OSError as e:
-            yield name_of(e)
+            yield errno_line(e)
 
 
 @method
 def stretch(path, first, end):
-    """Of a directory batch/, the batches from first to end - 1, each by a path of its own."""
+    """Reads the files first to end - 1 of a directory batch/."""
     for k in range(int(first), int(end)):
         with opened(f"{path}/{k}") as (fd, size):
-            yield line(until_eof(lambda at: os.pread(fd, size, at)))
+            yield line(until_eof(lambda offset: os.pread(fd, size, offset)))
 
 
 @method
 def under_signals(path, n):
-    """Opens and reads a file n times, while signals come as fast as can be, with plain system calls: Python would try again after EINTR."""
+    """Opens and reads a file n times while signals arrive as fast as possible.
+
+    It calls C directly, because Python repeats calls that fail with EINTR.
+    """
     import ctypes
     import signal
     c, size = ctypes.CDLL(None, use_errno=True), os.stat(path).st_size
@@ -496,20 +509,20 @@ def under_signals(path, n):
     signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
     signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
     for _ in range(int(n)):
-        fd, data, at = c.open(path.encode(), os.O_RDONLY), ctypes.create_string_buffer(size), 0
+        fd, data, end = c.open(path.encode(), os.O_RDONLY), ctypes.create_string_buffer(size), 0
         assert fd >= 0, os.strerror(ctypes.get_errno())
-        while got := c.pread(fd, ctypes.addressof(data) + at, size - at, at):
+        while got := c.pread(fd, ctypes.addressof(data) + end, size - end, end):
             assert got > 0, os.strerror(ctypes.get_errno())
-            at += got
+            end += got
         os.close(fd)
-        yield line(data.raw[:at])
+        yield line(data.raw[:end])
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert caught, "no signals"
+    assert caught, "no signal arrived"
 
 
 @method
 def first_comers(path, processes, n):
-    """Processes that at the same moment read, for each i below n, the path with i in place of {}."""
+    """Reads n files in all processes at the same moment; {} in path stands for 0 to n - 1."""
     import multiprocessing
     processes, n = int(processes), int(n)
     context = multiprocessing.get_context("fork")
@@ -531,7 +544,7 @@ def first_comers(path, processes, n):
 
 @method
 def looks(path, first, end, processes):
-    """Looks up seed=N in a split, N from first to end - 1, and in some of them a file; prints how many a second."""
+    """Looks up seed=N in a split, for N from first to end - 1, and prints the rate per second."""
     import multiprocessing
     first, end, processes = int(first), int(end), int(processes)
 
@@ -551,43 +564,43 @@ def looks(path, first, end, processes):
 
 @method
 def writes(directory):
-    """Tries to change a mount in every way that there is, and prints of each how it failed."""
-    def at(name):
+    """Tries to change a mount in every possible way, and prints the error of each."""
+    def inside(name):
         return os.path.join(directory, name)
 
     def map_to_write():
-        with opened(at("train/batches.bin")) as (fd, size):
+        with opened(inside("train/batches.bin")) as (fd, size):
             mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     ways = {"map": map_to_write}
     for name in ["README", "train/next", "train/cursor", "train/batch/0", "train/batches.bin", "train/batch/0.json"]:
         for flags in ["O_WRONLY", "O_RDWR", "O_WRONLY|O_APPEND", "O_RDONLY|O_TRUNC", "O_RDWR|O_CREAT"]:
             bits = functools.reduce(int.__or__, (getattr(os, flag) for flag in flags.split("|")))
-            ways[f"open {name} {flags}"] = functools.partial(os.open, at(name), bits)
+            ways[f"open {name} {flags}"] = functools.partial(os.open, inside(name), bits)
         ways |= {
-            f"truncate {name}": functools.partial(os.truncate, at(name), 0),
-            f"unlink {name}": functools.partial(os.unlink, at(name)),
-            f"rename {name}": functools.partial(os.rename, at(name), at("new")),
-            f"link {name}": functools.partial(os.link, at(name), at("new")),
-            f"chmod {name}": functools.partial(os.chmod, at(name), 0o666),
-            f"chown {name}": functools.partial(os.chown, at(name), 1, 1),
-            f"utime {name}": functools.partial(os.utime, at(name), (0, 0)),
-            f"setxattr {name}": functools.partial(os.setxattr, at(name), "user.x", b"y"),
-            f"removexattr {name}": functools.partial(os.removexattr, at(name), "user.x"),
+            f"truncate {name}": functools.partial(os.truncate, inside(name), 0),
+            f"unlink {name}": functools.partial(os.unlink, inside(name)),
+            f"rename {name}": functools.partial(os.rename, inside(name), inside("new")),
+            f"link {name}": functools.partial(os.link, inside(name), inside("new")),
+            f"chmod {name}": functools.partial(os.chmod, inside(name), 0o666),
+            f"chown {name}": functools.partial(os.chown, inside(name), 1, 1),
+            f"utime {name}": functools.partial(os.utime, inside(name), (0, 0)),
+            f"setxattr {name}": functools.partial(os.setxattr, inside(name), "user.x", b"y"),
+            f"removexattr {name}": functools.partial(os.removexattr, inside(name), "user.x"),
         }
     for name in ["new", "train/new", "train/batch/new", "train/seed=3/new"]:
         ways |= {
-            f"create {name}": functools.partial(os.open, at(name), os.O_RDONLY | os.O_CREAT),
-            f"mkdir {name}": functools.partial(os.mkdir, at(name)),
-            f"mkfifo {name}": functools.partial(os.mkfifo, at(name)),
-            f"symlink {name}": functools.partial(os.symlink, "x", at(name)),
+            f"create {name}": functools.partial(os.open, inside(name), os.O_RDONLY | os.O_CREAT),
+            f"mkdir {name}": functools.partial(os.mkdir, inside(name)),
+            f"mkfifo {name}": functools.partial(os.mkfifo, inside(name)),
+            f"symlink {name}": functools.partial(os.symlink, "x", inside(name)),
         }
-    ways["rmdir"] = functools.partial(os.rmdir, at("val"))
+    ways["rmdir"] = functools.partial(os.rmdir, inside("val"))
     for what, act in ways.items():
         try:
             act()
             yield f"{what}: done"
         except OSError as e:
-            yield f"{what}: {name_of(e)}"
+            yield f"{what}: {errno_line(e)}"
 
 
 if __name__ == "__main__":
@@ -595,6 +608,6 @@ if __name__ == "__main__":
         sys.exit(f"usage: readers.py METHOD PATH [ARG...]\nmethods: {' '.join(METHODS)}")
     lines = METHODS[sys.argv[1]](*sys.argv[2:])
     for text in [lines] if isinstance(lines, str) else lines:
-        # One write per line, so that processes can share an output.
+        # Writes whole lines, so that processes can share an output.
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

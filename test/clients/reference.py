@@ -1,12 +1,13 @@
-"""Batches recomputed from README.md ("Orders", "Mixtures", "Fingerprint") with nothing but NumPy.
+"""Computes batches as README.md ("Orders", "Mixtures", "Fingerprint") describes them, in NumPy alone.
 
-    reference.py SETTINGS.json K...            one line per batch number K:
+    reference.py SETTINGS.json K...            prints a line for each batch number K:
     reference.py SETTINGS.json --count N       `<k> <sha256 of the raw batch> <start of every row>`
-    reference.py SETTINGS.json --fingerprint   that of the files
-    reference.py --selftest                    against published numbers, PyTorch's and the golden file's
+    reference.py SETTINGS.json --fingerprint   prints the fingerprint of the files
+    reference.py --selftest                    checks itself with published numbers, PyTorch's
+                                               numbers, and the golden file
 
-A start is an index into the concatenation of all files, also where windows do not cross files.
-This is the yardstick for the Go code: never port from there to here.
+A start is always an index into the concatenation of all files.
+The Go code is tested against this program, so never port code from there to here.
 """
 
 import hashlib
@@ -32,9 +33,9 @@ DEFAULTS = {
 TYPES = {
     "bool": "|b1", "uint8": "|u1", "int8": "|i1", "uint16": "<u2", "int16": "<i2", "uint32": "<u4", "int32": "<i4",
     "uint64": "<u8", "int64": "<i8", "float16": "<f2", "float32": "<f4", "float64": "<f8",
-    "bfloat16": "<u2",  # NumPy has none: its bits
+    "bfloat16": "<u2",  # NumPy has no bfloat16
 }
-WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # the least range for which a draw has 64 bits
+WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # smallest range for which a draw takes 64 bits
 U64 = 2**64
 
 
@@ -46,17 +47,17 @@ def fnv1a(data):
 
 
 def philox(key, *counter):
-    """The four words of the block of Philox4x64-10 at a counter of up to four words.
+    """Returns the four words of the block of Philox4x64-10 at a counter of up to four words.
 
-    NumPy takes both as integers whose lowest 64 bits are word 0, and increments the counter before its first block,
-    hence the -1.
+    For NumPy, key and counter are integers whose lowest 64 bits are word 0. NumPy increments the
+    counter before its first block, hence the -1.
     """
     counter = sum(word * U64**i for i, word in enumerate(counter))
     return np.random.Philox(key=key, counter=(counter - 1) % U64**4).random_raw(4).tolist()
 
 
 def uniform(n, key, s):
-    """Row s's start in [0, n) by Lemire's method."""
+    """Draws the start of row s from [0, n) with Lemire's method."""
     attempt = 0
     while True:
         for w in philox(key, s, attempt):
@@ -72,7 +73,7 @@ def mix(z):
 
 
 def permute(r, key, epoch, i, stream=0):
-    """Which of r windows is the i-th of an epoch."""
+    """Returns which of r windows is the i-th of an epoch."""
     keys = [word for block in range(3) for word in philox(key, epoch, block, stream, 1)]
     bits = max(8, (r - 1).bit_length())
     low = bits - bits // 2
@@ -90,11 +91,11 @@ def permute(r, key, epoch, i, stream=0):
             return i
 
 
-MIXED = 16  # blocks
+MIXED = 16  # number of blocks that are shuffled together
 
 
 def shuffled(r, size, key, s):
-    """Which of r rows is the s-th of all, in blocks of so many rows."""
+    """Returns which of r rows is row s, if blocks of size rows are shuffled."""
     epoch, i = divmod(s, r)
     whole, span = r // size, MIXED * size
     number = i // span
@@ -106,19 +107,19 @@ def shuffled(r, size, key, s):
     return (block * size + rest + begin) % r
 
 
-# Polynomials over the field of two elements are integers: bit i is the coefficient of x^i.
+# Integers stand for polynomials over the field of two elements: bit i is the coefficient of x^i.
 
-DEGREE = 19937  # of mt19937's characteristic polynomial
+DEGREE = 19937  # degree of the characteristic polynomial of mt19937
 
 
 @cache
 def lower_terms():
-    """The exponents of the characteristic polynomial but DEGREE.
+    """Returns the exponents of the characteristic polynomial except DEGREE.
 
-    It is in Matsumoto and Nishimura, "Mersenne Twister" (1998), appendix A; here w = 32 and r = 31.
+    See appendix A of Matsumoto and Nishimura, "Mersenne Twister" (1998), with w = 32 and r = 31.
     """
     def times(p, n, m):
-        """p times x^n + x^m"""
+        """Returns p times x^n + x^m."""
         return p << n ^ p << m
 
     power, p = 1, 0  # power of x^623 + x^396
@@ -131,7 +132,7 @@ def lower_terms():
 
 @cache
 def power_of_x(n):
-    """x^n modulo the characteristic polynomial."""
+    """Returns x^n modulo the characteristic polynomial."""
     p = 1
     for bit in f"{n:b}":
         square = int(f"{p:b}".replace("0", "00").replace("1", "01"), 2)
@@ -144,12 +145,12 @@ def power_of_x(n):
 
 
 class Mersenne:
-    """mt19937 as torch's CPU generator has it."""
+    """The mt19937 generator, seeded and read like PyTorch's on a CPU."""
 
     def __init__(self, seed=0, state_file=""):
         if state_file:
-            # at::mt19937_data_pod, as torch.get_rng_state() has it: seed u64, left i32, seeded i32, next u64, then 624
-            # words, each in a u64. The words after left-1 more are made of all of these.
+            # torch.get_rng_state() returns at::mt19937_data_pod: seed u64, left i32, seeded i32,
+            # next u64, and 624 words as u64. The generator makes new words after left-1 draws.
             with open(state_file, "rb") as f:
                 raw = f.read()
             left = int.from_bytes(raw[8:12], "little")
@@ -161,20 +162,20 @@ class Mersenne:
         self.state = {"key": np.array(words, np.uint32), "pos": 625 - left}
 
     def words(self, first, count):
-        """The words of numbers first to first+count-1."""
+        """Returns words first to first+count-1."""
         bits = np.random.MT19937()
         bits.state = {"bit_generator": "MT19937", "state": self.state}
         if first < 2**25:
             bits.random_raw(first, output=False)
             return bits.random_raw(count).tolist()
-        # The words are a linear recurrence. So where x^first is the sum of x^i over some i, modulo its characteristic
-        # polynomial, word first+j is the exclusive or of the words i+j.
+        # The words are a linear recurrence. If x^first is the sum of x^i for some set of i, modulo
+        # the characteristic polynomial, then word first+j is the exclusive or of the words i+j.
         chosen = np.frombuffer(f"{power_of_x(first):0{DEGREE}b}".encode(), np.uint8)[::-1] == ord("1")
         near = bits.random_raw(DEGREE + count)
         return [int(np.bitwise_xor.reduce(near[j : j + DEGREE][chosen])) for j in range(count)]
 
     def randint(self, n, first, count, wide_from):
-        """The draws of numbers first to first+count-1 from [0, n); they take two words each from n = wide_from on."""
+        """Returns draws first to first+count-1 from [0, n), of two words each if n >= wide_from."""
         if n < wide_from:
             return [w % n for w in self.words(first, count)]
         words = self.words(2 * first, 2 * count)
@@ -182,12 +183,12 @@ class Mersenne:
 
 
 def decimal(weight):
-    """The shortest decimal number that is read as this float."""
+    """Returns the shortest decimal number that parses as this float."""
     return Fraction(repr(float(weight)))
 
 
 def shares(weights):
-    """How many rows of a period each source has."""
+    """Returns the number of rows of each source in a period."""
     parts = [w / sum(weights) for w in weights]
     period = lcm(*(p.denominator for p in parts))
     if period <= 2**20:
@@ -207,7 +208,7 @@ class Mixture:
         self.shares = shares(weights)
         period = sum(self.shares)
         have = [0] * len(self.shares)
-        self.period = []  # of each row its source, and how many rows of the period that source has before
+        self.period = []  # for each row: its source, and the number of earlier rows of that source
         for n in range(period):
             due = [(-(-(c + 1) * period // a), i) for i, (c, a) in enumerate(zip(have, self.shares))
                    if c * period < (n + 1) * a]
@@ -216,25 +217,25 @@ class Mixture:
             have[source] += 1
 
     def place(self, n):
-        """The source of global row n, and which of that source's rows it is."""
+        """Returns the source of global row n, and the number of the row within that source."""
         periods, rest = divmod(n, len(self.period))
         source, before = self.period[rest]
         return source, periods * self.shares[source] + before
 
 
 class Source:
-    """The rows of one list of files in the order of a split of that name."""
+    """The rows of one source, in the order of the split."""
 
     def __init__(self, name, lengths, begin, settings):
         self.order = settings.order
         if settings.join:
             lengths = [sum(lengths)]
-        # A row is so many elements, and the next disjoint one begins so many later.
+        # The length of a row, and the distance to the next disjoint row, in elements.
         size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
-        # What an order draws from: positions or windows of each file, summed up; and where each file begins.
+        # Cumulative numbers of positions or windows to choose from, and the begin of each file.
         if self.order == "random":
             self.step, choices = 1, [n - size + 1 for n in lengths]
         else:
@@ -243,7 +244,7 @@ class Source:
         self.begins = list(accumulate(lengths, initial=begin))
 
     def start(self, s):
-        """Where row s begins."""
+        """Returns the begin of row s."""
         n = self.choices[-1]
         if self.order == "random":
             return self.locate(uniform(n, self.key, s))
@@ -252,13 +253,13 @@ class Source:
         return self.locate(s % n)
 
     def locate(self, choice):
-        """The position that a choice means; neighbouring choices in a file are step tokens apart."""
+        """Returns the position of a choice. Neighboring choices in a file are step tokens apart."""
         f = bisect_right(self.choices, choice) - 1
         return self.begins[f] + (choice - self.choices[f]) * self.step
 
 
 class Share:
-    """The rows of one list of files that a host has, with shuffle_block."""
+    """The rows of one source that a host reads, with shuffle_block."""
 
     def __init__(self, name, files, begin, settings):
         host, hosts = settings.rank // settings.local_world, settings.world // settings.local_world
@@ -267,34 +268,34 @@ class Share:
         size, self.step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
 
         def cut(h):
-            """The end of the stretch before host h, and the beginning of its own, in elements of all files."""
-            at, f = h * sum(lengths) // hosts, 0
+            """Returns where host h-1's part ends and host h's begins, in elements of all files."""
+            element, f = h * sum(lengths) // hosts, 0
             if h in (0, hosts):
-                return at, at
-            while at >= lengths[f]:
-                at, f = at - lengths[f], f + 1
+                return element, element
+            while element >= lengths[f]:
+                element, f = element - lengths[f], f + 1
             first, last = files[f].offset, files[f].offset + lengths[f] * width
             places = [first, *(b for b in range(0, last, block) if b > first), last]
-            best = min(places, key=lambda place: abs(place - (first + at * width))) - first
+            best = min(places, key=lambda place: abs(place - (first + element * width))) - first
             return sum(lengths[:f]) + best // width, sum(lengths[:f]) - (-best // width)
 
         start, stop = cut(host)[1], cut(host + 1)[0]
         self.windows = []
         for i, n in enumerate([sum(lengths)] if settings.join else lengths):
-            at = sum(lengths[:i])
-            self.windows += range(begin + max(at, start), begin + min(at + n, stop) - size + 1, self.step)
+            before = sum(lengths[:i])
+            self.windows += range(begin + max(before, start), begin + min(before + n, stop) - size + 1, self.step)
         if not self.windows:
             raise ValueError(f"no row for host {host}")
         self.key = settings.seed % U64 + U64 * fnv1a(f"{name}/host{host}".encode())
         self.size = min(max(block // (self.step * width), 1), len(self.windows))
 
     def start(self, s):
-        """Where row s of the host begins."""
+        """Returns the begin of row s of the host."""
         return self.windows[shuffled(len(self.windows), self.size, self.key, s)]
 
 
 def read(paths, dtype, shape):
-    """The arrays in files: .npy, or nothing but elements of a shape."""
+    """Returns the arrays in .npy files, or in files that are only elements of a shape."""
     return [np.load(f, mmap_mode="r") if f.endswith(".npy") else np.memmap(f, TYPES[dtype], mode="r").reshape(-1, *shape)
             for f in paths]
 
@@ -308,7 +309,7 @@ class Sequence:
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
-        self.sums_all = False  # whether line tells a sum of all arrays, or of x and y, tokens or rows alone
+        self.hash_all = False  # whether line hashes all arrays, not only the main ones
         if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
             raise ValueError(f"no reference for order {self.order}")
         if self.layout not in ("xy", "tokens", "rows"):
@@ -324,7 +325,7 @@ class Sequence:
             least, most = int(self.tokens.min()), int(self.tokens.max())
             if least < limits.min or most > limits.max:
                 raise ValueError(f"{least} or {most} does not fit {self.type}")
-        # Those beside the tokens, and the paths of all files in the order of the fingerprint.
+        # The arrays beside the tokens, and the paths of all files in the order of the fingerprint.
         self.beside, self.paths = [], []
         for source in sources:
             self.paths += source["files"] + [path for b in source.get("arrays", []) for path in b["files"]]
@@ -351,11 +352,11 @@ class Sequence:
             if len(self.main_paths) > 1 and not self.join or len(sources) > 1:
                 raise ValueError("torch draws from one array")
             if self.torch_state and self.world > 1:
-                raise ValueError("a state is one rank's")
+                raise ValueError("torch_state needs world = 1")
             self.generator = Mersenne(self.seed + self.rank, self.torch_state)
 
     def starts(self, k):
-        """Where the rows of batch k begin."""
+        """Returns the begins of the rows of batch k."""
         if self.order in WIDE_FROM:
             n = len(self.tokens) - (0 if self.layout == "rows" else self.block_size)
             return self.generator.randint(n, k * self.batch_size, self.batch_size, WIDE_FROM[self.order])
@@ -368,22 +369,22 @@ class Sequence:
         return [self.orders[source].start(s) for source, s in places]
 
     def arrays_of(self, k):
-        """Batch k's starts and its arrays by name, the main ones first."""
+        """Returns the starts of batch k, and its arrays by name, the main ones first."""
         starts = self.starts(k)
-        at, t = np.array(starts)[:, None], self.block_size
+        begin, t = np.array(starts)[:, None], self.block_size
         if self.layout == "rows":
             arrays = {"rows": self.tokens[starts].astype(self.type)}
-            x = y = np.zeros(1, int)  # of each array the element where the row is
+            x = y = np.zeros(1, int)
         else:
             x, y = np.arange(t), np.arange(t) + 1
-            rows = self.tokens[at + np.arange(t + 1)].astype(self.type)
+            rows = self.tokens[begin + np.arange(t + 1)].astype(self.type)
             arrays = {"tokens": rows} if self.layout == "tokens" else {"x": rows[:, :-1], "y": rows[:, 1:].copy()}
         for name, where, array in self.beside:
-            arrays[name] = array[at + (x if where == "x" else y)]
+            arrays[name] = array[begin + (x if where == "x" else y)]
             if self.layout == "rows":
                 arrays[name] = arrays[name][:, 0]
         if self.eot is not None and (self.documents or self.mask_targets):
-            last = self.tokens[at + x] == self.eot  # of its document
+            last = self.tokens[begin + x] == self.eot  # the token ends a document
             if self.mask_targets:
                 arrays["y"][last] = -100
             if self.documents:
@@ -398,13 +399,13 @@ class Sequence:
         return starts, arrays
 
     def batch(self, k):
-        """Batch k's starts and its raw bytes: x and y, tokens, or rows."""
+        """Returns the starts and the raw bytes of batch k: x and y, tokens, or rows."""
         starts, arrays = self.arrays_of(k)
         return starts, b"".join(arrays[name].tobytes() for name in ("x", "y", "tokens", "rows") if name in arrays)
 
     def line(self, k):
         starts, raw = self.batch(k)
-        if self.sums_all:
+        if self.hash_all:
             arrays = self.arrays_of(k)[1]
             raw += b"".join(arrays[name].tobytes() for name in sorted(arrays) if name not in ("x", "y", "tokens", "rows"))
         return f"{k} {hashlib.sha256(raw).hexdigest()} {','.join(map(str, starts))}"
@@ -423,16 +424,19 @@ class Sequence:
 
 
 def golden(path):
-    """Recomputes a golden file. The numbers in its files are their own positions, counted through all of them, and of the n-th array
-    beside the tokens n+1 more."""
+    """Checks a golden file.
+
+    Each token in its cases is the token's position in all files together. Elements of the n-th array
+    are n+1 larger.
+    """
     with open(path) as f:
         cases = json.load(f)
     for number, case in enumerate(cases):
         with tempfile.TemporaryDirectory() as directory:
 
-            def file(name, begin, n, of, dtype, more=0):
-                """A file of n elements, the first of which has the number begin."""
-                numbers = int(np.prod(of.get("shape", []), dtype=int))
+            def file(name, begin, n, settings, dtype, more=0):
+                """Writes a file of n consecutive elements that begins with begin."""
+                numbers = int(np.prod(settings.get("shape", []), dtype=int))
                 width = np.dtype(TYPES[dtype]).itemsize
                 name = os.path.join(directory, f"{name}.bin")
                 (np.arange(begin * numbers, (begin + n) * numbers) + more).astype(f"<u{width}").tofile(name)
@@ -450,34 +454,34 @@ def golden(path):
                 case["torch_state"] = os.path.join(os.path.dirname(path), case["torch_state"])
             lines = case.pop("batches")
             sequence = Sequence(**case)
-            sequence.sums_all = bool(arrays) or sequence.documents
+            sequence.hash_all = bool(arrays) or sequence.documents
             for want in lines:
                 got = sequence.line(int(want.split()[0]))
                 assert got == want, f"case {number}: got\n{got}\nwant\n{want}"
 
 
 def torch(path):
-    """Recomputes what PyTorch drew."""
+    """Checks the draws against PyTorch's."""
     with open(path) as f:
         draws = json.load(f)
     for order in WIDE_FROM:
         for case in draws[order]["cases"]:
             for number, want in enumerate(case["calls"]):
                 n = case["n"]
-                assert Mersenne(case["seed"]).randint(case["range"], number * n, n, WIDE_FROM[order]) == want
+                assert Mersenne(case["seed"]).randint(case["range"], number * n, n, WIDE_FROM[order]) == want, f"{order}: {case}"
         for case in draws[order]["checksums"]:
             got = Mersenne(case["seed"]).randint(case["range"], 0, case["calls"] * case["n"], WIDE_FROM[order])
             assert hashlib.sha256(np.array(got, "<i8")).hexdigest() == case["sha256_of_int64_le"]
 
 
 def selftest():
-    # Random123's published answers (kat_vectors, "philox4x64 10").
+    # Known answers published with Random123 (kat_vectors, "philox4x64 10").
     assert philox(0) == [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
     assert philox(2**128 - 1, *4 * [U64 - 1]) == [
         0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]
-    # FNV's own test vectors.
+    # Test vectors published with FNV.
     assert fnv1a(b"") == 0xCBF29CE484222325 and fnv1a(b"foobar") == 0x85944171F73967E8
-    # Lemire: of n = 2^63 + 1 nearly half of all words are rejected, so some rows need a second block.
+    # Lemire's method rejects almost half of the words for n = 2^63 + 1: some rows need two blocks.
     n, second = 2**63 + 1, 0
     for s in range(200):
         words = [word for attempt in range(4) for word in philox(5, s, attempt)]
@@ -485,20 +489,20 @@ def selftest():
         assert uniform(n, 5, s) == words[accepted[0]] * n >> 64
         second += accepted[0] >= 4
     assert second > 0
-    # SplitMix64 from 0 gives this first: its state is then the golden ratio.
+    # SplitMix64 seeded with 0 returns this first, when its state is the golden ratio.
     assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
-    # Every epoch has each window once.
+    # Every epoch has each window exactly once.
     for r in (1, 2, 3, 255, 257, 1000):
         assert sorted(permute(r, 5, 7, i) for i in range(r)) == list(range(r))
-    # mt19937ar's default seed gives these first and in the 10,000th place, the latter as C++ demands of std::mt19937.
+    # The first words of mt19937ar with its default seed, and its 10,000th from the C++ standard.
     mersenne = Mersenne(5489)
     assert mersenne.words(0, 2) == [3499211612, 581869302] and mersenne.words(9999, 1) == [4123659995]
-    # Far words are the same by steps.
+    # Words far away equal those that NumPy reaches step by step.
     bits = np.random.MT19937()
     bits.state = {"bit_generator": "MT19937", "state": mersenne.state}
     bits.random_raw(2**25 + 12345, output=False)
     assert mersenne.words(2**25 + 12345, 3) == bits.random_raw(3).tolist()
-    # Of the first n rows, each source has its share to within one.
+    # In the first n rows, each source has its share of the rows to within one.
     for weights in ([7, 2, 1], [0.7, 0.3], [1, 1, 1], [97, 2, 1, 50, 50]):
         mixture, have = Mixture(list(map(decimal, weights))), [0] * len(weights)
         total = sum(mixture.shares)
@@ -507,7 +511,7 @@ def selftest():
             assert index == have[source]
             have[source] += 1
             assert all(abs(c - (n + 1) * w / total) < 1 for w, c in zip(mixture.shares, have))
-    # A period of more than 2^20 rows is rounded, and of equal remainders the first is the larger.
+    # Shares of periods over 2^20 rows are rounded; the first of equal remainders is rounded up.
     assert shares(list(map(Fraction, [1000000, 1000000, 97154]))) == [500000, 499999, 48577]
 
     testdata = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../sampler/testdata")

@@ -1,8 +1,7 @@
-"""Looks up random settings of a split until standard input ends: settings.py SPLIT
+"""Reads directories with random settings until standard input ends: settings.py SPLIT
 
-The split is in sequential order, and its tokens are their own positions. Prints `ready`, compares
-every batch that it reads with the one that the settings call for, and at the end prints the first
-ten errors.
+The split must be in sequential order, and each token must be its own position. Prints `ready`,
+checks every batch, and at the end prints the first ten errors.
 """
 import array
 import os
@@ -12,7 +11,7 @@ import threading
 
 split = sys.argv[1]
 ended = threading.Event()
-wrong = []
+errors = []
 
 
 def look(size, block):
@@ -27,13 +26,13 @@ def look(size, block):
         os.listdir(path)
     elif what == "cursor":
         with open(path + "/cursor") as f:
-            assert f.read() == "0\n", path
+            assert (got := f.read()) == "0\n", f"{path}/cursor: got {got!r}, want 0"
     else:
         k = random.randrange(3)
         starts = [row * block for row in range(k * size, (k + 1) * size)]
-        want = [at for first in (0, 1) for start in starts for at in range(start + first, start + first + block)]
+        want = [token for first in (0, 1) for start in starts for token in range(start + first, start + first + block)]
         with open(f"{path}/batch/{k}", "rb") as f:
-            assert f.read() == array.array("H", want).tobytes(), f"{path}/batch/{k}"
+            assert f.read() == array.array("H", want).tobytes(), f"{path}/batch/{k}: wrong tokens"
 
 
 def run():
@@ -41,7 +40,7 @@ def run():
         try:
             look(random.randint(1, 28), random.randint(1, 28))
         except (OSError, AssertionError) as e:
-            wrong.append(repr(e))
+            errors.append(repr(e))
 
 
 threads = [threading.Thread(target=run) for _ in range(4)]
@@ -52,4 +51,4 @@ sys.stdin.read()
 ended.set()
 for t in threads:
     t.join()
-print("\n".join(wrong[:10]))
+print("\n".join(errors[:10]))

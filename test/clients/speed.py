@@ -1,6 +1,6 @@
-"""Prints the seconds of processor time in which a library encodes texts, each once: speed.py tiktoken|gigatoken RANKS.
+"""Prints the processor time in which a library encodes texts: speed.py tiktoken|gigatoken RANKS
 
-Standard input has texts, each after its length, a little-endian uint32.
+The unit is seconds. Each text on standard input follows its length, a little-endian uint32.
 """
 import os
 import struct
@@ -11,7 +11,7 @@ library, path = sys.argv[1:]
 if library == "tiktoken":
     import tiktoken
     import tiktoken.load
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache: the vocabulary is here
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # reads the vocabulary from RANKS
     tiktoken.load.read_file = lambda url: open(path, "rb").read()
     encoding = tiktoken.get_encoding(os.path.basename(path).removesuffix(".tiktoken"))
 

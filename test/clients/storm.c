@@ -1,7 +1,7 @@
 /* storm PATH B T STEPS
  *
- * Keeps a `next` of uint32 tokens open and reads it over and over until standard input ends, as storm.py does, and prints the
- * same. A batch has B rows of T tokens, x and then y, and an epoch has STEPS of them.
+ * Opens a `next` of uint32 tokens once and reads it until standard input ends. It checks and prints the
+ * same as storm.py. A batch is x and then y, each with B rows of T tokens; an epoch has STEPS batches.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -49,7 +49,7 @@ int main(int argc, char **argv)
 		if (got < 0) {
 			why = errno;
 			failed++;
-			/* The mount may be another one now. */
+			/* The mount may have been replaced. */
 			int again = open(argv[1], O_RDONLY);
 
 			if (again >= 0) {

@@ -1,9 +1,10 @@
-"""Reads a file of a mount over and over, whatever happens to the mount: storm.py WAY SPLIT
+"""Reads a file of a mount until standard input ends, despite all errors: storm.py WAY SPLIT
 
-The split's tokens are their own positions, in their low 24 bits, and the version of the file in the others, and so is the array "at"
-beside x. Its order is sequential, and a batch has B rows of T tokens. Every batch is checked whole. When standard input ends, prints `number PLACE N`: so many batches of
-next were at that place of their epoch; `failed ERRNO N`, reads that did; `slowest SECONDS` and `reads N`. A wrong byte is a traceback
-and exit status 1.
+The split must be in sequential order. The low 24 bits of each token are its position, and the other
+bits are the version of the file; the array "at" has the same values. The program checks every batch,
+and the first wrong byte ends it with status 1. At the end it prints `number PLACE N` (it read N
+batches from next whose place in the epoch is PLACE), `failed ERRNO N`, `slowest SECONDS`, and
+`reads N`.
 """
 
 import errno
@@ -18,7 +19,7 @@ from collections import Counter
 
 import numpy as np
 
-from readers import copy_of, forget, until
+from readers import copy_of, drop_cache, read_range
 
 split = sys.argv[2]
 with open(f"{split}/info.json") as f:
@@ -29,39 +30,40 @@ TENSORS = SIZE + B * T * 4  # all arrays of a batch
 
 
 def place(data, k=None):
-    """The place in its epoch of a batch, which is k if that is given."""
+    """Checks a batch, and returns its place in the epoch. If k is given, it must be batch k."""
     x, y = np.frombuffer(data, np.uint32).reshape(2, B, T)
     first = int(x[0, 0])
-    at = first % 2**24
-    assert at % (B * T) == 0 and (x.ravel() == np.arange(first, first + B * T, dtype=np.uint32)).all() and (y == x + 1).all(), "wrong bytes"
-    assert k is None or at == k % STEPS * B * T, f"batch {at // (B * T)} for batch {k}"
-    return at // (B * T)
+    position = first % 2**24
+    consecutive = (x.ravel() == np.arange(first, first + B * T, dtype=np.uint32)).all() and (y == x + 1).all()
+    assert position % (B * T) == 0 and consecutive, "wrong bytes"
+    assert k is None or position == k % STEPS * B * T, f"got batch {position // (B * T)}, want batch {k}"
+    return position // (B * T)
 
 
 def place_of(array, k=None):
-    """The place in its epoch of the batch that the array "at" is of, which is that of batch k if that is given."""
-    at = np.frombuffer(array, np.uint32)
-    first = int(at[0]) % 2**24
-    assert len(at) == B * T and (at == np.arange(at[0], at[0] + B * T, dtype=np.uint32)).all(), "wrong bytes"
-    assert k is None or first == k % STEPS * B * T, f"an array of batch {first // (B * T)} for batch {k}"
+    """Checks an array "at", and returns the place of its batch. If k is given, it must be batch k."""
+    values = np.frombuffer(array, np.uint32)
+    first = int(values[0]) % 2**24
+    assert len(values) == B * T and (values == np.arange(values[0], values[0] + B * T, dtype=np.uint32)).all(), "wrong bytes"
+    assert k is None or first == k % STEPS * B * T, f"got an array of batch {first // (B * T)}, want batch {k}"
     return first // (B * T)
 
 
 def place_of_all(data, k=None):
-    """The place of a .safetensors file, whose arrays are all of one batch."""
+    """Checks that all arrays of a .safetensors file belong to one batch, and returns its place."""
     header = json.loads(data[8:HEADER])
-    assert sorted(header) == ["__metadata__", "at", "x", "y"], header
+    assert sorted(header) == ["__metadata__", "at", "x", "y"], f"got the header {header}"
     number = int(header["__metadata__"]["batch"])
-    assert k is None or k == number, f"batch {number} for batch {k}"
+    assert k is None or k == number, f"got batch {number}, want batch {k}"
     begin, end = header["at"]["data_offsets"]
-    at = place(data[HEADER:HEADER + SIZE], number)
-    assert place_of(data[HEADER + begin:HEADER + end], number) == at
-    return at
+    found = place(data[HEADER:HEADER + SIZE], number)
+    assert place_of(data[HEADER + begin:HEADER + end], number) == found
+    return found
 
 
-def whole(fd, at, size):
-    data = until(fd, at, size)
-    assert len(data) == size, f"{len(data)} bytes of {size}"
+def whole(fd, offset, size):
+    data = read_range(fd, offset, size)
+    assert len(data) == size, f"got {len(data)} bytes, want {size}"
     return data
 
 
@@ -86,7 +88,7 @@ def next_safetensors():
 
 
 def next_tensors():
-    """A .safetensors file in pieces, in any order."""
+    """Reads a .safetensors file in pieces, in random order."""
     def read(fd):
         data, cuts = bytearray(HEADER + TENSORS), sorted({0, HEADER + TENSORS, *random.sample(range(1, TENSORS), 5)})
         for begin, end in random.sample(list(zip(cuts, cuts[1:])), len(cuts) - 1):
@@ -109,7 +111,7 @@ def next_nonblocking():
 
 
 def rows():
-    """The rows of x and y in any order, some of them twice."""
+    """Reads the rows of x and y in random order, and some of them twice."""
     fd = os.open(f"{split}/next", os.O_RDONLY)
     size = SIZE // (2 * B)
     order = [0]
@@ -117,11 +119,11 @@ def rows():
     def read():
         nonlocal order
         data = bytearray(SIZE)
-        last = order[-1]  # which read again would be of the same batch
+        last = order[-1]  # to read it again would get the same batch
         while order[0] == last:
             order = random.sample(range(2 * B), 2 * B)
         for i in order:
-            # The first row read again when all were delivered would be that of the next batch.
+            # After all other rows, a second read of the first row would get the next batch.
             for _ in range(1 if i == order[-1] == 0 else random.choice([1, 1, 2])):
                 data[i * size:(i + 1) * size] = whole(fd, i * size, size)
         return place(data)
@@ -146,7 +148,7 @@ def batches():
 
     def read():
         k = random.randrange(STEPS)
-        forget(fd)
+        drop_cache(fd)
         place(whole(fd, k * SIZE, SIZE), k)
         assert os.fstat(fd).st_size == size
     return read
@@ -157,7 +159,7 @@ def arrays():
 
     def read():
         k = random.randrange(STEPS)
-        forget(fd)
+        drop_cache(fd)
         place_of(whole(fd, HEADER + k * B * T * 4, B * T * 4), k)
     return read
 
@@ -169,19 +171,19 @@ def mapped():
     def read():
         k = random.randrange(STEPS)
         view.madvise(mmap.MADV_DONTNEED)
-        forget(fd)
+        drop_cache(fd)
         with memoryview(view) as whole, whole[HEADER + k * SIZE:][:SIZE] as part:
             place(copy_of(part), k)
     return read
 
 
 def tokens():
-    """Some of all tokens, read and mapped."""
+    """Reads some of tokens.bin, once with read and once from a map."""
     n, first = B * T, random.randrange(STEPS) * B * T
     fd = os.open(f"{split}/tokens.bin", os.O_RDONLY)
     try:
-        with mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view, memoryview(view) as all:
-            for data in whole(fd, 4 * first, 4 * n), copy_of(all[4 * first:][:4 * n]):
+        with mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view, memoryview(view) as mapping:
+            for data in whole(fd, 4 * first, 4 * n), copy_of(mapping[4 * first:][:4 * n]):
                 got = np.frombuffer(data, np.uint32)
                 assert (got == np.arange(got[0], got[0] + n, dtype=np.uint32)).all() and got[0] % 2**24 == first, "wrong tokens"
     finally:
@@ -190,10 +192,9 @@ def tokens():
 
 def texts():
     for name in ["../status.json", "info.json"]:
-        json.loads(opened(name, lambda fd: until(fd, 0, 1 << 20)))
-    int(opened("cursor", lambda fd: until(fd, 0, 100)))
-    looked = f"seed={random.randrange(5)}"
-    with open(f"{split}/{looked}/next", "rb") as f:
+        json.loads(opened(name, lambda fd: read_range(fd, 0, 1 << 20)))
+    int(opened("cursor", lambda fd: read_range(fd, 0, 100)))
+    with open(f"{split}/seed={random.randrange(5)}/next", "rb") as f:
         place(f.read())
     assert "README" in os.listdir(f"{split}/..")
 
@@ -213,7 +214,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
             numbers[k] += 1
     except OSError as e:
         failed[errno.errorcode[e.errno]] += 1
-        # The file is another one now, or the mount.
+        # The file or the mount was replaced, so open it again.
         again = sys.argv[1] in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
         while again:
             time.sleep(0.001)

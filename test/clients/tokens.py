@@ -1,7 +1,7 @@
-"""Encodes texts with tiktoken or tokenizers: tokens.py tiktoken|tokenizers FILE [special].
+"""Encodes texts with tiktoken or tokenizers: tokens.py tiktoken|tokenizers FILE [special]
 
-Standard input has texts, each after its length; standard output gets the tokens of each, after their number. All numbers
-are little-endian uint32.
+Each text on standard input follows its length in bytes. For each, the program prints the number of
+its tokens and the tokens. All numbers are little-endian uint32.
 """
 import array
 import os
@@ -12,7 +12,7 @@ library, path, *special = sys.argv[1:]
 if library == "tiktoken":
     import tiktoken
     import tiktoken.load
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache: the vocabulary is here
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # reads the vocabulary from FILE
     tiktoken.load.read_file = lambda url: open(path, "rb").read()
     encoding = tiktoken.get_encoding(os.path.basename(path).removesuffix(".tiktoken"))
 

@@ -22,17 +22,17 @@ import (
 	"batchfs/test/e2e"
 )
 
-// sample is a line of metrics: a name, its labels, and a value.
+// sample matches a line of metrics: a name, its labels, and a value.
 var sample = regexp.MustCompile(`(?m)^(batchfs_\w+)(?:(\{.*\}))? (\S+)$`)
 
-// samples are the metrics in a text, by name and labels.
+// samples returns the metrics in a text, by name and labels.
 func samples(t *testing.T, text string) map[string]float64 {
 	t.Helper()
-	all := map[string]float64{}
+	values := map[string]float64{}
 	for _, s := range sample.FindAllStringSubmatch(text, -1) {
-		all[s[1]+s[2]] = e2e.Must(strconv.ParseFloat(s[3], 64))(t)
+		values[s[1]+s[2]] = e2e.Must(strconv.ParseFloat(s[3], 64))(t)
 	}
-	return all
+	return values
 }
 
 // fetch reads metrics over HTTP, as Prometheus does.
@@ -46,21 +46,21 @@ func fetch(t *testing.T, url string) (status int, text string, err error) {
 	return response.StatusCode, string(e2e.Must(io.ReadAll(response.Body))(t)), nil
 }
 
-// A watch collects what Prometheus would store of the mounts of a job.
+// A watch collects what Prometheus would store about the mounts of a job.
 type watch struct {
 	*testing.T
 	job    string
 	mu     *sync.Mutex
-	series *strings.Builder // guarded by mu, as it is shared by all jobs
+	series *strings.Builder // shared by all jobs; guarded by mu
 }
 
-// mount mounts with a program of ours, and has its metrics served.
+// mount mounts with a program and serves the mount's metrics.
 func (w *watch) mount(program string, args ...string) *e2e.Mounted {
 	w.Helper()
 	return e2e.MountProgram(w, exec.Command(program), append(args, "--set", "mount.metrics_listen=127.0.0.1:0")...)
 }
 
-// scrape is nil where nothing answers.
+// scrape returns the metrics of a mount, or nil if nothing answers.
 func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 	if _, text, err := fetch(w.T, m.Metrics(w)); err == nil {
 		return samples(w.T, text)
@@ -68,14 +68,15 @@ func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 	return nil
 }
 
-// during scrapes before and after what is done with a mount, which then does the same for two hours.
+// during scrapes a mount before and after an action. In the series, the mount then repeats the
+// action for two hours.
 func (w *watch) during(m *e2e.Mounted, do func()) {
-	was, began := w.scrape(m), time.Now()
-	if was == nil {
-		w.Fatal("its metrics are not served")
+	first, began := w.scrape(m), time.Now()
+	if first == nil {
+		w.Fatal("the metrics are not served")
 	}
 	do()
-	are, minutes := w.scrape(m), time.Since(began).Minutes()
+	second, minutes := w.scrape(m), time.Since(began).Minutes()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	line := func(name, labels, values string) {
@@ -83,25 +84,25 @@ func (w *watch) during(m *e2e.Mounted, do func()) {
 		fmt.Fprintf(w.series, "    - {series: %s, values: %q}\n", strconv.Quote(name+strings.TrimSuffix(labels, "}")+"}"), values)
 	}
 	up := "1x120"
-	if are == nil {
+	if second == nil {
 		up = "0x120"
 	}
 	line("up", "", up)
 	counter := regexp.MustCompile(`_(total|bucket|count|sum)$`)
-	for key, value := range are {
+	for key, value := range second {
 		name, labels := key, ""
-		if at := strings.Index(key, "{"); at >= 0 {
-			name, labels = key[:at], key[at:]
+		if brace := strings.Index(key, "{"); brace >= 0 {
+			name, labels = key[:brace], key[brace:]
 		}
 		if counter.MatchString(name) {
-			line(name, labels, fmt.Sprintf("%.9f%+.9fx120", was[key], (value-was[key])/minutes))
+			line(name, labels, fmt.Sprintf("%.9f%+.9fx120", first[key], (value-first[key])/minutes))
 		} else {
 			line(name, labels, fmt.Sprintf("%.9fx120", value))
 		}
 	}
 }
 
-// until waits for a metric.
+// until waits until a metric has a value.
 func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) bool) {
 	w.Helper()
 	e2e.Await(w, name, func() bool { return holds(w.scrape(m)[name]) })
@@ -109,7 +110,7 @@ func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) boo
 
 func isPositive(value float64) bool { return value > 0 }
 
-// read reads next the given number of times, and pauses for some seconds after each read.
+// read reads next the given number of times, and pauses for the given seconds after each read.
 func (w *watch) read(m *e2e.Mounted, times int, seconds float64) {
 	w.Helper()
 	e2e.Run(w, e2e.Python, "-c", `
@@ -118,19 +119,20 @@ fd = os.open(sys.argv[1], os.O_RDONLY)
 size = os.fstat(fd).st_size
 for _ in range(int(sys.argv[2])):
     assert len(os.pread(fd, size, 0)) == size
-    if sys.argv[3] != "0": # even time.sleep(0) may give the processor away for longer than a read takes
+    if sys.argv[3] != "0": # even time.sleep(0) may yield the processor for longer than a read takes
         time.sleep(float(sys.argv[3]))`, m.Path("train/next"), fmt.Sprint(times), fmt.Sprint(seconds))
 }
 
-// small mounts a few local tokens.
-func (w *watch) small(program string) (m *e2e.Mounted, tokens string) {
+// mountTokens mounts a few local tokens.
+func (w *watch) mountTokens(program string) (m *e2e.Mounted, tokens string) {
 	w.Helper()
-	config, _ := e2e.Small(w, 1)
+	config, _ := e2e.SmallConfig(w, 1)
 	return w.mount(program, "-c", config), filepath.Join(filepath.Dir(config), "train.bin")
 }
 
-// inStore mounts 30 blocks of a store with a few of them in memory. faulty makes every eighth answer one of 503.
-func (w *watch) inStore(faulty bool, split string, args ...string) *e2e.Mounted {
+// mountStore mounts 30 blocks in a store, of which few fit in memory. If faulty is set, the store
+// answers every eighth request with 503.
+func (w *watch) mountStore(faulty bool, split string, args ...string) *e2e.Mounted {
 	w.Helper()
 	b := e2e.NewBucket(w)
 	b.Put(w, "train.bin", e2e.RandomBytes(30*e2e.StoreBlock))
@@ -138,7 +140,7 @@ func (w *watch) inStore(faulty bool, split string, args ...string) *e2e.Mounted 
 	m := w.mount(e2e.Batchfs, append(args, "-c", config, "--set", "memory.ahead_bytes=1048576")...)
 	var requests atomic.Int64
 	if faulty {
-		b.Fails(func(out http.ResponseWriter, _ *http.Request) bool {
+		b.FailWith(func(out http.ResponseWriter, _ *http.Request) bool {
 			if requests.Add(1)%8 != 0 {
 				return false
 			}
@@ -149,10 +151,10 @@ func (w *watch) inStore(faulty bool, split string, args ...string) *e2e.Mounted 
 	return m
 }
 
-// inOrder reads all of a block while it is in memory.
+// inOrder makes a reader finish with a block while it is in memory.
 const inOrder = "layout = \"tokens\"\norder = \"sequential\"\nbatch_size = 12"
 
-// dashboard are the expressions of the dashboard, for all jobs.
+// dashboard returns the expressions of the dashboard, for all jobs.
 func dashboard(t *testing.T) (expressions []string) {
 	var d struct {
 		Panels []struct{ Targets []struct{ Expr string } }
@@ -168,27 +170,27 @@ func dashboard(t *testing.T) (expressions []string) {
 
 const dashboardFile = "../deploy/prometheus/dashboard.json"
 
-// The dashboard has what Grafana's schema has, and no more.
+// The dashboard conforms to Grafana's schema.
 func TestDashboard(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
-	tools, said, err := e2e.Try(t, "../.ci/grafana")
+	tools, stderr, err := e2e.Try(t, "../.ci/grafana")
 	if err != nil {
-		e2e.Lack(t, "Grafana's schema: %v: %s", err, said)
+		e2e.SkipOrFail(t, "Grafana's schema: %v: %s", err, stderr)
 	}
 	dir := strings.TrimSpace(tools)
 	program := fmt.Sprintf("import type { Dashboard } from %q;\nconst d: Dashboard = %s;\n", dir+"/dashboard", e2e.Content(t, dashboardFile))
 	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
 }
 
-// What is really wrong with a mount fires the alert for that, and no other one: the rules are evaluated on what the mount counted. The same shows
-// in each panel of the dashboard.
+// Each thing that can go wrong with a mount fires its own alert and no other: promtool evaluates
+// the rules on metrics of real mounts. Every panel of the dashboard shows something.
 func TestAlerts(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
-		e2e.Lack(t, "promtool, of the package prometheus: %v", err)
+		e2e.SkipOrFail(t, "no promtool, which is in the Debian package prometheus: %v", err)
 	}
 	const rules = "../deploy/prometheus/alerts.yaml"
 	e2e.Run(t, promtool, "check", "rules", rules)
@@ -197,26 +199,26 @@ func TestAlerts(t *testing.T) {
 		firing []string
 	}{
 		"well": {cause: func(w *watch) {
-			m := w.mount(e2e.Batchfs, "-c", mixture(w, 3, 1))
+			m := w.mount(e2e.Batchfs, "-c", mixtureConfig(w, 3, 1))
 			w.during(m, func() { w.read(m, 5, 0.5) })
 		}},
 		"batchfs": {firing: []string{"Gone"}, cause: func(w *watch) {
-			m, _ := w.small(e2e.Batchfs)
+			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
 				e2e.NoError(w, m.Cmd.Process.Signal(syscall.SIGKILL))
-				e2e.Await(w, "no answer", func() bool { return w.scrape(m) == nil })
+				e2e.Await(w, "the end of the metrics", func() bool { return w.scrape(m) == nil })
 			})
 			e2e.Run(w, e2e.Batchfs, "unmount", m.Dir)
 		}},
 		"waits": {firing: []string{"TrainingWaits"}, cause: func(w *watch) {
-			m, _ := w.small(e2e.Batchfs)
+			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() { w.read(m, 2000, 0) })
 		}},
 		"fails": {firing: []string{"Errors"}, cause: func(w *watch) {
-			m, tokens := w.small(e2e.Batchfs)
+			m, tokens := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
 				e2e.NoError(w, os.Truncate(tokens, 1000))
-				e2e.Fails(w.T, "Stale", "cat", m.Path("train/next"))
+				e2e.CheckFails(w.T, "Stale", "cat", m.Path("train/next"))
 			})
 		}},
 		"crowded": {firing: []string{"RequestsWait"}, cause: func(w *watch) {
@@ -232,18 +234,18 @@ func TestAlerts(t *testing.T) {
 			d.Set(w, e2e.Healthy)
 		}},
 		"dies": {firing: []string{"WorkersDie"}, cause: func(w *watch) {
-			m, _ := w.small(e2e.Batchfs)
+			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
 				e2e.NoError(w, syscall.Kill(m.Worker(w), syscall.SIGQUIT))
 				w.until(m, "batchfs_worker_crashes_total", isPositive)
 			})
 		}},
 		"refused": {firing: []string{"StoreFails"}, cause: func(w *watch) {
-			m := w.inStore(true, inOrder)
+			m := w.mountStore(true, inOrder)
 			w.during(m, func() { e2e.Run(w, "cat", m.Path("train/batches.bin")) })
 		}},
 		"half": {firing: []string{"CacheThrashes", "CacheNearlyFull"}, cause: func(w *watch) {
-			m := w.inStore(false, inOrder, "--set", "store.cache_dir="+w.TempDir(), "--set", fmt.Sprintf("store.cache_bytes=%d", 15*(e2e.StoreBlock+4096)))
+			m := w.mountStore(false, inOrder, "--set", "store.cache_dir="+w.TempDir(), "--set", fmt.Sprintf("store.cache_bytes=%d", 15*(e2e.StoreBlock+4096)))
 			e2e.Run(w, "cat", m.Path("train/seed=1/batches.bin"))
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/seed=2/batches.bin"))
@@ -251,12 +253,12 @@ func TestAlerts(t *testing.T) {
 			})
 		}},
 		"random": {firing: []string{"FetchedTwice"}, cause: func(w *watch) {
-			m := w.inStore(false, "order = \"random\"\nbatch_size = 1")
+			m := w.mountStore(false, "order = \"random\"\nbatch_size = 1")
 			w.during(m, func() { e2e.Run(w, "head", "-c", "100000", m.Path("train/batches.bin")) })
 		}},
 		"differ": {firing: []string{"HostsDiffer"}, cause: func(w *watch) {
-			m, _ := w.small(e2e.Batchfs)
-			config, _ := e2e.Small(w, 1)
+			m, _ := w.mountTokens(e2e.Batchfs)
+			config, _ := e2e.SmallConfig(w, 1)
 			e2e.Tokens(w, filepath.Join(filepath.Dir(config), "train.bin"), 50_000, 2)
 			another := w.mount(e2e.Batchfs, "-c", config)
 			w.during(m, func() {})
@@ -266,22 +268,22 @@ func TestAlerts(t *testing.T) {
 			later := filepath.Join(w.TempDir(), "batchfs")
 			e2e.Run(w, "go", "build", "-ldflags", "-X main.stamped=v9", "-o", later, "../cmd/batchfs")
 			for _, program := range []string{e2e.Batchfs, later} {
-				m, _ := w.small(program)
+				m, _ := w.mountTokens(program)
 				w.during(m, func() {})
 			}
 		}},
 	}
-	if os.Geteuid() == 0 { // may mount a disk
+	if os.Geteuid() == 0 { // because the test mounts a disk
 		disk := states["well"]
 		disk.firing = []string{"CacheNearlyFull"}
 		disk.cause = func(w *watch) {
 			dir := w.TempDir()
 			e2e.NoError(w, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m,mode=700"))
 			w.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-			m := w.inStore(false, inOrder, "--set", "store.cache_dir="+dir)
+			m := w.mountStore(false, inOrder, "--set", "store.cache_dir="+dir)
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/batches.bin"))
-				w.until(m, "batchfs_cache_kept_bytes", func(kept float64) bool { return kept > 30*e2e.StoreBlock })
+				w.until(m, "batchfs_cache_kept_bytes", func(bytes float64) bool { return bytes > 30*e2e.StoreBlock })
 			})
 		}
 		states["disk"] = disk

@@ -14,14 +14,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A refusal is one line that names something of its own, not a trace.
+// A refusal is one line with a message, not a stack trace.
 var (
-	refusal = regexp.MustCompile(`\Abatchfs: [^\n]*\n\z`)
-	trace   = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
+	refusal    = regexp.MustCompile(`\Abatchfs: [^\n]*\n\z`)
+	stackTrace = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
 )
 
-// runBad runs the program on input that may be bad, and returns the first bytes of what it writes. It must succeed or say
-// in a line why not.
+// runBad runs the program on input that may be bad, and returns the first bytes of its output. The
+// program must succeed, or say in one line why it does not.
 func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
@@ -30,24 +30,24 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	pipe := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	out, _ = io.ReadAll(io.LimitReader(pipe, 1<<16))
-	if len(out) == 1<<16 { // it serves, perhaps for hours
+	if len(out) == 1<<16 { // it serves batches, perhaps for hours
 		cmd.Process.Kill()
 		cmd.Wait()
 		return out, true
 	}
 	err := cmd.Wait()
 	switch code := cmd.ProcessState.ExitCode(); {
-	case trace.MatchString(stderr.String()), code != 0 && code != 1:
-		t.Errorf("%q: %v\n%s", args, err, &stderr)
+	case stackTrace.MatchString(stderr.String()), code != 0 && code != 1:
+		t.Errorf("%q: %v, want exit status 0 or 1 and no stack trace\n%s", args, err, &stderr)
 	case code == 1 && !refusal.MatchString(stderr.String()):
-		t.Errorf("%q: not one line: %q", args, &stderr)
+		t.Errorf("%q: standard error is %q, want one line", args, &stderr)
 	}
 	return out, err == nil
 }
 
-// Odd arguments are refused, and help is help.
+// Odd arguments are refused, and --help succeeds.
 func TestOddArguments(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	dir := filepath.Dir(config)
 	file := filepath.Join(dir, "train.bin")
 	var lists [][]string
@@ -76,20 +76,20 @@ func TestOddArguments(t *testing.T) {
 	} {
 		lists = append(lists, strings.Fields(args))
 	}
-	var all sync.WaitGroup
+	var running sync.WaitGroup
 	slots := make(chan struct{}, 4)
 	for _, args := range lists {
 		slots <- struct{}{}
-		all.Go(func() {
+		running.Go(func() {
 			if _, ok := runBad(t, args...); ok {
-				t.Errorf("%q: accepted", args)
+				t.Errorf("%q is accepted, want an error", args)
 			}
 			<-slots
 		})
 	}
-	all.Wait()
+	running.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "o/train.bin")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("prepare has made something: %v", err)
+		t.Errorf("prepare wrote train.bin in spite of bad arguments: %v", err)
 	}
 	e2e.NotMounted(t, dir)
 }

@@ -16,8 +16,9 @@ func benchCommand(t testing.TB, dir string, args ...string) *exec.Cmd {
 	return e2e.Command(t, e2e.PlainBatchfs, append([]string{"bench", "--python", e2e.Python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
 }
 
+// bench measures every way to read batches, cold and warm, and leaves nothing behind.
 func TestBench(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
 	cmd := benchCommand(t, dir, "--steps", "3", "--json", file)
@@ -25,7 +26,7 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	e2e.LeavesNothing(t, dir, dir)
+	e2e.CheckNothingLeft(t, dir, dir)
 	var report struct {
 		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
 		NotCold bool `json:"not_cold"`
@@ -43,10 +44,10 @@ func TestBench(t *testing.T) {
 	text := e2e.Content(t, file)
 	e2e.NoError(t, json.Unmarshal(text, &report))
 	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
-		t.Errorf("host is %+v", h)
+		t.Errorf("the host is %+v, want kernel, Go, Python and NumPy", h)
 	}
 	want := 8
-	if report.Host.Torch != "" { // which has a DataLoader
+	if report.Host.Torch != "" { // because PyTorch has a DataLoader
 		want++
 	}
 	for _, scene := range report.Scenes {
@@ -55,15 +56,16 @@ func TestBench(t *testing.T) {
 		}
 		for _, r := range scene.Rows {
 			if len(r.Rounds) != 1 || r.Figure <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 {
-				t.Errorf("%s: %+v", scene.Name, r)
+				t.Errorf("%s: %+v, want one round and positive figures", scene.Name, r)
 			}
 		}
 	}
 	if len(report.Scenes) != 3 || report.Advice == "" || !strings.HasSuffix(string(out), "\n"+report.Advice+"\n") {
-		t.Errorf("%d scenes, and at the end of the output should be the advice %q:\n%s", len(report.Scenes), report.Advice, out)
+		t.Errorf("%d scenes, want 3; the advice is %q, want it at the end of the output:\n%s", len(report.Scenes), report.Advice, out)
 	}
 }
 
+// An interrupted bench fails, and leaves nothing behind.
 func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -73,7 +75,7 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	done := e2e.Begin(t, cmd)
 	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
-	e2e.Await(t, "the end", func() bool { // by a user who presses Ctrl-C again and again
+	e2e.Await(t, "the end", func() bool { // a user presses Ctrl-C again and again
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:
@@ -83,7 +85,7 @@ func TestBenchInterrupted(t *testing.T) {
 		}
 	})
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
-		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
+		t.Errorf("exit status %d, want 1 and a message that says interrupted\n%s", cmd.ProcessState.ExitCode(), &out)
 	}
-	e2e.LeavesNothing(t, dir, dir)
+	e2e.CheckNothingLeft(t, dir, dir)
 }

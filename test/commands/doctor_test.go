@@ -12,6 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
+// The doctor prints one line for each thing that it checks, and exits with 1 if something must be
+// fixed.
 func TestDoctor(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
@@ -22,7 +24,7 @@ func TestDoctor(t *testing.T) {
 	e2e.Write(t, filepath.Join(full, "precious"), "")
 	for _, test := range []struct {
 		args []string
-		fix  []string // of its lines, those to be fixed
+		fix  []string // subjects of the lines that begin with FIX
 		want string
 	}{
 		{nil, nil, "ok   configuration: none"},
@@ -36,27 +38,28 @@ func TestDoctor(t *testing.T) {
 		{[]string{"--data", data, "--set", "memory.budget=1099511627776"}, []string{"memory"}, "--set memory.budget="},
 	} {
 		cmd := e2e.Command(t, e2e.Batchfs, append([]string{"doctor"}, test.args...)...)
-		cmd.Dir = empty // where no configuration file is
+		cmd.Dir = empty // has no configuration file
 		out, err := cmd.Output()
 		var fix []string
 		for line := range strings.Lines(string(out)) {
-			if what, ok := strings.CutPrefix(line, "FIX  "); ok {
-				what, _, _ = strings.Cut(what, ": ")
-				fix = append(fix, what)
+			if name, ok := strings.CutPrefix(line, "FIX  "); ok {
+				name, _, _ = strings.Cut(name, ": ")
+				fix = append(fix, name)
 			} else if !strings.HasPrefix(line, "ok   ") {
-				t.Errorf("%s: the line %q", test.args, line)
+				t.Errorf("%s: the line %q begins with neither ok nor FIX", test.args, line)
 			}
 		}
 		if code := cmd.ProcessState.ExitCode(); code != min(len(test.fix), 1) || !strings.Contains(string(out), test.want) || !slices.Equal(fix, test.fix) {
-			t.Errorf("%s: %v, to fix are %q, want %q\n%s", test.args, err, fix, test.fix, out)
+			t.Errorf("%s: error %v, FIX lines for %q, want %q and %q in the output\n%s", test.args, err, fix, test.fix, test.want, out)
 		}
 	}
 }
 
-// The doctor tells a mount that serves from one that is stuck or dead, at once, and what helps does.
+// The doctor immediately tells apart a mount that serves, one that is stuck and one that is dead,
+// and its advice works.
 func TestDoctorOfMounts(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	keeper := m.Cmd.Process.Pid
 	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted, served by process ", m.Dir)
@@ -70,22 +73,22 @@ func TestDoctorOfMounts(t *testing.T) {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--mounted", path)
 		return err
 	}
-	e2e.Await(t, "a probe to succeed", func() bool { return probe(m.Dir) == nil })
-	e2e.Equal(t, "a probe succeeds where nothing is mounted", probe(t.TempDir()) == nil, false)
-	e2e.Fails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
+	e2e.Await(t, "doctor --mounted to succeed", func() bool { return probe(m.Dir) == nil })
+	e2e.Equal(t, "doctor --mounted succeeds on a directory where nothing is mounted", probe(t.TempDir()) == nil, false)
+	e2e.CheckFails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
 
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
-	e2e.Equal(t, "a probe of a dead mount succeeds", probe(m.Dir) == nil, false)
+	e2e.Equal(t, "doctor --mounted succeeds on a dead mount", probe(m.Dir) == nil, false)
 	e2e.AwaitDoctor(t, m.Dir, "dead: process "+fmt.Sprint(keeper)+", which kept the mount, is gone; free it with: batchfs unmount "+m.Dir)
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 
-// The doctor, and a restart, say of a mount whose tokens changed or cannot be read which file that is, and what helps. A disk that
-// hangs does not keep them.
+// If the tokens of a mount changed or cannot be read, the doctor and a restart name the file and
+// the remedy, even if its disk hangs.
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
-	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 50_000))
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
 	well := e2e.Tokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")
@@ -104,42 +107,43 @@ func TestDoctorOfTokens(t *testing.T) {
 		d.Set(t, test.mode)
 		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "serves "+m.Dir+" now") ||
 			!strings.Contains(stderr, m.Path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
-			t.Errorf("restart: %v %q %q, want %q", err, out, stderr, test.want)
+			t.Errorf("restart: error %v, output %q, standard error %q, want %q", err, out, stderr, test.want)
 		}
 		e2e.AwaitDoctor(t, split, "FIX  mounted train: ", test.want, "ok   mounted well: ")
 	}
 	d.Set(t, e2e.Healthy)
 	e2e.AwaitDoctor(t, split, "ok   mounted train: ")
-	e2e.Await(t, "a restart", func() bool {
+	e2e.Await(t, "a restart that succeeds", func() bool {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
 		return err == nil
 	})
 }
 
-// An ordinary user hears what root would have to do.
+// The doctor tells an ordinary user what root would have to do.
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be another user")
 	out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")
 	if err == nil || !strings.Contains(out, "FIX  right to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
-		t.Errorf("%v %s", err, out)
+		t.Errorf("the doctor without fusermount3: error %v, output %s\nwant FIX and how to install fuse3", err, out)
 	}
 	if _, err := exec.LookPath("fusermount3"); err == nil {
 		out, err := e2e.AsUser(t, 54321, e2e.Nobody, e2e.Batchfs, "doctor")
 		if err == nil || !strings.Contains(out, "fusermount3 needs a name for user id 54321, and /etc/passwd has none: as root, echo 'trainer:x:54321:65534::/:/bin/sh' >>/etc/passwd") {
-			t.Errorf("a user without a name: %v %s", err, out)
+			t.Errorf("the doctor for a user without a name: error %v, output %s\nwant how to add a name", err, out)
 		}
 	}
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	out, err = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
 	if err == nil || !strings.Contains(out, m.Dir+" is mounted, and only user 0, who mounted it, may enter; to let others, that user mounts it with mount.allow_other") {
-		t.Errorf("in the mount of another user: %v %s", err, out)
+		t.Errorf("the doctor in the mount of another user: error %v, output %s\nwant who may enter it", err, out)
 	}
 	m = e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
-	out, _ = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir) // whose error may be of /dev/fuse
+	// The doctor may fail because of /dev/fuse.
+	out, _ = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
 	if !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted; only user 0, who mounted it, and root can look closer") ||
 		strings.Contains(out, "mounted splits") {
-		t.Errorf("in a mount for others: %s", out)
+		t.Errorf("the doctor in a mount with allow_other: %s\nwant ok, without the splits", out)
 	}
 }

@@ -10,8 +10,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inspected is a configuration of splits of several kinds, of tokens of 4 bytes that are their own positions in a file.
-func inspected(t testing.TB) (config string) {
+// inspectConfig writes a configuration of splits of several kinds. Their tokens of 4 bytes are
+// positions in a file.
+func inspectConfig(t testing.TB) (config string) {
 	t.Helper()
 	dir := t.TempDir()
 	config = filepath.Join(dir, "config.toml")
@@ -49,9 +50,10 @@ batch_size = 65537
 	return config
 }
 
-// What inspect says of a batch is what lies beside it in the mount, to the byte, also under the settings of a path.
+// inspect --json prints exactly what the batch's .json file in the mount contains, also under the
+// settings of a path.
 func TestInspectIsTheFileInTheMount(t *testing.T) {
-	config := inspected(t)
+	config := inspectConfig(t)
 	m := e2e.Mount(t, "-c", config)
 	for _, split := range []string{"train", "val", "torch", "mix"} {
 		for _, settings := range []string{"", "seed=7", "batch_size=5,world=4"} {
@@ -74,13 +76,14 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 	}
 
 	text := e2e.Run(t, "cat", m.Path("many/batch/0.json"))
-	e2e.Equal(t, "rows of a batch of many", strings.Count(text, `"row"`), 65537)
-	e2e.Equal(t, "inspect of many rows", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
+	e2e.Equal(t, "rows in the .json file of a batch of 65537 rows", strings.Count(text, `"row"`), 65537)
+	e2e.Equal(t, "inspect --json of the same batch", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
 	words := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config)
-	e2e.Equal(t, "rows of many in words", strings.Count(words, "\nrow "), 65537)
+	e2e.Equal(t, "rows that inspect prints of it", strings.Count(words, "\nrow "), 65537)
 }
 
-// Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.
+// Python finds the files that JSON names, even if their names are not UTF-8. No name can send
+// control sequences to a terminal.
 func TestOddNames(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
 	for _, name := range []string{"train.bin", "val.bin"} {
@@ -106,12 +109,12 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	reader.Ready(t)
 	_, users, err := e2e.Try(t, e2e.PlainBatchfs, "unmount", m.Dir)
 	if err == nil || !strings.Contains(users, `(\x1b]0;x\a\nprocess`) {
-		t.Errorf("%v: %s", err, users)
+		t.Errorf("unmount: error %v, standard error %q, want the escaped name of the process", err, users)
 	}
 	_, refused, _ := e2e.Try(t, e2e.PlainBatchfs, "mount", "--set", "splits.train.tokens="+dir+"\x1b", t.TempDir())
 	for _, text := range append(outputs, users, refused) {
 		if strings.ContainsAny(text, "\x1b\x07") || text == "" {
-			t.Errorf("%q", text)
+			t.Errorf("output has control characters, or is empty: %q", text)
 		}
 	}
 }
@@ -119,7 +122,7 @@ sys.stdin.read()`, m.Path("train/info.json")))
 // Given the identity of a sequence in a mount, cat writes the batches of that sequence, and refuses
 // any other sequence without writing a byte.
 func TestCatOfAnIdentity(t *testing.T) {
-	config, batches := e2e.Small(t, 1)
+	config, batches := e2e.SmallConfig(t, 1)
 	file := filepath.Join(filepath.Dir(config), "train.bin")
 	m := e2e.Mount(t, "-c", config)
 	identity := m.Info(t, "train").Identity
@@ -132,15 +135,16 @@ func TestCatOfAnIdentity(t *testing.T) {
 		for _, format := range []string{"raw", "npy", "safetensors", "info"} {
 			out, stderr, err := cat(split, format)
 			if err == nil || out != "" || !strings.Contains(stderr, "--identity is "+identity) || !strings.Contains(stderr, split+" has the identity ") {
-				t.Errorf("%s --format %s: %v, %q, and %d bytes", split, format, err, stderr, len(out))
+				t.Errorf("%s --format %s: error %v, standard error %q and %d bytes, want a refusal that names both identities", split, format, err, stderr, len(out))
 			}
 		}
 	}
-	out, stderr, err := cat("train/steps=7", "raw") // steps changes no batch, so not the identity either
-	if e2e.Line([]byte(out)) != batches[0] {
-		t.Errorf("%v, %s: another batch", err, stderr)
+	// steps changes no batch, so it does not change the identity.
+	out, stderr, err := cat("train/steps=7", "raw")
+	if e2e.Digest([]byte(out)) != batches[0] {
+		t.Errorf("cat of the same sequence: error %v, %s, want batch 0", err, stderr)
 	}
-	e2e.Fails(t, "train/seed=3 has the identity ", e2e.PlainBatchfs, "cat", m.Path("train/seed=3"), "--identity", identity)
+	e2e.CheckFails(t, "train/seed=3 has the identity ", e2e.PlainBatchfs, "cat", m.Path("train/seed=3"), "--identity", identity)
 	refused("train/order=shuffle")
 	refused("val")
 	e2e.ReplaceFile(t, file, e2e.StormTokens(1)[:e2e.Must(os.Stat(file))(t).Size()])

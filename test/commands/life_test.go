@@ -1,4 +1,5 @@
-// Package commands tests the commands, what they print, and how a mount begins and ends.
+// Package commands tests the commands: what they do, print and refuse, and how a mount begins and
+// ends.
 package commands
 
 import (
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // However a mount is ended, it leaves neither a mount nor a process.
 func TestEnding(t *testing.T) {
-	config, want := e2e.Small(t, 1)
+	config, want := e2e.SmallConfig(t, 1)
 	end := map[string]func(t *testing.T, m *e2e.Mounted){
 		"SIGINT":  func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGINT) },
 		"SIGTERM": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) },
@@ -36,31 +37,32 @@ func TestEnding(t *testing.T) {
 	for name, end := range end {
 		t.Run(name, func(t *testing.T) {
 			if name == "umount" && os.Geteuid() != 0 {
-				t.Skip("umount is root's")
+				t.Skip("only root may run umount")
 			}
 			m := e2e.Mount(t, "-c", config)
 			e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 			end(t, m)
-			m.EndsWith(t, 0)
+			m.AwaitExitStatus(t, 0)
 		})
 	}
 }
 
-// A reader that has a file open when the mount ends reads it to its end; unmount refuses meanwhile.
+// A reader that has a file open when the mount is told to end can read it to its end. Meanwhile,
+// unmount refuses.
 func TestEndingUnderAReader(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.grace=1h")
 	h := e2e.StartHandles(t, m.Dir)
 	h.Do("open val/batch/3")
 	h.Do("read 0 0 100")
-	e2e.Fails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
+	e2e.CheckFails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
 	m.Cmd.Process.Signal(syscall.SIGTERM)
-	e2e.Await(t, "what is waited for", func() bool { return strings.Contains(m.Out.String(), "still open") })
-	e2e.Contains(t, "the reader", h.Do("read 0 0 1000"), "256 ")
+	e2e.Await(t, "a message about open files", func() bool { return strings.Contains(m.Out.String(), "still open") })
+	e2e.Contains(t, "a read after SIGTERM", h.Do("read 0 0 1000"), "256 ")
 	h.Do("close")
 	m.AwaitEnd(t)
 	if strings.Contains(m.Out.String(), "their readers get errors") {
-		t.Errorf("it did not end with its last reader:\n%s", m.Out)
+		t.Errorf("the mount did not wait for its last reader:\n%s", m.Out)
 	}
 }
 
@@ -68,7 +70,7 @@ func TestEndingUnderAReader(t *testing.T) {
 // Only unmount --force has an effect meanwhile.
 func TestStoppedSupervisor(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	supervisor, workers := m.Cmd.Process.Pid, m.AwaitStandby(t)
 	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGSTOP))
@@ -78,101 +80,75 @@ func TestStoppedSupervisor(t *testing.T) {
 	}
 	stopped := fmt.Sprintf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Dir, supervisor)
 	for _, args := range [][]string{{"restart", m.Dir}, {"unmount", m.Dir}, {"seek", m.Path("train"), "7"}, {"why", m.Path("train/next")}} {
-		e2e.Fails(t, stopped, append([]string{e2e.Batchfs}, args...)...)
+		e2e.CheckFails(t, stopped, append([]string{e2e.Batchfs}, args...)...)
 	}
-	e2e.Equal(t, "it is mounted", e2e.IsMounted(t, m.Dir), true)
-	e2e.Fails(t, fmt.Sprintf("is stopped; it ends after: kill -CONT %d", supervisor), e2e.Batchfs, "unmount", "--force", m.Dir)
+	e2e.Equal(t, "the mount is still there", e2e.IsMounted(t, m.Dir), true)
+	e2e.CheckFails(t, fmt.Sprintf("is stopped; it ends after: kill -CONT %d", supervisor), e2e.Batchfs, "unmount", "--force", m.Dir)
 	e2e.NotMounted(t, m.Dir)
 	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGCONT))
 	m.AwaitEnd(t)
 }
 
-// mount -d returns 0 when, and only when, batches can be read.
+// mount -d returns 0 exactly when batches can be read.
 func TestBackground(t *testing.T) {
 	e2e.NeedFUSE(t)
-	config, want := e2e.Small(t, 1)
+	config, want := e2e.SmallConfig(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	// A pipe that the caller has open: its reader waits for the end.
+	// Reading this pipe to its end checks that the mount does not keep files of its caller open.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
-	said := e2e.Must(cmd.Output())(t)
+	output := e2e.Must(cmd.Output())(t)
 	open.Close()
 	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
 	e2e.Must(io.ReadAll(ended))(t)
-	out := string(said)
+	out := string(output)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
 	pid := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1]))(t)
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
-		t.Errorf("log: %v %s", err, text)
+		t.Errorf("the log: error %v, %q, want a line that says mounted", err, text)
 	}
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
 	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }
 
-// The kernel reads files of a mount further ahead than it does by itself.
+// The kernel reads ahead further in a mount than by default.
 func TestReadAhead(t *testing.T) {
-	e2e.NeedRoot(t, "it is root's to set")
+	e2e.NeedRoot(t, "only root may set it")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
 	e2e.NoError(t, syscall.Stat(m.Dir, &st))
 	file := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
 	if err := unix.Access(file, unix.W_OK); err != nil {
-		t.Skip(file, err) // as in a container
+		t.Skip(file, err) // some containers may not write it
 	}
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1024\n" {
-		t.Errorf("%s: %v, %q", file, err, got)
+		t.Errorf("%s: error %v, %q, want 1024", file, err, got)
 	}
 }
 
-// Only the batchfs that was mounted is unmounted, whatever lies under it or over it.
-func TestStackedMounts(t *testing.T) {
-	e2e.NeedFUSE(t)
-	e2e.NeedRoot(t, "mounting a tmpfs is root's")
-	config, want := e2e.Small(t, 1)
-	dir := t.TempDir()
-	under := func(t *testing.T) {
-		t.Helper()
-		e2e.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, ""))
-	}
-	t.Cleanup(func() {
-		for syscall.Unmount(dir, syscall.MNT_DETACH) == nil {
-		}
-	})
-	under(t)
-	e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
-	e2e.Equal(t, "batch 0 over a tmpfs", e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0], want[0])
-	under(t)
-	e2e.Write(t, filepath.Join(dir, "precious"), "")
-	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", dir)
-	e2e.Must(os.Stat(filepath.Join(dir, "precious")))(t)
-	e2e.NoError(t, syscall.Unmount(dir, 0))
-	e2e.Run(t, e2e.Batchfs, "unmount", dir)
-	e2e.Equal(t, "mounts that are left, of which one is the tmpfs", e2e.Run(t, "grep", "-c", dir, "/proc/mounts"), "1\n")
-}
-
-// A mount serves though its output has no reader.
+// A mount keeps serving after the reader of its output has gone.
 func TestNobodyListens(t *testing.T) {
-	config, want := e2e.Small(t, 1)
+	config, want := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()
-	heard, said, err := os.Pipe()
+	r, w, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
-	cmd.Stdout, cmd.Stderr = said, said
+	cmd.Stdout, cmd.Stderr = w, w
 	m := e2e.StartMount(t, dir, cmd)
-	said.Close()
-	e2e.Must(heard.Read(make([]byte, 1)))(t)
-	heard.Close()
-	e2e.Try(t, "stat", m.Path("train/colour=red")) // the log would say so
+	w.Close()
+	e2e.Must(r.Read(make([]byte, 1)))(t)
+	r.Close()
+	e2e.Try(t, "stat", m.Path("train/colour=red")) // writes to the log
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
-// A mount in the foreground ends with its terminal.
+// A mount in the foreground ends when its terminal is closed.
 func TestTerminalIsClosed(t *testing.T) {
 	e2e.NeedFUSE(t)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	out := e2e.Run(t, e2e.Python, "-c", `
@@ -186,6 +162,6 @@ while b"stop with Ctrl-C" not in said:
 os.close(terminal)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, e2e.Batchfs, "mount", "-c", config, dir)
 	if out != "0\n" || e2e.IsMounted(t, dir) {
-		t.Errorf("exit status %s, mounted: %v", out, e2e.IsMounted(t, dir))
+		t.Errorf("exit status %s, mounted: %v, want 0 and not mounted", out, e2e.IsMounted(t, dir))
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A log is of the form and of the level that were asked for.
+// The log has the configured format and level.
 func TestLog(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	for _, test := range []struct {
 		args  []string
 		lines int
@@ -29,22 +29,23 @@ func TestLog(t *testing.T) {
 	} {
 		file := filepath.Join(t.TempDir(), "log")
 		m := e2e.Mount(t, append(test.args, "-c", config, "--log", file, "--set", "log.format=json")...)
-		e2e.Try(t, "stat", m.Path("train/colour=red")) // the log says so
+		e2e.Try(t, "stat", m.Path("train/colour=red")) // writes to the log
 		m.Stop(t)
 		text := e2e.Content(t, file)
 		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
-			t.Errorf("%s: %d lines:\n%s", test.args, n, text)
+			t.Errorf("%s: %d lines, want at least %d, or none if that is 0:\n%s", test.args, n, test.lines, text)
 		}
 		for line := range strings.Lines(string(text)) {
-			var said struct{ Time, Level, Msg, Mountpoint string }
-			if err := json.Unmarshal([]byte(line), &said); err != nil || said.Msg == "" || said.Mountpoint != m.Dir || said.Level != "INFO" && said.Level != "WARN" {
-				t.Errorf("%v: %s", err, line)
+			var entry struct{ Time, Level, Msg, Mountpoint string }
+			if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Msg == "" || entry.Mountpoint != m.Dir || entry.Level != "INFO" && entry.Level != "WARN" {
+				t.Errorf("a line of the log: error %v, %s\nwant JSON with level INFO or WARN, a message and the mountpoint", err, line)
 			}
 		}
 	}
 }
 
-// A screen is what a process has written to a pipe or a terminal, as far as it was read.
+// A screen holds what was read from a pipe or a terminal that a process writes to. It is safe for
+// concurrent use.
 type screen struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
@@ -62,8 +63,8 @@ func (s *screen) String() string {
 	return s.text.String()
 }
 
-// unread returns a pipe that is full and a terminal that is stopped. begin lets it take what is written again.
-func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)) {
+// unreadOutput returns a full pipe or a stopped terminal. begin starts reading it.
+func unreadOutput(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)) {
 	t.Helper()
 	if !terminal {
 		var ends [2]int
@@ -89,14 +90,14 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 	}
 }
 
-// A log without a reader holds up no trainer, whatever is logged, and no successor of a worker that dies, also of one whose
-// crash has much to say. When it is read again, the log continues.
+// A log that nobody reads delays neither a trainer nor the successor of a worker that dies with a
+// long stack trace. When it is read again, the log continues.
 func TestNobodyReadsTheLog(t *testing.T) {
 	for name, terminal := range map[string]bool{"pipe": false, "terminal": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			config, want := e2e.Small(t, 4)
-			log, begin := unread(t, terminal)
+			config, want := e2e.SmallConfig(t, 4)
+			log, begin := unreadOutput(t, terminal)
 			defer log.Close()
 			file := e2e.Must(os.Create(filepath.Join(t.TempDir(), "out")))(t)
 			defer file.Close()
@@ -120,49 +121,32 @@ for n in range(1000):
     except FileNotFoundError:
         pass`, m.Path("train"))
 			e2e.Equal(t, "batch 3", e2e.Read(t, "read", m.Path("train/next"))[0], want[3])
-			var said screen
-			begin(&said)
-			e2e.Await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
+			var shown screen
+			begin(&shown)
+			e2e.Await(t, "the log lines that were queued", func() bool { return strings.Count(shown.String(), "another goes on") == 3 })
 			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
-			e2e.Await(t, "a line of an error", func() bool {
-				e2e.Try(t, "cat", m.Path("train/next")) // an error, and the log says so
-				return strings.Contains(said.String(), "a request failed")
+			e2e.Await(t, "a log line about a failed request", func() bool {
+				e2e.Try(t, "cat", m.Path("train/next")) // fails, and is logged
+				return strings.Contains(shown.String(), "a request failed")
 			})
 		})
 	}
 }
 
-// The end of a mount that fails waits for no log.
-func TestNobodyReadsTheEnd(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	log, _ := unread(t, false)
-	defer log.Close()
-	dir := t.TempDir()
-	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
-	cmd.Stdout, cmd.Stderr = log, log
-	m := e2e.StartMount(t, dir, cmd)
-	e2e.Await(t, "a mount that serves", func() bool {
-		_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
-		return err == nil
-	})
-	e2e.Run(t, e2e.Batchfs, "unmount", dir)
-	m.AwaitEnd(t)
-}
-
-// A named pipe without a reader is refused as the log, and one with a reader is not.
+// A named pipe is refused as the log if no program reads it.
 func TestLogToANamedPipe(t *testing.T) {
 	e2e.NeedFUSE(t)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	fifo := filepath.Join(t.TempDir(), "log")
 	e2e.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, flags := range [][]string{nil, {"-d"}} {
 		args := append([]string{e2e.Batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
-		e2e.Fails(t, "no program reads the named pipe "+fifo, args...)
+		e2e.CheckFails(t, "no program reads the named pipe "+fifo, args...)
 	}
 	reader := e2e.Must(os.OpenFile(fifo, os.O_RDWR, 0))(t)
 	defer reader.Close()
-	var said screen
-	go io.Copy(&said, reader)
+	var shown screen
+	go io.Copy(&shown, reader)
 	e2e.Mount(t, "-c", config, "--log", fifo)
-	e2e.Await(t, "a line in the pipe", func() bool { return strings.Contains(said.String(), "msg=mounted") })
+	e2e.Await(t, "a line in the pipe", func() bool { return strings.Contains(shown.String(), "msg=mounted") })
 }

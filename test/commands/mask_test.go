@@ -11,7 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// masked prints whether a mount's mask is 1 exactly where the target is an upper-case letter, or a lower-case one, and in all files alike.
+// masked prints "upper" if the mask is 1 exactly where the target is an upper-case letter, and
+// "lower" likewise. It also checks that all files have the same mask.
 const masked = `
 import json, struct, sys
 import numpy as np
@@ -28,8 +29,8 @@ for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y 
         print(case)
 `
 
-// The command that prepare prints serves the mask that prepare wrote, from any worker, and follows one that is prepared later. x and y are
-// those without it.
+// The mount command that prepare prints serves the mask that prepare wrote, with every worker, and
+// follows a mask that is prepared later. The mask does not change x and y.
 func TestPreparedMask(t *testing.T) {
 	dir := t.TempDir()
 	var lines strings.Builder
@@ -39,8 +40,8 @@ func TestPreparedMask(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "sft.jsonl"), []byte(lines.String()))
 	prepare := func(args ...string) (mount string) {
 		t.Helper()
-		said := e2e.Run(t, append([]string{"env", "-C", dir, e2e.Batchfs, "prepare", "sft.jsonl", "--by", "byte", "--out", "it's sft"}, args...)...)
-		_, command, _ := strings.Cut(said, "next: batchfs mount ")
+		output := e2e.Run(t, append([]string{"env", "-C", dir, e2e.Batchfs, "prepare", "sft.jsonl", "--by", "byte", "--out", "it's sft"}, args...)...)
+		_, command, _ := strings.Cut(output, "next: batchfs mount ")
 		return command
 	}
 	command := prepare("--mask", "prompt:0,completion:1")
@@ -49,35 +50,35 @@ func TestPreparedMask(t *testing.T) {
 	program := exec.Command("sh", "-c", command)
 	program.Dir = dir
 	m := e2e.MountAt(t, mountpoint, program)
-	reads := func(want string) {
+	checkLetters := func(want string) {
 		t.Helper()
 		for _, settings := range []string{"", "/seed=7,order=shuffle,rank=1,world=2"} {
-			e2e.Equal(t, "the mask is 1 where y", e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)), want+"\n")
+			e2e.Equal(t, "the letters in y where the mask is 1", e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)), want+"\n")
 		}
 	}
-	reads("upper")
-	want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Join(dir, "it's sft"), "--set", "splits.train.arrays=[]"))
-	e2e.Equal(t, "next, beside a mask", e2e.Take(t, m, "train/next"), want)
+	checkLetters("upper")
+	want := e2e.Digest(e2e.Cat(t, "train", "--data", filepath.Join(dir, "it's sft"), "--set", "splits.train.arrays=[]"))
+	e2e.Equal(t, "next of a split with a mask", e2e.NextDigest(t, m, "train/next"), want)
 	first := m.Info(t, "train").Fingerprint
 	e2e.Kill(t, m, m.AwaitWorker(t))
-	reads("upper")
+	checkLetters("upper")
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
-	reads("upper")
+	checkLetters("upper")
 	prepare("--mask", "prompt:1,completion:0", "--force")
 	e2e.Await(t, "the new mask", func() bool { return m.Info(t, "train").Changes == 1 })
-	reads("lower")
+	checkLetters("lower")
 	e2e.Kill(t, m, m.AwaitWorker(t))
-	reads("lower")
-	e2e.Equal(t, "another mask has the same fingerprint", m.Info(t, "train").Fingerprint == first, false)
+	checkLetters("lower")
+	e2e.Equal(t, "the fingerprint is the same with another mask", m.Info(t, "train").Fingerprint == first, false)
 	prepare("--field", "prompt", "--force")
 	if _, stderr, err := e2e.Try(t, "cat", m.Path("train/next")); err == nil {
-		t.Error("a batch is read though its mask is gone")
+		t.Error("a batch is read although its mask is gone, want an error")
 	} else if !strings.Contains(m.Out.String(), "mask uint8") {
-		t.Errorf("%s: the log does not say that the mask is gone", stderr)
+		t.Errorf("cat: %s; the log does not say that the mask is gone", stderr)
 	}
 }
 
-// The command that prepare prints is right for files of every format, however short.
+// The mount command that prepare prints works for files of every format, however short.
 func TestPreparePrintsACommand(t *testing.T) {
 	dir := t.TempDir()
 	var lines strings.Builder
@@ -87,14 +88,14 @@ func TestPreparePrintsACommand(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "a.jsonl"), []byte(lines.String()))
 	for _, format := range []string{"headerless", "llm.c", "megatron", "datatrove", "npy"} {
 		for _, shard := range []string{"0", "300"} {
-			said := e2e.Run(t, "env", "-C", dir, e2e.PlainBatchfs, "prepare", "a.jsonl", "--by", "byte", "--val", "0.3", "--format", format,
+			output := e2e.Run(t, "env", "-C", dir, e2e.PlainBatchfs, "prepare", "a.jsonl", "--by", "byte", "--val", "0.3", "--format", format,
 				"--shard-tokens", shard, "--mask", "text:1", "--force", "--out", format+shard)
-			_, command, _ := strings.Cut(said, "next: batchfs mount ")
+			_, command, _ := strings.Cut(output, "next: batchfs mount ")
 			for _, split := range []string{"train", "val"} {
 				out := e2e.Run(t, "env", "-C", dir, "sh", "-c", e2e.PlainBatchfs+" inspect "+split+" 0 "+strings.Replace(command, "MOUNTPOINT", "--json", 1))
 				var origin struct{ Rows []any }
 				if err := json.Unmarshal([]byte(out), &origin); err != nil || len(origin.Rows) != 12 {
-					t.Errorf("%s: %v, %s", command, err, out)
+					t.Errorf("inspect with the arguments %q: error %v, %s\nwant 12 rows", command, err, out)
 				}
 			}
 		}

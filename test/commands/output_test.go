@@ -19,7 +19,7 @@ func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	full := e2e.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	dir := filepath.Dir(config)
 	tokens, text := filepath.Join(dir, "train.bin"), e2e.Write(t, filepath.Join(dir, "book.txt"), strings.Repeat("to be or not to be\n", 500))
 	begin := func(args ...string) (cmd *exec.Cmd, stderr e2e.LogFile, ended <-chan struct{}) {
@@ -35,7 +35,7 @@ func TestFullDisk(t *testing.T) {
 		<-ended
 		const want = "batchfs: standard output: no space left on device\n"
 		if cmd.ProcessState.ExitCode() != 1 || strings.Count(stderr.String(), want) != 1 {
-			t.Errorf("%s: %v %s", cmd.Args, cmd.ProcessState, stderr)
+			t.Errorf("%s: %v, standard error %q, want exit status 1 and a full disk", cmd.Args, cmd.ProcessState, stderr)
 		}
 	}
 	fails := func(args ...string) {
@@ -44,7 +44,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	commands := regexp.MustCompile(`(?m)^  (\w+)  .*$`).FindAllStringSubmatch(e2e.Run(t, e2e.PlainBatchfs, "--help"), -1)
 	if len(commands) < 20 {
-		t.Fatalf("the commands are %q", commands)
+		t.Fatalf("--help lists only the commands %q", commands)
 	}
 	for _, c := range commands {
 		fails(c[1], "--help")
@@ -68,7 +68,8 @@ func TestFullDisk(t *testing.T) {
 	background := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(background, syscall.MNT_DETACH) })
 	fails("mount", "-d", "-c", config, "--log", filepath.Join(dir, "log"), background)
-	e2e.Run(t, e2e.PlainBatchfs, "unmount", background) // the mount succeeded; only its message was lost
+	// The mount succeeded, and only its message was lost.
+	e2e.Run(t, e2e.PlainBatchfs, "unmount", background)
 	cmd, stderr, ended := begin("mount", "-c", config, background)
 	e2e.Await(t, "a mount that serves", func() bool { return strings.Contains(stderr.String(), "msg=mounted") })
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
@@ -89,7 +90,7 @@ func TestForgedNames(t *testing.T) {
 	data := []string{"--data", dir, "--set", "batch.block_size=16"}
 	for _, test := range []struct {
 		args []string
-		want string // start of a line; %s stands for the quoted directory
+		want string // beginning of a line; %s stands for the quoted directory
 	}{
 		{append(data, "mount", "-d", "--log", filepath.Join(dir, "log"), mountpoint), "%s/mnt serves"},
 		{append(data, "mount", mountpoint), "batchfs: mountpoint "},
@@ -118,7 +119,7 @@ func TestForgedNames(t *testing.T) {
 			t.Errorf("%q: %q, want %q", test.args, text, want)
 		}
 		if test.args[0] == "list" {
-			top := seconds(t, mountpoint)
+			top := startTop(t, mountpoint)
 			e2e.Equal(t, "the mountpoint in JSON", top().Mountpoint, strings.ToValidUTF8(mountpoint, "\ufffd"))
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// needs are what plan says.
-type needs struct {
+// estimates are what plan prints as JSON.
+type estimates struct {
 	Epoch    int     `json:"epoch_steps"`
 	Requests float64 `json:"host_requests"`
 	Bytes    float64 `json:"host_fetched_bytes"`
@@ -21,7 +21,7 @@ type needs struct {
 	Mount    float64 `json:"mount_requests"`
 }
 
-// counts are what a store is asked for: blocks, and other things, with which objects are opened.
+// counts counts the requests to a store. Requests for anything but blocks open objects.
 type counts struct{ others, blocks, bytes atomic.Int64 }
 
 func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
@@ -35,32 +35,33 @@ func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// near fails the test unless a number is within a tenth of what was planned.
-func near(t *testing.T, what string, got, want float64) {
+// checkNear checks that a number is within a tenth of the planned one.
+func checkNear(t *testing.T, what string, got, want float64) {
 	t.Helper()
 	t.Logf("%s: %.0f, planned were %.0f", what, got, want)
 	if math.Abs(got-want) > 0.1*want {
-		t.Errorf("%s: not within 10%%", what)
+		t.Errorf("%s: %.0f, want %.0f within 10%%", what, got, want)
 	}
 }
 
-// What plan says of a host's requests and bytes is what the store then counts, within a tenth: for mounting, and for every order, in the first epoch
-// and in a later one. With a block cache for half of it, blocks that were fetched ahead make room for others, so that some are fetched twice.
+// The requests and bytes that plan estimates are within a tenth of those that the store counts: for
+// mounting, and for every order in the first epoch and in a later one. If the block cache has room
+// for only half, prefetched blocks evict others, so some are fetched twice.
 func TestPlanIsMeasured(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	b := e2e.NewBucket(t)
 	b.Put(t, "train_0.bin", e2e.RandomBytes(100*e2e.StoreBlock))
 	b.Put(t, "train_1.bin", e2e.RandomBytes(92*e2e.StoreBlock))
 	var c counts
-	b.Fails(c.count)
-	sizes := e2e.JSON[needs](t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
+	b.FailWith(c.count)
+	sizes := e2e.JSON[estimates](t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
 		strconv.Itoa(100*e2e.StoreBlock/2), "--step", "1s", "--json")
 	for _, test := range []struct {
 		batch       string // settings
 		hosts, gpus int
-		share       float64 // of what a host needs, that its block cache has room for
-		ahead       int     // MiB
-		fill        bool    // before the run
+		share       float64 // part of what a host needs that fits in its block cache
+		ahead       int     // memory for prefetching, in MiB
+		fill        bool    // whether the cache is filled before the run
 	}{
 		{"order=random", 4, 1, 1, 4, false},
 		{"order=shuffle shuffle_block=256KiB local_world=2", 2, 2, 1, 4, false},
@@ -76,23 +77,23 @@ func TestPlanIsMeasured(t *testing.T) {
 			for _, setting := range append(strings.Fields(test.batch), "block_size=4000", "batch_size=4", fmt.Sprintf("world=%d", test.hosts*test.gpus)) {
 				args = append(args, "--set", "batch."+setting)
 			}
-			planned := func(epochs int) needs {
+			planned := func(epochs int) estimates {
 				t.Helper()
-				return e2e.JSON[needs](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
+				return e2e.JSON[estimates](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
 					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
 			}
 			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).Share)))
-			plans := []needs{planned(1), planned(2)}
+			plans := []estimates{planned(1), planned(2)}
 			c.blocks.Store(0)
 			c.bytes.Store(0)
 			if test.fill {
 				e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "0", "--world", "4", "--local-world", "2"}, args...)...)
-				near(t, "requests to fill the cache", float64(c.blocks.Load()), plans[0].Requests)
+				checkNear(t, "requests to fill the cache", float64(c.blocks.Load()), plans[0].Requests)
 			}
 			c.others.Store(0)
 			m := e2e.Mount(t, args...)
-			near(t, "requests to mount", float64(c.others.Load()), plans[0].Mount)
-			near(t, "requests to mount, by the sizes alone", float64(c.others.Load()), sizes.Mount)
+			checkNear(t, "requests to mount", float64(c.others.Load()), plans[0].Mount)
+			checkNear(t, "requests to mount, by the sizes alone", float64(c.others.Load()), sizes.Mount)
 			for i, plan := range plans {
 				files := []string{"cksum"}
 				for k := i * plan.Epoch; k < (i+1)*plan.Epoch; k++ {
@@ -101,8 +102,8 @@ func TestPlanIsMeasured(t *testing.T) {
 					}
 				}
 				e2e.Run(t, files...)
-				near(t, fmt.Sprintf("requests for blocks, epochs: %d", i+1), float64(c.blocks.Load()), plan.Requests)
-				near(t, fmt.Sprintf("bytes, epochs: %d", i+1), float64(c.bytes.Load()), plan.Bytes)
+				checkNear(t, fmt.Sprintf("requests for blocks, epochs: %d", i+1), float64(c.blocks.Load()), plan.Requests)
+				checkNear(t, fmt.Sprintf("bytes, epochs: %d", i+1), float64(c.bytes.Load()), plan.Bytes)
 			}
 		})
 	}

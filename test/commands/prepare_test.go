@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"bufio"
 	"cmp"
 	"io"
 	"os"
@@ -16,9 +15,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// On a full disk prepare leaves no token file. It resumes when there is room.
+// On a full disk, prepare leaves no token file. It resumes when there is room.
 func TestPrepareDiskFull(t *testing.T) {
-	e2e.NeedRoot(t, "mounting a tmpfs is root's")
+	e2e.NeedRoot(t, "only root may mount a tmpfs")
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
 	e2e.CompressedLines(t, texts, 4<<20)
@@ -26,23 +25,23 @@ func TestPrepareDiskFull(t *testing.T) {
 	e2e.Run(t, append(args, want)...)
 	e2e.NoError(t, os.Mkdir(out, 0o755))
 	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=3m"); err != nil {
-		e2e.Lack(t, "no tmpfs: %v", err)
+		e2e.SkipOrFail(t, "no tmpfs: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
-	e2e.Fails(t, "no space left on device; run the same command again to continue", append(args, out)...)
+	e2e.CheckFails(t, "no space left on device; run the same command again to continue", append(args, out)...)
 	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
-		t.Errorf("it leaves %v", entries)
+		t.Errorf("prepare left %v, want only .prepare", entries)
 	}
 	e2e.NoError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	e2e.Run(t, append(args, out)...)
-	e2e.Equal(t, "the files, beside those of a run on a disk with room", e2e.Contents(t, out), e2e.Contents(t, want))
+	e2e.Equal(t, "the files, compared with those of a run on a disk with room", e2e.Contents(t, out), e2e.Contents(t, want))
 }
 
-// prepare works in a directory of its own, and removes only what it made.
+// prepare works in a directory of its own, and removes only what it created.
 func TestPrepareWorkplace(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(workplace, victim string) error
-		want string // empty where prepare succeeds
+		want string // empty if prepare succeeds
 	}{
 		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is not a directory"},
 		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is not a directory"},
@@ -55,7 +54,7 @@ func TestPrepareWorkplace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "another user" && os.Geteuid() != 0 {
-				t.Skip("another user's directory takes root")
+				t.Skip("only root can make a directory of another user")
 			}
 			dir := t.TempDir()
 			out, text := filepath.Join(dir, "out"), filepath.Join(dir, "text")
@@ -71,19 +70,20 @@ func TestPrepareWorkplace(t *testing.T) {
 					e2e.Must(os.Lstat(filepath.Join(out, name)))(t)
 				}
 			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
-				t.Errorf("%v: %s, want: %s", err, stderr, want)
+				t.Errorf("error %v, standard error %q, want %q", err, stderr, want)
 			}
 			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
-				t.Errorf("it leaves %v", left)
+				t.Errorf("prepare left %v, want what was there before", left)
 			}
-			e2e.Equal(t, "the victim has", string(e2e.Content(t, filepath.Join(victim, "train.bin"))), "mine")
+			e2e.Equal(t, "the victim's file", string(e2e.Content(t, filepath.Join(victim, "train.bin"))), "mine")
 		})
 	}
 }
 
-// A pipe has another text each time: prepare resumes no run that read one, not even a run that failed only when it published its files.
+// A pipe has another text each time. prepare never resumes a run that read one, not even a run that
+// failed only when it published its files.
 func TestPrepareReadOnce(t *testing.T) {
-	e2e.NeedRoot(t, "mounting is root's")
+	e2e.NeedRoot(t, "only root may mount")
 	dir := t.TempDir()
 	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
 	busy := filepath.Join(out, "train.bin")
@@ -93,12 +93,12 @@ func TestPrepareReadOnce(t *testing.T) {
 		prepare := []string{e2e.Batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
 		e2e.Write(t, busy, "")
 		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
-			e2e.Lack(t, "no bind mount: %v", err)
+			e2e.SkipOrFail(t, "no bind mount: %v", err)
 		}
 		t.Cleanup(func() { syscall.Unmount(busy, syscall.MNT_DETACH) })
 		_, stderr, err := e2e.Try(t, append([]string{"sh", "-c", script, "first"}, prepare...)...)
 		if err == nil || !strings.HasSuffix(stderr, "device or resource busy\n") {
-			t.Errorf("%s, where train.bin is mounted on: %v %s", input, err, stderr)
+			t.Errorf("prepare %s with a mount on train.bin: error %v, %q, want a busy device", input, err, stderr)
 		}
 		e2e.NoError(t, syscall.Unmount(busy, 0))
 		e2e.Run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
@@ -106,40 +106,13 @@ func TestPrepareReadOnce(t *testing.T) {
 	}
 }
 
-// A run says what it does before it has read anything, and how far it is while its input stands still.
-func TestPrepareSaysHowFar(t *testing.T) {
-	t.Parallel()
-	r, w, err := os.Pipe()
-	e2e.NoError(t, err)
-	defer w.Close()
-	cmd := e2e.Command(t, e2e.Batchfs, "prepare", "-", "--as", "jsonl", "--by", "byte", "--val", "0", "--out", filepath.Join(t.TempDir(), "out"))
-	cmd.Stdin = r
-	lines := bufio.NewScanner(e2e.Must(cmd.StdoutPipe())(t))
-	e2e.NoError(t, cmd.Start())
-	e2e.NoError(t, r.Close())
-	stop := e2e.AnswersSoon(t, cmd)
-	defer stop()
-	for _, want := range []string{"tokens of byte: no token separates documents", "warning: byte has no known end-of-text token", "encoding: 0 bytes"} {
-		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
-			t.Fatalf("%q, %v, want %q", lines.Text(), lines.Err(), want)
-		}
-	}
-	io.WriteString(w, "{\"text\": \"abc\"}\n")
-	e2e.NoError(t, w.Close())
-	for lines.Scan() && !strings.HasSuffix(lines.Text(), "train.bin: 3 tokens") {
-	}
-	e2e.Equal(t, "the tokens are said", strings.HasSuffix(lines.Text(), "train.bin: 3 tokens"), true)
-	for lines.Scan() {
-	}
-	e2e.NoError(t, cmd.Wait())
-}
-
-// Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.
+// Whatever its input waits for, prepare ends at the first signal, and immediately if something else
+// fails.
 func TestPrepareIdle(t *testing.T) {
 	for name, c := range map[string]struct {
-		stdin string // before it is idle
+		stdin string // written before the input stops
 		args  string
-		sig   os.Signal // nil where prepare fails
+		sig   os.Signal // nil if prepare fails on its own
 		want  string
 	}{
 		"Ctrl-C":             {"some text", "-", syscall.SIGINT, "batchfs: interrupted\n"},
@@ -161,7 +134,7 @@ func TestPrepareIdle(t *testing.T) {
 			e2e.NoError(t, r.Close())
 			io.WriteString(w, c.stdin) // an error, if it has ended before
 			if c.sig != nil {
-				e2e.Await(t, "that it has read the text", func() bool {
+				e2e.Await(t, "prepare to read the text", func() bool {
 					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))
 					left, ioctl := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
 					return err == nil && ioctl == nil && left == 0
@@ -170,10 +143,10 @@ func TestPrepareIdle(t *testing.T) {
 			}
 			testwait.For(t, "the end", ended)
 			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
-				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
+				t.Errorf("%v, standard error %q, want exit status 1 and %q", cmd.ProcessState, &stderr, c.want)
 			}
 			if left, err := os.ReadDir(filepath.Join(dir, "out")); err != nil || len(left) > 0 {
-				t.Errorf("it leaves %v, %v", left, err)
+				t.Errorf("prepare left %v (error %v), want nothing", left, err)
 			}
 		})
 	}

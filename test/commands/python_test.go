@@ -9,7 +9,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The tests of the Python package, which mount for themselves. Those of the wheel are run by deploy/release/packages.
+// The tests of the Python package pass. They mount for themselves. deploy/release/packages runs the
+// tests of the wheel.
 func TestPythonPackage(t *testing.T) {
 	e2e.NeedFUSE(t)
 	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs")
@@ -19,12 +20,12 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
-// Commands work on a mount that the Python package made. Its log is a memfd, like the shared
+// Commands work on a mount that the Python package made, whose log is a memfd, like the shared
 // memory.
 func TestCommandsOnAMountOfPython(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	cmd := e2e.Command(t, e2e.Python, "-c", `
@@ -36,21 +37,21 @@ with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
 	trainer := e2e.StartClient(t, cmd)
 	trainer.Ready(t)
 	m := &e2e.Mounted{Dir: dir}
-	e2e.Await(t, "list to say that it serves", stateInList(t, dir, "serving"))
-	e2e.Equal(t, "top's state", seconds(t, dir)().State, "serving")
-	e2e.Says(t, "can be read", e2e.Batchfs, "why", m.Path("train/batch/7"))
+	e2e.Await(t, "list to show it as serving", stateInList(t, dir, "serving"))
+	e2e.Equal(t, "the state that top shows", startTop(t, dir)().State, "serving")
+	e2e.CheckOutput(t, "can be read", e2e.Batchfs, "why", m.Path("train/batch/7"))
 	m.Seek(t, "train", 7, 0)
-	e2e.Says(t, "serves "+dir+" now", e2e.Batchfs, "restart", dir)
+	e2e.CheckOutput(t, "serves "+dir+" now", e2e.Batchfs, "restart", dir)
 	e2e.AwaitDoctor(t, dir, "ok   mountpoint: "+dir+" is mounted, served by process ", "ok   mounted train: ")
 	trainer.End(t)
 	e2e.NotMounted(t, dir)
 }
 
-// The package passes the strictest checks of its types.
+// The package passes pyright's strict checks.
 func TestPythonTypes(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	if _, err := exec.LookPath("npx"); err != nil {
-		e2e.Lack(t, "no pyright: %v", err)
+		e2e.SkipOrFail(t, "no pyright: %v", err)
 	}
 	e2e.NeedPython(t, "torch")
 	cmd := e2e.Command(t, "npx", "--yes", "pyright@1.1.414", "--pythonpath", e2e.Python)

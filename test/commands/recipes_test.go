@@ -15,12 +15,12 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A recipe is an example that trains with a framework until it is killed, and then resumes.
+// A recipe is an example that trains with a framework.
 type recipe struct {
 	file   string
-	runner []string // what Python runs the file with
-	split  bool     // it reads a mount that is there, whose split is its argument
-	more   string   // code that checks what the recipe did, after it
+	runner []string // arguments of Python before the file
+	split  bool     // whether it reads an existing mount, whose split is its argument
+	more   string   // code appended to the recipe, which checks its results
 }
 
 var (
@@ -37,7 +37,8 @@ var (
 	}
 )
 
-// alone fails unless the last batch has the logits of each document without the others, and unless a loss was taken of completions alone.
+// alone checks that each document of the last batch has the same logits as without the other
+// documents, and that the loss covers only completions.
 const alone = `
 begins = (positions[0] == 0).nonzero().flatten().tolist() + [positions.numel()]
 with torch.no_grad():
@@ -49,8 +50,8 @@ with torch.no_grad():
         assert bytes(x[0, begin + counted].tolist()) == document.partition(b">")[2], document
 `
 
-// A recipe that is killed in the middle, and started again, has the losses of one that is not, to the last bit. `make recipes` runs them all,
-// with the real frameworks.
+// A recipe that is killed in the middle and started again has the same losses as an uninterrupted
+// one, to the last bit. `make recipes` runs all of them with the real frameworks.
 func TestRecipes(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -65,29 +66,30 @@ func TestRecipes(t *testing.T) {
 			if r.split {
 				args = []string{e2e.Mount(t, "--data", data).Path("train")}
 			}
-			whole, inParts := r.copyTo(t, data), r.copyTo(t, data)
-			want := r.train(t, whole, "", args...)
-			killed := r.train(t, inParts, "step 42:", args...) // it saves at 20, perhaps in the background, and at 40
-			resumed := r.train(t, inParts, "", args...)
+			uninterrupted, interrupted := r.copyTo(t, data), r.copyTo(t, data)
+			want := r.train(t, uninterrupted, "", args...)
+			// It saves at step 20, perhaps in the background, and at step 40.
+			killed := r.train(t, interrupted, "step 42:", args...)
+			resumed := r.train(t, interrupted, "", args...)
 			t.Logf("%d losses, %d before the kill, %d after it", len(want), len(killed), len(resumed))
 			if len(killed) == len(want) || len(resumed) == 0 || len(resumed) == len(want) {
 				t.Error("the run was not killed and resumed in the middle")
 			}
 			for step, loss := range want {
 				for _, got := range []map[string]string{killed, resumed} {
-					if other, ok := got[step]; ok && other != loss {
-						t.Errorf("step %s: loss %s, and %s in the run that was killed", step, loss, other)
+					if earlier, ok := got[step]; ok && earlier != loss {
+						t.Errorf("step %s: the loss is %s in the run that was killed, want %s", step, earlier, loss)
 					}
 				}
 				if killed[step] == "" && resumed[step] == "" {
-					t.Errorf("step %s was left out", step)
+					t.Errorf("step %s is missing in the run that was killed", step)
 				}
 			}
 		})
 	}
 }
 
-// makeCorpus makes token files: text, or prompts with their completions.
+// makeCorpus writes token files of text, or of prompts with their completions.
 func makeCorpus(t *testing.T, prompts bool) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -104,7 +106,7 @@ func makeCorpus(t *testing.T, prompts bool) (dir string) {
 	return dir
 }
 
-// copyTo copies the recipe to a directory of its own, in which it finds data and keeps its checkpoints.
+// copyTo copies the recipe to a new directory, where it finds its data and keeps its checkpoints.
 func (r recipe) copyTo(t *testing.T, data string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -114,8 +116,8 @@ func (r recipe) copyTo(t *testing.T, data string) (path string) {
 
 var lossOfStep = regexp.MustCompile(`^step (\d+.*): loss ([0-9.]+)$`)
 
-// train runs the copy of a recipe and returns the losses that it prints, by step. All its processes are killed when it prints a line that
-// begins with until.
+// train runs a copy of the recipe and returns the losses that it prints, by step. If it prints a
+// line that begins with until, all its processes are killed.
 func (r recipe) train(t *testing.T, path, until string, args ...string) (losses map[string]string) {
 	t.Helper()
 	here := e2e.Must(os.Getwd())(t)
@@ -129,7 +131,8 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	// The socket holds a few lines that were not read. So the run waits, and cannot end before it is killed.
+	// The socket buffers only a few lines. So the run waits for the test, and cannot end before it
+	// is killed.
 	ends := e2e.Must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	ours, theirs := os.NewFile(uintptr(ends[0]), "ours"), os.NewFile(uintptr(ends[1]), "theirs")
 	defer ours.Close()
@@ -150,13 +153,14 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 		}
 	}
 	if err := cmd.Wait(); (until != "") != killed || killed == (err == nil) {
-		t.Fatalf("%s ended with %v after %d steps\n%s", r.file, err, len(losses), &stderr)
+		t.Fatalf("%s ended with %v after %d steps, want an error exactly if it is killed\n%s", r.file, err, len(losses), &stderr)
 	}
 	e2e.Await(t, "the end of the mounts of the recipe", func() bool { return len(e2e.MountsBelow(t, cmd.Dir)) == 0 })
 	return losses
 }
 
-// killRunners kills the processes that run a recipe: ranks and workers too, but not the mount that one of them made.
+// killRunners kills the processes that run a recipe, with their ranks and workers, but not the
+// mount that one of them made.
 func killRunners(path string) {
 	for _, pid := range process.All() {
 		if command, _ := os.ReadFile(process.Dir(pid) + "/cmdline"); strings.Contains(string(command), path) {

@@ -17,9 +17,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A service manager hears when batches can be read, and when the mount begins to end.
+// A service manager is notified when batches can be read, and when the mount begins to end.
 func TestNotify(t *testing.T) {
-	config, want := e2e.Small(t, 1)
+	config, want := e2e.SmallConfig(t, 1)
 	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
 	socket := e2e.Must(net.ListenUnixgram(address.Net, &address))(t)
 	defer socket.Close()
@@ -28,7 +28,7 @@ func TestNotify(t *testing.T) {
 		message := make([]byte, 1000)
 		socket.SetReadDeadline(time.Now().Add(e2e.Limit))
 		if n, err := socket.Read(message); err != nil || string(message[:n]) != want {
-			t.Fatalf("%v, %q, want %s", err, message[:n], want)
+			t.Fatalf("notification: error %v, %q, want %s", err, message[:n], want)
 		}
 	}
 	dir := t.TempDir()
@@ -41,22 +41,23 @@ func TestNotify(t *testing.T) {
 	hear("STOPPING=1")
 }
 
-// unit returns the unit that users copy, and its drop-in for stores.
+// unit returns the systemd unit in examples, and its drop-in for stores.
 func unit(t *testing.T) (service, store string) {
 	t.Helper()
 	return string(e2e.Content(t, "../examples/batchfs.service")), string(e2e.Content(t, "../examples/batchfs.service.d/store.conf"))
 }
 
-// The unit is one that systemd takes, and its mount can be seen by others. Only with the drop-in has it a network.
+// systemd accepts the unit, and other processes can see its mount. Only with the drop-in may it use
+// the network.
 func TestUnit(t *testing.T) {
 	service, store := unit(t)
 	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
-	e2e.Equal(t, "what gives the service a mount namespace of its own", namespace.FindString(service+store), "")
+	e2e.Equal(t, "a setting that gives the service its own mount namespace", namespace.FindString(service+store), "")
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip(err)
 	}
 	const program = "/usr/local/bin/batchfs"
-	e2e.Equal(t, "times "+program, strings.Count(service, program), 3)
+	e2e.Equal(t, "occurrences of "+program, strings.Count(service, program), 3)
 	file := e2e.Write(t, filepath.Join(t.TempDir(), "batchfs.service"), []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
 	for _, network := range []bool{false, true} {
 		if network {
@@ -64,7 +65,7 @@ func TestUnit(t *testing.T) {
 			e2e.Write(t, file+".d/store.conf", []byte(store))
 		}
 		if stdout, stderr, err := e2e.Try(t, "systemd-analyze", "verify", file); err != nil || stdout+stderr != "" {
-			t.Errorf("%v: %s%s", err, stdout, stderr)
+			t.Errorf("systemd-analyze verify: error %v, output %q, want none", err, stdout+stderr)
 		}
 		out, _, err := e2e.Try(t, "systemd-analyze", "security", "--offline=true", "--json=short", file)
 		if err != nil {
@@ -72,26 +73,26 @@ func TestUnit(t *testing.T) {
 		}
 		for _, setting := range []string{"RestrictAddressFamilies_AF_INET_INET6", "IPAddressDeny"} {
 			if restricted := regexp.MustCompile(`"set":true,[^}]*"json_field":"` + setting + `"`).MatchString(out); restricted == network {
-				t.Errorf("with the drop-in for stores: %v, %s restricts the network: %v", network, setting, restricted)
+				t.Errorf("with the drop-in for stores %v, %s restricts the network %v, want the opposite", network, setting, restricted)
 			}
 		}
 	}
 }
 
-// settings are the words of a setting of units.
+// settings returns the words of a setting in a unit.
 func settings(text, name string) []string {
 	var words []string
-	for _, found := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(text, -1) {
-		words = append(words, strings.Fields(found[1])...)
+	for _, match := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(text, -1) {
+		words = append(words, strings.Fields(match[1])...)
 	}
 	return words
 }
 
-// bounded are the words before a command that give it the capabilities of a unit.
-func bounded(t *testing.T, unit string) []string {
+// limitCapabilities returns a command prefix that limits a command to the capabilities of a unit.
+func limitCapabilities(t *testing.T, unit string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
-		t.Skip("it takes root, and setpriv")
+		t.Skip("needs root and setpriv")
 	}
 	set := "-all"
 	for _, name := range settings(unit, "CapabilityBoundingSet") {
@@ -100,10 +101,10 @@ func bounded(t *testing.T, unit string) []string {
 	return []string{"setpriv", "--no-new-privs", "--bounding-set", set}
 }
 
-// What the unit leaves of root's rights is enough.
+// The capabilities that the unit leaves to root are sufficient.
 func TestUnitsCapabilities(t *testing.T) {
 	service, _ := unit(t)
-	words := append(bounded(t, service), e2e.Batchfs)
+	words := append(limitCapabilities(t, service), e2e.Batchfs)
 	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 	e2e.NoError(t, os.Chmod(file, 0))
 	e2e.NoError(t, os.Chown(file, e2e.Nobody, e2e.Nobody))
@@ -111,10 +112,10 @@ func TestUnitsCapabilities(t *testing.T) {
 	e2e.Read(t, "read", m.Path("train/next"))
 }
 
-// With the environment, the capabilities, the address families and the cache directory of the unit and its drop-in, a store is read. Without
-// the drop-in's families it is not.
+// A store can be read with the environment, capabilities, address families and cache directory of
+// the unit and its drop-in. Without the drop-in's address families it cannot.
 func TestUnitReadsStore(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
 	service, store := unit(t)
 	b, home, cacheDir := e2e.NewBucket(t), t.TempDir(), filepath.Join(t.TempDir(), "batchfs")
@@ -126,19 +127,19 @@ func TestUnitReadsStore(t *testing.T) {
 	e2e.NoError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
 	within := func(families []string) *exec.Cmd {
 		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), e2e.Python, "clients/families.py",
-			strings.Join(families, " ")}, bounded(t, service), []string{e2e.Batchfs})...)
+			strings.Join(families, " ")}, limitCapabilities(t, service), []string{e2e.Batchfs})...)
 	}
 	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
 
-	of := settings(service, "RestrictAddressFamilies")
-	without := within(of)
+	families := settings(service, "RestrictAddressFamilies")
+	without := within(families)
 	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=3s", t.TempDir()}, args...)...)
 	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
-		t.Errorf("without the drop-in: %v, %s", err, out)
+		t.Errorf("mounting without the drop-in: error %v, %s\nwant that the address family is not supported", err, out)
 	}
-	m := e2e.MountProgram(t, within(append(of, settings(store, "RestrictAddressFamilies")...)), args...)
+	m := e2e.MountProgram(t, within(append(families, settings(store, "RestrictAddressFamilies")...)), args...)
 	e2e.Read(t, "read", m.Path("train/next"))
-	if kept, _ := filepath.Glob(cacheDir + "/*/[0-9]*"); len(kept) == 0 {
-		t.Error("no block is in the cache directory")
+	if blocks, _ := filepath.Glob(cacheDir + "/*/[0-9]*"); len(blocks) == 0 {
+		t.Error("the cache directory has no block")
 	}
 }

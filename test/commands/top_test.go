@@ -22,8 +22,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A seen mount is what top prints of it.
-type seen struct {
+// A topMount is a mount in the JSON that top prints.
+type topMount struct {
 	Mountpoint, State string
 	Takeovers         int
 	Processes         []struct{ PID int }
@@ -37,28 +37,30 @@ type seen struct {
 	}
 }
 
-// seconds starts top, whose output is a pipe, and returns a function for the mount of its next line.
-func seconds(t *testing.T, mountpoint string) func() *seen {
+// startTop starts top with its output in a pipe. The function that it returns reads the mount in
+// the next line.
+func startTop(t *testing.T, mountpoint string) func() *topMount {
 	cmd := e2e.Command(t, e2e.Batchfs, "top", mountpoint)
 	out := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	lines := bufio.NewReader(out)
-	return func() *seen {
+	return func() *topMount {
 		t.Helper()
 		line, err := lines.ReadString('\n')
 		e2e.NoError(t, err)
-		var all struct{ Mounts []*seen }
-		e2e.NoError(t, json.Unmarshal([]byte(line), &all))
-		e2e.Equal(t, "mounts", len(all.Mounts), 1)
-		return all.Mounts[0]
+		var top struct{ Mounts []*topMount }
+		e2e.NoError(t, json.Unmarshal([]byte(line), &top))
+		e2e.Equal(t, "mounts", len(top.Mounts), 1)
+		return top.Mounts[0]
 	}
 }
 
-// Piped, top prints an object a second: who reads next, how long that waits, and what was counted, which no death of a worker loses.
+// In a pipe, top prints a JSON object every second: who reads next, what part of the time each
+// reader waits, and counters, which survive workers that die.
 func TestTop(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
 import os, sys, time
@@ -71,8 +73,8 @@ while not os.path.exists(sys.argv[2]):
     time.sleep(0.001)
 print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(config), "stop")))
 	reader.Ready(t)
-	next := seconds(t, m.Dir)
-	e2e.Await(t, "a reader of next whose waits are known", func() bool {
+	next := startTop(t, m.Dir)
+	e2e.Await(t, "a reader of next with its share of waiting", func() bool {
 		s := next().Sequences[0]
 		return s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
 	})
@@ -83,23 +85,23 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 		e2e.AwaitEnded(t, worker)
 	}
 	e2e.Write(t, filepath.Join(filepath.Dir(config), "stop"), "")
-	taken := e2e.Must(strconv.Atoi(reader.Line(t)))(t)
-	// A request that was counted and had no answer yet is counted again.
+	taken := e2e.Must(strconv.Atoi(reader.ReadLine(t)))(t)
+	// A request that was counted but had no reply yet is counted again.
 	counted := func(n int) bool { return n >= taken && n <= taken+kills }
-	e2e.Await(t, "all that was read", func() bool {
+	e2e.Await(t, "the counters of everything that was read", func() bool {
 		m := next()
 		return m.Takeovers == kills && counted(m.Sequences[0].Batches) && len(m.Processes) == 3
 	})
 	text := string(e2e.Content(t, m.Path("metrics")))
 	n := regexp.MustCompile(`(?m)^batchfs_batches_total\{settings="",split="train"\} (.*)$`).FindStringSubmatch(text)
 	if n == nil || !counted(e2e.Must(strconv.Atoi(n[1]))(t)) {
-		t.Errorf("%d batches were read; metrics say %q", taken, n)
+		t.Errorf("metrics say %q, want %d batches, or up to one more per kill", n, taken)
 	}
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
-// mixture is a configuration of batches of 7 rows.
-func mixture(t testing.TB, weights ...int) (config string) {
+// mixtureConfig writes a configuration of sources with these weights, and of batches of 7 rows.
+func mixtureConfig(t testing.TB, weights ...int) (config string) {
 	dir, text := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
 	for i, weight := range weights {
 		file := e2e.Tokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
@@ -108,10 +110,10 @@ func mixture(t testing.TB, weights ...int) (config string) {
 	return e2e.Write(t, filepath.Join(dir, "config.toml"), text)
 }
 
-// The rows of each source of a mixture are counted, whatever settings they are read under and whichever worker serves.
+// The rows of each source of a mixture are counted, under all settings and across workers.
 func TestSourceRows(t *testing.T) {
 	t.Parallel()
-	m := e2e.Mount(t, "-c", mixture(t, 7, 2, 1))
+	m := e2e.Mount(t, "-c", mixtureConfig(t, 7, 2, 1))
 	for round := range 3 {
 		for range 10 {
 			e2e.Run(t, "cat", m.Path("train/next"))
@@ -125,13 +127,14 @@ func TestSourceRows(t *testing.T) {
 	for i, want := range []float64{7, 2, 1} {
 		labels := fmt.Sprintf(`{source="%d",split="train"}`, i)
 		e2e.Equal(t, "rows of source"+labels, metrics["batchfs_source_rows_total"+labels], 3*2*7*want)
-		e2e.Equal(t, "its share", metrics["batchfs_source_share_ratio"+labels], want/10)
+		e2e.Equal(t, "the weight of source"+labels, metrics["batchfs_source_share_ratio"+labels], want/10)
 	}
 }
 
-// Metrics over HTTP are the same as in the mount's file, also while no worker serves; no other path is, and a port that is taken is refused.
+// Metrics over HTTP are those in the mount's file metrics, even while the worker is stopped. Other
+// paths do not exist, and a port that is in use is refused.
 func TestMetricsListen(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
 	worker := m.Worker(t)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
@@ -139,25 +142,25 @@ func TestMetricsListen(t *testing.T) {
 	status, text, err := fetch(t, url)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGCONT))
 	e2e.NoError(t, err)
-	e2e.Equal(t, "the status", status, http.StatusOK)
+	e2e.Equal(t, "the HTTP status", status, http.StatusOK)
 	names := regexp.MustCompile(`(?m)^# TYPE .*$`)
 	e2e.SameSet(t, names.FindAllString(text, -1), names.FindAllString(string(e2e.Content(t, m.Path("metrics"))), -1))
 	if status, _, _ := fetch(t, strings.TrimSuffix(url, "metrics")); status != http.StatusNotFound {
-		t.Errorf("/ is answered with %d", status)
+		t.Errorf("/ has status %d, want 404", status)
 	}
 	address := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")
-	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
+	e2e.CheckFails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
-// view and metrics answer despite more idle connections than the process may have descriptors. A
-// request whose Host header may name another site is refused.
+// view and the metrics answer although there are more idle connections than the process may have
+// descriptors. They refuse a request whose Host header may name another site.
 func TestServedOverHTTP(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	fewFiles := func() *exec.Cmd { return exec.Command("sh", "-c", `ulimit -n 256; exec "$0" "$@"`, e2e.Batchfs) }
 	view := fewFiles()
 	view.Args = append(view.Args, "view", "-c", config)
-	page := e2e.StartClient(t, view).Line(t)
+	page := e2e.StartClient(t, view).ReadLine(t)
 	metrics := e2e.MountProgram(t, fewFiles(), "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0").Metrics(t)
 	for _, address := range []string{page, metrics} {
 		where := e2e.Must(url.Parse(address))(t)
@@ -192,47 +195,47 @@ func stateInList(t *testing.T, mountpoint, state string) func() bool {
 // list and top show every mount, whatever its state, without accessing its files.
 func TestListOfMounts(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	serving, dead := e2e.Mount(t, "-c", config), e2e.Mount(t, "-c", config)
-	e2e.Await(t, "two mounts that serve", func() bool {
+	e2e.Await(t, "list to show two mounts as serving", func() bool {
 		return stateInList(t, serving.Dir, "serving")() && stateInList(t, dead.Dir, "serving")()
 	})
 	e2e.NoError(t, dead.Cmd.Process.Signal(syscall.SIGKILL))
-	e2e.Await(t, "a dead one", stateInList(t, dead.Dir, "dead"))
-	e2e.Await(t, "one that serves beside it", stateInList(t, serving.Dir, "serving"))
-	e2e.Equal(t, "top of the dead one", seconds(t, dead.Dir)().State, "dead")
+	e2e.Await(t, "list to show one as dead", stateInList(t, dead.Dir, "dead"))
+	e2e.Await(t, "list to show the other as serving", stateInList(t, serving.Dir, "serving"))
+	e2e.Equal(t, "the state of the dead mount in top", startTop(t, dead.Dir)().State, "dead")
 	e2e.Run(t, e2e.Batchfs, "unmount", dead.Dir)
-	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
+	e2e.CheckFails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
 }
 
-// In a terminal top draws a screen, and q ends it.
+// In a terminal, top draws a screen, without colors under NO_COLOR, until SIGTERM ends it.
 func TestTopInATerminal(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	out, begin := unread(t, true)
+	out, begin := unreadOutput(t, true)
 	defer out.Close()
 	e2e.NoError(t, unix.IoctlSetWinsize(int(out.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
-	var said screen
-	begin(&said)
+	var shown screen
+	begin(&shown)
 	cmd := e2e.Command(t, e2e.Batchfs, "top", m.Dir)
 	cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = out, out, out
 	done := e2e.Begin(t, cmd)
-	e2e.Await(t, "a screen", func() bool {
-		return strings.Contains(said.String(), "waiting for data?") && strings.Contains(said.String(), "SEQUENCE")
+	e2e.Await(t, "a screen of top", func() bool {
+		return strings.Contains(shown.String(), "waiting for data?") && strings.Contains(shown.String(), "SEQUENCE")
 	})
-	if strings.Contains(said.String(), "\x1b[31m") {
-		t.Errorf("there are colours: %q", said.String())
+	if strings.Contains(shown.String(), "\x1b[31m") {
+		t.Errorf("NO_COLOR is set, and top prints colors: %q", shown.String())
 	}
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	<-done
 }
 
-// Whoever gets ENOENT or EINVAL can ask why: of the path, of status.json, and of a log that is the mount's own.
+// After ENOENT or EINVAL, `batchfs why PATH`, status.json and the mount's own log tell the reason.
 func TestWhy(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	log := filepath.Join(t.TempDir(), "log")
 	m := e2e.Mount(t, "-c", config, "--log", log)
 	for path, want := range map[string]string{
@@ -246,31 +249,31 @@ func TestWhy(t *testing.T) {
 		"tain/next":                 `no split or file is called "tain": there are README, status.json, metrics, train, val`,
 		"seed=1":                    "belong in the directory of a split, as in train/seed=1",
 	} {
-		e2e.Fails(t, want, e2e.Batchfs, "why", m.Path(path))
+		e2e.CheckFails(t, want, e2e.Batchfs, "why", m.Path(path))
 	}
 	for _, path := range []string{"", "train", "train/next", "train/rank=1,world=2/batch/7.npy", "status.json"} {
-		e2e.Says(t, "can be read", e2e.Batchfs, "why", m.Path(path))
+		e2e.CheckOutput(t, "can be read", e2e.Batchfs, "why", m.Path(path))
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	status := e2e.JSON[struct {
 		Log      string
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
 	}](t, "cat", m.Path("status.json"))
-	e2e.Equal(t, "the log in status.json", status.Log, log)
-	e2e.Equal(t, "bad names", len(status.BadNames), 9)
+	e2e.Equal(t, "the log file in status.json", status.Log, log)
+	e2e.Equal(t, "bad names in status.json", len(status.BadNames), 9)
 	for _, bad := range status.BadNames {
 		if bad.Path == "" || bad.Why == "" {
-			t.Errorf("%+v", bad)
+			t.Errorf("a bad name in status.json is %+v, want a path and a reason", bad)
 		}
 	}
 	e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
-	e2e.Fails(t, "train.bin", e2e.Batchfs, "why", m.Path("train/batch/0"))
+	e2e.CheckFails(t, "train.bin", e2e.Batchfs, "why", m.Path("train/batch/0"))
 }
 
-// Each mount in the background has a log of its own.
+// Each mount in the background has its own log.
 func TestLogsOfMounts(t *testing.T) {
 	t.Parallel()
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	state := t.TempDir()
 	seen := map[string]bool{}
 	for _, name := range []string{"a/b", "a-b", strings.Repeat("x", 200)} {
@@ -285,7 +288,7 @@ func TestLogsOfMounts(t *testing.T) {
 		t.Cleanup(func() { e2e.Run(t, e2e.Batchfs, "unmount", dir) })
 		log := e2e.JSON[struct{ Log string }](t, "cat", filepath.Join(dir, "status.json")).Log
 		if seen[log] || !strings.HasPrefix(log, state) {
-			t.Errorf("the log of %s is %s", dir, log)
+			t.Errorf("the log of %s is %s, want a new one in %s", dir, log, state)
 		}
 		seen[log] = true
 		e2e.Contains(t, log, string(e2e.Content(t, log)), "mountpoint="+dir)

@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A token beyond the vocabulary is an error that names it, never part of a batch. A restart applies another vocab_size, and the
-// file that was open is read on.
+// A token beyond the vocabulary is an error that names it, and never part of a batch. A restart
+// applies another vocab_size, and a file that was open can be read on.
 func TestTokenBeyondVocabulary(t *testing.T) {
 	dir := t.TempDir()
 	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
@@ -20,7 +20,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	for i := range 300_000 {
 		binary.LittleEndian.PutUint16(raw[2*i:], uint16(i%65))
 	}
-	raw[2*3000] = 200 // in a block that the fingerprint does not cover
+	raw[2*3000] = 200 // not in a block that the fingerprint covers
 	e2e.Write(t, file, raw)
 	e2e.Write(t, filepath.Join(dir, "vocab.json"), []byte(`{"kind": "byte", "vocab_size": 65}`))
 	text := "[splits.train]\ntokens = 'train.bin'\norder = 'sequential'\nbatch_size = 2\nblock_size = 1024\n"
@@ -29,9 +29,9 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 
 	e2e.Equal(t, "vocab_size in info.json", m.Info(t, "train").VocabSize, 65)
 	e2e.Read(t, "read", m.Path("train/batch/0"))
-	e2e.Fails(t, "Input/output error", "cat", m.Path("train/batch/1"))
+	e2e.CheckFails(t, "Input/output error", "cat", m.Path("train/batch/1"))
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
-	e2e.LogAndStatusSay(t, m, want)
+	e2e.CheckLogAndStatus(t, m, want)
 
 	open := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
 	defer open.Close()
@@ -39,13 +39,14 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 	got := make([]byte, 4096)
 	if _, err := open.ReadAt(got, 0); err != nil || string(got) != string(raw[4096:][:4096]) {
-		t.Errorf("with another vocab_size: %v", err)
+		t.Errorf("a read with another vocab_size: error %v, or other bytes than those of the file", err)
 	}
 }
 
-// cat and inspect read a path in a mount with the settings of the mount, not of a configuration that lies around.
+// cat and inspect read a path in a mount with the settings of the mount, not with a configuration
+// in the working directory.
 func TestCommandsTakeAPathInAMount(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "batch.seed=7")
 	here := t.TempDir()
 	e2e.Write(t, filepath.Join(here, "config.toml"), []byte("[splits.train]\ntokens = 'none.bin'\n"))
@@ -68,6 +69,6 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 		{"inspect " + m.Path("train/sede=7") + " 1", `train/sede=7: unknown setting "sede"`},
 		{"inspect " + here + "/train 1", "no batchfs is mounted there"},
 	} {
-		e2e.Fails(t, test.want, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...)
+		e2e.CheckFails(t, test.want, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...)
 	}
 }

@@ -25,7 +25,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
-// Install returns a program that is built in a directory below test, and kept in the user's cache directory under a name with its version.
+// Install returns a program that it builds in a directory below test. It caches the program in the
+// user's cache directory, under a name that includes its version.
 func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
@@ -37,7 +38,7 @@ func Install(t testing.TB, name, dir, pkg string) string {
 	cmd := exec.Command("go", "build", "-o", building, pkg)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		Lack(t, "no %s: %v\n%s", name, err, out)
+		SkipOrFail(t, "no %s: %v\n%s", name, err, out)
 	}
 	NoError(t, os.Rename(building, program))
 	return program
@@ -46,10 +47,10 @@ func Install(t testing.TB, name, dir, pkg string) string {
 // A Bucket is a bucket on a real S3 server, reached over TLS through a proxy that can inject
 // faults. It is safe for concurrent use.
 type Bucket struct {
-	Url    string
-	Client *minio.Client
-	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // see Fails
-	Large  atomic.Int64                                                      // bytes of blocks that were fetched
+	URL        string
+	Client     *minio.Client
+	fault      atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
+	BlockBytes atomic.Int64 // bytes of blocks sent
 
 	mu   sync.Mutex  // guards gets
 	gets map[Get]int // number of times that each block was fetched
@@ -62,7 +63,7 @@ type Get struct {
 	Range  string // the HTTP Range header
 }
 
-// A Get's Client arrives at the proxy in tokenHeader, and the proxy passes it on in clientHeader.
+// A process names itself in tokenHeader, and the proxy passes the name on in clientHeader.
 const (
 	tokenHeader  = "X-Amz-Security-Token"
 	clientHeader = "X-Client"
@@ -126,7 +127,7 @@ func NewBucket(t testing.TB) *Bucket {
 		},
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
-				b.Large.Add(r.ContentLength)
+				b.BlockBytes.Add(r.ContentLength)
 				b.mu.Lock()
 				defer b.mu.Unlock()
 				b.gets[Get{r.Request.Header.Get(clientHeader), r.Request.URL.Path, r.Request.Header.Get("Range")}]++
@@ -143,12 +144,13 @@ func NewBucket(t testing.TB) *Bucket {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	b.Url = server.URL
+	b.URL = server.URL
 	trust(t, server.Certificate().Raw)
 	return b
 }
 
-// freeAddress is one where nothing listens. Its port is below those that the kernel gives to connections, which would take it before a server does.
+// freeAddress returns an address where nothing listens. The port is below those that the kernel
+// chooses for connections, so that no connection takes it before a server does.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -164,7 +166,8 @@ func freeAddress(t testing.TB) string {
 
 var trusting sync.Once
 
-// trust has all programs that are started from now on trust a certificate, which is the same of all servers of httptest, and know the key.
+// trust makes all programs that are started later trust a certificate, which is the same for all
+// servers of httptest, and gives them the store's credentials.
 func trust(t testing.TB, certificate []byte) {
 	t.Helper()
 	trusting.Do(func() {
@@ -177,46 +180,27 @@ func trust(t testing.TB, certificate []byte) {
 	})
 }
 
-// Put stores an object.
+// Put stores an object in the bucket.
 func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	t.Helper()
-	b.PutIn(t, "bucket", key, data)
+	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
-// PutIn stores an object in an existing bucket.
-func (b *Bucket) PutIn(t testing.TB, bucket, key string, data []byte) {
-	t.Helper()
-	Must(b.Client.PutObject(context.Background(), bucket, key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
-}
-
-// Fails makes the proxy call fault for each store request, from several goroutines. fault either
+// FailWith makes the proxy call fault for each store request, from several goroutines. fault either
 // answers the request and returns true, or returns false to let the request pass.
-func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
+func (b *Bucket) FailWith(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
 }
 
-// FailsAt makes the proxy answer every request whose path begins with prefix, such as /bucket/ or
-// /bucket/key, with an HTTP status and the code of an S3 error.
-func (b *Bucket) FailsAt(prefix string, status int, code string) {
-	b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
-		if !strings.HasPrefix(r.URL.Path, prefix) {
-			return false
-		}
-		w.WriteHeader(status)
-		fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
-		return true
-	})
-}
-
-// Cut ends the connection of a request without an answer.
+// Cut closes the connection of a request without an answer.
 func Cut(w http.ResponseWriter, _ *http.Request) bool {
 	panic(http.ErrAbortHandler)
 }
 
-// Works lets all requests pass again.
-func (b *Bucket) Works() { b.fault.Store(nil) }
+// Recover makes the proxy pass all requests again.
+func (b *Bucket) Recover() { b.fault.Store(nil) }
 
-// Config writes a configuration of a split train. more is what its table has besides.
+// Config writes a configuration of a split train. more has further lines of its table.
 func (b *Bucket) Config(t testing.TB, tokens, more string) string {
 	t.Helper()
 	return Write(t, filepath.Join(t.TempDir(), "config.toml"), fmt.Sprintf(`
@@ -229,10 +213,10 @@ tokens = %q
 endpoint = %q
 path_style = true
 block_bytes = %d
-`, tokens, more, b.Url, StoreBlock))
+`, tokens, more, b.URL, StoreBlock))
 }
 
-// RandomBytes returns n bytes, the same ones for each n.
+// RandomBytes returns n bytes that depend on n only.
 func RandomBytes(n int) []byte {
 	r := rand.New(rand.NewPCG(uint64(n), 1))
 	raw := make([]byte, n)
@@ -242,7 +226,8 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetch. check reads a batch and compares its bytes.
+// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check reads
+// a batch and compares its bytes.
 func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)
@@ -250,12 +235,12 @@ func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte
 	m = Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
 		"store.cache_dir="+cacheDir, "--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
 	check = func(k int) error {
-		out, said, err := Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
+		out, stderr, err := Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
 		if err != nil {
-			return fmt.Errorf("%w: %s", err, said)
+			return fmt.Errorf("%w: %s", err, stderr)
 		}
 		if want := fmt.Sprintf("%x", sha256.Sum256(data[k*200_000:k*200_000+200_002])); !strings.HasPrefix(out, want) {
-			t.Errorf("batch %d has other bytes", k)
+			t.Errorf("batch %d has the checksum %s, want %s", k, out, want)
 		}
 		return nil
 	}

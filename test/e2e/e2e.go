@@ -23,7 +23,7 @@ import (
 // Limit bounds every wait of a test, for a command or for a state.
 const Limit = testwait.Limit
 
-// NeedFUSE skips a test on a machine that cannot mount, and fails it in CI.
+// NeedFUSE skips a test on a machine that cannot mount. In CI, it fails the test.
 func NeedFUSE(t testing.TB) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -31,11 +31,11 @@ func NeedFUSE(t testing.TB) {
 		f.Close()
 		return
 	}
-	Lack(t, "no FUSE: %v", err)
+	SkipOrFail(t, "no FUSE: %v", err)
 }
 
-// Lack skips a test for want of something, unless CI must have it.
-func Lack(t testing.TB, format string, args ...any) {
+// SkipOrFail skips a test because something is missing on this machine. In CI, it fails the test.
+func SkipOrFail(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("BATCHFS_REQUIRE_FUSE") == "1" {
 		t.Fatalf(format, args...)
@@ -43,37 +43,37 @@ func Lack(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// NeedPython skips a test for want of a module of Python.
+// NeedPython skips a test if Python lacks a module.
 func NeedPython(t testing.TB, module string) {
 	t.Helper()
 	if out, err := Command(t, Python, "-c", "import "+module).CombinedOutput(); err != nil {
-		Lack(t, "%s", out)
+		SkipOrFail(t, "%s", out)
 	}
 }
 
-// Long skips a slow test under -short, which `make test` sets. `make check` runs every test.
-func Long(t testing.TB) {
+// SkipIfShort skips a slow test under -short, which `make test` sets. `make check` runs every test.
+func SkipIfShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("long")
 	}
 }
 
-// InSoak reports BATCHFS_SOAK=1, which `make soak` sets. Tests then last longer, and they assert times, because nothing else
-// uses the machine.
+// InSoak reports whether BATCHFS_SOAK is 1, as in `make soak`. Tests then run longer, and limit
+// durations, because nothing else uses the machine.
 func InSoak() bool { return os.Getenv("BATCHFS_SOAK") == "1" }
 
-// ForSoak skips a test that only a machine with nothing else to do can judge.
-func ForSoak(t testing.TB) {
+// SkipUnlessSoak skips a test whose result is meaningful only on an idle machine.
+func SkipUnlessSoak(t testing.TB) {
 	t.Helper()
 	if !InSoak() {
 		t.Skip("for make soak")
 	}
 }
 
-// InTime logs how long something took. In a soak it fails the test if that was longer than most. Elsewhere it never fails,
-// because on a busy machine everything takes longer.
-func InTime(t testing.TB, what string, took, most time.Duration) {
+// CheckDuration logs a duration. In a soak, it also fails the test if the duration is longer than
+// most. Elsewhere it never fails, because everything takes longer on a busy machine.
+func CheckDuration(t testing.TB, what string, took, most time.Duration) {
 	t.Helper()
 	if InSoak() && took > most {
 		t.Errorf("%s took %v, may take %v", what, took, most)
@@ -82,10 +82,11 @@ func InTime(t testing.TB, what string, took, most time.Duration) {
 	}
 }
 
-// Await waits until a function returns true. It fails the test after Limit.
+// Await waits until a function returns true, and fails the test after Limit.
 var Await = testwait.Until
 
-// Tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
+// Tokens writes a file of n tokens of width bytes, and returns its path. The value of a token is
+// its position, truncated to width bytes.
 func Tokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
 	buf := make([]byte, 0, n*width)
@@ -99,7 +100,7 @@ func Tokens(t testing.TB, path string, n, width int) string {
 	return Write(t, path, buf)
 }
 
-// Write writes a file, makes its directory, and returns the path.
+// Write writes a file, creates its directory, and returns its path.
 func Write[T string | []byte](t testing.TB, path string, data T) string {
 	t.Helper()
 	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -107,7 +108,7 @@ func Write[T string | []byte](t testing.TB, path string, data T) string {
 	return path
 }
 
-// Content returns what a file has.
+// Content returns the content of a file.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()
 	return Must(os.ReadFile(path))(t)
@@ -115,10 +116,12 @@ func Content(t testing.TB, path string) []byte {
 
 var metricsURL = regexp.MustCompile(`http://\S+/metrics`)
 
-// OneThread is exec.Command of a program that runs one goroutine at a time: a mount must not need a second thread to answer its first.
+// OneThread returns a command that runs one goroutine at a time. With it, a test fails if serving a
+// request takes two threads.
 func OneThread(program string) *exec.Cmd { return exec.Command("env", "GOMAXPROCS=1", program) }
 
-// Begin starts a command, which is killed at the end of the test. The channel is closed when it has ended.
+// Begin starts a command, which is killed at the end of the test. The channel is closed when the
+// command has ended.
 func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	t.Helper()
 	NoError(t, cmd.Start())
@@ -134,30 +137,32 @@ func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	return ended
 }
 
-// Command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.
+// Command returns a command that must end within Limit. If it does not, it is killed and the test
+// fails.
 func Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Cancel = func() error {
 		if ctx.Err() == context.DeadlineExceeded {
-			t.Errorf("%s: no end after %v", cmd.Args, Limit)
+			t.Errorf("%s did not end within %v", cmd.Args, Limit)
 		}
 		return cmd.Process.Kill()
 	}
-	cmd.WaitDelay = Limit // for whoever has its pipes
+	cmd.WaitDelay = Limit // a child of the command may hold its pipes
 	return cmd
 }
 
-// AnswersSoon kills a program after limit, which fails the test, unless stop is called before: a read of what it prints ends then.
-func AnswersSoon(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
+// KillAfterLimit kills a command after Limit and fails the test, unless stop is called first. When
+// the command is killed, reads of its output end.
+func KillAfterLimit(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
 	return time.AfterFunc(Limit, func() {
-		t.Errorf("%s: no answer in %v", cmd.Args, Limit)
+		t.Errorf("%s did not answer within %v", cmd.Args, Limit)
 		cmd.Process.Kill()
 	}).Stop
 }
 
-// Run runs a command that must succeed and returns its standard output.
+// Run runs a command that must succeed, and returns its standard output.
 func Run(t testing.TB, args ...string) string {
 	t.Helper()
 	out, stderr, err := Try(t, args...)
@@ -177,30 +182,27 @@ func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), err
 }
 
-// Read reads a file with one of the methods of clients/readers.py and returns its lines, "<bytes> <sha256>" each.
+// Read reads a file with a method of clients/readers.py, and returns the lines that it prints:
+// "<bytes> <sha256>" each.
 func Read(t testing.TB, method, path string, args ...string) []string {
 	t.Helper()
 	return strings.Split(strings.TrimSpace(Run(t, append([]string{Python, "clients/readers.py", method, path}, args...)...)), "\n")
 }
 
-// Line is what clients/readers.py prints of data.
-func Line(data []byte) string { return fmt.Sprintf("%d %x", len(data), sha256.Sum256(data)) }
+// Digest returns the line that clients/readers.py prints for data.
+func Digest(data []byte) string { return fmt.Sprintf("%d %x", len(data), sha256.Sum256(data)) }
 
-// Cat is what `batchfs cat` writes.
+// Cat returns the output of `batchfs cat`.
 func Cat(t testing.TB, args ...string) []byte {
 	t.Helper()
 	return []byte(Run(t, append([]string{PlainBatchfs, "cat"}, args...)...))
 }
 
-// NoError ends the test at an error.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// NoError ends the test if there is an error.
+var NoError = testwait.NoError
 
-// Must returns the first result of a call, and ends the test at an error: Must(os.Open(path))(t).
+// Must returns the first result of a call, or ends the test if there is an error:
+// Must(os.Open(path))(t).
 func Must[T any](v T, err error) func(t testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -209,7 +211,7 @@ func Must[T any](v T, err error) func(t testing.TB) T {
 	}
 }
 
-// Soak returns n, in a soak 10n, and under -short n/10.
+// Soak returns n. In a soak it returns 10n, and under -short n/10.
 func Soak(n int) int {
 	switch {
 	case InSoak():
@@ -220,8 +222,9 @@ func Soak(n int) int {
 	return n
 }
 
-// Small is a configuration of batches that fit a request many times over, and the first n batches of train.
-func Small(t testing.TB, n int) (config string, batches []string) {
+// SmallConfig writes a configuration of small batches. It returns its path, and the first n batches
+// of train as digests.
+func SmallConfig(t testing.TB, n int) (config string, batches []string) {
 	t.Helper()
 	dir := t.TempDir()
 	config = Write(t, filepath.Join(dir, "config.toml"), `
@@ -235,49 +238,44 @@ tokens = "train.bin"
 order = "sequential"
 `)
 	Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
-	all := Cat(t, "train", "-c", config, "--count", fmt.Sprint(n))
-	size := len(all) / n
-	for k := range n {
-		batches = append(batches, Line(all[k*size:][:size]))
-	}
-	return config, batches
+	return config, Digests(t, "train", 0, n, "-c", config)
 }
 
-// SameSet fails unless got is want in some order.
+// SameSet checks that got and want have the same elements, in any order.
 func SameSet(t testing.TB, got, want []string) {
 	t.Helper()
 	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
 	if len(slices.Compact(slices.Clone(want))) != len(want) {
-		t.Fatal("two of the batches are equal, which shows nothing")
+		t.Fatal("two of the expected lines are equal, so the comparison would show nothing")
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%d batches, %d different ones: not each of the %d once", len(got), len(slices.Compact(got)), len(want))
+		t.Errorf("got %d lines, %d of them different, want each of %d lines once", len(got), len(slices.Compact(got)), len(want))
 	}
 }
 
-// Lines are n batches from the first on, without a mount, as clients/readers.py prints them.
-func Lines(t testing.TB, split string, first, n int, flags ...string) (batches []string) {
+// Digests returns the digests of n batches from number first on, without using a mount.
+func Digests(t testing.TB, split string, first, n int, flags ...string) (batches []string) {
 	t.Helper()
-	all := Cat(t, append([]string{split, "--from", fmt.Sprint(first), "--count", fmt.Sprint(n)}, flags...)...)
-	for batch := range slices.Chunk(all, len(all)/n) {
-		batches = append(batches, Line(batch))
+	data := Cat(t, append([]string{split, "--from", fmt.Sprint(first), "--count", fmt.Sprint(n)}, flags...)...)
+	for batch := range slices.Chunk(data, len(data)/n) {
+		batches = append(batches, Digest(batch))
 	}
 	return batches
 }
 
-// Take is what a file shows, as clients/readers.py prints it.
-func Take(t testing.TB, m *Mounted, path string) string {
+// NextDigest returns the digest of a file in a mount.
+func NextDigest(t testing.TB, m *Mounted, path string) string {
 	t.Helper()
-	return Line([]byte(Run(t, "cat", m.Path(path))))
+	return Digest([]byte(Run(t, "cat", m.Path(path))))
 }
 
-// ReadPage is the text of a page, whose path begins at the top of the project.
+// ReadPage returns the text of a page. Its path is relative to the top of the project.
 func ReadPage(t testing.TB, path string) string {
 	t.Helper()
 	return string(Content(t, filepath.Join("..", path)))
 }
 
-// JSON runs a command, and returns the JSON that it prints.
+// JSON runs a command and decodes the JSON that it prints.
 func JSON[T any](t testing.TB, args ...string) (v T) {
 	t.Helper()
 	NoError(t, json.Unmarshal([]byte(Run(t, args...)), &v))
@@ -295,7 +293,7 @@ type Info struct {
 	VocabSize             int `json:"vocab_size"`
 }
 
-// Equal fails the test unless what was got is what was wanted. what says of what.
+// Equal checks that got equals want. what describes them.
 func Equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
@@ -303,29 +301,29 @@ func Equal[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
-// Fails runs a command that must fail, and say want on its standard error.
-func Fails(t testing.TB, want string, args ...string) {
+// CheckFails checks that a command fails and that its standard error contains want.
+func CheckFails(t testing.TB, want string, args ...string) {
 	t.Helper()
 	if _, stderr, err := Try(t, args...); err == nil || !strings.Contains(stderr, want) {
-		t.Errorf("%s: %v %s, want %q", strings.Join(args, " "), err, stderr, want)
+		t.Errorf("%s: error %v, standard error %q, want %q", strings.Join(args, " "), err, stderr, want)
 	}
 }
 
-// Says runs a command that must succeed, and say want on its standard output.
-func Says(t testing.TB, want string, args ...string) {
+// CheckOutput checks that a command succeeds and that its standard output contains want.
+func CheckOutput(t testing.TB, want string, args ...string) {
 	t.Helper()
 	Contains(t, strings.Join(args, " "), Run(t, args...), want)
 }
 
-// Contains fails the test unless a text has want. what says of what.
+// Contains checks that text contains want. what describes text.
 func Contains(t testing.TB, what, text, want string) {
 	t.Helper()
 	if !strings.Contains(text, want) {
-		t.Errorf("%s does not say %q:\n%s", what, want, text)
+		t.Errorf("%s does not contain %q:\n%s", what, want, text)
 	}
 }
 
-// NeedRoot skips a test whose user is another one.
+// NeedRoot skips a test if its user is not root.
 func NeedRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -333,10 +331,10 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// Nobody is the user that has no rights.
+// Nobody is the id of a user without privileges.
 const Nobody = 65534
 
-// AsUser runs a command as another user, of one group, and returns all that it printed.
+// AsUser runs a command as another user with a single group, and returns all that it printed.
 func AsUser(t testing.TB, uid, gid uint32, args ...string) (string, error) {
 	cmd := Command(t, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}

@@ -49,7 +49,7 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	d.turn = sync.NewCond(&d.mu)
 	root := &gofs.Inode{}
 	server, err := gofs.Mount(dir, root, &gofs.Options{
-		MountOptions: fuse.MountOptions{FsName: "double", Name: "double", DirectMount: true, ExplicitDataCacheControl: true},
+		MountOptions: fuse.MountOptions{FsName: "faulty", Name: "faulty", DirectMount: true, ExplicitDataCacheControl: true},
 		OnAdd: func(ctx context.Context) {
 			root.AddChild(filepath.Base(d.Path), root.NewPersistentInode(ctx, d, gofs.StableAttr{Ino: 2}), false)
 		},
@@ -59,11 +59,12 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 		d.Set(t, Healthy)
 		unmounted := false
 		defer func() {
-			if !unmounted { // as FUSE takes it, to force is to fail every request that has no answer yet
+			// With MNT_FORCE, FUSE fails every request that has no reply yet.
+			if !unmounted {
 				syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
 			}
 		}()
-		// A process that was killed with the file open has it until the kernel has ended that process.
+		// A killed process keeps the file open until the kernel has torn the process down.
 		Await(t, "the unmount of "+dir, func() bool {
 			unmounted = server.Unmount() == nil
 			return unmounted
@@ -72,9 +73,9 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	return d
 }
 
-// Set changes the mode of the double. The kernel drops what it has cached of the file, except
-// for data that is being read just when the double begins to hang. At the end of the test, a
-// double that hangs becomes healthy before anything that was mounted earlier is unmounted.
+// Set changes the mode. The kernel drops what it has cached of the file, except data that is being
+// read while the file begins to hang. At the end of the test, a file that hangs becomes healthy
+// before earlier mounts are unmounted.
 func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
@@ -87,7 +88,7 @@ func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	d.turn.Broadcast()
 	if m != Hang && m != HangOpen {
 		// A request that is still waiting would hang again if the next mode hangs too.
-		Await(t, "the end of what hung", func() bool {
+		Await(t, "the end of the reads and opens that hung", func() bool {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			return d.hanging == 0
@@ -99,7 +100,7 @@ func (d *FaultyFile) Set(t testing.TB, m Mode) {
 // Await waits until at least the given number of reads and opens hang at the same time.
 func (d *FaultyFile) Await(t testing.TB, reads int) {
 	t.Helper()
-	Await(t, fmt.Sprintf("%d that hang", reads), func() bool {
+	Await(t, fmt.Sprintf("%d reads and opens that hang", reads), func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		return d.hanging >= reads
@@ -108,7 +109,8 @@ func (d *FaultyFile) Await(t testing.TB, reads int) {
 
 func (d *FaultyFile) drop(t testing.TB) {
 	t.Helper()
-	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT { // ENOENT: nothing is cached
+	// ENOENT: nothing is cached.
+	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT {
 		t.Errorf("%s stays in the page cache: %v", d.Path, errno)
 	}
 }

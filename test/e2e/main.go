@@ -1,5 +1,5 @@
-// Package e2e mounts the built program for tests that read it as users do: real files, a real mount, readers in processes of
-// their own. A test's tokens are their own positions.
+// Package e2e mounts the built program for tests that use it as users do: with real files, real
+// mounts, and readers in their own processes. Usually, the value of a token is its position.
 package e2e
 
 import (
@@ -16,14 +16,15 @@ import (
 var (
 	Batchfs       string // the program, built with the race detector if the tests are
 	PlainBatchfs  string // the program as users have it
-	FaultyBatchfs string // one that dies where a test wants it to
+	FaultyBatchfs string // built with failpoints; dies where BATCHFS_FAULTS says
 	CReader       string
 	CStorm        string
 	CCrowd        string
-	Python        string // one that has NumPy
+	Python        string // interpreter that has NumPy
 )
 
-// Main runs the tests of a package beside other packages. Their working directory is test, whichever package it is.
+// Main runs the tests of a package, at the same time as those of other packages. The working
+// directory of all tests is test.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
 // MainExclusive runs the tests of a package while no others run on this machine.
@@ -34,11 +35,12 @@ func run(m *testing.M, lock int) (status int) {
 		serveSlowFS(source, os.Getenv(slowFSVariable+"_DIR"))
 		return 0
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
+	// Without this, every race-enabled program sleeps for a second at its end.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	dir, err := os.MkdirTemp("", "batchfs-test-")
 	must(err)
 	defer os.RemoveAll(dir)
-	must(os.Chmod(dir, 0o755)) // also for the tests' ordinary user
+	must(os.Chmod(dir, 0o755)) // because some tests run programs as an ordinary user
 	for _, err := os.Stat("clients"); err != nil; _, err = os.Stat("clients") {
 		must(os.Chdir(".."))
 	}
@@ -58,8 +60,8 @@ func run(m *testing.M, lock int) (status int) {
 	return m.Run()
 }
 
-// build builds the programs into a directory, and reports whether it could. They are kept in the user's cache: there Go links only what has
-// changed.
+// build builds the programs into a directory and reports whether it succeeded. It links them in the
+// user's cache directory first, where Go links only what has changed.
 func build(dir string) bool {
 	cache, err := os.UserCacheDir()
 	must(err)
@@ -79,17 +81,17 @@ func build(dir string) bool {
 	if raceEnabled {
 		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
 	}
-	var all sync.WaitGroup
+	var builds sync.WaitGroup
 	failed := make(chan error, len(programs))
 	for path, program := range programs {
 		*path = filepath.Join(dir, program[0])
-		all.Go(func() {
+		builds.Go(func() {
 			if out, err := exec.Command("sh", "-c", program[1]+` && cp "$0" "$1"`, filepath.Join(cache, program[0]), *path).CombinedOutput(); err != nil {
 				failed <- fmt.Errorf("%s: %w\n%s", program[1], err, out)
 			}
 		})
 	}
-	all.Wait()
+	builds.Wait()
 	close(failed)
 	built := len(failed) == 0
 	for err := range failed {
@@ -98,7 +100,7 @@ func build(dir string) bool {
 	return built
 }
 
-// locked waits for a lock, and returns what gives it back.
+// locked waits for a lock on a file, and returns a function that releases it.
 func locked(path string, how int) (unlock func() error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	must(err)

@@ -16,25 +16,25 @@ import (
 
 // A Mounted is a running `batchfs mount`.
 type Mounted struct {
-	Dir  string // the mountpoint
+	Dir  string // mountpoint
 	Cmd  *exec.Cmd
 	Done <-chan struct{} // closed when the process has ended
-	Out  LogFile         // its standard output and error
+	Out  LogFile         // standard output and standard error
 }
 
-// Mount mounts with the given arguments on a fresh directory. It is unmounted at the end of the test.
+// Mount mounts with the given arguments on a new directory, and unmounts at the end of the test.
 func Mount(t testing.TB, args ...string) *Mounted {
 	t.Helper()
 	return MountProgram(t, exec.Command(Batchfs), args...)
 }
 
-// MountProgram is Mount with another program.
+// MountProgram is like Mount, but runs the given command.
 func MountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *Mounted {
 	t.Helper()
 	return MountAt(t, t.TempDir(), cmd, args...)
 }
 
-// MountAt is Mount with another program, on a directory.
+// MountAt is like MountProgram, but mounts on the given directory.
 func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
 	t.Helper()
 	cmd.Args = append(append(cmd.Args, "mount"), append(args, dir)...)
@@ -43,7 +43,7 @@ func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
 	return m
 }
 
-// AwaitReady waits until a mount serves.
+// AwaitReady waits until the mount is served.
 func (m *Mounted) AwaitReady(t testing.TB) {
 	t.Helper()
 	Await(t, "a mount that is ready", func() bool {
@@ -54,17 +54,18 @@ func (m *Mounted) AwaitReady(t testing.TB) {
 	})
 }
 
-// Metrics is the address of the metrics of a mount with mount.metrics_listen.
+// Metrics returns the URL of the mount's metrics, which needs mount.metrics_listen.
 func (m *Mounted) Metrics(t testing.TB) (url string) {
 	t.Helper()
-	Await(t, "the address of its metrics", func() bool {
+	Await(t, "the URL of the metrics in the log", func() bool {
 		url = metricsURL.FindString(m.Out.String())
 		return url != ""
 	})
 	return url
 }
 
-// A LogFile is what a process has printed, to a file: what it says before it answers is there when the answer is.
+// A LogFile is the path of a file that a process prints to. Text that the process prints before it
+// replies is in the file when the reply arrives.
 type LogFile string
 
 func (f LogFile) String() string {
@@ -72,7 +73,7 @@ func (f LogFile) String() string {
 	return string(text)
 }
 
-// StartMount starts a process that mounts on a directory. It is stopped at the end of the test.
+// StartMount starts a command that mounts on a directory. It is stopped at the end of the test.
 func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 	t.Helper()
 	NeedFUSE(t)
@@ -100,34 +101,35 @@ func (m *Mounted) Ended() bool {
 	}
 }
 
-// AwaitEnd waits until the process has ended by itself.
+// AwaitEnd waits until the process has ended without being asked to.
 func (m *Mounted) AwaitEnd(t testing.TB) {
 	t.Helper()
 	Await(t, "the end of the mount", m.Ended)
 }
 
-// EndsWith waits until the process has ended by itself, with an exit status, and nothing is mounted any more.
-func (m *Mounted) EndsWith(t testing.TB, status int) {
+// AwaitExitStatus waits until the process has ended without being asked to. It checks the exit
+// status, and that nothing is mounted anymore.
+func (m *Mounted) AwaitExitStatus(t testing.TB, status int) {
 	t.Helper()
 	m.AwaitEnd(t)
 	Equal(t, "the exit status", m.Cmd.ProcessState.ExitCode(), status)
 	NotMounted(t, m.Dir)
 }
 
-// NotMounted fails the test if something is mounted on a directory.
+// NotMounted checks that nothing is mounted on a directory.
 func NotMounted(t testing.TB, dir string) {
 	t.Helper()
 	Equal(t, dir+" is mounted", IsMounted(t, dir), false)
 }
 
-// Stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.
+// Stop ends the mount, whatever its state, and checks that it ended well and without data races.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-m.Done:
 	case <-time.After(Limit):
-		t.Error("mount did not end on SIGTERM")
+		t.Errorf("mount did not end within %v of SIGTERM", Limit)
 		m.Cmd.Process.Kill()
 		<-m.Done
 	}
@@ -136,10 +138,10 @@ func (m *Mounted) Stop(t testing.TB) {
 		syscall.Unmount(m.Dir, syscall.MNT_DETACH)
 	}
 	if strings.Contains(m.Out.String(), "DATA RACE") {
-		t.Error("data race")
+		t.Error("the mount reported a data race")
 	}
 	if t.Failed() {
-		t.Logf("the mount said:\n%s", m.Out)
+		t.Logf("the mount printed:\n%s", m.Out)
 	}
 }
 
@@ -152,14 +154,14 @@ func IsMounted(t testing.TB, dir string) bool {
 // Path returns the path of a file in the mount.
 func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
 
-// Cursor returns what the file cursor of a split says.
+// Cursor returns the content of a split's file cursor.
 func (m *Mounted) Cursor(t testing.TB, split string) string {
 	t.Helper()
 	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))
 }
 
-// Taken is the number that the next reader of a split takes.
-func (m *Mounted) Taken(t testing.TB, split string) int {
+// NextNumber returns the number that the next reader of next takes.
+func (m *Mounted) NextNumber(t testing.TB, split string) int {
 	t.Helper()
 	return Must(strconv.Atoi(m.Cursor(t, split)))(t)
 }
@@ -170,20 +172,20 @@ func MountsBelow(t testing.TB, dir string) []*mountinfo.Info {
 	return Must(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
 }
 
-// Info reads the info.json of a directory of batches.
+// Info returns the info.json of a split or settings directory.
 func (m *Mounted) Info(t testing.TB, path string) Info {
 	t.Helper()
 	return JSON[Info](t, "cat", m.Path(path+"/info.json"))
 }
 
-// Seek sets a cursor. What `cursor` says is the number at once.
-func (m *Mounted) Seek(t testing.TB, path string, number, was int) {
+// Seek sets a cursor. It checks that the file cursor shows the number immediately.
+func (m *Mounted) Seek(t testing.TB, path string, number, previous int) {
 	t.Helper()
 	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))
-	if want := fmt.Sprintf("next of %s takes batch %d, was %d\n", m.Path(path), number, was); out != want {
-		t.Errorf("seek said %q, want %q", out, want)
+	if want := fmt.Sprintf("next of %s takes batch %d, was %d\n", m.Path(path), number, previous); out != want {
+		t.Errorf("seek printed %q, want %q", out, want)
 	}
 	if got := m.Cursor(t, path); got != fmt.Sprint(number) {
-		t.Errorf("the cursor of %s is %s after a seek to %d", path, got, number)
+		t.Errorf("the cursor of %s is %s, want %d after a seek", path, got, number)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// CompressedLines writes a .jsonl.zst of about size bytes before compression.
+// CompressedLines writes a .jsonl.zst file of random text, about size bytes before compression.
 func CompressedLines(t testing.TB, path string, size int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -38,7 +38,7 @@ func CompressedLines(t testing.TB, path string, size int) {
 	NoError(t, f.Close())
 }
 
-// Contents are the SHA-256 of all files in a directory.
+// Contents returns a hash of the names and contents of all files in a directory.
 func Contents(t testing.TB, dir string) string {
 	t.Helper()
 	entries := Must(os.ReadDir(dir))(t)

@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// VersionOf makes n tokens that tell their version, one of six, and their position. No two versions have a batch in common.
-func VersionOf(v, n int) []byte {
+// TokensOfVersion returns n tokens that show a version, from 0 to 5, and their position. No two
+// versions have a batch in common.
+func TokensOfVersion(v, n int) []byte {
 	var raw []byte
 	for i := range n {
 		raw = binary.LittleEndian.AppendUint16(raw, uint16(v*10_000+i%10_000))
@@ -21,7 +22,8 @@ func VersionOf(v, n int) []byte {
 	return raw
 }
 
-// A Client is a running program that reads a mount until its standard input ends, and prints "ready" when it has begun.
+// A Client is a running program that reads a mount until its standard input ends. It prints "ready"
+// when it has begun.
 type Client struct {
 	Cmd *exec.Cmd
 	In  io.WriteCloser
@@ -41,23 +43,23 @@ func StartClient(t testing.TB, cmd *exec.Cmd) *Client {
 	return c
 }
 
-// Line returns the next line that the program prints.
-func (c *Client) Line(t testing.TB) string {
+// ReadLine returns the next line that the program prints.
+func (c *Client) ReadLine(t testing.TB) string {
 	t.Helper()
-	defer AnswersSoon(t, c.Cmd)()
+	defer KillAfterLimit(t, c.Cmd)()
 	return strings.TrimSuffix(Must(c.Out.ReadString('\n'))(t), "\n")
 }
 
 // Ready waits until the program has begun.
 func (c *Client) Ready(t testing.TB) {
 	t.Helper()
-	Equal(t, fmt.Sprint(c.Cmd.Args), c.Line(t), "ready")
+	Equal(t, fmt.Sprint(c.Cmd.Args), c.ReadLine(t), "ready")
 }
 
-// End ends the program, and returns what it prints then.
+// End ends the program and returns the rest of its output.
 func (c *Client) End(t testing.TB) string {
 	t.Helper()
-	defer AnswersSoon(t, c.Cmd)()
+	defer KillAfterLimit(t, c.Cmd)()
 	c.In.Close()
 	text := Must(io.ReadAll(c.Out))(t)
 	if err := c.Cmd.Wait(); err != nil {
@@ -66,13 +68,13 @@ func (c *Client) End(t testing.TB) string {
 	return string(text)
 }
 
-// Handles is a running clients/readers.py handles.
+// Handles is a running `clients/readers.py handles`, which opens and reads files on command.
 type Handles struct {
 	*Client
 	t testing.TB
 }
 
-// StartHandles starts a reader for the files of a directory. It ends with the test.
+// StartHandles starts a reader of files in a directory. It ends with the test.
 func StartHandles(t testing.TB, dir string) *Handles {
 	t.Helper()
 	c := StartClient(t, exec.Command(Python, "clients/readers.py", "handles", dir))
@@ -80,14 +82,15 @@ func StartHandles(t testing.TB, dir string) *Handles {
 	return &Handles{c, t}
 }
 
-// Do runs one command, and returns what the reader prints.
+// Do sends a command and returns the line that the reader prints.
 func (h *Handles) Do(command string, args ...any) string {
 	h.t.Helper()
 	fmt.Fprintf(h.In, command+"\n", args...)
-	return h.Line(h.t)
+	return h.ReadLine(h.t)
 }
 
-// MountFollowing mounts a file of the given tokens as train, whose changes are followed, with some that stays as val.
+// MountFollowing mounts a file of the given tokens as train, with on_change = "follow". It returns
+// the file's path, and the arguments that also apply to commands without the mount.
 func MountFollowing(t testing.TB, tokens []byte, args ...string) (m *Mounted, file string, settings []string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "train.bin")
@@ -97,7 +100,7 @@ func MountFollowing(t testing.TB, tokens []byte, args ...string) (m *Mounted, fi
 	return Mount(t, append(data, settings...)...), file, settings
 }
 
-// ReplaceFile puts other data in the place of a file, at once.
+// ReplaceFile replaces a file atomically.
 func ReplaceFile(t testing.TB, file string, data []byte) {
 	t.Helper()
 	Write(t, file+".new", data)

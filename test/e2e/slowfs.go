@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A SlowFS is a file system that passes every request through to another directory, and delays or
-// interrupts the requests that a test picks. The kernel caches neither its entries nor its
-// attributes. A separate process serves it, so that a test may also access its files itself. A
-// SlowFS is safe for concurrent use.
+// A SlowFS is a file system that passes requests through to another directory, and delays or
+// interrupts those that a test picks. The kernel caches neither its entries nor its attributes. A
+// separate process serves it, so that a test may access its files too. A SlowFS is safe for
+// concurrent use.
 //
 // Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for
 // each element of the path below Dir, followed by a getattr. A file name stands for the lookups of
@@ -68,13 +68,13 @@ func (s *SlowFS) Count(t testing.TB, request string) int {
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
 }
 
-// tell sends a command to the server, see slowServer.do, and returns its reply.
+// tell sends a command to the server, see slowServer.execute, and returns its reply.
 func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	Must(fmt.Fprintln(s.client.In, command, request, n, m))(t)
-	return s.client.Line(t)
+	return s.client.ReadLine(t)
 }
 
 // slowFSVariable is the environment variable that makes the test binary serve a SlowFS instead of
@@ -93,7 +93,7 @@ type slowServer struct {
 type slowedRequest struct {
 	delay time.Duration
 	n, m  int // n of every m requests are interrupted; m is 0 if none are
-	count int // requests so far
+	count int // requests received
 }
 
 // serveSlowFS serves source at dir until its standard input ends, and then unmounts.
@@ -108,7 +108,7 @@ func serveSlowFS(source, dir string) {
 	must(server.WaitMount())
 	fmt.Println("ready")
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
-		fmt.Println(slow.do(commands.Text()))
+		fmt.Println(slow.execute(commands.Text()))
 	}
 	// A killed process keeps its files open until the kernel has torn it down, so this may take a
 	// while.
@@ -117,9 +117,9 @@ func serveSlowFS(source, dir string) {
 	}
 }
 
-// do executes a command line from SlowFS.tell, and returns the number of requests of its kind so
-// far.
-func (s *slowServer) do(command string) int {
+// execute executes a command line that SlowFS.tell sent, and returns how many requests of its kind
+// there were before.
+func (s *slowServer) execute(command string) int {
 	var verb, name string
 	var n int64
 	var m int
@@ -138,9 +138,9 @@ func (s *slowServer) do(command string) int {
 	return r.count
 }
 
-// slow counts a request, waits for its delay, and returns EINTR if it should be interrupted, or OK.
-// It does not call time.Sleep, which may take a millisecond longer.
-func (s *slowServer) slow(name string) fuse.Status {
+// delay counts a request, waits for its delay, and returns EINTR if it should be interrupted, or
+// OK. It does not call time.Sleep, which may take a millisecond longer.
+func (s *slowServer) delay(name string) fuse.Status {
 	s.mu.Lock()
 	r := s.kinds[name]
 	r.count++
@@ -160,7 +160,7 @@ func (s *slowServer) Init(*fuse.Server) {}
 
 func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	for _, kind := range []string{"lookup", name} {
-		if status := s.slow(kind); !status.Ok() {
+		if status := s.delay(kind); !status.Ok() {
 			return status
 		}
 	}
@@ -168,42 +168,42 @@ func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name 
 }
 
 func (s *slowServer) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if status := s.slow("getattr"); !status.Ok() {
+	if status := s.delay("getattr"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.GetAttr(cancel, in, out)
 }
 
 func (s *slowServer) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
-	if status := s.slow("getattr"); !status.Ok() {
+	if status := s.delay("getattr"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Statx(cancel, in, out)
 }
 
 func (s *slowServer) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if status := s.slow("open"); !status.Ok() {
+	if status := s.delay("open"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Open(cancel, in, out)
 }
 
 func (s *slowServer) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if status := s.slow("create"); !status.Ok() {
+	if status := s.delay("create"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Create(cancel, in, name, out)
 }
 
 func (s *slowServer) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	if status := s.slow("read"); !status.Ok() {
+	if status := s.delay("read"); !status.Ok() {
 		return nil, status
 	}
 	return s.RawFileSystem.Read(cancel, in, buf)
 }
 
 func (s *slowServer) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
-	if status := s.slow("write"); !status.Ok() {
+	if status := s.delay("write"); !status.Ok() {
 		return 0, status
 	}
 	return s.RawFileSystem.Writev(cancel, in, data)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A Status is what status.json says.
+// A Status has fields of status.json.
 type Status struct {
 	PID     int
 	Waiting int
@@ -29,8 +29,9 @@ func StatusOf(t testing.TB, m *Mounted) Status {
 	return JSON[Status](t, "cat", m.Path("status.json"))
 }
 
-// InProc is a number of /proc/PID/status, such as VmRSS in KiB, or 0 if there is no such process.
-func InProc(pid int, name string) (n int) {
+// ProcNumber returns a number in /proc/PID/status, such as VmRSS in KiB, or 0 if there is no such
+// process.
+func ProcNumber(pid int, name string) (n int) {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if _, rest, ok := strings.Cut(string(status), "\n"+name+":"); ok {
 		fmt.Sscan(rest, &n)
@@ -44,7 +45,7 @@ func Ended(pid int) bool {
 	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
-// AwaitEnded waits until processes have ended. A killed process ends only once it gets a processor.
+// AwaitEnded waits until processes have ended. A killed process ends only when it gets a processor.
 func AwaitEnded(t testing.TB, pids ...int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("the end of the processes %v", pids), func() bool {
@@ -53,25 +54,27 @@ func AwaitEnded(t testing.TB, pids ...int) {
 }
 
 // Kill kills a worker.
-func Kill(t testing.TB, _ *Mounted, worker int) {
-	if worker <= 0 { // which would be every process of this test's group
-		t.Fatal("there is no worker to kill")
-	}
-	syscall.Kill(worker, syscall.SIGKILL)
-}
+func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKILL) }
 
-// StopAndKill kills a process the way its keeper does: stopped first, so that the kernel is not copying one of its requests.
+// StopAndKill kills a process as its supervisor does: it stops the process first, so that the
+// kernel is not copying one of its requests.
 func StopAndKill(t testing.TB, m *Mounted, worker int) {
-	if worker <= 0 { // which would be every process of this test's group
-		t.Fatal("there is no worker to kill")
-	}
-	syscall.Kill(worker, syscall.SIGSTOP)
-	Await(t, "a process that is stopped", func() bool { return stopped(worker) })
+	send(t, worker, syscall.SIGSTOP)
+	Await(t, "a process to stop", func() bool { return isStopped(worker) })
 	Kill(t, m, worker)
 }
 
-// Strike kills a worker in one of both ways, or has it replaced by a restart.
-func Strike(t testing.TB, m *Mounted, worker int) {
+// send sends a signal to a process.
+func send(t testing.TB, pid int, sig syscall.Signal) {
+	t.Helper()
+	if pid <= 0 { // 0 is every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
+	syscall.Kill(pid, sig)
+}
+
+// KillOrRestart kills a worker in one of these two ways, or replaces it by a restart.
+func KillOrRestart(t testing.TB, m *Mounted, worker int) {
 	switch rand.IntN(3) {
 	case 0:
 		Kill(t, m, worker)
@@ -82,8 +85,8 @@ func Strike(t testing.TB, m *Mounted, worker int) {
 	}
 }
 
-// stopped reports whether every thread of a process is stopped or has ended.
-func stopped(pid int) bool {
+// isStopped reports whether every thread of a process is stopped or has ended.
+func isStopped(pid int) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, thread := range threads {
 		stat, _ := os.ReadFile(thread)
@@ -94,16 +97,16 @@ func stopped(pid int) bool {
 	return true
 }
 
-// Worker is the process that serves, or 0 while there is none.
+// Worker returns the process that serves the mount, or 0 if there is none.
 func (m *Mounted) Worker(t testing.TB) int {
 	t.Helper()
-	if all := m.Workers(t); len(all) > 0 {
-		return all[0]
+	if pids := m.Workers(t); len(pids) > 0 {
+		return pids[0]
 	}
 	return 0
 }
 
-// AwaitWorker waits until a process serves, and returns it.
+// AwaitWorker waits until a process serves the mount, and returns it.
 func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	t.Helper()
 	Await(t, "a worker", func() bool {
@@ -113,7 +116,7 @@ func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	return worker
 }
 
-// Workers are the processes that the keeper has: the one that serves, and then the one that stands by.
+// Workers returns the children of the supervisor: the worker that serves, followed by the standby.
 func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	t.Helper()
 	threads := Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid)))(t)
@@ -128,18 +131,18 @@ func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	return pids
 }
 
-// AwaitStandby waits until there is a process that serves and one that stands by, and returns them.
+// AwaitStandby waits until there are a worker and a standby, and returns them in this order.
 func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 	t.Helper()
-	Await(t, "a process that stands by", func() bool {
+	Await(t, "a standby", func() bool {
 		workers = m.Workers(t)
 		return len(workers) == 2
 	})
 	return workers
 }
 
-// FDs are what a process has open.
-func FDs(t testing.TB, pid int) (links []string) {
+// OpenFiles returns the targets of the descriptors that a process has open.
+func OpenFiles(t testing.TB, pid int) (links []string) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
 	for _, fd := range Must(os.ReadDir(dir))(t) {
@@ -149,10 +152,10 @@ func FDs(t testing.TB, pid int) (links []string) {
 	return links
 }
 
-// Processes are the commands of the processes with a text in them.
-func Processes(text string) (commands []string) {
-	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, process := range all {
+// CommandLines returns the command lines that contain a text.
+func CommandLines(text string) (commands []string) {
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, process := range paths {
 		if command, _ := os.ReadFile(process); strings.Contains(string(command), text) {
 			commands = append(commands, string(command))
 		}
@@ -160,31 +163,33 @@ func Processes(text string) (commands []string) {
 	return commands
 }
 
-// LeavesNothing fails the test if there are mounts or files in a directory, or processes with a text in their commands.
-func LeavesNothing(t testing.TB, dir, text string) {
+// CheckNothingLeft checks that there are no mounts or files in a directory, and no processes with a
+// text in their command line.
+func CheckNothingLeft(t testing.TB, dir, text string) {
 	t.Helper()
-	Await(t, "the end of all processes with "+text, func() bool { return len(Processes(text)) == 0 })
+	Await(t, "the end of all processes with "+text, func() bool { return len(CommandLines(text)) == 0 })
 	Equal(t, "mounts that are left", len(MountsBelow(t, dir)), 0)
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
-		t.Errorf("left: %v %v", files, err)
+		t.Errorf("files left in %s: %v (error %v), want none", dir, files, err)
 	}
 }
 
-// AwaitDoctor waits until the doctor says each of these texts of a path in a mount. It has something to fix if one of them says FIX, stuck or dead.
+// AwaitDoctor waits until the doctor prints each of these texts for a path in a mount. The doctor
+// must fail if one of them contains FIX, stuck or dead.
 func AwaitDoctor(t testing.TB, path string, wants ...string) {
 	t.Helper()
-	all := strings.Join(wants, "; ")
-	fix := strings.Contains(all, "FIX") || strings.Contains(all, "stuck") || strings.Contains(all, "dead")
-	Await(t, "the doctor to say "+all, func() bool {
+	joined := strings.Join(wants, "; ")
+	fix := strings.Contains(joined, "FIX") || strings.Contains(joined, "stuck") || strings.Contains(joined, "dead")
+	Await(t, "the doctor to print "+joined, func() bool {
 		began := time.Now()
 		out, _, err := Try(t, PlainBatchfs, "doctor", path)
-		InTime(t, "the doctor", time.Since(began), 8*time.Second)
+		CheckDuration(t, "the doctor", time.Since(began), 8*time.Second)
 		return fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
 	})
 }
 
-// LogAndStatusSay fails unless the log and status.json have each of these texts.
-func LogAndStatusSay(t testing.TB, m *Mounted, wants ...string) {
+// CheckLogAndStatus checks that the log and status.json contain each of these texts.
+func CheckLogAndStatus(t testing.TB, m *Mounted, wants ...string) {
 	t.Helper()
 	for where, text := range map[string]string{"the log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
 		for _, want := range wants {

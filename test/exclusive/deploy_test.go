@@ -16,7 +16,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A container is what the tests look at of one in a manifest.
+// A container has the fields of a container in a manifest that tests check.
 type container struct {
 	Name            string
 	Command, Args   []string
@@ -34,14 +34,14 @@ type probe struct {
 	PeriodSeconds, FailureThreshold int
 }
 
-// A podSpec describes a pod, or the template of a workload.
+// A podSpec describes a pod, or the pod template of a workload.
 type podSpec struct {
 	InitContainers, Containers []container
 	Volumes                    []struct{ Name string }
 	Tolerations                []struct{ Key, Operator, Effect string }
 }
 
-// manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
+// manifests returns the pods and the configurations in the manifests, by kind and name.
 func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
 	t.Helper()
 	files := e2e.Must(filepath.Glob("../deploy/kubernetes/*.yaml"))(t)
@@ -60,7 +60,7 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
 		if o.Kind == "DaemonSet" && o.Spec.UpdateStrategy.Type != "OnDelete" {
-			t.Errorf("%s replaces pods, which ends the runs on their nodes, %s", name, o.Spec.UpdateStrategy.Type)
+			t.Errorf("%s has update strategy %s, want OnDelete: to replace a pod ends the runs on its node", name, o.Spec.UpdateStrategy.Type)
 		}
 		switch {
 		case o.Kind == "ConfigMap":
@@ -74,15 +74,17 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 	return pods, configs
 }
 
-// The manifests are such as the API server takes, and say what they need of the containers' rights and no more.
+// The API server would accept the manifests. They request the privileges that the containers need,
+// and no more.
 func TestManifests(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	pods, configs := manifests(t)
 	if len(pods) != 4 || len(configs) != 3 {
-		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
+		t.Fatalf("the manifests have %d pods and %d configurations, want 4 and 3", len(pods), len(configs))
 	}
 	for name, config := range configs {
-		e2e.Contains(t, name, config, "shuffle_block") // or every node fetches all of the corpus
+		// Otherwise, every node fetches the whole corpus.
+		e2e.Contains(t, name, config, "shuffle_block")
 	}
 	var fleet struct {
 		Seconds float64 `json:"fleet_mount_seconds"`
@@ -92,13 +94,13 @@ func TestManifests(t *testing.T) {
 	for name, pod := range pods {
 		gpu := struct{ Key, Operator, Effect string }{"nvidia.com/gpu", "Exists", "NoSchedule"}
 		if !slices.Contains(pod.Tolerations, gpu) {
-			t.Errorf("%s does not run on nodes with GPUs", name)
+			t.Errorf("%s lacks the toleration %v, so it does not run on nodes with GPUs", name, gpu)
 		}
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			propagates := false
 			for _, v := range c.VolumeMounts {
 				if !slices.ContainsFunc(pod.Volumes, func(volume struct{ Name string }) bool { return volume.Name == v.Name }) {
-					t.Errorf("%s: %s mounts the volume %s, which there is not", name, c.Name, v.Name)
+					t.Errorf("%s: %s mounts the volume %s, which is not defined", name, c.Name, v.Name)
 				}
 				propagates = propagates || v.MountPropagation == "Bidirectional"
 			}
@@ -106,18 +108,18 @@ func TestManifests(t *testing.T) {
 			privileged := rights.Privileged != nil && *rights.Privileged
 			confined := rights.AllowPrivilegeEscalation != nil && !*rights.AllowPrivilegeEscalation && slices.Equal(rights.Capabilities.Drop, []string{"ALL"})
 			if propagates != privileged || privileged == confined {
-				t.Errorf("%s: %s passes mounts on: %v, is privileged: %v, is confined: %v", name, c.Name, propagates, privileged, confined)
+				t.Errorf("%s: %s propagates mounts: %v, privileged: %v, confined: %v; want the first two equal, and the last their opposite", name, c.Name, propagates, privileged, confined)
 			}
 			if path := strings.Join(c.Command, " "); strings.Contains(path, "rank=") && !strings.Contains(path, "local_world=") {
-				t.Errorf("%s: %s does not say which ranks read one share: %s", name, c.Name, path)
+				t.Errorf("%s: %s sets rank without local_world: %s", name, c.Name, path)
 			}
 			if p := c.StartupProbe; len(p.Exec.Command) > 0 && float64(p.PeriodSeconds*p.FailureThreshold) < fleet.Seconds {
-				t.Errorf("%s: %s gives up after %d s, and a mount takes up to %.0f s", name, c.Name, p.PeriodSeconds*p.FailureThreshold, fleet.Seconds)
+				t.Errorf("%s: the startup probe of %s gives up after %d s, want at least the %.0f s that a mount takes", name, c.Name, p.PeriodSeconds*p.FailureThreshold, fleet.Seconds)
 			}
 			for _, p := range []probe{c.StartupProbe, c.ReadinessProbe} {
 				if command := p.Exec.Command; len(command) > 0 {
 					if mountpoint := c.Args[len(c.Args)-1]; !slices.Equal(command, []string{"/usr/local/bin/batchfs", "doctor", "--mounted", mountpoint}) {
-						t.Errorf("%s: %s mounts %s, and its probe is %s", name, c.Name, mountpoint, command)
+						t.Errorf("%s: %s mounts %s, want a probe of that, not %s", name, c.Name, mountpoint, command)
 					}
 				}
 			}
@@ -125,12 +127,12 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// The program of the image runs with the files of the image alone, as the container of each node does: its root is read-only, and
-// its probe fails until batches can be read.
+// The program runs with only the files of the image, as in the container on each node: the root is
+// read-only, and the probe fails until batches can be read.
 func TestImage(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	needNamespaces(t)
-	e2e.NeedRoot(t, "only root has a root")
+	e2e.NeedRoot(t, "only root may change the root directory")
 	text := e2e.Content(t, "../deploy/Dockerfile")
 	dockerfile := string(text)
 	module := e2e.Content(t, "../go.mod")
@@ -150,7 +152,7 @@ func TestImage(t *testing.T) {
 	program := e2e.Must(elf.Open(root + "/usr/local/bin/batchfs"))(t)
 	defer program.Close()
 	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		t.Error("the program is not static")
+		t.Error("the program of the image is linked dynamically")
 	}
 
 	pods, configs := manifests(t)
@@ -161,7 +163,7 @@ func TestImage(t *testing.T) {
 	for _, dir := range []string{"proc", "dev", "batches", "var/cache/batchfs"} {
 		e2e.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
-	for _, device := range []string{"fuse", "null"} { // every container has the second
+	for _, device := range []string{"fuse", "null"} { // every container has /dev/null
 		e2e.Write(t, root+"/dev/"+device, "")
 	}
 	const node = `
@@ -182,13 +184,13 @@ func TestImage(t *testing.T) {
 	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
 	want := e2e.Run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, e2e.PlainBatchfs, root+"/etc/batchfs")
-	e2e.Equal(t, "what it printed", out, want)
+	e2e.Equal(t, "the output of the node", out, want)
 }
 
-// A slurm runs the scripts for Slurm, in the place of Slurm and of a trainer.
+// A slurm runs the scripts for Slurm in place of Slurm and a trainer.
 type slurm struct {
 	root, config, dir, log string
-	want                   string // what the job prints
+	want                   string // output of the job
 }
 
 const job, jobUser = "4711", 1234
@@ -197,17 +199,17 @@ const job, jobUser = "4711", 1234
 func newSlurm(t *testing.T) slurm {
 	t.Helper()
 	needNamespaces(t)
-	e2e.NeedRoot(t, "the prolog is root's")
+	e2e.NeedRoot(t, "only root runs a prolog")
 	root := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))
 	e2e.NoError(t, os.Chmod(root, 0o755))
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	want := slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config))
 	s := slurm{root, config, root + "/run/batchfs/" + job, root + "/var/log/batchfs/" + job + ".log", string(want)}
 	t.Cleanup(func() {
 		syscall.Unmount(s.dir, syscall.MNT_DETACH)
 		if t.Failed() {
-			t.Logf("the log of the job:\n%s", s.said())
+			t.Logf("the log of the job:\n%s", s.logText())
 		}
 	})
 	for _, script := range e2e.Must(filepath.Glob("../deploy/slurm/*"))(t) {
@@ -215,9 +217,9 @@ func newSlurm(t *testing.T) slurm {
 		if _, err := exec.LookPath("shellcheck"); err == nil {
 			e2e.Run(t, "shellcheck", script)
 		}
-		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
+		installed := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
 			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(e2e.Content(t, script)))
-		e2e.Write(t, filepath.Join(root, filepath.Base(script)), there)
+		e2e.Write(t, filepath.Join(root, filepath.Base(script)), installed)
 	}
 	e2e.Write(t, root+"/srun", `#!/bin/sh
 		task_prolog=${1#--task-prolog=}; shift
@@ -234,41 +236,42 @@ func newSlurm(t *testing.T) slurm {
 	return s
 }
 
-// run runs a script as slurmd does. It must print nothing.
+// run runs a script as slurmd does. The script must print nothing.
 func (s slurm) run(t *testing.T, script string) error {
 	t.Helper()
 	_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", jobUser), "/bin/sh", filepath.Join(s.root, script))
-	e2e.Equal(t, script+" said", stderr, "")
+	e2e.Equal(t, script+" printed", stderr, "")
 	return err
 }
 
-// train runs the job.
+// train runs the job and returns its output.
 func (s slurm) train(t *testing.T) (string, error) {
 	return e2e.AsUser(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
 }
 
-// trains fails unless the job gets its batches.
-func (s slurm) trains(t *testing.T) {
+// checkBatches checks that the job gets its batches.
+func (s slurm) checkBatches(t *testing.T) {
 	t.Helper()
 	if got, err := s.train(t); err != nil || got != s.want {
-		t.Errorf("the job: %v, %q, want %q", err, got, s.want)
+		t.Errorf("the job: error %v, output %q, want %q", err, got, s.want)
 	}
 }
 
-// said is the log of the job.
-func (s slurm) said() string {
+// logText returns the log of the job.
+func (s slurm) logText() string {
 	text, _ := os.ReadFile(s.log)
 	return string(text)
 }
 
-// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+// The scripts for Slurm mount for a job, whose tasks read their own shares, and unmount after it,
+// however often they run.
 func TestSlurm(t *testing.T) {
 	s := newSlurm(t)
 	e2e.NoError(t, s.run(t, "prolog"))
 	e2e.NoError(t, s.run(t, "prolog"))
-	s.trains(t)
+	s.checkBatches(t)
 	if out, err := e2e.AsUser(t, jobUser+1, jobUser+1, "ls", s.dir+"/train"); err == nil {
-		t.Errorf("another user sees %s", out)
+		t.Errorf("another user can list the mount: %s", out)
 	}
 	supervisor := func() (pid int) {
 		fmt.Sscanf(e2e.Run(t, "grep", s.dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
@@ -276,45 +279,46 @@ func TestSlurm(t *testing.T) {
 	}
 	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
 	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", s.dir); return err != nil })
-	e2e.NoError(t, s.run(t, "prolog")) // the job is put back into the queue, and comes again
-	s.trains(t)
+	e2e.NoError(t, s.run(t, "prolog")) // the job is requeued and starts again
+	s.checkBatches(t)
 
-	hold := exec.Command("sleep", "infinity") // what a job may leave
+	hold := exec.Command("sleep", "infinity") // a process that the job leaves behind
 	hold.Dir = s.dir
 	e2e.Begin(t, hold)
-	keeper := supervisor()
+	pid := supervisor()
 	e2e.NoError(t, s.run(t, "epilog"))
 	e2e.NoError(t, s.run(t, "epilog"))
-	if _, err := os.Lstat(s.dir); err == nil || e2e.IsMounted(t, s.dir) || !e2e.Ended(keeper) {
-		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, s.dir), e2e.Ended(keeper))
+	if _, err := os.Lstat(s.dir); err == nil || e2e.IsMounted(t, s.dir) || !e2e.Ended(pid) {
+		t.Errorf("after the epilog: the directory exists: %v, mounted: %v, ended: %v, want false, false, true", err == nil, e2e.IsMounted(t, s.dir), e2e.Ended(pid))
 	}
 }
 
-// What is wrong for the job fails the job, and drains no node. Only a machine that cannot mount is drained.
+// A problem of the job fails the job and drains no node. Only a machine that cannot mount is
+// drained.
 func TestSlurmRefuses(t *testing.T) {
 	s := newSlurm(t)
-	right := e2e.Content(t, s.config)
+	valid := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"3s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
 	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
 		e2e.Write(t, s.config, wrong)
 		e2e.NoError(t, s.run(t, "prolog"))
 		got, err := s.train(t)
-		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(s.said(), why) {
-			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(s.logText(), why) {
+			t.Errorf("the job with the configuration %q: error %v, output %q, want an error that says %q", wrong, err, got, why)
 		}
 	}
-	e2e.Write(t, s.config, right)
+	e2e.Write(t, s.config, valid)
 	e2e.NoError(t, s.run(t, "prolog"))
-	s.trains(t)
+	s.checkBatches(t)
 	e2e.NoError(t, s.run(t, "epilog"))
 
 	script := filepath.Join(s.root, "prolog")
 	text := strings.ReplaceAll(string(e2e.Content(t, script)), "'", `'\''`)
 	e2e.Write(t, script, "unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+text+"'")
-	if s.run(t, "prolog") == nil || !strings.Contains(s.said(), "FIX  /dev/fuse") {
-		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
+	if s.run(t, "prolog") == nil || !strings.Contains(s.logText(), "FIX  /dev/fuse") {
+		t.Error("the prolog on a machine without FUSE succeeds, or does not say why it fails")
 	}
 	e2e.NoError(t, s.run(t, "epilog"))
 	left, _ := filepath.Glob(s.dir + "*")
-	e2e.Equal(t, "files that the epilog leaves", len(left), 0)
+	e2e.Equal(t, "files left by the epilog", len(left), 0)
 }

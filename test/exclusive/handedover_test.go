@@ -13,12 +13,12 @@ import (
 	"batchfs/test/e2e"
 )
 
-// mountFor mounts as a driver does that serves nothing, and returns the descriptor to be handed over. The mount is gone at the end of
-// the test.
+// mountFor mounts like a driver that serves nothing itself, and returns the descriptor to hand
+// over. It unmounts at the end of the test.
 func mountFor(t *testing.T, dir string) *os.File {
 	t.Helper()
 	e2e.NeedFUSE(t)
-	e2e.NeedRoot(t, "only root mounts without a helper")
+	e2e.NeedRoot(t, "only root can mount without a helper")
 	device := e2e.Must(os.OpenFile("/dev/fuse", os.O_RDWR, 0))(t)
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.Fd())
 	e2e.NoError(t, syscall.Mount("driver", dir, "fuse.driver", syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV, options))
@@ -29,10 +29,11 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// without unmounts $0 in its namespace, and runs a command with no right to mount anything.
+// without unmounts $0 in its own namespace, and runs a command that has no right to mount anything.
 const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
-// handOver starts a batchfs without any rights. It serves a mount that it did not make and cannot see.
+// handOver starts a batchfs without any privileges. It serves a mount that it did not make and
+// cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
 	words := []string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}
@@ -44,16 +45,17 @@ func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mo
 	return m
 }
 
-// Who may not mount serves what another has mounted: batches, in their order, also when its worker is killed, and commands find it by
-// its mountpoint. At the end readers get errors, and whoever mounted unmounts.
+// A process that may not mount serves what another one mounted, even if its worker is killed.
+// Commands find the mount by its mountpoint. When it ends, readers get errors, and whoever mounted
+// must unmount.
 func TestHandedOver(t *testing.T) {
 	needNamespaces(t)
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
-	config, want := e2e.Small(t, 9)
+	config, want := e2e.SmallConfig(t, 9)
 	m := handOver(t, mountFor(t, dir), dir, "-c", config, "--set", "mount.grace=0s")
-	kept := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
-	defer kept.Close()
+	open := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
+	defer open.Close()
 	for k, batch := range want[:5] {
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], batch)
 		e2e.NoError(t, syscall.Kill(m.AwaitStandby(t)[0], syscall.SIGKILL))
@@ -63,7 +65,7 @@ func TestHandedOver(t *testing.T) {
 		t.Helper()
 		out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, append([]string{e2e.Batchfs}, args...)...)
 		if err != nil {
-			t.Errorf("%s: %v %s", args, err, out)
+			t.Errorf("batchfs %s as an ordinary user: error %v, %s", args, err, out)
 		}
 		return out
 	}
@@ -76,52 +78,52 @@ func TestHandedOver(t *testing.T) {
 		{[]string{"doctor", dir}, "ok   mountpoint: " + dir + " is mounted, served by process "},
 		{[]string{"inspect", m.Path("train"), "7"}, "batch 7"},
 	} {
-		if said := nobody(test.args...); !strings.Contains(said, test.want) {
-			t.Errorf("%s: %s", test.args, said)
+		if output := nobody(test.args...); !strings.Contains(output, test.want) {
+			t.Errorf("batchfs %s printed %s, want %q", test.args, output, test.want)
 		}
 	}
-	// also where the mount cannot be seen, as in the container that serves it
+	// Commands also work if the mount cannot be seen, as in the container that serves it.
 	hidden := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs}
 	for _, args := range [][]string{{"doctor", dir}, {"doctor", "--mounted", dir}} {
-		e2e.Says(t, "is mounted, served by process", slices.Concat(hidden, args)...)
+		e2e.CheckOutput(t, "is mounted, served by process", slices.Concat(hidden, args)...)
 	}
 	e2e.Equal(t, "batch 7", e2e.Read(t, "read", m.Path("train/next"))[0], want[7])
 
-	e2e.Says(t, "the process that mounted it must unmount it", append(hidden, "unmount", dir)...)
+	e2e.CheckOutput(t, "the process that mounted it must unmount it", append(hidden, "unmount", dir)...)
 	m.AwaitEnd(t)
 	e2e.Contains(t, "the log", m.Out.String(), "the mount is left to whoever made it")
-	e2e.Fails(t, "not connected", "cat", m.Path("train/next"))
-	e2e.NoError(t, kept.Close())
+	e2e.CheckFails(t, "not connected", "cat", m.Path("train/next"))
+	e2e.NoError(t, open.Close())
 	e2e.NoError(t, syscall.Unmount(dir, 0))
 }
 
-// The mount ends when whoever made it unmounts.
+// If whoever made the mount unmounts it, the process ends.
 func TestHandedOverUnmounted(t *testing.T) {
 	needNamespaces(t)
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
-	config, want := e2e.Small(t, 1)
+	config, want := e2e.SmallConfig(t, 1)
 	device := mountFor(t, dir)
 	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "--fd", "3", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
 	cmd.ExtraFiles = []*os.File{device}
 	out, err := cmd.CombinedOutput()
-	var keeper int
-	if _, said, _ := strings.Cut(string(out), "in the background, process "); err == nil {
-		_, err = fmt.Sscan(said, &keeper)
+	var supervisor int
+	if _, pid, _ := strings.Cut(string(out), "in the background, process "); err == nil {
+		_, err = fmt.Sscan(pid, &supervisor)
 	}
 	if err != nil {
-		t.Fatalf("%v %s", err, out)
+		t.Fatalf("mount -d --fd 3: error %v, output %s", err, out)
 	}
 	device.Close()
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
 	e2e.NoError(t, syscall.Unmount(dir, 0))
-	e2e.AwaitEnded(t, keeper)
+	e2e.AwaitEnded(t, supervisor)
 }
 
-// A descriptor that cannot be served is refused, and its mount is not harmed.
+// A descriptor that cannot be served is refused, and its mount is left alone.
 func TestHandedOverRefused(t *testing.T) {
 	needNamespaces(t)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	refused := func(device *os.File, want string, args ...string) {
 		t.Helper()
 		cmd := e2e.Command(t, e2e.PlainBatchfs, append([]string{"mount", "-c", config, t.TempDir()}, args...)...)
@@ -130,7 +132,7 @@ func TestHandedOverRefused(t *testing.T) {
 		}
 		out, err := cmd.CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {
-			t.Errorf("%s: %v, %q, want %q", args, err, out, want)
+			t.Errorf("mount %s: error %v, output %q, want %q", args, err, out, want)
 		}
 	}
 	refused(nil, "--fd: descriptor 1 is not handed over", "--fd", "1")

@@ -13,8 +13,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inNamespace starts a process with a mount namespace of its own, which holds a mount whatever is unmounted here. It ends with the
-// test.
+// inNamespace starts a process with its own mount namespace, which keeps a mount when it is
+// unmounted here. The process ends with the test.
 func inNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
 	// It unmounts all other FUSE mounts, so that they can end meanwhile.
@@ -24,39 +24,40 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
-// A command in another PID namespace, be /proc of that one or not, sees other processes under the ids of a mount's. It says that it cannot
-// tell, and leaves the mount alone.
+// In another PID namespace, whether /proc is remounted or not, a mount's process ids belong to
+// other processes. Commands there say that they cannot tell, and leave the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
 	needNamespaces(t)
-	e2e.NeedRoot(t, "PID namespaces are root's")
-	config, _ := e2e.Small(t, 1)
+	e2e.NeedRoot(t, "only root may make PID namespaces")
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	const why = "is in another PID namespace"
 	for _, proc := range [][]string{nil, {"--mount-proc"}} {
-		there := func(want string, fails bool, args ...string) {
+		checkInside := func(want string, fails bool, args ...string) {
 			t.Helper()
 			stdout, stderr, err := e2e.Try(t, slices.Concat([]string{"unshare", "--pid", "--fork"}, proc, []string{e2e.Batchfs}, args)...)
-			if said := stdout + stderr; !strings.Contains(said, want) || (err != nil) != fails || strings.Contains(said, "dead") {
-				t.Errorf("%s %s: %v, %s", proc, args, err, said)
+			if output := stdout + stderr; !strings.Contains(output, want) || (err != nil) != fails || strings.Contains(output, "dead") {
+				t.Errorf("unshare %s batchfs %s: error %v, want one: %v, output %s, want %q and not dead", proc, args, err, fails, output, want)
 			}
 		}
-		there(why, false, "doctor", m.Dir)
+		checkInside(why, false, "doctor", m.Dir)
 		for _, args := range [][]string{
 			{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"inspect", m.Path("train"), "7"}, {"cat", m.Path("train")},
 		} {
-			there(why, true, args...)
+			checkInside(why, true, args...)
 		}
-		if dir := t.TempDir(); proc == nil { // then nothing can be mounted
-			there("mount -t proc proc /proc", true, "mount", "-c", config, dir)
+		if dir := t.TempDir(); proc == nil { // nothing can be mounted without /proc
+			checkInside("mount -t proc proc /proc", true, "mount", "-c", config, dir)
 			e2e.Equal(t, "mounted", e2e.IsMounted(t, dir), false)
 		} else {
-			there("already mounted", true, "mount", "-c", config, m.Dir)
+			checkInside("already mounted", true, "mount", "-c", config, m.Dir)
 		}
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 
-	// A mount that is made in a namespace of its own is found there with its /proc, and with no other.
+	// A mount that is made in its own namespace is found there with the /proc of that namespace
+	// only.
 	inside := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(inside, syscall.MNT_DETACH) })
 	out := e2e.Run(t, "unshare", "--pid", "--fork", "--mount-proc", "--propagation", "private", "sh", "-ec", `
@@ -64,7 +65,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 		cat "$2/train/cursor"
 		"$0" doctor "$2" | grep -c "is mounted, served by process"
 		"$0" restart "$2" >&2
-		umount /proc
+		umount -l /proc
 		"$0" unmount --force "$2" 2>&1 | grep -c "`+why+`"
 		cat "$2/train/cursor"
 		mount -t proc proc /proc
@@ -72,11 +73,12 @@ func TestOtherPIDNamespace(t *testing.T) {
 	e2e.Equal(t, "in a namespace of its own", strings.Join(strings.Fields(out), " "), "0 1 1 0")
 }
 
-// A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
+// A mount whose PID namespace is gone is dead, also for processes outside of it, and they can
+// unmount it.
 func TestDeadElsewhere(t *testing.T) {
 	needNamespaces(t)
-	e2e.NeedRoot(t, "PID namespaces are root's")
-	config, want := e2e.Small(t, 1)
+	e2e.NeedRoot(t, "only root may make PID namespaces")
+	config, want := e2e.SmallConfig(t, 1)
 	shared := t.TempDir()
 	dir := filepath.Join(shared, "mnt")
 	e2e.NoError(t, syscall.Mount(shared, shared, "", syscall.MS_BIND, ""))
@@ -99,7 +101,7 @@ func TestDeadElsewhere(t *testing.T) {
 	}
 	mountThere()
 	if out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", dir); err == nil || !strings.Contains(out, "is dead: ") {
-		t.Errorf("doctor: %v %s", err, out)
+		t.Errorf("doctor: error %v, output %s\nwant that the mount is dead", err, out)
 	}
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
 	e2e.NotMounted(t, dir)
@@ -108,11 +110,12 @@ func TestDeadElsewhere(t *testing.T) {
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
-// unmount says that a filesystem lives on, and how to find it there. --force ends it everywhere.
+// unmount says that the file system lives on elsewhere, and how to find it. --force ends it
+// everywhere.
 func TestUnmountElsewhere(t *testing.T) {
 	needNamespaces(t)
-	e2e.NeedRoot(t, "mount namespaces are root's")
-	config, _ := e2e.Small(t, 1)
+	e2e.NeedRoot(t, "only root may make mount namespaces")
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	other := t.TempDir()
 	e2e.NoError(t, syscall.Mount(m.Dir, other, "", syscall.MS_BIND, ""))
@@ -123,11 +126,11 @@ func TestUnmountElsewhere(t *testing.T) {
 		m.Dir + " is unmounted here", "/proc/[0-9]*/mountinfo", fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
 	} {
 		if err == nil || !strings.Contains(stderr, want) {
-			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
+			t.Errorf("unmount: error %v, want %q in\n%s", err, want, stderr)
 		}
 	}
 	if e2e.IsMounted(t, m.Dir) || m.Ended() {
-		t.Errorf("mounted: %v, ended: %v", e2e.IsMounted(t, m.Dir), m.Ended())
+		t.Errorf("after unmount, mounted: %v, ended: %v, want false and false", e2e.IsMounted(t, m.Dir), m.Ended())
 	}
 	e2e.Read(t, "read", filepath.Join(other, "train/next"))
 	e2e.NoError(t, syscall.Unmount(other, 0))

@@ -16,12 +16,13 @@ import (
 // A group is a cgroup for a mount.
 type group string
 
-// Where the files of cgroup2 are called otherwise.
+// inVersion1 has the names of the files of cgroup2 that are called differently in version 1.
 var inVersion1 = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
-// newGroup makes a cgroup that has a limit, named as in cgroup2. It is empty at the end of the test, or the test fails.
+// newGroup makes a cgroup with a limit, named as in cgroup2. The test fails unless the cgroup is
+// empty at its end.
 func newGroup(t *testing.T, limit string) group {
 	t.Helper()
 	const root = "/sys/fs/cgroup"
@@ -40,21 +41,21 @@ func newGroup(t *testing.T, limit string) group {
 		}
 		os.Remove(dir)
 	}
-	e2e.Lack(t, "no cgroup with %s can be made here", limit)
+	e2e.SkipOrFail(t, "no cgroup with %s can be made here", limit)
 	return ""
 }
 
-// limit sets a limit, by its name in cgroup2.
+// limit sets a limit, named as in cgroup2.
 func (g group) limit(t *testing.T, file, value string) {
 	t.Helper()
 	path := g.file(file)
 	if filepath.Base(path) != file {
-		value, _, _ = strings.Cut(value, " ") // of cpu.max, without the period
+		value, _, _ = strings.Cut(value, " ") // version 1 has the period of cpu.max in another file
 	}
 	e2e.NoError(t, os.WriteFile(path, []byte(value), 0))
 }
 
-// file is the path of a limit's file.
+// file returns the path of a limit's file.
 func (g group) file(limit string) string {
 	path := filepath.Join(string(g), limit)
 	if _, err := os.Stat(path); err != nil && inVersion1[limit] != "" {
@@ -63,69 +64,74 @@ func (g group) file(limit string) string {
 	return path
 }
 
-// command is a command that runs in the group.
+// command returns a command that runs in the group.
 func (g group) command(args ...string) *exec.Cmd {
 	return exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, string(g)}, args...)...)
 }
 
-// While no process can be started, and while each is killed, reads wait. The mount lives, and says once what is wrong.
+// While no process can be started, or each is killed, reads wait. The mount survives, and the log
+// says once what is wrong.
 func TestNoProcesses(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	g := newGroup(t, "pids.max")
 	config, _ := e2e.StormConfig(t, "")
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
 	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
-	const says = "the machine starts none or kills it"
-	for i, most := range []int{1, len(threads) + 3} { // none, and some that have too few threads
+	const message = "the machine starts none or kills it"
+	// The first limit allows no process at all, the second one processes with too few threads.
+	for i, most := range []int{1, len(threads) + 3} {
 		workers := m.AwaitStandby(t)
 		g.limit(t, "pids.max", strconv.Itoa(most))
 		for _, worker := range workers {
 			e2e.Kill(t, m, worker)
 		}
-		e2e.Await(t, "what is wrong, in the log", func() bool { return m.Ended() || strings.Count(m.Out.String(), says) > i })
+		e2e.Await(t, "a log line that says what is wrong", func() bool { return m.Ended() || strings.Count(m.Out.String(), message) > i })
 		if m.Ended() {
 			t.Fatalf("with at most %d threads, the mount ended:\n%s", most, m.Out)
 		}
 		g.limit(t, "pids.max", "max")
 		before := m.Cursor(t, "train")
-		e2e.Await(t, "batches", func() bool { return m.Cursor(t, "train") != before })
+		e2e.Await(t, "batches of next after the limit was lifted", func() bool { return m.Cursor(t, "train") != before })
 	}
 	got := e2e.EndStorms(t, m, readers)
 	if failed := got.Failed["EIO"]; len(got.Failed) > 1 || failed > 1 || got.Missing > failed {
-		t.Error(got)
+		t.Errorf("%s, want at most one failed read, with EIO, and its number missing", got)
 	}
-	e2e.Equal(t, "times that the log says what is wrong", strings.Count(m.Out.String(), says), 2)
+	e2e.Equal(t, "times that the log says what is wrong", strings.Count(m.Out.String(), message), 2)
 }
 
-// A worker that gets a hundredth of a processor is not late.
+// A worker that gets a hundredth of a processor does not count as unresponsive.
 func TestNoProcessor(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	g := newGroup(t, "cpu.max")
-	config, want := e2e.Small(t, 4)
+	config, want := e2e.SmallConfig(t, 4)
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	e2e.Read(t, "looks", m.Path("train"), "0", "2000", "4")
 	m.AwaitStandby(t)
 	g.limit(t, "cpu.max", "1000 100000")
 	for k := range 3 {
 		worker := m.Worker(t)
-		e2e.StopAndKill(t, m, worker) // one that is only killed, and waits for a processor, may still take the request, which then fails
-		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
-		e2e.Equal(t, "the killed process serves", m.Worker(t) == worker, false)
+		// A process that is only killed, and waits for a processor, may still take the request,
+		// which then fails.
+		e2e.StopAndKill(t, m, worker)
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.NextDigest(t, m, "train/next"), want[k])
+		e2e.Equal(t, "the killed process still serves", m.Worker(t) == worker, false)
 	}
 	g.limit(t, "cpu.max", "100000 100000")
-	e2e.Equal(t, "batch 3", e2e.Take(t, m, "train/next"), want[3])
+	e2e.Equal(t, "batch 3", e2e.NextDigest(t, m, "train/next"), want[3])
 	if text := m.Out.String(); strings.Contains(text, "did not") {
-		t.Errorf("a process was late:\n%s", text)
+		t.Errorf("the log says that a process did not respond in time:\n%s", text)
 	}
 }
 
-// When memory runs out, the kernel kills workers, again and again, then what eats the memory, and not the supervisor. When there is
-// memory again, batches are served, and no number is lost or given twice.
+// When memory runs out, the kernel kills workers, then the processes that take the memory, but not
+// the supervisor. Once there is memory again, batches are served, and no number was lost or used
+// twice.
 func TestNoMemory(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	const MiB = 1 << 20
 	g := newGroup(t, "memory.max")
@@ -137,17 +143,18 @@ func TestNoMemory(t *testing.T) {
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
 	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
-	for end := time.Now().Add(e2e.Lasting(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
+	for end := time.Now().Add(e2e.StormDuration(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
 		m.AwaitStandby(t)
-		// Together they want more than there is. Each of them has more than the supervisor, and less than a worker counts for.
+		// Together they want more memory than there is. Each has more than the supervisor, and less
+		// than a worker is taken to have.
 		var eaters [5]*exec.Cmd
 		for i := range eaters {
 			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 32*MiB))
 			e2e.NoError(t, eaters[i].Start())
 		}
 		for _, eater := range eaters {
-			stop := e2e.AnswersSoon(t, eater)
-			eater.Wait() // an error is that it was killed
+			stop := e2e.KillAfterLimit(t, eater)
+			eater.Wait() // the error says that it was killed
 			stop()
 		}
 		if m.Ended() {
@@ -156,10 +163,10 @@ func TestNoMemory(t *testing.T) {
 	}
 	m.AwaitStandby(t)
 	before := m.Cursor(t, "train")
-	e2e.Await(t, "batches", func() bool { return m.Cursor(t, "train") != before })
+	e2e.Await(t, "batches of next once there is memory", func() bool { return m.Cursor(t, "train") != before })
 	got := e2e.EndStorms(t, m, readers)
 	t.Logf("%d deaths, %s", deaths(), got)
 	if len(got.Failed) > 1 || got.Missing > got.Failed["EIO"] {
-		t.Error(got)
+		t.Errorf("%s, want failed reads with EIO alone, and only their numbers missing", got)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// startCrowd starts n threads of one process, each of which reads the first bytes of one of the paths again and again. end lets each finish its
-// read, and returns how many reads there were, and how many more failed.
+// startCrowd starts n threads of one process, each of which repeatedly reads the first bytes of one
+// of the paths. end stops them, and returns how many reads succeeded and failed.
 func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads, failed int)) {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(bytes)}, paths...)...))
@@ -22,17 +22,17 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads,
 	}
 }
 
-// Readers who want much at once get it one after the other: the memory that their replies take is bounded, and somebody who wants
-// little is served meanwhile.
+// Readers of large batches are served one after the other, so that the memory of their replies is
+// bounded. A reader of small batches is served meanwhile.
 func TestCrowd(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	const n, budget = 300, 64 // MiB
 	dir := t.TempDir()
 	file := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 8<<20, 2)
 	flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", fmt.Sprint("memory.budget=", budget<<20), "--set", "mount.timeout=15s"}
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), flags...)
-	want := e2e.Lines(t, "train", 0, 8, flags...)
-	serving, before := m.Worker(t), e2e.InProc(m.Worker(t), "Threads")
+	want := e2e.Digests(t, "train", 0, 8, flags...)
+	serving, before := m.Worker(t), e2e.ProcNumber(m.Worker(t), "Threads")
 	for name, paths := range map[string][]string{
 		"large batches": {m.Path("train/batch_size=512/next")},
 		"tiny rows":     {m.Path("train/batch_size=262144,block_size=1/batch/1"), m.Path("train/batch_size=262144,block_size=1/next")},
@@ -41,52 +41,53 @@ func TestCrowd(t *testing.T) {
 		most := 0
 		for k := range want {
 			var got string
-			e2e.Await(t, fmt.Sprint("batch ", k), func() bool { // on a busy machine a read may be late
+			e2e.Await(t, fmt.Sprint("batch ", k), func() bool { // may time out on a busy machine
 				out, _, err := e2e.Try(t, e2e.Python, "clients/readers.py", "read", m.Path(fmt.Sprint("train/batch/", k)))
 				got = strings.TrimSpace(out)
 				return err == nil
 			})
 			e2e.Equal(t, fmt.Sprintf("%s: batch %d", name, k), got, want[k])
-			most = max(most, e2e.InProc(serving, "RssAnon")>>10)
+			most = max(most, e2e.ProcNumber(serving, "RssAnon")>>10)
 		}
 		reads, failed := end()
 		t.Logf("%s: %d reads of 1 MiB, %d failed, %d MiB resident at most", name, reads, failed, most)
 		if reads == 0 || e2e.InSoak() && most > budget+48 {
-			t.Errorf("%s: %d reads; the worker had %d MiB, may have %d besides its own", name, reads, most, budget)
+			t.Errorf("%s: %d reads, want some; the worker had %d MiB of memory, want at most %d and what every worker takes", name, reads, most, budget)
 		}
 	}
 	e2e.Equal(t, "the worker", m.Worker(t), serving)
-	e2e.Await(t, "few threads", func() bool { return e2e.InProc(serving, "Threads") <= before+64 })
+	e2e.Await(t, "the end of most threads", func() bool { return e2e.ProcNumber(serving, "Threads") <= before+64 })
 }
 
-// Files that give no answer, and a crowd that waits for them, take few threads, and keep no other split waiting. When they answer, so does the
-// mount.
+// If files do not respond, the many requests that wait for them take few threads and do not delay
+// another split. When the files respond again, the requests succeed.
 func TestCrowdOfAHangingSplit(t *testing.T) {
-	e2e.Long(t)
-	d := e2e.NewFaultyFile(t, e2e.VersionOf(0, 2_000_000))
-	intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
+	e2e.SkipIfShort(t)
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))
+	intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.TokensOfVersion(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+intact,
 		"--set", "mount.timeout=1h", "--set", "memory.access=pread")
-	want := e2e.Take(t, m, "train/batch/1")
-	serving, before := m.Worker(t), e2e.InProc(m.Worker(t), "Threads")
-	// The kernel sends few reads for the page cache at a time, of all splits together, unless it is told to send more.
+	want := e2e.NextDigest(t, m, "train/batch/1")
+	serving, before := m.Worker(t), e2e.ProcNumber(m.Worker(t), "Threads")
+	// The kernel limits how many reads it sends at a time to fill the page cache, for all splits
+	// together. The limit of this mount is higher.
 	paths := []string{m.Path("train/next")}
 	for k := range 700 {
 		paths = append(paths, m.Path(fmt.Sprint("train/batch/", 1000+k)))
 	}
 	end := startCrowd(t, len(paths), 49152, paths...)
 	d.Set(t, e2e.Hang)
-	e2e.Await(t, "many reads that wait", func() bool { return e2e.StatusOf(t, m).Waiting >= 600 })
+	e2e.Await(t, "600 waiting requests", func() bool { return e2e.StatusOf(t, m).Waiting >= 600 })
 	for k := range 20 {
-		e2e.Take(t, m, fmt.Sprint("well/batch/", k))
-		e2e.Take(t, m, "well/batches.bin")
+		e2e.NextDigest(t, m, fmt.Sprint("well/batch/", k))
+		e2e.NextDigest(t, m, "well/batches.bin")
 	}
-	if n := e2e.InProc(serving, "Threads"); n > before+100 {
-		t.Errorf("the worker has %d threads, and had %d", n, before)
+	if n := e2e.ProcNumber(serving, "Threads"); n > before+100 {
+		t.Errorf("the worker has %d threads, want at most 100 more than the %d it had", n, before)
 	}
 	d.Set(t, e2e.Healthy)
 	_, failed := end()
 	e2e.Equal(t, "reads that failed", failed, 0)
-	e2e.Equal(t, "batch 1", e2e.Take(t, m, "train/batch/1"), want)
+	e2e.Equal(t, "batch 1", e2e.NextDigest(t, m, "train/batch/1"), want)
 	e2e.Equal(t, "the worker", m.Worker(t), serving)
 }

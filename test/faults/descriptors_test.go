@@ -10,14 +10,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A mount with more shards than its process may have descriptors reads them all with every access
-// mode, and keeps few of them open.
+// A mount with more shards than its process may have descriptors reads them all with every access,
+// and keeps few of them open.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	const shards, limit, tokens = 1000, 256, 200
-	dir, all := t.TempDir(), e2e.VersionOf(0, shards*tokens)
+	dir, data := t.TempDir(), e2e.TokensOfVersion(0, shards*tokens)
 	for i := range shards {
-		e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train-%04d.bin", i)), all[2*tokens*i:][:2*tokens])
+		e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train-%04d.bin", i)), data[2*tokens*i:][:2*tokens])
 	}
 	settings := []string{"--data", dir, "--set", "batch.batch_size=25", "--set", "batch.block_size=32"}
 	want := ""
@@ -28,17 +28,17 @@ func TestFewDescriptors(t *testing.T) {
 				m := e2e.MountProgram(t, limited, append(settings, "--set", "memory.access="+access, "--set", "memory.page_cache="+pages)...)
 				steps := m.Info(t, "train").Steps
 				if want == "" {
-					want = e2e.Line(e2e.Cat(t, append(settings, "train", "--count", fmt.Sprint(steps))...))
+					want = e2e.Digest(e2e.Cat(t, append(settings, "train", "--count", fmt.Sprint(steps))...))
 				}
-				e2e.Equal(t, "an epoch", e2e.Take(t, m, "train/batches.bin"), want)
+				e2e.Equal(t, "an epoch", e2e.NextDigest(t, m, "train/batches.bin"), want)
 				open := 0
-				for _, link := range e2e.FDs(t, m.Worker(t)) {
+				for _, link := range e2e.OpenFiles(t, m.Worker(t)) {
 					if strings.HasPrefix(link, dir) {
 						open++
 					}
 				}
 				if open > limit/4 {
-					t.Errorf("%d shards stay open, of up to %d", open, limit/4)
+					t.Errorf("%d shards stay open, want at most %d", open, limit/4)
 				}
 			})
 		}

@@ -15,10 +15,10 @@ import (
 )
 
 // followedFiles is the number of files of a split that follows changes. Batch k is read from file k
-// mod followedFiles, so there are always batches that the kernel does not have.
+// mod followedFiles, so there are always batches that the kernel has not cached.
 const followedFiles = 100
 
-// A reloading is a mount of a split that follows changes, of files that take 30 ms to open.
+// A reloading is a mount of a split that follows changes. Each of its files takes 30 ms to open.
 type reloading struct {
 	slow *e2e.SlowFS
 	m    *e2e.Mounted
@@ -29,7 +29,7 @@ func mountReloading(t *testing.T) *reloading {
 	t.Helper()
 	r := &reloading{dir: t.TempDir()}
 	for i := range followedFiles {
-		e2e.Write(t, r.file(i), e2e.VersionOf(i%6, 65))
+		e2e.Write(t, r.file(i), e2e.TokensOfVersion(i%6, 65))
 	}
 	r.slow = e2e.NewSlowFS(t, r.dir)
 	r.m = e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+r.slow.Dir+"/*.bin", "--set", "splits.train.on_change=follow",
@@ -40,14 +40,14 @@ func mountReloading(t *testing.T) *reloading {
 
 func (r *reloading) file(i int) string { return filepath.Join(r.dir, fmt.Sprintf("%03d.bin", i)) }
 
-// read lets readers read batches of a file at the same time. Each reads one batch after the other
-// until it has had enough of them and the time is over. read returns how long the slowest read took,
-// and how many reads there were and failed. They may fail only with ESTALE.
+// read starts readers that read batches of a file until each has read enough of them and the time
+// is over. It returns the duration of the slowest read, and the numbers of all reads and of those
+// that failed. They may fail only with ESTALE.
 func (r *reloading) read(t *testing.T, file, readers, enough int, last time.Duration) (slowest time.Duration, reads, failed int) {
-	var all sync.WaitGroup
+	var running sync.WaitGroup
 	var mu sync.Mutex
 	for reader := range readers {
-		all.Go(func() {
+		running.Go(func() {
 			end := time.Now().Add(last)
 			for n := 0; n < enough || time.Now().Before(end); n++ {
 				began := time.Now()
@@ -65,7 +65,7 @@ func (r *reloading) read(t *testing.T, file, readers, enough int, last time.Dura
 			}
 		})
 	}
-	all.Wait()
+	running.Wait()
 	return slowest, reads, failed
 }
 
@@ -79,35 +79,36 @@ func (r *reloading) readBatch(k int) error {
 	return err
 }
 
-// While a changed file cannot be served, its readers wait for one attempt to reload the split,
-// however many they are, and the attempts are at least a second apart. Batches of other files are
-// served. Once the file is repaired, it is served too.
+// While a changed file cannot be served, its readers share attempts to reload the split, which are
+// at least a second apart. Batches of other files are served. Once it is repaired, the file is
+// served too.
 func TestReadersShareAReload(t *testing.T) {
 	const changed, last = 37, 4 * time.Second
 	r := mountReloading(t)
 	var slowest [2]time.Duration
 	for i, readers := range []int{1, 64} {
-		e2e.ReplaceFile(t, r.file(changed), e2e.VersionOf(i, 64)) // a token too short for a window
+		// One token shorter than a window.
+		e2e.ReplaceFile(t, r.file(changed), e2e.TokensOfVersion(i, 64))
 		opens, began := r.slow.Count(t, "open"), time.Now()
 		var reads, failed int
 		slowest[i], reads, failed = r.read(t, changed, readers, 1, last)
 		reloads := (r.slow.Count(t, "open") - opens) / followedFiles
 		t.Logf("%d readers: %d reads, the slowest took %v; %d reloads", readers, reads, slowest[i], reloads)
 		if most := 2 + int(time.Since(began).Seconds()); failed < reads || reloads > most {
-			t.Errorf("%d readers: %d of %d reads failed; %d reloads, want at most %d", readers, failed, reads, reloads, most)
+			t.Errorf("%d readers: %d of %d reads failed, want all; %d reloads, want at most %d", readers, failed, reads, reloads, most)
 		}
 	}
-	const busy = time.Second // what 64 readers may take on a busy machine besides
+	const busy = time.Second // delay that 64 readers may have on a busy machine
 	if most := slowest[0] * 3 / 2; slowest[1] > most+busy || e2e.InSoak() && slowest[1] > most {
-		t.Errorf("one of 64 readers waited %v, and a single one %v", slowest[1], slowest[0])
+		t.Errorf("one of 64 readers waited %v, want hardly more than a single one, %v", slowest[1], slowest[0])
 	}
 	var all sync.WaitGroup
 	all.Go(func() { r.read(t, changed, 64, 1, last/2) })
 	if _, reads, failed := r.read(t, changed+1, 4, 10, last/2); failed > 0 {
-		t.Errorf("%d of %d batches of a file that has not changed failed", failed, reads)
+		t.Errorf("%d of %d batches of an unchanged file failed, want none", failed, reads)
 	}
 	all.Wait()
-	e2e.ReplaceFile(t, r.file(changed), e2e.VersionOf(3, 65))
+	e2e.ReplaceFile(t, r.file(changed), e2e.TokensOfVersion(3, 65))
 	k := changed
 	e2e.Await(t, "the repaired file", func() bool {
 		k += followedFiles

@@ -8,17 +8,17 @@ import (
 	"batchfs/test/e2e"
 )
 
-// No read fails while the file system below the token files interrupts most requests, including the
-// page faults of a mapping.
+// No read fails while the file system of the token files interrupts most requests, including page
+// faults of a mapping.
 func TestInterruptedFileSystem(t *testing.T) {
 	t.Parallel()
 	const shards, batches = 4, 8
 	source := t.TempDir()
 	for i := range shards {
-		e2e.Write(t, filepath.Join(source, fmt.Sprintf("train-%d.bin", i)), e2e.VersionOf(i, 200_000))
+		e2e.Write(t, filepath.Join(source, fmt.Sprintf("train-%d.bin", i)), e2e.TokensOfVersion(i, 200_000))
 	}
 	settings := []string{"-c", "/dev/null", "--set", "batch.batch_size=12", "--set"}
-	want := e2e.Lines(t, "train", 0, batches, append(settings, "splits.train.tokens="+source+"/*.bin")...)
+	want := e2e.Digests(t, "train", 0, batches, append(settings, "splits.train.tokens="+source+"/*.bin")...)
 	for _, access := range []string{"remap", "pread", "advise"} {
 		t.Run(access, func(t *testing.T) {
 			t.Parallel()
@@ -28,13 +28,14 @@ func TestInterruptedFileSystem(t *testing.T) {
 			for _, request := range []string{"lookup", "getattr", "open"} {
 				slow.Interrupt(t, request, 1, 2)
 			}
-			slow.Interrupt(t, "read", 5, 6) // enough for the read-ahead and two attempts to map a page
+			// This is enough for the read-ahead and two attempts to map a page.
+			slow.Interrupt(t, "read", 5, 6)
 			for k := range batches {
-				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), want[k])
+				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.NextDigest(t, m, fmt.Sprint("train/batch/", k)), want[k])
 			}
 			e2e.Equal(t, "errors", e2e.StatusOf(t, m).Splits["train"].Errors, 0)
 			if after := slow.Count(t, "read"); after < before+10*batches {
-				t.Errorf("%d requests read the files, and after %d batches %d: the page cache had most of them", before, batches, after)
+				t.Errorf("the files had %d read requests before %d batches and %d after, want 10 for each batch: the page cache had most of them", before, batches, after)
 			}
 		})
 	}

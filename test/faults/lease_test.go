@@ -2,7 +2,6 @@ package faults
 
 import (
 	"encoding/binary"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,8 +15,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A file that another user overwrites in place bit by bit, and on which the kernel gives no lease, is served when it is
-// whole: no batch mixes old and new tokens.
+// If another user overwrites a file piece by piece, and the kernel grants no lease on it, the file
+// is served again when it is complete. No batch mixes old and new tokens.
 func TestOverwrittenWithoutALease(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root can be several users")
@@ -26,7 +25,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		t.Skip("no setpriv")
 	}
 	dir := t.TempDir()
-	file := e2e.Write(t, filepath.Join(dir, "train.bin"), e2e.VersionOf(0, n))
+	file := e2e.Write(t, filepath.Join(dir, "train.bin"), e2e.TokensOfVersion(0, n))
 	e2e.NoError(t, os.Chown(file, owner, owner))
 	m := e2e.MountProgram(t, exec.Command("setpriv", "--bounding-set=-lease", e2e.Batchfs), "--data", dir, "--set", "splits.train.on_change=follow",
 		"--set", "batch.batch_size=4", "--set", "batch.block_size=32")
@@ -42,20 +41,20 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		}
 		v := int(binary.LittleEndian.Uint16(out)) / 10_000
 		for i := 0; i < len(out); i += 2 {
-			if other := int(binary.LittleEndian.Uint16(out[i:])) / 10_000; other != v {
-				t.Fatalf("a batch has tokens of versions %d and %d", v, other)
+			if version := int(binary.LittleEndian.Uint16(out[i:])) / 10_000; version != v {
+				t.Fatalf("a batch mixes tokens of versions %d and %d", v, version)
 			}
 		}
 		return v
 	}
 	e2e.Equal(t, "the version that is read", read(), 0)
-	e2e.Equal(t, "times that the log says so", strings.Count(m.Out.String(), "no lease can be had on token files"), 1)
+	e2e.Equal(t, "log lines about the lease", strings.Count(m.Out.String(), "no lease can be had on token files"), 1)
 
 	f := e2e.Must(os.OpenFile(file, os.O_WRONLY, 0))(t)
-	fresh := e2e.VersionOf(1, n)
+	fresh := e2e.TokensOfVersion(1, n)
 	e2e.Must(f.WriteAt(fresh[:n], 0))(t) // half of the file
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() { // it writes on, however slowly the others get on
+	go func() { // keeps writing, however slow the reads are
 		defer close(stopped)
 		for {
 			f.WriteAt(fresh[n-1000:n], n-1000)
@@ -76,8 +75,8 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
 }
 
-// What writes to token files through a mapping is not seen, so a file that a process may write to is not mounted; it is no reason
-// to end a mount, or to keep another command from reading.
+// The kernel does not report writes through a mapping, so a file that is open for writing is not
+// mounted. Opening a file for writing later does not end a mount, and other commands can read it.
 func TestOpenForWriting(t *testing.T) {
 	e2e.NeedFUSE(t)
 	for _, how := range []string{"open", "mapped"} {
@@ -95,7 +94,7 @@ func TestOpenForWriting(t *testing.T) {
 			for _, background := range []string{"-d", "--no-resend"} {
 				_, stderr, err := e2e.Try(t, e2e.Batchfs, "mount", background, "--data", filepath.Dir(file), mountpoint)
 				if err == nil || !strings.Contains(stderr, "splits.train: "+file+" is open for writing") || !strings.Contains(stderr, `mode="r"`) {
-					t.Errorf("%v %s", err, stderr)
+					t.Errorf("mount %s of a file that is %s for writing: error %v, %q, want one that says so", background, how, err, stderr)
 				}
 			}
 			e2e.Cat(t, "train", "--data", filepath.Dir(file))
@@ -106,53 +105,6 @@ func TestOpenForWriting(t *testing.T) {
 			defer again.Close()
 			e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 			e2e.Run(t, "head", "-c1", m.Path("train/next"))
-		})
-	}
-}
-
-// A copy with the time of the file, in its place, is the file to readers; another file of the same size and time is not.
-func TestCopyInPlace(t *testing.T) {
-	for _, onChange := range []string{"error", "follow"} {
-		t.Run(onChange, func(t *testing.T) {
-			file := e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), e2e.VersionOf(0, changeTokens))
-			settings := []string{"--data", filepath.Dir(file), "--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
-			m := e2e.Mount(t, append(settings, "--set", "splits.train.on_change="+onChange)...)
-			want := e2e.Lines(t, "train", 0, 5, settings...)
-			h := e2e.StartHandles(t, m.Dir)
-			h.Do("open train/next")
-			h.Do("open train/batches.bin")
-			k := 0
-			step := func() {
-				t.Helper()
-				for _, read := range []string{"read 0 0 512", fmt.Sprintf("read 1 %d 512", k*512)} {
-					e2e.Equal(t, read, h.Do("%s", read), want[k])
-				}
-				e2e.Equal(t, fmt.Sprintf("batch/%d", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), want[k])
-				k++
-			}
-			step()
-			for range 3 {
-				e2e.Run(t, "cp", "-p", file, file+".new")
-				e2e.NoError(t, os.Rename(file+".new", file))
-				step()
-			}
-			e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL)) // another one does as well
-			step()
-			if got := m.Info(t, "train"); got.Changes != 0 || strings.Contains(m.Out.String(), "changed") {
-				t.Errorf("%d changes, and the log says\n%s", got.Changes, m.Out)
-			}
-
-			was := e2e.Must(os.Stat(file))(t)
-			raw := e2e.VersionOf(0, changeTokens)
-			raw[0]++
-			e2e.Write(t, file+".new", raw)
-			e2e.NoError(t, os.Chtimes(file+".new", was.ModTime(), was.ModTime()))
-			e2e.NoError(t, os.Rename(file+".new", file))
-			if onChange == "follow" {
-				e2e.Await(t, "another file to be noticed", func() bool { return m.Info(t, "train").Changes == 1 })
-			} else {
-				e2e.Fails(t, "Stale file handle", "cat", m.Path("train/batch/30"))
-			}
 		})
 	}
 }

@@ -14,14 +14,15 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Shards are files of one row each. A batch is read from shardRows of them, in order. A mount is
-// one of two ranks, so with a multiple of 2*shardRows shards no batch is read from the last one.
+// A shard is a file of one row. A batch is read from shardRows consecutive shards. A mount is one
+// of two ranks, so if the number of shards is a multiple of 2*shardRows, no batch is read from the
+// last one.
 const shardRows = 8
 
 var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", "batch.world=2",
 	"--set", fmt.Sprint("batch.batch_size=", shardRows)}
 
-// shards are n shards in a file system that can be slow, and the settings to mount them with.
+// shards is a set of n shards in a file system that can be slow, with the settings to mount them.
 type shards struct {
 	slow     *e2e.SlowFS
 	n        int
@@ -34,30 +35,30 @@ func slowShards(t *testing.T, n int) *shards {
 	dir, s := t.TempDir(), &shards{n: n}
 	for i := range n {
 		s.last = fmt.Sprintf("%06d.bin", i)
-		e2e.Write(t, filepath.Join(dir, s.last), e2e.VersionOf(i%6, 65))
+		e2e.Write(t, filepath.Join(dir, s.last), e2e.TokensOfVersion(i%6, 65))
 	}
 	s.slow = e2e.NewSlowFS(t, dir)
 	s.settings = slices.Concat(shardSettings, []string{"--set", "splits.train.tokens=" + s.slow.Dir + "/*.bin"})
 	return s
 }
 
-// requested returns how many lookups of shards have been made for requests so far. The last shard is
-// looked up only when all of them are, so its lookups tell how often that was. It waits for a moment
-// at which that is not being done.
-func (s *shards) requested(t *testing.T) (lookups int) {
+// requestedLookups returns how many lookups of shards were made for requests, not for passes over
+// all shards. No request looks up the last shard, so its lookups count the passes. requested waits
+// until no pass is running.
+func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	t.Helper()
 	e2e.Await(t, "a pause between passes", func() bool {
 		before := s.slow.Count(t, "lookup")
 		time.Sleep(300 * time.Millisecond)
-		passes, all := s.slow.Count(t, s.last), s.slow.Count(t, "lookup")
-		lookups = all - passes*s.n
-		return all == before
+		passes, total := s.slow.Count(t, s.last), s.slow.Count(t, "lookup")
+		lookups = total - passes*s.n
+		return total == before
 	})
 	return lookups
 }
 
-// openNext opens next of a mount of shards, and returns a function that reads a batch and returns how
-// long that took.
+// openNext opens next of a mount of shards. The function that it returns reads a batch and returns
+// how long that took.
 func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	t.Helper()
 	file := e2e.Must(os.Open(filepath.Join(mountpoint, "train/next")))(t)
@@ -71,8 +72,8 @@ func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	}
 }
 
-// While mount opens many files, it shows on a terminal how many it has opened. Then all reads
-// succeed, however long it takes to check so many files.
+// While mount opens many files, it shows on a terminal how many it has opened. Afterwards all reads
+// succeed, however long a check of so many files takes.
 func TestManyShards(t *testing.T) {
 	t.Parallel()
 	n, reads, request, delay := 200, 20, "open", 300*time.Millisecond
@@ -86,9 +87,9 @@ func TestManyShards(t *testing.T) {
 	mount := []string{e2e.Batchfs, "mount", "-d", "--log", filepath.Join(t.TempDir(), "log"), mountpoint}
 	out := e2e.Run(t, slices.Concat(inTerminal, mount, s.settings)...)
 	t.Cleanup(func() { e2e.Run(t, e2e.Batchfs, "unmount", mountpoint) })
-	t.Logf("to open %d files took %v", n, time.Since(began))
+	t.Logf("opening %d files took %v", n, time.Since(began))
 	if !regexp.MustCompile(fmt.Sprintf(`opened [1-9]\d* of %d files`, n)).MatchString(out) {
-		t.Errorf("mount said %q", out)
+		t.Errorf("mount printed %q, want how many of %d files it opened", out, n)
 	}
 	s.slow.Delay(t, "open", 0)
 	read, slowest := openNext(t, mountpoint), time.Duration(0)
@@ -98,22 +99,22 @@ func TestManyShards(t *testing.T) {
 	t.Logf("the slowest of %d reads took %v", reads, slowest)
 }
 
-// Batches come as fast from many shards as from few, although it takes long to check many. Requests
-// look up the same number of files, and none waits until all have been checked.
+// Batches are read as fast from many shards as from few, although a check of many takes long.
+// Requests look up the same number of files, and none waits for a check of all of them.
 func TestManyShardsAreAsFastAsFew(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	const batches, rounds, hang = 50, 5, 5 * time.Second
 	many := 4000
 	if e2e.InSoak() {
 		many = 10_000
 	}
-	var all [2]*shards
+	var splits [2]*shards
 	var reads [2]func() time.Duration
 	var requested [2]int
 	var slowest [2]time.Duration
 	for i, n := range []int{96, many} {
 		s := slowShards(t, n)
-		all[i] = s
+		splits[i] = s
 		s.slow.Delay(t, "getattr", 300*time.Microsecond)
 		m := e2e.Mount(t, s.settings...)
 		s.slow.Delay(t, s.last, hang)
@@ -121,41 +122,41 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 		reads[i] = openNext(t, m.Dir)
 		reads[i]()
 		first := time.Since(began)
-		e2e.InTime(t, fmt.Sprintf("the first batch of %d shards", n), first, time.Second)
+		e2e.CheckDuration(t, fmt.Sprintf("the first batch of %d shards", n), first, time.Second)
 		if first >= hang {
-			t.Errorf("the first batch of %d shards took %v: it waited until all were checked", n, first)
+			t.Errorf("the first batch of %d shards took %v, want less than %v: it waited for a check of all shards", n, first, hang)
 		}
 		s.slow.Delay(t, s.last, 0)
 	}
-	for i, s := range all {
-		requested[i] = s.requested(t)
+	for i, s := range splits {
+		requested[i] = s.requestedLookups(t)
 	}
 	var ratios []float64
 	for range rounds {
 		var took [2]time.Duration
-		for range batches { // in turns, so that whatever else this machine does slows both
+		for range batches { // alternate, so that other load on this machine slows both
 			for i, read := range reads {
-				one := read()
-				if took[i], slowest[i] = took[i]+one, max(slowest[i], one); one > 2*time.Second {
-					t.Fatalf("a batch of %d shards took %v", all[i].n, one)
+				duration := read()
+				if took[i], slowest[i] = took[i]+duration, max(slowest[i], duration); duration > 2*time.Second {
+					t.Fatalf("a batch of %d shards took %v, want at most 2s", splits[i].n, duration)
 				}
 			}
 		}
 		ratios = append(ratios, took[0].Seconds()/took[1].Seconds())
 	}
 	slices.Sort(ratios)
-	for i, s := range all {
-		requested[i] = (s.requested(t) - requested[i]) / (batches * rounds)
-		e2e.InTime(t, fmt.Sprintf("the slowest batch of %d shards", s.n), slowest[i], time.Second)
+	for i, s := range splits {
+		requested[i] = (s.requestedLookups(t) - requested[i]) / (batches * rounds)
+		e2e.CheckDuration(t, fmt.Sprintf("the slowest batch of %d shards", s.n), slowest[i], time.Second)
 	}
 	t.Logf("rates of many shards, compared with few: %.2f; lookups of a batch: %d", ratios, requested)
 	if ratios[rounds/2] < 0.8 || requested[0] != requested[1] {
-		t.Errorf("the rate is %.2f of that of few shards; lookups of a batch: %d", ratios[rounds/2], requested)
+		t.Errorf("the rate is %.2f of that of few shards, want at least 0.8; lookups per batch are %d, want equal numbers", ratios[rounds/2], requested)
 	}
 }
 
-// While the check of one shard gives no answer, doctor, list and metrics say so, and the other shards are
-// read as ever.
+// While the check of one shard does not return, doctor, list and metrics say so, and batches of the
+// other shards are read as usual.
 func TestHangingCheck(t *testing.T) {
 	t.Parallel()
 	const hang = 10 * time.Second
@@ -173,14 +174,15 @@ func TestHangingCheck(t *testing.T) {
 		}
 	}()
 	e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
-	listed := regexp.MustCompile(regexp.QuoteMeta(m.Dir) + " +stuck ") // longer mountpoints widen the column
-	e2e.Await(t, "list and metrics to say so", func() bool {
+	// A longer mountpoint widens the column.
+	listed := regexp.MustCompile(regexp.QuoteMeta(m.Dir) + " +stuck ")
+	e2e.Await(t, "list and metrics to show the split as stuck", func() bool {
 		return listed.MatchString(e2e.Run(t, e2e.PlainBatchfs, "list")) &&
 			!strings.Contains(e2e.Run(t, "cat", m.Path("metrics")), "\nbatchfs_longest_wait_seconds 0\n")
 	})
 	s.slow.Delay(t, s.last, 0)
 	e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
 	if slowest := testwait.For(t, "the end of the reader", done); slowest > hang/2 {
-		t.Errorf("a batch of other shards took %v", slowest)
+		t.Errorf("a batch of other shards took %v, want at most %v", slowest, hang/2)
 	}
 }

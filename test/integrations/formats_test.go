@@ -7,7 +7,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// npyRows writes arrays of every dtype that batchfs serves, with NumPy's own headers, and then compares what a mount serves of them.
+// npyRows writes arrays of every dtype that batchfs serves, with NumPy's own headers. Then it
+// compares them with what a mount serves.
 const npyRows = `
 import os, sys
 import numpy as np
@@ -31,11 +32,11 @@ for name, (_, a) in arrays.items():
 print(len(arrays), "arrays")
 `
 
-// Rows of what NumPy writes are NumPy's, whatever the dtype, the further axes and the version of the format.
+// A mount serves the rows of files that NumPy wrote, whatever their dtype, axes and format version.
 func TestRowsOfNumPyFiles(t *testing.T) {
 	dir := t.TempDir()
 	config := "[batch]\nlayout = 'rows'\nbatch_size = 1\norder = 'sequential'\n" + e2e.Run(t, e2e.Python, "-c", npyRows, dir, "")
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(config))
 	m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
-	e2e.Says(t, "36 arrays", e2e.Python, "-c", npyRows, dir, m.Dir)
+	e2e.CheckOutput(t, "36 arrays", e2e.Python, "-c", npyRows, dir, m.Dir)
 }

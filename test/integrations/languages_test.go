@@ -1,3 +1,5 @@
+// Package integrations tests that the programs and libraries of others read a mount correctly: the
+// standard libraries of many languages, NumPy, safetensors, PyTorch and nanoGPT.
 package integrations
 
 import (
@@ -13,18 +15,20 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A language is a program of clients/languages and the ways in which it reads a file. A way is NAME, which reads next, or
-// NAME:FILE.
+func TestMain(m *testing.M) { e2e.Main(m) }
+
+// A language is a program in clients/languages and the ways in which it can read a file. A way is
+// written NAME, which reads next, or NAME:FILE.
 type language struct {
 	name    string
 	build   []string
 	command []string
-	tells   string // ways that fail where a read fails, or tell how much they read
-	misses  string // ways that fail, but for a read of which a part fails
-	hides   string // ways that fail only where an open fails
+	tells   string // ways that fail if a read fails, or show how much they read
+	misses  string // ways that fail if a read fails, unless only part of it fails
+	hides   string // ways that fail only if the open fails
 	blind   string // ways that never fail
-	repeats string // ways that keep the file open and get the same batch again, out of a buffer of the program
-	tiny    string // ways that do so if a batch is below 512 bytes
+	repeats string // ways that keep the file open and repeat a batch that the program has buffered
+	tiny    string // ways that do so if a batch has less than 512 bytes
 	refused string // ways that next does not allow
 }
 
@@ -99,18 +103,19 @@ func languages(dir string) []language {
 	}
 }
 
-// Readers in many languages get whole batches of next, each number once, whether they open it for each batch or keep it
-// open. Where tokens changed or cannot be read they get an error, except the ways that README's caveats name.
+// Readers in many languages get whole batches of next, each number once, whether or not they keep
+// it open. If the tokens changed or cannot be read, they get an error, except in the ways that
+// README warns about.
 func TestLanguages(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	const (
 		reads  = 5
 		tiny   = "batch_size=1,block_size=100" // 400 bytes
-		small  = "batch_size=5,block_size=100" // 2000 bytes, no whole number of blocks
+		small  = "batch_size=5,block_size=100" // 2000 bytes, not a multiple of 512
 		medium = "batch_size=12,block_size=1024"
-		large  = "batch_size=1024,block_size=1024" // four requests, of which the first can be read of part
+		large  = "batch_size=1024,block_size=1024" // four requests; part of the first can be read
 	)
-	dir, content := t.TempDir(), e2e.VersionOf(0, 1_200_000)
+	dir, content := t.TempDir(), e2e.TokensOfVersion(0, 1_200_000)
 	e2e.Write(t, filepath.Join(dir, "train.bin"), content)
 	e2e.Write(t, filepath.Join(dir, "touched.bin"), content)
 	none, part := e2e.NewFaultyFile(t, content), e2e.NewFaultyFile(t, content)
@@ -126,25 +131,25 @@ func TestLanguages(t *testing.T) {
 			t.Parallel()
 			needs := append(l.build, l.command...)[0]
 			if _, err := exec.LookPath(needs); err != nil {
-				e2e.Lack(t, "no %s: .ci/setup ci installs it", needs)
+				e2e.SkipOrFail(t, "no %s: .ci/setup ci installs it", needs)
 			}
 			if l.build != nil {
 				e2e.Run(t, l.build...)
 			}
 			p := &program{language: l, m: m, seed: 1000 * number}
 			for way := range strings.FieldsSeq(l.tells + " " + l.misses + " " + l.hides + " " + l.blind) {
-				p.gets(t, way, small, reads, reads)
-				p.gets(t, way, medium, reads, reads)
+				p.checkBatches(t, way, small, reads, reads)
+				p.checkBatches(t, way, medium, reads, reads)
 			}
 			for way := range strings.FieldsSeq(l.repeats) {
-				p.gets(t, way, small, reads, 1)
+				p.checkBatches(t, way, small, reads, 1)
 			}
 			for way := range strings.FieldsSeq(l.tiny) {
-				p.gets(t, way, tiny, reads, 1)
+				p.checkBatches(t, way, tiny, reads, 1)
 			}
 			for _, f := range []struct {
 				split, settings string
-				size            int // of a batch, in bytes
+				size            int // size of a batch in bytes
 				tell, hide      string
 			}{
 				{"train", medium, 2 * 12 * 1024 * 2, l.refused, ""},
@@ -153,29 +158,30 @@ func TestLanguages(t *testing.T) {
 				{"part", large, 2 * 1024 * 1024 * 2, l.tells + " " + l.repeats + " " + l.refused, l.misses + " " + l.hides + " " + l.blind},
 			} {
 				for way := range strings.FieldsSeq(f.tell) {
-					// Where a part can be read, a program may get that part and no error.
-					if _, out, said := p.read(t, way, f.split, f.settings, 1); len(out) >= f.size || said == "" && f.split != "part" {
-						t.Errorf("%s of %s: %d bytes, and the error %q", way, f.split, len(out), said)
+					// If part of a batch can be read, a program may get that part and no error.
+					if _, out, failure := p.read(t, way, f.split, f.settings, 1); len(out) >= f.size || failure == "" && f.split != "part" {
+						t.Errorf("%s of %s: %d of %d bytes and the error %q, want fewer bytes and an error", way, f.split, len(out), f.size, failure)
 					}
 				}
 				for way := range strings.FieldsSeq(f.hide) {
-					_, _, said := p.read(t, way, f.split, f.settings, 1)
-					e2e.Equal(t, way+" of "+f.split+", which hides it", said, "")
+					_, _, failure := p.read(t, way, f.split, f.settings, 1)
+					e2e.Equal(t, "the error of "+way+" of "+f.split+", which hides errors", failure, "")
 				}
 			}
 		})
 	}
 }
 
-// A program of a language reads a mount, each time with a cursor of its own.
+// A program reads a mount in one language, each time with a new cursor.
 type program struct {
 	language
 	m    *e2e.Mounted
-	seed int // of the last cursor
+	seed int // seed of the last settings directory, which has the cursor
 }
 
-// read reads a file n times, with the cursor of the directory dir. said is of a program that failed.
-func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, out, said string) {
+// read lets the program read a file n times, in a new settings directory. It returns the directory,
+// the output, and the error of the program, if any.
+func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, out, failure string) {
 	t.Helper()
 	p.seed++
 	dir = fmt.Sprintf("%s/%s,seed=%d", split, settings, p.seed)
@@ -183,21 +189,22 @@ func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, o
 	size := strings.TrimSpace(e2e.Run(t, "stat", "-c", "%s", p.m.Path(dir+"/next")))
 	out, stderr, err := e2e.Try(t, append(p.command, name, p.m.Path(dir+"/"+cmp.Or(file, "next")), fmt.Sprint(n), size)...)
 	if err != nil {
-		said = fmt.Sprint(err, ": ", stderr)
+		failure = fmt.Sprint(err, ": ", stderr)
 	}
-	return dir, out, said
+	return dir, out, failure
 }
 
-// gets fails unless n reads get the first batches, again and again, and take so many numbers.
-func (p *program) gets(t *testing.T, way, settings string, n, taken int) {
+// checkBatches checks that n reads get the first batches of a cursor, again from the first one
+// after taken batches, and move the cursor to taken.
+func (p *program) checkBatches(t *testing.T, way, settings string, n, taken int) {
 	t.Helper()
-	dir, got, said := p.read(t, way, "train", settings, n)
+	dir, got, failure := p.read(t, way, "train", settings, n)
 	want := []string{"cat"}
 	for i := range n {
 		want = append(want, p.m.Path(fmt.Sprintf("%s/batch/%d", dir, i%taken)))
 	}
-	if got != e2e.Run(t, want...) || said != "" {
-		t.Errorf("%s, %s: %d bytes, not batches %q %s", way, settings, len(got), want[1:], said)
+	if got != e2e.Run(t, want...) || failure != "" {
+		t.Errorf("%s, %s: %d bytes, error %q, want batches %q", way, settings, len(got), failure, want[1:])
 	}
-	e2e.Equal(t, fmt.Sprintf("%s, %s: the cursor", way, settings), p.m.Taken(t, dir), taken)
+	e2e.Equal(t, fmt.Sprintf("%s, %s: the cursor", way, settings), p.m.NextNumber(t, dir), taken)
 }

@@ -13,21 +13,26 @@ import (
 
 var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 
-// A run of nanoGPT that reads a mount in the way that docs/runs.md says gets the batches that nanoGPT itself draws, evaluation
-// included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
+// A run of nanoGPT that reads a mount as docs/runs.md says gets the batches that nanoGPT itself
+// draws, and has the same losses. So does an unmodified run if its data directory has links to the
+// tokens.bin files of a mount.
 func TestNanoGPT(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	e2e.NeedPython(t, "torch")
 	recipe := nanoGPTBlock.FindStringSubmatch(e2e.ReadPage(t, "docs/runs.md"))
 	if recipe == nil {
-		t.Fatal("docs/runs.md has no block that begins with # nanoGPT")
+		t.Fatal("docs/runs.md has no Python block that begins with # nanoGPT")
 	}
-	var ramp []byte // its length is prime, so rows that begin 2^16 tokens apart differ
+	// The length is prime, so that rows that begin 2^16 tokens apart differ.
+	var ramp []byte
 	for i := range 65_521 {
 		ramp = binary.LittleEndian.AppendUint16(ramp, uint16(i*i%293))
 	}
-	const small, large = 1, 1<<28/65_521 + 2 // from 2^28 tokens on a row draws two words
-	var own, mounted, linked []string        // what clients/nanogpt.py runs, in two processes, as PyTorch takes long to begin
+	// From 2^28 tokens on, a row takes two random words.
+	const small, large = 1, 1<<28/65_521 + 2
+	// Arguments of clients/nanogpt.py, three for each run. It runs in two processes only, because
+	// PyTorch takes long to start.
+	var own, mounted, linked []string
 	for _, ramps := range []int{small, large} {
 		dir, links := t.TempDir(), t.TempDir()
 		e2e.Write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
@@ -35,7 +40,7 @@ func TestNanoGPT(t *testing.T) {
 		for range ramps {
 			e2e.Must(train.Write(ramp))(t)
 		}
-		e2e.NoError(t, train.Close()) // mount refuses a file that is open for writing
+		e2e.NoError(t, train.Close()) // because mount refuses a file that is open for writing
 		own = append(own, dir, filepath.Join(dir, "rng.bin"), "")
 		linked = append(linked, links, filepath.Join(links, "rng.bin"), "")
 	}
@@ -44,7 +49,7 @@ func TestNanoGPT(t *testing.T) {
 	}
 	want := nanoGPT(own)
 	if strings.Count(want, "\nval ") != 24 {
-		t.Errorf("two runs of nanoGPT: %s", want)
+		t.Errorf("two runs of nanoGPT do not print 24 validation losses: %s", want)
 	}
 	for i := 0; i < len(own); i += 3 {
 		m := e2e.Mount(t, "--data", own[i], "--set", "batch.batch_size=6", "--set", "batch.block_size=16", "--set", "batch.order=torch",

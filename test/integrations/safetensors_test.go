@@ -25,14 +25,15 @@ for k in 17, 2**40 - 1:
     with safe_open(file, framework="np") as f:
         check(k, {name: f.get_tensor(name) for name in f.keys()}, f.metadata())
         check(k, numpy.load_file(file), f.metadata())
-data = open(f"{path}/next.safetensors", "rb").read() # the library gives the metadata of files only
+data = open(f"{path}/next.safetensors", "rb").read() # the library shows metadata only for files
 check(0, numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
 `
 
-// The library reads the .safetensors files of batches, and finds the bytes of the batch and its origin.
+// The safetensors library reads the .safetensors files of batches, and finds their arrays and
+// metadata.
 func TestSafetensors(t *testing.T) {
 	e2e.NeedPython(t, "safetensors.numpy")
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, dir := range []string{
 		"train", "train/dtype=int64", "train/layout=tokens", "train/layout=tokens,dtype=int64",

@@ -1,5 +1,5 @@
-// Command kubernetes decodes manifests as the API server does: an unknown field is an error, and so is a value of another type. It prints
-// the objects as one list of JSON.
+// Command kubernetes decodes manifests as strictly as the API server: unknown fields and values of
+// the wrong type are errors. It prints the objects as a JSON list.
 package main
 
 import (
@@ -21,7 +21,7 @@ func main() {
 		must(add(scheme))
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	var all []runtime.Object
+	var objects []runtime.Object
 	for _, name := range os.Args[1:] {
 		log.SetPrefix(name + ": ")
 		text, err := os.ReadFile(name)
@@ -29,10 +29,10 @@ func main() {
 		for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
 			object, _, err := decoder.Decode(append(document, '\n'), nil, nil)
 			must(err)
-			all = append(all, object)
+			objects = append(objects, object)
 		}
 	}
-	must(json.NewEncoder(os.Stdout).Encode(all))
+	must(json.NewEncoder(os.Stdout).Encode(objects))
 }
 
 func must(err error) {

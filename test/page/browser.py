@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven over the DevTools protocol with the standard library alone."""
+"""Controls a headless Chromium over the DevTools protocol, with the standard library alone."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ import time
 import urllib.request
 
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Home": 36, "End": 35, "Tab": 9}
-FRAMES = 4  # in which a page that was resized, and that got an answer, is drawn again
+FRAMES = 4  # frames that a page may need to draw itself after a resize or an answer
 
 
 class Browser:
@@ -65,18 +65,18 @@ class Browser:
         while True:
             message = self._receive()
             if message.get("id") == self.calls:
-                assert "error" not in message, (method, message)
+                assert "error" not in message, f"{method}: {message}"
                 return message["result"]
             self.events.append(message)
 
     def js(self, code):
-        """The value of an expression on the page, or of the promise that it gives."""
+        """Evaluates an expression on the page, and returns its value or that of its promise."""
         answer = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, (code, answer)
+        assert "exceptionDetails" not in answer, f"{code}: {answer}"
         return answer["result"].get("value")
 
     def wait(self, code, limit=60):
-        """Waits until an expression is true, and returns it."""
+        """Waits until an expression is true, and returns its value."""
         end = time.monotonic() + limit
         while not (value := self.js(f"Promise.resolve({code}).then(v => v instanceof Node || v)")):
             assert time.monotonic() < end, f"not true within {limit} s: {code}"
@@ -94,7 +94,7 @@ class Browser:
         self.drawn()
 
     def drawn(self):
-        """Waits until all rows that are seen are drawn."""
+        """Waits until all visible rows are drawn."""
         self.wait("document.querySelector('.row .token') && !document.querySelector('.row.stale') && "
                   f"new Promise(done => {{ const frame = n => n ? requestAnimationFrame(() => frame(n - 1)) : done(!document.querySelector('.row.stale')); frame({FRAMES}) }})")
 

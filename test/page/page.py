@@ -1,4 +1,7 @@
-"""Shows the page of batchfs view in a browser, and checks it: page.py BATCHFS [PICTURES], where PICTURES is a directory for pictures."""
+"""Checks the page of batchfs view in a browser: page.py BATCHFS [PICTURES]
+
+With the directory PICTURES, the program also saves pictures of the page.
+"""
 
 import base64
 import http.client
@@ -23,12 +26,12 @@ HOSTILE = ["<script>window.ran = 1</script>", "<img src=x onerror='window.ran = 
 
 
 class Served:
-    """A batchfs view with arguments, and its page in the browser."""
+    """A running batchfs view, whose page is open in the browser."""
 
     def __init__(self, *args):
         self.process = subprocess.Popen([BATCHFS, "view", *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.address = self.process.stdout.readline().strip()
-        assert self.address.startswith("http://127.0.0.1:"), args
+        assert self.address.startswith("http://127.0.0.1:"), f"batchfs view {args} printed {self.address!r}, want an address"
 
     def __enter__(self):
         browser.open(self.address)
@@ -38,10 +41,10 @@ class Served:
         browser.call("Page.navigate", url="about:blank")
         browser.wait("location.href === 'about:blank'")
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(60) == 0, "Ctrl-C ends it"
+        assert (status := self.process.wait(60)) == 0, f"exit status {status} after SIGINT, want 0"
 
     def get(self, path, below=None, **headers):
-        """The status and the bytes of the answer to a path below the page, or below another key."""
+        """Gets a path below the address of the page or below another path; returns status and body."""
         url = urllib.parse.urlsplit(self.address)
         connection = http.client.HTTPConnection(url.hostname, url.port)
         connection.request("GET", (below or url.path) + path, headers=headers)
@@ -50,7 +53,7 @@ class Served:
 
 
 def make_data():
-    """Splits of text as bytes, of chats with masks, of hostile tokens, and of numbers."""
+    """Writes splits of text, of chats with masks, of hostile tokens, and of numbers."""
     draw = random.Random(1)
     words = "the of a batch row token reads kernel mount where file trainer number epoch shard and opens seed it in one".split()
     sentence = lambda n: " ".join(draw.choice(words) for _ in range(n)).capitalize() + ". "
@@ -76,7 +79,7 @@ def make_data():
 
 
 def picture(name):
-    """Four pictures of the page: wide and narrow, light and dark."""
+    """Saves pictures of the page: wide and narrow, light and dark."""
     if not PICTURES:
         return
     for width, height in (1440, 900), (480, 900):
@@ -92,7 +95,7 @@ def text_of(row):
 
 
 def below(name):
-    """What the line at the bottom says under a name."""
+    """Returns the value that the line at the bottom shows for a name."""
     return browser.js(f"[...document.querySelectorAll('footer div')].find(e => e.firstChild?.textContent === {json.dumps(name)})?.lastChild.textContent")
 
 
@@ -105,7 +108,7 @@ def check_steps():
         browser.drawn()
         assert text_of(0) != first and browser.js("document.querySelector('#k').value") == "1"
         batch = json.loads(view.get("rows?s=0&k=1&n=1&len=256")[1])[0]
-        assert text_of(0).replace("↵", "").startswith("".join(batch["text"])[:100].replace("\n", "")), (text_of(0), batch)
+        assert text_of(0).replace("↵", "").startswith("".join(batch["text"])[:100].replace("\n", "")), f"got {text_of(0)!r}, want the text of {batch}"
         browser.key("ArrowRight", shift=True)
         browser.key("ArrowLeft")
         browser.drawn()
@@ -114,7 +117,7 @@ def check_steps():
             browser.key("ArrowLeft")
         browser.key("ArrowLeft")
         browser.drawn()
-        assert text_of(0) == first, "batch 0 is what it was, and there is none before"
+        assert text_of(0) == first, f"got {text_of(0)!r}, want batch 0 again: {first!r}"
         browser.key("g")
         browser.type("150")
         browser.key("Enter")
@@ -125,11 +128,11 @@ def check_steps():
         ids = struct.unpack("<9H", base64.b64decode(json.loads(row)[0]["arrays"]["x"]))
         browser.key("ArrowDown", "ArrowDown", *"." * token)
         browser.drawn()
-        assert (below("token"), below("at")) == (str(ids[token]), f"x[2, {token}]"), (below("token"), below("at"), ids)
+        assert (below("token"), below("at")) == (str(ids[token]), f"x[2, {token}]"), f"got token {below('token')} at {below('at')}, want token {token} of {ids}"
         assert below("target").startswith(str(ids[token + 1]))
         browser.key("Enter")
         browser.drawn()
-        assert browser.js("document.querySelectorAll('.row.open .token').length") == 257, "all of x, and the last of y"
+        assert browser.js("document.querySelectorAll('.row.open .token').length") == 257, "want all tokens of x, and the last one of y"
         picture("open")
         browser.key("Escape")
         browser.drawn()
@@ -164,7 +167,7 @@ def check_documents():
         assert browser.js("document.querySelector('.row.open .strip').lastChild.className") == "padding"
         browser.drawn()
         browser.wait("""(() => { const [row, list] = ['.row.open', '.list'].map(name => document.querySelector(name).getBoundingClientRect())
-            return row.top >= list.top && row.bottom <= list.bottom + 1 })()""")  # the open row is in sight
+            return row.top >= list.top && row.bottom <= list.bottom + 1 })()""")  # the open row is visible
         picture("padding")
     with Served("-c", "mixed.toml") as view:
         assert browser.js("new Set([...document.querySelectorAll('.source')].map(e => e.style.background)).size") == 2
@@ -182,7 +185,7 @@ def check_search():
         browser.wait("document.querySelector('.row.open .token.at')")
         picture("search")
         shown = browser.js("document.querySelector('.row.open .text').textContent")
-        assert "rainer number" in shown, shown
+        assert "rainer number" in shown, f"got {shown!r}, want the text that was searched for"
         browser.key("Escape", "/")
         browser.type("@1234")
         browser.key("Enter")
@@ -201,7 +204,7 @@ def check_beside():
         browser.key("ArrowRight", "w", "ArrowDown", ".")
         browser.drawn()
         assert browser.js("document.querySelectorAll('section')[1].querySelector('.row.here .token.at') !== null")
-        assert below("position") == f"{128 * 13 + 1:,}", "batch 1 of the second is in order"
+        assert below("position") == f"{128 * 13 + 1:,}", f"got position {below('position')}, want that of sequential batch 1"
         picture("beside")
         browser.key("s")
         browser.drawn()
@@ -215,7 +218,7 @@ def check_hostile():
         browser.key(*"." * 20)
         shown = browser.js("document.querySelector('.row.open .text').textContent")
         for text in "<script>window.ran = 1</script>", "onerror='window.ran = 1'>", "<svg onload=window.ran=1>", "&lt;b&gt;", "U+202Eabc", "U+200B", "\u05e9\u05dc\u05d5\u05dd", "\U0001f600", "FFFE", "\u65e5":
-            assert text in shown, (text, shown)
+            assert text in shown, f"got {shown!r}, want {text!r} in it"
         assert browser.js("document.querySelectorAll('.rows :is(script, img, svg, b b)').length") == 0
         assert browser.js("window.ran") is None
         picture("hostile")
@@ -236,14 +239,15 @@ def check_tokenizer():
     os.mkdir("foreign")
     with open("foreign/train.bin", "wb") as f:
         f.write(struct.pack(f"<{len(tokens)}H", *tokens))
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the characters that stand for bytes: these for themselves
+    # A byte-level vocabulary writes these bytes as themselves, and the others as other characters.
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     alphabet = {chr(b if b in printed else next(others)): b for b in range(256)}
     with open("foreign/tokenizer.json", "w") as f:
         json.dump({"model": {"type": "BPE", "vocab": alphabet, "merges": []}, "added_tokens": [],
                    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}}, f)
     with Served("--data", "foreign", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
-        assert text_of(0).startswith("1051005832"), "without a tokenizer, numbers"
+        assert text_of(0).startswith("1051005832"), f"got {text_of(0)!r}, want numbers, because there is no tokenizer"
         assert "--by names the tokenizer" in browser.js("document.querySelector('.facts').textContent")
         picture("unknown")
     with Served("--data", "foreign", "--by", "foreign/tokenizer.json", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
@@ -271,7 +275,7 @@ def check_keyboard():
         for _ in range(12):
             browser.key("Tab")
             reached.add(browser.js("document.activeElement.id || document.activeElement.className"))
-        assert reached >= {"back", "k", "forward", "scrub", "text", "beside", "help", "split", "rank", "list"}, reached
+        assert reached >= {"back", "k", "forward", "scrub", "text", "beside", "help", "split", "rank", "list"}, f"Tab reached only {reached}"
         browser.key("Escape", "?")
         assert browser.js("document.querySelector('#keys').open")
         picture("keys")
@@ -279,10 +283,11 @@ def check_keyboard():
         assert not browser.js("document.querySelector('#keys').open")
         browser.key("ArrowRight")
         browser.drawn()
-        assert browser.js("document.querySelector('#k').value") == "1", "the rows have the keys again"
+        assert browser.js("document.querySelector('#k').value") == "1", "after the help is closed, the right arrow must show the next batch"
 
 
-# What a scroll by n frames makes the page draw: the most elements there were, how many rows were made, and how often a part of the list was bare.
+# Scrolls through the list, and returns the largest numbers of elements and rows, the number of rows
+# created, and the number of frames in which a part of the list was empty.
 SCROLL = """(async () => {
     const list = document.querySelector('.list'), rows = list.firstElementChild, seen = {nodes: 0, rows: 0, made: 0, bare: 0, frames: 0}
     const watch = new MutationObserver(all => { for (const m of all) seen.made += m.addedNodes.length })
@@ -302,7 +307,7 @@ SCROLL = """(async () => {
 
 
 def check_docs():
-    """The picture of docs/view.md: questions and answers made of the pages of docs."""
+    """Saves the picture for docs/view.md, with data made from the pages in docs."""
     if not PICTURES:
         return
     with open("docs.jsonl", "w") as f:
@@ -331,7 +336,7 @@ def check_many_rows():
             browser.drawn()
             browser.key("End")
             browser.wait(f"document.querySelector('.row[data-j=\"{rows - 1}\"] .token')")
-            assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 90, "only what is seen is asked for"
+            assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 90, "the page must request only visible rows"
             browser.key("ArrowUp", "ArrowRight")
             browser.drawn()
             assert browser.js("document.querySelector('.row.here').dataset.j") == str(rows - 2)
@@ -339,8 +344,8 @@ def check_many_rows():
                 picture("many")
     few, many = seen
     print(f"120 frames of scrolling, 512 and 65,536 rows: {few}, {many}")
-    assert many["bare"] == 0 and many["rows"] < 15, "each frame has all rows that are seen, and no others"
-    assert many["nodes"] < 2 * few["nodes"] and many["made"] < 2 * few["made"] + 100, "many rows take no more to draw than few"
+    assert many["bare"] == 0 and many["rows"] < 15, f"{many}: each frame must have all visible rows and no others"
+    assert many["nodes"] < 2 * few["nodes"] and many["made"] < 2 * few["made"] + 100, f"{few}, {many}: many rows must take no more work than few"
 
 
 def check_who():
@@ -350,7 +355,7 @@ def check_who():
                               ({"Origin": "http://example.org"}, 403), ({"Origin": "null"}, 403), ({"Origin": f"http://{host}"}, 200), ({"below": "/"}, 403), ({"below": "/WRONG/"}, 403)]:
             for path in "", "sequences", "rows?n=1&len=1":
                 status, body = view.get(path, **headers)
-                assert status == want and (status == 200 or b"batch" not in body.replace(b"batchfs view", b"")), (headers, status, body)
+                assert status == want and (status == 200 or b"batch" not in body.replace(b"batchfs view", b"")), f"{headers}: got {status} {body}, want {want}"
         browser.js("window.elsewhere = fetch('http://127.0.0.1:1/').catch(e => String(e)), 1")
         assert "Failed" in browser.js("window.elsewhere")
         assert "TrustedHTML" in browser.js("(() => { try { document.body.innerHTML = 'x' } catch (e) { return String(e) } })()")
@@ -368,9 +373,9 @@ with tempfile.TemporaryDirectory() as work:
             check()
             print("ok", check.__name__.removeprefix("check_"))
         faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
-        assert not faults, faults
+        assert not faults, f"the browser reported errors: {faults}"
         foreign = {e["params"]["request"]["url"].split("/")[2] for e in browser.events if e["method"] == "Network.requestWillBeSent" and "//" in e["params"]["request"]["url"]}
-        assert all(host.startswith("127.0.0.1:") for host in foreign), foreign
+        assert all(host.startswith("127.0.0.1:") for host in foreign), f"the page sent requests to {foreign}"
         check_who()
         print("ok who")
     finally:

@@ -13,8 +13,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// buildCounted builds the program with testdata/countedsync.txt in the place of package sync, in the
-// packages of this module that serve.
+// buildCounted builds the program with testdata/countedsync.txt in place of package sync, in all
+// packages of this module that serve a mount.
 func buildCounted(t *testing.T) (program string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,15 +31,14 @@ func buildCounted(t *testing.T) (program string) {
 	return program
 }
 
-// A warm READ of next takes few locks until its reply is sent. Those that are taken afterwards, in
-// Done of the reply, belong to prefetching, and no reader waits for them. With prefetching, there is
-// a pause after each read, so that the next batch is there. What other goroutines do meanwhile
-// counts as well, but is little in so many reads.
+// A warm READ of next takes few locks until its reply is sent. No reader waits for those that are
+// taken afterwards, in Done of the reply, for prefetching. With prefetching, the test pauses after
+// each read so that the next batch is ready. The few locks of other goroutines are counted too.
 func TestLocksOfARead(t *testing.T) {
-	e2e.Long(t) // it builds the program
+	e2e.SkipIfShort(t) // because it builds the program
 	const most, background = 7, 0.5
 	program := buildCounted(t)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	for _, test := range []struct {
 		ahead string
 		reads int
@@ -53,7 +52,7 @@ func TestLocksOfARead(t *testing.T) {
 			next := e2e.Must(os.Open(m.Path("train/next")))(t)
 			defer next.Close()
 			buf := make([]byte, e2e.Must(next.Stat())(t).Size())
-			var locks [2]float64 // taken by a READ until its reply is sent, and afterwards
+			var locks [2]float64 // per READ: until its reply is sent, and afterwards
 			for round := range 2 {
 				for range test.reads {
 					e2e.Must(next.ReadAt(buf, 0))(t)

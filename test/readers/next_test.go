@@ -1,4 +1,6 @@
-// Package readers tests what readers get that meet: numbers of next, settings in paths, seeks, rights.
+// Package readers tests the files of a healthy mount: every way to read them, each number of next
+// once, settings in paths, seeks, permissions, and resuming after a kill. Package integrations
+// tests third-party programs and libraries.
 package readers
 
 import (
@@ -15,10 +17,10 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Every number of next goes to exactly one of many processes that open it at once.
+// Each number of next goes to exactly one of many processes that open it at the same time.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
 	const processes, opens = 16, 150
-	config, batches := e2e.Small(t, processes*opens)
+	config, batches := e2e.SmallConfig(t, processes*opens)
 	m := e2e.Mount(t, "-c", config)
 	var readers [processes]*e2e.Client
 	for i := range readers {
@@ -29,52 +31,55 @@ func TestEveryNumberGoesToOneReader(t *testing.T) {
 		got = append(got, strings.Split(strings.TrimSpace(r.End(t)), "\n")...)
 	}
 	e2e.SameSet(t, got, batches)
-	e2e.Equal(t, "the cursor", m.Taken(t, "train"), processes*opens)
+	e2e.Equal(t, "the cursor", m.NextNumber(t, "train"), processes*opens)
 }
 
+// Listing, opening and examining files takes no numbers.
 func TestLookingTakesNothing(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, command := range []string{
 		`ls -lR .`, `stat train/* val/*`, `find . -ls`, `: <train/next`, `wc -c train/next`, `du -a .`, `tail -c 0 train/next`, `test -r train/next`,
 	} {
 		e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && "+command)
 		if c := m.Cursor(t, "train"); c != "0" {
-			t.Fatalf("%s: cursor is %s", command, c)
+			t.Fatalf("after %s, the cursor is %s, want 0", command, c)
 		}
 	}
 	m.Stop(t)
-	// A part of a batch is given back when the kernel tells of the close, which it does when it has time.
+	// A number that was taken by reading part of a batch is returned when the kernel reports the
+	// close, which may be a little later.
 	m = e2e.Mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && file -P bytes=65536 train/* train/batch/5")
-	e2e.Await(t, "after file, a cursor of 0", func() bool { return m.Cursor(t, "train") == "0" })
+	e2e.Await(t, "a cursor of 0 after the command file", func() bool { return m.Cursor(t, "train") == "0" })
 }
 
-// Rows may be read in any order, and twice; and stdio asks for no more than it is asked for.
+// Rows may be read in any order, and repeatedly. C's stdio reads no more than the program asks for.
 func TestEachByteOnce(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
-	want := e2e.Lines(t, "train", 0, 20, larger...)
+	want := e2e.Digests(t, "train", 0, 20, larger...)
 	m := e2e.Mount(t, larger...)
 	for _, way := range []string{"backwards", "rows_twice", "odd_rows_first", "fromfile_x_then_y", "stdio_rewind"} {
 		t.Run(way, func(t *testing.T) {
 			from, _ := strconv.Atoi(m.Cursor(t, "train"))
 			if got := e2e.Read(t, way, m.Path("train/next"), "3"); !slices.Equal(got, want[from:][:3]) {
-				t.Errorf("%s, want batches %d to %d: %s", got, from, from+2, want[from:][:3])
+				t.Errorf("got %s, want batches %d to %d: %s", got, from, from+2, want[from:][:3])
 			}
 		})
 	}
 }
 
-// Threads and processes that share a handle have whole batches, each its own, also where the kernel cuts every read(2) in two or
-// three: where the batch is larger than a request, or where the memory that it goes to does not begin at a page.
+// Threads and processes that share a handle get whole batches, each a different one, even if the
+// kernel splits every read(2) into two or three requests, because the batch is larger than a
+// request or the buffer is not aligned to a page.
 func TestSharedHandlesOfLargeBatches(t *testing.T) {
 	t.Parallel()
 	const most = 4 * 20
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	for _, size := range []int{256, 512, 640} { // KiB of x
 		set := []string{"-c", config, "--set", "batch.batch_size=256", "--set", fmt.Sprintf("batch.block_size=%d", 2*size)}
-		want := e2e.Lines(t, "train", 0, most, set...)
+		want := e2e.Digests(t, "train", 0, most, set...)
 		m := e2e.Mount(t, set...)
 		for _, way := range []string{"unaligned_threads", "unaligned_forks"} {
 			from, _ := strconv.Atoi(m.Cursor(t, "train"))
@@ -84,30 +89,34 @@ func TestSharedHandlesOfLargeBatches(t *testing.T) {
 	}
 }
 
-// A program that maps next ends with SIGBUS, and the log says why.
+// A program that maps next gets SIGBUS, and the log names the program.
 func TestMappedNext(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	cmd := e2e.Command(t, e2e.Python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
 	cmd.Dir = m.Dir
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "bus error") {
-		t.Errorf("a mapped next: %v, %s", err, out)
+		t.Errorf("reading a mapped next: %v, output %q, want a bus error", err, out)
 	}
 	if log := m.Out.String(); strings.Count(log, "cannot be mapped") != 1 || !strings.Contains(log, "program="+filepath.Base(e2e.Python)) {
-		t.Errorf("the log does not name the program:\n%s", log)
+		t.Errorf("the log does not name %s once as a program that maps next:\n%s", e2e.Python, log)
 	}
 }
 
+// The preferred I/O size of next is small, so that C's stdio does not read a batch twice. The files
+// that the kernel caches have the usual one.
 func TestBlockSizeOfNext(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for name, want := range map[string]string{"train/next": "512\n", "train/next.npy": "4096\n", "train/batch/0": "4096\n", "train/rank=0,world=2/next": "512\n"} {
 		e2e.Equal(t, fmt.Sprintf("st_blksize of %s", name), e2e.Run(t, "stat", "-c", "%o", m.Path(name)), want)
 	}
 }
 
+// Reads of a handle that stays open return the rest of a batch until its last byte was read, then
+// the next batch.
 func TestHandleOfNext(t *testing.T) {
-	config, want := e2e.Small(t, 600)
+	config, want := e2e.SmallConfig(t, 600)
 	for name, program := range map[string]*exec.Cmd{"one thread": e2e.OneThread(e2e.Batchfs), "threads": exec.Command(e2e.Batchfs)} {
 		t.Run(name, func(t *testing.T) { testHandle(t, e2e.MountProgram(t, program, "-c", config), want) })
 	}
@@ -117,28 +126,28 @@ func testHandle(t *testing.T, m *e2e.Mounted, want []string) {
 	t.Helper()
 	next := m.Path("train/next")
 	k := 0
-	expect := func(what string, got ...string) {
+	expect := func(way string, got ...string) {
 		t.Helper()
 		for _, g := range got {
 			if g != want[k] {
-				t.Fatalf("%s: got %s, want batch %d, %s", what, g, k, want[k])
+				t.Fatalf("%s: got %s, want batch %d, %s", way, g, k, want[k])
 			}
 			k++
 		}
 	}
-	expect("a rewind before the end keeps the batch", e2e.Read(t, "rewind", next)...)
-	expect("reading on after a part", e2e.Read(t, "head_then_rest", next)...)
-	expect("after the last byte, offset 0 is a new batch", e2e.Read(t, "pread_kept", next, "20")...)
-	// C's stdio reads the end of a file to learn its size.
+	expect("a rewind before the end of the batch", e2e.Read(t, "rewind", next)...)
+	expect("reading the rest after a part", e2e.Read(t, "head_then_rest", next)...)
+	expect("reads at offset 0 after the last byte", e2e.Read(t, "pread_kept", next, "20")...)
+	// C's stdio seeks to the end of a file to learn its size, and reads the last block.
 	expect("fromfile", e2e.Read(t, "fromfile", next)...)
 	expect("fromfile again", e2e.Read(t, "fromfile", next)...)
-	expect("both names take from one cursor", e2e.Read(t, "npload", m.Path("train/next.npy"))...)
+	expect("next.npy, which shares the cursor of next", e2e.Read(t, "npload", m.Path("train/next.npy"))...)
 
-	// Threads that share a handle: whole batches, each number once.
+	// Threads that share a handle get whole batches, each number once.
 	const threads, reads = 8, 50
 	e2e.SameSet(t, e2e.Read(t, "next_threads", next, fmt.Sprint(threads), fmt.Sprint(reads)), want[k:k+threads*reads])
 	k += threads * reads
-	expect("and the next open goes on", e2e.Read(t, "read", next)...)
+	expect("the next open", e2e.Read(t, "read", next)...)
 
-	e2e.Equal(t, "reading train moved val to", m.Cursor(t, "val"), "0")
+	e2e.Equal(t, "the cursor of val after reading train", m.Cursor(t, "val"), "0")
 }

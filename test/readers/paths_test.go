@@ -8,9 +8,10 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Under the settings of a path there are the files of a split, and batches are what the same settings give elsewhere.
+// A settings directory has the files of a split, and its batches are those that the same settings
+// give elsewhere.
 func TestSettingsInPaths(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	list := e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort")
 	for _, dir := range []string{
@@ -26,23 +27,23 @@ func TestSettingsInPaths(t *testing.T) {
 			}
 			e2e.Equal(t, "the cursor at first", m.Cursor(t, dir), fmt.Sprint(start))
 			if _, used := e2e.StatusOf(t, m).Splits[dir]; used {
-				t.Error("status.json has a sequence that was looked at")
+				t.Error("status.json lists a settings directory that was only looked up")
 			}
-			for _, want := range e2e.Lines(t, split, start, 3, flags...) {
-				e2e.Equal(t, "next", e2e.Take(t, m, dir+"/next"), want)
+			for _, want := range e2e.Digests(t, split, start, 3, flags...) {
+				e2e.Equal(t, "next", e2e.NextDigest(t, m, dir+"/next"), want)
 			}
 			e2e.Equal(t, "the cursor", m.Cursor(t, dir), fmt.Sprint(start+3))
-			e2e.Equal(t, "batch/5", e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0])
+			e2e.Equal(t, "batch/5", e2e.NextDigest(t, m, dir+"/batch/5"), e2e.Digests(t, split, 5, 1, flags...)[0])
 			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}
-	e2e.Equal(t, "what the mount lists", e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort"), list)
+	e2e.Equal(t, "the files that find lists", e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort"), list)
 	e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "0")
 }
 
-// What cannot be a path is refused when it is looked up, and the log says why.
+// A path that cannot exist fails when it is looked up, and the log says why.
 func TestRefusedPaths(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	var logged []string
 	const invalid, none = "Invalid argument", "No such file or directory"
@@ -62,29 +63,29 @@ func TestRefusedPaths(t *testing.T) {
 		{"train/seed=" + strings.Repeat("1", 251), "File name too long", ""},
 	} {
 		for _, path := range []string{test.path, test.path + "/next"} {
-			e2e.Fails(t, test.errno, "stat", m.Path(path))
+			e2e.CheckFails(t, test.errno, "stat", m.Path(path))
 		}
 		logged = append(logged, test.log)
 	}
 	e2e.Equal(t, "the sequences in status.json", len(e2e.StatusOf(t, m).Splits), 2)
-	m.Stop(t) // after which the log is here in full
+	m.Stop(t) // so that the log is complete
 	for _, text := range logged {
 		e2e.Contains(t, "the log", m.Out.String(), text)
 	}
 }
 
-// Processes that look up new settings at the same moment get a number each.
+// Processes that look up the same new settings at the same time get a different number each.
 func TestRaceToSettings(t *testing.T) {
 	const processes = 3
 	n := 100
 	if testing.Short() {
 		n = 20
 	}
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	got := e2e.Read(t, "first_comers", m.Path("train/seed={},rank=0/next"), fmt.Sprint(processes), fmt.Sprint(n))
 	for seed := range n {
-		want := e2e.Lines(t, "train", 0, processes, "-c", config, "--set", fmt.Sprintf("splits.train.seed=%d", seed))
+		want := e2e.Digests(t, "train", 0, processes, "-c", config, "--set", fmt.Sprintf("splits.train.seed=%d", seed))
 		e2e.SameSet(t, got[seed*processes:][:processes], want)
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Only the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
+// Only the user who mounts can read, unless mount.allow_other is set. Then mode, uid and gid
+// decide.
 func TestOtherUsers(t *testing.T) {
 	e2e.NeedRoot(t, "only root can be several users")
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	const owner, group = 1234, 4321
 	ours := []string{"--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.uid=", owner), "--set", fmt.Sprint("mount.gid=", group)}
 	for _, test := range []struct {
@@ -30,7 +31,8 @@ func TestOtherUsers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, append(test.args, "-c", config)...)
-			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil { // of TempDir's directories, the one that is private
+			// TempDir makes a private directory, which other users must be able to enter.
+			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil {
 				t.Fatal(err)
 			}
 			e2e.Equal(t, "stat", e2e.Run(t, "stat", "-c", "%a %u %g", m.Path("train/next"), m.Path("train")), test.stat)
@@ -46,7 +48,7 @@ func TestOtherUsers(t *testing.T) {
 				for _, command := range [][]string{{"head", "-c1", m.Path("train/next")}, {"cat", m.Path("status.json")}, {"ls", m.Dir}} {
 					out, err := e2e.AsUser(t, reader.uid, reader.gid, command...)
 					if (err == nil) != reader.may || !reader.may && !strings.Contains(out, "Permission denied") {
-						t.Errorf("%s: %s: %v %q", reader.name, command, err, out)
+						t.Errorf("%s runs %s: error %v, output %q, want success: %v", reader.name, command, err, out, reader.may)
 					}
 				}
 			}
@@ -54,9 +56,9 @@ func TestOtherUsers(t *testing.T) {
 	}
 }
 
-// Nothing in the mount can be written, made, moved or removed.
+// No file in the mount can be written, created, moved or removed.
 func TestReadOnly(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
 	for _, command := range []string{
 		`echo x >train/next`, `echo x >>batch/0`, `: >new`, `mkdir d`, `rm train/next`, `mv README r`, `chmod 777 README`,
@@ -64,22 +66,22 @@ func TestReadOnly(t *testing.T) {
 	} {
 		_, stderr, err := e2e.Try(t, "sh", "-c", "cd "+m.Dir+" && "+command)
 		if err == nil || !strings.Contains(stderr, "Read-only file system") && !strings.Contains(stderr, "cannot create batch/0") {
-			t.Errorf("%s: %v %s", command, err, stderr)
+			t.Errorf("%s: error %v, standard error %q, want a read-only file system", command, err, stderr)
 		}
 	}
 	tried := e2e.Read(t, "writes", m.Dir)
 	for _, got := range tried {
-		// Who maps a file to write it must have opened it for that.
-		if what, errno, _ := strings.Cut(got, ": "); errno != "errno EROFS" && (what != "map" || errno != "errno EACCES") {
-			t.Error(got)
+		// To map a file for writing, a program must have opened it for writing.
+		if attempt, errno, _ := strings.Cut(got, ": "); errno != "errno EROFS" && (attempt != "map" || errno != "errno EACCES") {
+			t.Errorf("%s, want errno EROFS", got)
 		}
 	}
 	if len(tried) < 20 {
-		t.Errorf("only %d ways were tried: %s", len(tried), tried)
+		t.Errorf("clients/readers.py tried only %d ways to write, want at least 20: %s", len(tried), tried)
 	}
 	const options = " fuse.batchfs ro,nosuid,nodev,noexec,"
 	if line := e2e.Run(t, "grep", m.Dir, "/proc/mounts"); !strings.Contains(line, options) ||
 		!strings.Contains(line, ",default_permissions,allow_other") {
-		t.Error(line)
+		t.Errorf("/proc/mounts has %q, want options %q and default_permissions,allow_other", line, options)
 	}
 }

@@ -11,13 +11,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The next reader of next takes the batch that was sought, of that sequence and of no other, whatever becomes of the worker.
+// After a seek, the next reader of next takes the given batch, in that sequence and no other, even
+// if the worker is killed or restarted.
 func TestSeek(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	next := func(path string, number int) {
 		t.Helper()
-		e2e.Equal(t, "next of "+path, e2e.Take(t, m, path+"/next"), e2e.Take(t, m, fmt.Sprintf("%s/batch/%d", path, number)))
+		e2e.Equal(t, "next of "+path, e2e.NextDigest(t, m, path+"/next"), e2e.NextDigest(t, m, fmt.Sprintf("%s/batch/%d", path, number)))
 	}
 	next("train", 0)
 	m.Seek(t, "train", 1000, 1)
@@ -30,7 +31,7 @@ func TestSeek(t *testing.T) {
 	m.Seek(t, rank, 500, 0)
 	m.Seek(t, "train/world=2/rank=1", 600, 500)
 	next(rank, 600)
-	e2e.Equal(t, "the cursors of train and val are", m.Cursor(t, "train")+" "+m.Cursor(t, "val"), "8 0")
+	e2e.Equal(t, "the cursors of train and val", m.Cursor(t, "train")+" "+m.Cursor(t, "val"), "8 0")
 
 	m.AwaitStandby(t)
 	worker := m.Worker(t)
@@ -39,13 +40,13 @@ func TestSeek(t *testing.T) {
 	next("train", 1<<40-2)
 	m.Seek(t, rank, 77, 601)
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
-	e2e.Says(t, fmt.Sprintf(`"cursor": %20d`, 77), "cat", m.Path("status.json"))
+	e2e.CheckOutput(t, fmt.Sprintf(`"cursor": %20d`, 77), "cat", m.Path("status.json"))
 	next(rank, 77)
 }
 
-// What cannot be sought is refused in words.
+// A seek that is impossible fails with a message that says why.
 func TestSeekRefused(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, test := range []struct{ path, number, want string }{
 		{t.TempDir(), "5", "no batchfs is mounted there"},
@@ -58,14 +59,14 @@ func TestSeekRefused(t *testing.T) {
 		{m.Path("train"), "1099511627776", `batch number: must be a whole number from 0 to 1099511627775 (got "1099511627776")`},
 		{m.Path("train"), "ten", `(got "ten")`},
 	} {
-		e2e.Fails(t, test.want, e2e.PlainBatchfs, "seek", test.path, test.number)
+		e2e.CheckFails(t, test.want, e2e.PlainBatchfs, "seek", test.path, test.number)
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	if os.Geteuid() == 0 {
 		if out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
-			t.Errorf("as another user: %v %s", err, out)
+			t.Errorf("seek as another user: error %v, output %q, want a hint at mount.allow_other", err, out)
 		}
 	}
 	m.Stop(t)
-	e2e.Fails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "seek", m.Path("train"), "5")
+	e2e.CheckFails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "seek", m.Path("train"), "5")
 }

@@ -14,18 +14,20 @@ import (
 	"batchfs/test/e2e"
 )
 
-const comparedBytes = 2 * 12 * 1024 * 2 // of a batch, x and y
+const comparedBytes = 2 * 12 * 1024 * 2 // size of a batch, x and y
 
-// A compared is a file in a mount, which is read one batch after the other.
+// A compared is a file in a mount that is read one batch after the other.
 type compared struct {
-	m       *e2e.Mounted
-	file    *os.File
-	at      int64         // of batches.bin
-	compute time.Duration // between two reads, in which a processor is busy as with a trainer's work
+	m    *e2e.Mounted
+	file *os.File
+	at   int64 // offset of the next batch in batches.bin
+	// Time between two reads in which the reader keeps a processor busy, like a trainer.
+	compute time.Duration
 }
 
-// The processor time that a batch takes is at most 1.05 of what it takes with another program, BATCHFS_REF. Both are mounted at once, and
-// read alternately. `make bench-compare` runs this.
+// A batch takes at most 1.05 times the processor time that it takes with another program,
+// BATCHFS_REF. Both are mounted at the same time and read alternately. `make bench-compare` runs
+// this.
 func TestCompare(t *testing.T) {
 	ref := os.Getenv("BATCHFS_REF")
 	if ref == "" {
@@ -55,7 +57,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// compare fails the test if in 32 of 50 rounds a batch took more than 1.05 of the time: by chance, that happens once in thirty times.
+// compare fails the test if a batch took more than 1.05 times the processor time in 32 of 50
+// rounds. By chance, that happens once in thirty times.
 func compare(t *testing.T, both []*compared) {
 	t.Helper()
 	const rounds, most = 50, 1.05
@@ -63,21 +66,21 @@ func compare(t *testing.T, both []*compared) {
 	for round := range rounds + 1 {
 		var cost [2]float64
 		for i := range both {
-			i = (i + round) % 2 // the other one begins each time
+			i = (i + round) % 2 // each begins every other round
 			cost[i] = both[i].cost(t)
 		}
-		if round > 0 { // the first warms up
+		if round > 0 { // the first round warms up
 			ratios = append(ratios, cost[1]/cost[0])
 		}
 	}
 	slices.Sort(ratios)
 	t.Logf("processor time of the workers for a batch, now over ref: median %.3f, 95%% interval %.3f to %.3f", ratios[rounds/2], ratios[17], ratios[32])
 	if ratios[rounds-32] > most {
-		t.Errorf("more than %v of the time", most)
+		t.Errorf("a batch takes more than %v times the processor time of the reference", most)
 	}
 }
 
-// cost reads for a while, and returns the processor time for a batch, in nanoseconds.
+// cost reads for a while, and returns the processor time per batch, in nanoseconds.
 func (c *compared) cost(t *testing.T) float64 {
 	t.Helper()
 	buf, batches := make([]byte, comparedBytes), 0
@@ -86,16 +89,17 @@ func (c *compared) cost(t *testing.T) float64 {
 		for computed := time.Now(); time.Since(computed) < c.compute; {
 		}
 		e2e.Must(c.file.ReadAt(buf, c.at))(t)
-		if filepath.Base(c.file.Name()) != "next" { // which always begins at 0
+		if filepath.Base(c.file.Name()) != "next" { // next has every batch at offset 0
 			c.at += comparedBytes
 		}
 	}
 	took := c.processorTime(t) - before
-	unix.Fadvise(int(c.file.Fd()), 0, 0, unix.FADV_DONTNEED) // no batch is read twice
+	// Without these pages, no batch is read twice from the page cache.
+	unix.Fadvise(int(c.file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	return float64(took) / float64(batches)
 }
 
-// processorTime is what the workers have used so far.
+// processorTime returns the processor time that the workers have used since they started.
 func (c *compared) processorTime(t *testing.T) (sum time.Duration) {
 	t.Helper()
 	for _, worker := range c.m.Workers(t) {
@@ -108,7 +112,7 @@ func (c *compared) processorTime(t *testing.T) (sum time.Duration) {
 		}
 	}
 	if sum == 0 {
-		t.Fatal("the kernel does not say what processor time a thread took (/proc/PID/schedstat)")
+		t.Fatal("the kernel does not report the processor time of threads in /proc/PID/schedstat")
 	}
 	return sum
 }

@@ -15,7 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// randomSeed returns BATCHFS_SEED, or another seed each time. It logs which.
+// randomSeed returns BATCHFS_SEED, or a new seed each time, and logs it.
 func randomSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := rand.Uint64()
@@ -26,22 +26,23 @@ func randomSeed(t testing.TB) uint64 {
 	return seed
 }
 
-// keys are settings, as config.toml or the reference has them.
+// keys are settings, by their names in config.toml or in the reference.
 type keys = map[string]any
 
 func oneOf(chance *rand.Rand, values ...any) any { return values[chance.IntN(len(values))] }
 
-// tableOf is a table of config.toml.
-func tableOf(t testing.TB, head string, of keys) string {
+// configTable returns a table of config.toml.
+func configTable(t testing.TB, head string, settings keys) string {
 	t.Helper()
 	text := head + "\n"
-	for _, key := range slices.Sorted(maps.Keys(of)) {
-		text += fmt.Sprintf("%s = %s\n", key, e2e.Must(json.Marshal(of[key]))(t)) // of these values, JSON is TOML
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		// JSON of these values is valid TOML.
+		text += fmt.Sprintf("%s = %s\n", key, e2e.Must(json.Marshal(settings[key]))(t))
 	}
 	return text
 }
 
-// randomSplits are a configuration of random splits, and the files that it names.
+// randomSplits is a configuration of random splits, with the files that it names.
 type randomSplits struct {
 	t      testing.TB
 	chance *rand.Rand
@@ -54,14 +55,15 @@ func newRandomSplits(t testing.TB, chance *rand.Rand) *randomSplits {
 	return &randomSplits{t: t, chance: chance, dir: t.TempDir()}
 }
 
-// write writes the configuration, and returns its path.
+// write writes the configuration and returns its path.
 func (r *randomSplits) write() string {
 	r.t.Helper()
 	r.t.Logf("the configuration:\n%s", r.config)
 	return e2e.Write(r.t, filepath.Join(r.dir, "config.toml"), r.config)
 }
 
-// file makes a file of n elements of size bytes, with what fill writes over random bytes, if it is not nil.
+// file writes a file of n random elements of size bytes. If fill is not nil, it then changes each
+// element.
 func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
 	r.t.Helper()
 	r.files++
@@ -77,21 +79,21 @@ func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
 	return e2e.Write(r.t, filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), data)
 }
 
-// widths are the dtypes, and the bytes of a number of each.
+// widths has the size of a number of each dtype, in bytes.
 var widths = map[string]int{
 	"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
 	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }
 
-// integers are what a path may set dtype to, for numbers that are below 128.
+// integers are the values of dtype in a path that can hold numbers below 128.
 var integers = []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 
 func (r *randomSplits) dtype() string {
 	return slices.Sorted(maps.Keys(widths))[r.chance.IntN(len(widths))]
 }
 
-// bytesOf are the bytes of an element of a shape, which may be nil.
-func bytesOf(dtype string, shape any) int {
+// elementSize returns the size in bytes of an element of a shape, which may be nil.
+func elementSize(dtype string, shape any) int {
 	n, axes := widths[dtype], []int(nil)
 	if shape != nil {
 		axes = shape.([]int)
@@ -102,8 +104,9 @@ func bytesOf(dtype string, shape any) int {
 	return n
 }
 
-// numbers returns what writes bool values over the bytes of a dtype, which may have no others, and nil for other dtypes.
-func numbers(dtype string) func([]byte) {
+// validElements returns a function that makes elements valid for a dtype: the bytes of bool are 0
+// or 1. It returns nil for other dtypes.
+func validElements(dtype string) func([]byte) {
 	if dtype != "bool" {
 		return nil
 	}
@@ -114,13 +117,14 @@ func numbers(dtype string) func([]byte) {
 	}
 }
 
-// A randomSplit has the settings of a split, what settings in a path may be, and what its files hold.
+// A randomSplit has the settings of a split, the values that settings in a path may have, and what
+// its files hold.
 type randomSplit struct {
 	layouts, dtypes []any
 	leastBlock      int
 	batch           keys
 	rowLen          int                  // elements
-	size            int                  // of an element, in bytes
+	size            int                  // size of an element in bytes
 	fill            func(element []byte) // may be nil
 }
 
@@ -130,7 +134,8 @@ func (r *randomSplits) tokens() randomSplit {
 	dtype := oneOf(chance, "uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string)
 	s := randomSplit{layouts: []any{"xy", "tokens"}, dtypes: []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}, size: widths[dtype]}
 	most := 50_000
-	// Blocks of one token too, but of tokens of many kinds: batches should differ.
+	// Blocks may be a single token if there are many different tokens. Otherwise two batches might
+	// be equal.
 	if dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0 {
 		most, s.dtypes, s.leastBlock = 100, integers, 16
 	}
@@ -158,10 +163,11 @@ func (r *randomSplits) tokens() randomSplit {
 func (r *randomSplits) rows() randomSplit {
 	chance, dtype := r.chance, r.dtype()
 	shape := oneOf(chance, []int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000})
-	s := randomSplit{layouts: []any{"rows"}, dtypes: []any{"native"}, rowLen: 1, size: bytesOf(dtype, shape), fill: numbers(dtype)}
-	// Of fewer rows, two batches that next may give at about the same time would be equal.
+	s := randomSplit{layouts: []any{"rows"}, dtypes: []any{"native"}, rowLen: 1, size: elementSize(dtype, shape), fill: validElements(dtype)}
+	// With fewer rows, two batches that next returns at about the same time might be equal.
 	s.batch = keys{"batch_size": 4 + chance.IntN(12), "block_size": 1 + chance.IntN(400), "token_dtype": dtype, "shape": shape}
-	if strings.Contains(dtype, "int") && chance.IntN(2) == 0 { // numbers that each integer dtype holds
+	// These are numbers that every integer dtype holds.
+	if strings.Contains(dtype, "int") && chance.IntN(2) == 0 {
 		s.dtypes = integers
 		s.fill = func(element []byte) {
 			for i := range element {
@@ -174,10 +180,10 @@ func (r *randomSplits) rows() randomSplit {
 	return s
 }
 
-// world is how many ranks read a split.
+// world is the number of ranks that read a split.
 const world = 3
 
-// filesOf makes files of a split, or of a source of one, and of arrays beside them.
+// filesOf writes the files of a split, or of a source, and of its aligned arrays.
 func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, arrays []keys) {
 	r.t.Helper()
 	chance, elements := r.chance, 0
@@ -193,22 +199,23 @@ func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, ar
 	arrays = []keys{}
 	for _, kind := range beside {
 		dtype := kind["dtype"].(string)
-		size, fill := bytesOf(dtype, kind["shape"]), numbers(dtype)
-		// As many files as the tokens have would have to have their sizes. The last of them ends the array.
-		var of []string
+		size, fill := elementSize(dtype, kind["shape"]), validElements(dtype)
+		// An array has one file more than the tokens. With as many, their sizes would have to
+		// match.
+		var paths []string
 		left := elements
 		for range files {
 			n := 1 + chance.IntN(left/2)
-			of, left = append(of, r.file(n, size, fill)), left-n
+			paths, left = append(paths, r.file(n, size, fill)), left-n
 		}
 		array := maps.Clone(kind)
-		array["files"] = append(of, r.file(left, size, fill))
+		array["files"] = append(paths, r.file(left, size, fill))
 		arrays = append(arrays, array)
 	}
 	return files, arrays
 }
 
-// add adds a split, and returns it with its settings as the reference calls them.
+// add adds a split. It returns the split, and its settings by their names in the reference.
 func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	r.t.Helper()
 	chance := r.chance
@@ -233,9 +240,9 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	settings = maps.Clone(batch)
 	settings["split"] = name
 	var tables string
-	table := func(head string, list ...keys) {
-		for _, of := range list {
-			tables += tableOf(r.t, fmt.Sprintf("[[splits.%s.%s]]", name, head), of)
+	addTables := func(head string, list ...keys) {
+		for _, settings := range list {
+			tables += configTable(r.t, fmt.Sprintf("[[splits.%s.%s]]", name, head), settings)
 		}
 	}
 	if chance.IntN(3) == 0 && !isTorch {
@@ -243,8 +250,8 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		for range 2 + chance.IntN(2) {
 			files, arrays := r.filesOf(split, beside)
 			weight := float64(1+chance.IntN(9)) / 10
-			table("sources", keys{"tokens": files, "weight": weight})
-			table("sources.arrays", arrays...)
+			addTables("sources", keys{"tokens": files, "weight": weight})
+			addTables("sources.arrays", arrays...)
 			sources = append(sources, keys{"files": files, "weight": weight, "arrays": arrays})
 		}
 		settings["sources"] = sources
@@ -253,26 +260,27 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
 			batch["join"], settings["join"] = true, true
 		}
-		table("arrays", arrays...)
+		addTables("arrays", arrays...)
 		batch["tokens"], settings["files"], settings["arrays"] = files, files, arrays
 	}
-	r.config += tableOf(r.t, fmt.Sprintf("[splits.%s]", name), batch) + tables
+	r.config += configTable(r.t, fmt.Sprintf("[splits.%s]", name), batch) + tables
 	return split, settings
 }
 
-// path is a random directory of settings, in one name or in two, and the settings of the sequence there.
-func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under keys) {
-	path, under := []string{}, maps.Clone(of)
+// path returns a random settings directory, in one name or in two, and the settings of its
+// sequence.
+func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under keys) {
+	path, under := []string{}, maps.Clone(base)
 	set := func(key string, value any) {
 		path = append(path, fmt.Sprintf("%s=%v", key, value))
 		under[key] = value
 	}
 	set("rank", chance.IntN(world))
 	set("world", world)
-	for _, more := range []func(){
+	for _, setOne := range []func(){
 		func() { set("seed", chance.IntN(1000)) },
 		func() {
-			if s.batch["layout"] != "rows" { // of few rows, two batches may be equal
+			if s.batch["layout"] != "rows" { // with few rows, two batches may be equal
 				set("batch_size", 1+chance.IntN(s.batch["batch_size"].(int)))
 			}
 		},
@@ -288,7 +296,7 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 		func() { path = append(path, fmt.Sprint("steps=", 5+chance.IntN(50))) },
 	} {
 		if chance.IntN(3) == 0 {
-			more()
+			setOne()
 		}
 	}
 	if under["order"] == "shuffle" && chance.IntN(2) == 0 {
@@ -300,8 +308,9 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under
 }
 
-// Rows of any array, and arrays beside the tokens, of any dtype, further axes, files and source, are in every file what a reference
-// computes that shares no code with the program, from any byte on, by every access. BATCHFS_SEED repeats a run.
+// Rows and aligned arrays, of any dtype, axes, files and sources, are in every file what an
+// independent reference computes, from any byte on and with every access. BATCHFS_SEED repeats a
+// run.
 func TestArraysAgreeWithReference(t *testing.T) {
 	seed := randomSeed(t)
 	chance := rand.New(rand.NewPCG(seed, 0))
@@ -312,12 +321,12 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	case testing.Short():
 		many = 4
 	}
-	settings := map[string]keys{} // of each directory
+	settings := map[string]keys{} // keyed by directory
 	for i := range many {
 		name := fmt.Sprintf("split%d", i)
-		split, of := splits.add(name)
-		directory, under := split.path(chance, of)
-		settings[name], settings[filepath.Join(name, directory)] = of, under
+		split, base := splits.add(name)
+		directory, under := split.path(chance, base)
+		settings[name], settings[filepath.Join(name, directory)] = base, under
 	}
 	config := splits.write()
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
@@ -331,14 +340,30 @@ func TestArraysAgreeWithReference(t *testing.T) {
 			file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
 			cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(uint32(seed)), fmt.Sprint(25*many))
 			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
+				t.Errorf("clients/differential.py: %v\n%s", err, out)
 			}
 		})
 	}
 }
 
-// The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
+// The reference itself agrees with published numbers, with what PyTorch drew and with the golden
+// file.
 func TestReference(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
+}
+
+// Rows of documents, with random settings, files, indexes and aligned arrays, are what another
+// independent reference computes. The reference itself agrees with its golden file.
+func TestDocumentsAgreeWithReference(t *testing.T) {
+	e2e.SkipIfShort(t)
+	e2e.Equal(t, "documents.py --golden", e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")
+	for seed := range 2 {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			dir := t.TempDir()
+			e2e.Run(t, e2e.Python, "clients/documents.py", "--make", dir, fmt.Sprint(seed))
+			m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
+			e2e.CheckOutput(t, "compared ", e2e.Python, "clients/documents.py", "--check", dir, m.Dir)
+		})
+	}
 }

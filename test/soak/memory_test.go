@@ -14,9 +14,10 @@ import (
 	"batchfs/test/e2e"
 )
 
-// What the daemon has resident does not grow with what was read, except with access = map.
+// The resident memory of batchfs and of its trainers does not grow with what was read, except that
+// of batchfs with access = "map".
 func TestMemoryStaysFlat(t *testing.T) {
-	e2e.ForSoak(t)
+	e2e.SkipUnlessSoak(t)
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	const MiB = 1 << 20
@@ -40,39 +41,40 @@ func TestMemoryStaysFlat(t *testing.T) {
 		cached[l.Name] = [2]int64{first.PageCache, last.PageCache}
 		held[l.Name] = last.Trainer.RSS - first.Trainer.RSS
 		if g := held[l.Name]; g > 4*MiB && last.Daemon.RSS > 0 {
-			t.Errorf("%s: its trainer grew by %d MiB", l.Name, g/MiB)
+			t.Errorf("%s: the trainer grew by %d MiB, want at most 4", l.Name, g/MiB)
 		}
 	}
 	// The heap grows a little until its first collections.
 	for _, name := range []string{"batchfs remap", "batchfs advise", "batchfs pread"} {
 		if g, ok := grown[name]; !ok || g > 20*MiB {
-			t.Errorf("%s: the daemon grew by %d MiB", name, g/MiB)
+			t.Errorf("%s: batchfs grew by %d MiB, want at most 20", name, g/MiB)
 		}
 	}
 	if g := grown["batchfs map"]; g < 40*MiB {
-		t.Errorf("batchfs map: the daemon grew by %d MiB of a file of 64", g/MiB)
+		t.Errorf("batchfs map: batchfs grew by %d MiB with a file of 64, want at least 40", g/MiB)
 	}
 	keep, drop := cached["page_cache = keep"], cached["page_cache = drop"]
-	if keep[0] < 8*MiB && drop[1] >= keep[1]/2 { // but on tmpfs, where all of a file is in the page cache always
-		t.Errorf("of the file, %d MiB are in the page cache with keep, %d with drop", keep[1]/MiB, drop[1]/MiB)
+	// On tmpfs, the whole file is always in the page cache.
+	if keep[0] < 8*MiB && drop[1] >= keep[1]/2 {
+		t.Errorf("%d MiB of the file are in the page cache with keep and %d with drop, want less than half", keep[1]/MiB, drop[1]/MiB)
 	}
 }
 
-// Elements that are larger than the memory that a worker may take are read in parts, whatever the access.
+// Elements that are larger than the memory budget of a worker are read in parts, with every access.
 func TestElementsLargerThanTheBudget(t *testing.T) {
-	e2e.ForSoak(t)
+	e2e.SkipUnlessSoak(t)
 	const elements, bytes = 8, 64 << 20
 	path := filepath.Join(t.TempDir(), "matrices.bin")
 	file := e2e.Must(os.Create(path))(t)
 	defer file.Close()
 	e2e.NoError(t, file.Truncate(elements*bytes))
-	for i := range elements { // all else are holes
+	for i := range elements { // the rest are holes
 		number := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(i)))
-		for _, at := range []int64{0, bytes - 4} {
-			e2e.Must(file.WriteAt(number, int64(i)*bytes+at))(t)
+		for _, pos := range []int64{0, bytes - 4} {
+			e2e.Must(file.WriteAt(number, int64(i)*bytes+pos))(t)
 		}
 	}
-	e2e.NoError(t, file.Close()) // a file that is open for writing is refused
+	e2e.NoError(t, file.Close()) // because mount refuses a file that is open for writing
 	for _, access := range []string{"pread", "remap", "advise"} {
 		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 			"--set", "splits.train.token_dtype=float32", "--set", "splits.train.shape=[4096, 4096]", "--set", "batch.batch_size=1",
@@ -89,19 +91,20 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
         assert rows[0, 0, 0] == origin["start"], (rows, origin)
 `
 		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
-		peak := e2e.InProc(m.Worker(t), "VmHWM")
+		peak := e2e.ProcNumber(m.Worker(t), "VmHWM")
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
-		// The budget, and the memory that every worker takes.
+		// The limit is the budget and what every worker takes.
 		if peak > (32+40)<<10 {
-			t.Errorf("%s: a worker took %d MiB", access, peak>>10)
+			t.Errorf("%s: a worker took %d MiB, want at most %d", access, peak>>10, 32+40)
 		}
 		m.Stop(t)
 	}
 }
 
-// The example of a matrix has each row once, and from the mount in the memory of a batch.
+// The matrix example reads each row once. With the mount it needs memory for one batch only, unlike
+// np.memmap.
 func TestMatrixExample(t *testing.T) {
-	e2e.ForSoak(t)
+	e2e.SkipUnlessSoak(t)
 	const rows, columns = 16_001, 1024
 	path := filepath.Join(t.TempDir(), "matrix.bin")
 	raw := make([]byte, 0, 4*rows*columns)
@@ -112,12 +115,12 @@ func TestMatrixExample(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
 		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
-	said := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
+	output := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
 	var mounted, mapped int
-	if n, err := fmt.Sscanf(said, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
-		t.Fatalf("%v: %s", err, said)
+	if n, err := fmt.Sscanf(output, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
+		t.Fatalf("matrix_numpy.py printed %s (%v)", output, err)
 	}
 	if mounted > 8 || mapped < 48 {
-		t.Errorf("reading the mount took %d MiB, a memmap %d MiB of a file of 62", mounted, mapped)
+		t.Errorf("reading the mount took %d MiB and a memmap %d MiB with a file of 62, want at most 8 and at least 48", mounted, mapped)
 	}
 }

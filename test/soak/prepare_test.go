@@ -15,9 +15,10 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Killed again and again at any moment, prepare makes the files that it makes at once.
+// prepare writes the same files as an uninterrupted run, although it is killed repeatedly at any
+// moment.
 func TestPrepareKilled(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
 	size := 8 << 20
@@ -49,14 +50,15 @@ func TestPrepareKilled(t *testing.T) {
 		switch {
 		case err == nil:
 		case cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL:
-			t.Fatalf("%v: %s", err, &stderr)
+			t.Fatalf("prepare failed, and not because it was killed: %v: %s", err, &stderr)
 		default:
 			killed++
 		}
-		if exists("vocab.json") && !exists(".prepare/.state.json") { // complete, though it may have been killed at its very end
+		// The files are complete, even if prepare was killed at its very end.
+		if exists("vocab.json") && !exists(".prepare/.state.json") {
 			os.Remove(filepath.Join(out, ".prepare"))
 			if e2e.Contents(t, out) != e2e.Contents(t, want) {
-				t.Fatal("other files than those of a run that was not killed")
+				t.Fatal("the files differ from those of an uninterrupted run")
 			}
 			e2e.NoError(t, os.RemoveAll(out))
 			completed++
@@ -65,13 +67,13 @@ func TestPrepareKilled(t *testing.T) {
 	t.Logf("completed %d times", completed)
 }
 
-// However much text there is, prepare prints its first line soon, on a terminal and elsewhere.
+// However much text there is, prepare prints its first line soon, in a terminal and in a pipe.
 func TestPrepareFirstLine(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := t.TempDir()
 	text := filepath.Join(dir, "a.txt")
 	e2e.NoError(t, os.WriteFile(text, nil, 0o666))
-	e2e.NoError(t, os.Truncate(text, 8<<30)) // zeros, which take no room
+	e2e.NoError(t, os.Truncate(text, 8<<30)) // a hole, which takes no space
 	const first = `import os, pty, subprocess, sys, time
 reading, writing = pty.openpty() if sys.argv[1] == "terminal" else os.pipe()
 began, line = time.monotonic(), b""
@@ -85,30 +87,31 @@ assert line.startswith(b"tokens of "), line`
 		for _, where := range []string{"terminal", "pipe"} {
 			out := e2e.Run(t, e2e.Python, "-c", first, where, e2e.Batchfs, "prepare", text, "--by", by, "--out", filepath.Join(dir, by+where))
 			seconds := e2e.Must(strconv.ParseFloat(strings.TrimSpace(out), 64))(t)
-			e2e.InTime(t, "the first line of --by "+by+" in a "+where, time.Duration(seconds*float64(time.Second)), 2*time.Second)
+			e2e.CheckDuration(t, "the first line of --by "+by+" in a "+where, time.Duration(seconds*float64(time.Second)), 2*time.Second)
 		}
 	}
 }
 
 // However much text there is, prepare needs the same memory.
 func TestPrepareMemory(t *testing.T) {
-	e2e.ForSoak(t)
+	e2e.SkipUnlessSoak(t)
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
 	e2e.CompressedLines(t, texts, 2<<30)
-	// The maximum that wait(2) tells begins with the memory of the parent, which is small in Python.
+	// The maximum that wait(2) reports starts with the memory of the parent, which is small in
+	// Python.
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
 	out := e2e.Run(t, e2e.Python, "-c", most, e2e.PlainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
 	if mib := e2e.Must(strconv.Atoi(strings.TrimSpace(out)))(t); mib > 500 {
-		t.Errorf("%d MiB resident", mib)
+		t.Errorf("prepare had %d MiB resident, want at most 500", mib)
 	}
 }
 
-// Small files without number are a split, each of them a document.
+// Very many small files become a split in which each is a document.
 func TestPrepareManyFiles(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	n := 3000
 	if e2e.InSoak() {
 		n = 100_000

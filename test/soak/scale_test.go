@@ -12,12 +12,12 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Looking up settings without end costs no memory, and what is in use among them stays what it is.
+// Looking up new settings endlessly takes no memory, and settings that are in use stay.
 func TestManySettings(t *testing.T) {
-	e2e.ForSoak(t)
-	const first, warm, most = 1000, 20_000, 8 << 10 // KiB; the garbage collector takes some more or less
+	e2e.SkipUnlessSoak(t)
+	const first, warm, most = 1000, 20_000, 8 << 10 // KiB; the garbage collector causes some of it
 	n := e2e.Soak(100_000)
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	h := e2e.StartHandles(t, m.Dir)
 	h.Do("open train/seed=5/next")
@@ -25,33 +25,34 @@ func TestManySettings(t *testing.T) {
 	for range 3 {
 		e2e.Run(t, "cat", m.Path("train/seed=6/next"))
 	}
-	looks := func(first, n int) int { // a second
+	looks := func(first, n int) int { // lookups per second
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
 		return e2e.Must(strconv.Atoi(text))(t)
 	}
 	looks(first, warm)
-	for looked := warm; ; looked += n {
-		before := e2e.InProc(m.Worker(t), "VmRSS")
-		aSecond := looks(first+looked, n)
-		after := e2e.InProc(m.Worker(t), "VmRSS")
-		t.Logf("%d settings, %d a second: VmRSS %d KiB after %d, %d KiB after all", n, aSecond, before, looked, after)
+	for lookups := warm; ; lookups += n {
+		before := e2e.ProcNumber(m.Worker(t), "VmRSS")
+		aSecond := looks(first+lookups, n)
+		after := e2e.ProcNumber(m.Worker(t), "VmRSS")
+		t.Logf("%d settings, %d a second: VmRSS %d KiB after %d, %d KiB after all", n, aSecond, before, lookups, after)
 		if after-before <= most {
 			break
 		}
-		if looked >= warm+4*n { // a leak grows every time
-			t.Fatalf("looking up %d settings made %d KiB resident, from %d", n, after, before)
+		if lookups >= warm+4*n { // a leak grows every time
+			t.Fatalf("looking up %d settings raised the resident memory to %d KiB from %d, want at most %d more", n, after, before, most)
 		}
 	}
 
-	e2e.Equal(t, "the cursors are", m.Cursor(t, "train/seed=5")+" "+m.Cursor(t, "train/seed=6"), "1 3")
-	want := e2e.Lines(t, "train", 0, 4, "-c", config, "--set", "splits.train.seed=5")
-	e2e.Equal(t, "the handle that stayed", h.Do("read 0 0 256"), want[0])
-	e2e.Equal(t, "seed 5 goes on", e2e.Take(t, m, "train/seed=5/next"), want[1])
-	want = e2e.Lines(t, "train", 3, 1, "-c", config, "--set", "splits.train.seed=6")
-	e2e.Equal(t, "seed 6 goes on", e2e.Take(t, m, "train/seed=6/next"), want[0])
+	e2e.Equal(t, "the cursors", m.Cursor(t, "train/seed=5")+" "+m.Cursor(t, "train/seed=6"), "1 3")
+	want := e2e.Digests(t, "train", 0, 4, "-c", config, "--set", "splits.train.seed=5")
+	e2e.Equal(t, "a read of the handle that stayed open", h.Do("read 0 0 256"), want[0])
+	e2e.Equal(t, "the next batch of seed 5", e2e.NextDigest(t, m, "train/seed=5/next"), want[1])
+	want = e2e.Digests(t, "train", 3, 1, "-c", config, "--set", "splits.train.seed=6")
+	e2e.Equal(t, "the next batch of seed 6", e2e.NextDigest(t, m, "train/seed=6/next"), want[0])
 }
 
-// A mount is ready soon, however many or large its files, and batches from all over them leave the worker small.
+// A mount is ready soon, however many or large its files are. Batches from all over them leave the
+// worker small.
 func TestReady(t *testing.T) {
 	const shards = 10_000
 	dir := t.TempDir()
@@ -60,7 +61,7 @@ func TestReady(t *testing.T) {
 	}
 	terabyte := e2e.Write(t, filepath.Join(dir, "terabyte.bin"), "")
 	if err := os.Truncate(terabyte, 1<<40); err != nil {
-		e2e.Lack(t, "no file of a terabyte here: %v", err)
+		e2e.SkipOrFail(t, "this file system has no files of a terabyte: %v", err)
 	}
 	for _, test := range []struct {
 		name, tokens string
@@ -73,17 +74,17 @@ func TestReady(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			began := time.Now()
 			m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", "/dev/null", "--set", "batch.block_size=64", "--set", "splits.train.tokens="+test.tokens)
-			e2e.InTime(t, "to get ready", time.Since(began), test.within)
+			e2e.CheckDuration(t, "mounting", time.Since(began), test.within)
 			e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
 			for _, order := range test.orders {
 				began := time.Now()
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {
-					e2e.Contains(t, file, e2e.Take(t, m, "train/order="+order+"/"+file), fmt.Sprint(2*12*64*2)+" ")
+					e2e.Contains(t, file, e2e.NextDigest(t, m, "train/order="+order+"/"+file), fmt.Sprint(2*12*64*2)+" ")
 				}
-				e2e.InTime(t, "three batches in the order "+order, time.Since(began), test.within)
+				e2e.CheckDuration(t, "three batches in the order "+order, time.Since(began), test.within)
 			}
-			if kib := e2e.InProc(m.Worker(t), "VmRSS"); e2e.InSoak() && kib > 64<<10 {
-				t.Errorf("%d KiB resident", kib)
+			if kib := e2e.ProcNumber(m.Worker(t), "VmRSS"); e2e.InSoak() && kib > 64<<10 {
+				t.Errorf("the worker has %d KiB resident, want at most %d", kib, 64<<10)
 			}
 		})
 	}

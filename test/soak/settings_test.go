@@ -12,18 +12,17 @@ import (
 	"batchfs/test/e2e"
 )
 
-// While workers are killed and replaced, and the kernel looks settings up and forgets them, each
-// lookup finds its own settings. In the end, only the settings directories that are in use are
-// left.
+// While workers are killed and the kernel forgets settings, each lookup finds its own settings. In
+// the end, only the settings directories that are in use are left.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
-	config, _ := e2e.Small(t, 1)
+	config, _ := e2e.SmallConfig(t, 1)
 	cmd := exec.Command(e2e.FaultyBatchfs)
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=counting:kill:3000 added:kill:3000 forget:kill:3000 retire:kill:3000")
 	m := e2e.MountProgram(t, cmd, "-c", config)
 	m.AwaitStandby(t)
-	forget := func() { // a remount makes the kernel forget what is not in use
+	forget := func() { // a remount makes the kernel forget everything that is not in use
 		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir)
 	}
 	inUse := []string{"block_size=30", "block_size=40", "block_size=50"}
@@ -39,11 +38,12 @@ func TestSettingsAreForgotten(t *testing.T) {
 	}
 
 	strikes := 0
-	for end := time.Now().Add(e2e.Lasting(4*time.Second, 30*time.Minute)); time.Now().Before(end) || strikes < 10; {
+	for end := time.Now().Add(e2e.StormDuration(4*time.Second, 30*time.Minute)); time.Now().Before(end) || strikes < 10; {
 		time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		if worker := m.Worker(t); worker > 0 {
 			if rand.IntN(3) == 0 {
-				e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir) // may fail: a worker may die meanwhile
+				// This may fail because a worker dies meanwhile.
+				e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
 			} else {
 				e2e.Kill(t, m, worker)
 			}
@@ -52,28 +52,29 @@ func TestSettingsAreForgotten(t *testing.T) {
 		forget()
 	}
 	for _, c := range lookers {
-		e2e.Equal(t, "what was wrong", c.End(t), "\n")
+		e2e.Equal(t, "the errors that clients/settings.py found", c.End(t), "\n")
 	}
 
 	ended := time.Now()
 	forget()
 	t.Logf("after %d strikes, the mount has %d settings directories", strikes, len(settingsOf(t, m)))
-	e2e.Await(t, "a mount that has no other settings directories than those in use", func() bool { return slices.Equal(settingsOf(t, m), inUse) })
-	e2e.InTime(t, "forgetting the others", time.Since(ended), time.Minute)
+	e2e.Await(t, "the other settings directories to be forgotten", func() bool { return slices.Equal(settingsOf(t, m), inUse) })
+	e2e.CheckDuration(t, "forgetting the others", time.Since(ended), time.Minute)
 	for i := range inUse {
-		e2e.Contains(t, "a file in use", user.Do("read %d 0 10", i), "10 ")
+		e2e.Contains(t, "a read of a file in use", user.Do("read %d 0 10", i), "10 ")
 	}
 }
 
 var settingsLine = regexp.MustCompile(`(?m)^batchfs_cursor{settings="(.+)",split="val"}`)
 
-// settingsOf returns the settings of val for which the mount has a directory, sorted.
-func settingsOf(t *testing.T, m *e2e.Mounted) (all []string) {
+// settingsOf returns the sorted settings of val that have a directory in the mount.
+func settingsOf(t *testing.T, m *e2e.Mounted) (names []string) {
 	t.Helper()
-	metrics, _, _ := e2e.Try(t, "cat", m.Path("metrics")) // may fail: a worker may die meanwhile
+	// This may fail because a worker dies meanwhile.
+	metrics, _, _ := e2e.Try(t, "cat", m.Path("metrics"))
 	for _, line := range settingsLine.FindAllStringSubmatch(metrics, -1) {
-		all = append(all, line[1])
+		names = append(names, line[1])
 	}
-	slices.Sort(all)
-	return all
+	slices.Sort(names)
+	return names
 }

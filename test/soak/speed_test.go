@@ -17,8 +17,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Encoding text that was not met before, in processor time: MB/s, and how many times the speed of tiktoken and gigatoken. They are measured
-// in the same run. gigatoken is left out unless it was installed, beside tiktoken: $(.ci/tokenizers)/bin/pip install gigatoken==0.10.0
+// BenchmarkEncode measures how fast new text is encoded, in processor time: in MB/s, and as a
+// multiple of the speeds of tiktoken and gigatoken in the same run. To include gigatoken, install
+// it next to tiktoken: $(.ci/tokenizers)/bin/pip install gigatoken==0.10.0
 func BenchmarkEncode(b *testing.B) {
 	dir := tokenizers(b)
 	var texts []string
@@ -70,7 +71,7 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// processorTime is how many seconds of a processor's time this process has had.
+// processorTime returns the processor time that this process has used, in seconds.
 func processorTime(t testing.TB) float64 {
 	var used unix.Rusage
 	e2e.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &used))

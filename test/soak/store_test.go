@@ -11,7 +11,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// steps reads batches in order with a pause between, and prints the milliseconds that the first one took.
+// steps reads batches in order with pauses, and prints how many milliseconds the first one took.
 const steps = `
 import sys, time
 for k in range(200):
@@ -23,18 +23,19 @@ for k in range(200):
     time.sleep(0.02)
 `
 
-// A store that is 10 ms away keeps a trainer with steps of 20 ms waiting for less than a twentieth of the time.
+// With a store that takes 10 ms to respond, a trainer with steps of 20 ms waits for less than a
+// twentieth of the time.
 func TestStoreLatency(t *testing.T) {
-	e2e.ForSoak(t)
+	e2e.SkipUnlessSoak(t)
 	b := e2e.NewBucket(t)
 	const size = 20_000_000
 	b.Put(t, "train.bin", e2e.RandomBytes(size))
-	b.Fails(func(http.ResponseWriter, *http.Request) bool {
+	b.FailWith(func(http.ResponseWriter, *http.Request) bool {
 		time.Sleep(10 * time.Millisecond)
 		return false
 	})
 	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nblock_size = 2000"))
-	fetched := b.Large.Load() // to try whether a batch can be read
+	fetched := b.BlockBytes.Load() // bytes that mounting fetched
 	first := e2e.Must(strconv.Atoi(strings.TrimSpace(e2e.Run(t, e2e.Python, "-c", steps, m.Path("train")))))(t)
 	var status struct {
 		Store struct {
@@ -42,9 +43,9 @@ func TestStoreLatency(t *testing.T) {
 		}
 	}
 	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("status.json"))), &status))
-	e2e.InTime(t, "the first batch", time.Duration(first)*time.Millisecond, time.Second)
-	e2e.InTime(t, "waiting for blocks", time.Duration(status.Store.Waited)*time.Millisecond, 200*20*time.Millisecond/20)
-	if n := b.Large.Load() - fetched; n < 200*12*2000*2 || n > size {
-		t.Errorf("%d bytes were fetched, want all that was read, and each once", n)
+	e2e.CheckDuration(t, "the first batch", time.Duration(first)*time.Millisecond, time.Second)
+	e2e.CheckDuration(t, "waiting for blocks", time.Duration(status.Store.Waited)*time.Millisecond, 200*20*time.Millisecond/20)
+	if n := b.BlockBytes.Load() - fetched; n < 200*12*2000*2 || n > size {
+		t.Errorf("%d bytes were fetched, want everything that was read, and each byte once", n)
 	}
 }

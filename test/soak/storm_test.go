@@ -1,4 +1,6 @@
-// Package soak has the tests that last as long as they are told to: storms, leaks, comparisons with references.
+// Package soak has the tests that compare random cases with references, look for leaks, measure
+// limits, or kill processes at random. They run for a moment in make test, and for hours in make
+// soak.
 package soak
 
 import (
@@ -18,12 +20,13 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// stormInStore is a configuration of the same tokens in a store that fails every tenth answer. The block cache has room for half of them.
+// stormInStore returns a configuration of the tokens of a storm, in a store in which one request in
+// ten fails or is slow. The block cache has room for half of the blocks.
 func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)
 	config, data := e2e.StormConfig(t, "")
-	for _, file := range []string{data, e2e.AlignedOf(data)} {
+	for _, file := range []string{data, e2e.AlignedPath(data)} {
 		raw := e2e.Content(t, file)
 		b.Put(t, strings.TrimPrefix(file, filepath.Dir(data)+"/"), raw)
 	}
@@ -35,14 +38,14 @@ endpoint = %q
 cache_dir = %q
 cache_bytes = %d
 block_bytes = %d
-`, b.Url, t.TempDir(), e2e.StormB*e2e.StormT*e2e.StormBatches*4, e2e.StoreBlock))
-	b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
+`, b.URL, t.TempDir(), e2e.StormB*e2e.StormT*e2e.StormBatches*4, e2e.StoreBlock))
+	b.FailWith(func(w http.ResponseWriter, r *http.Request) bool {
 		switch rand.IntN(40) {
 		case 0:
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case 1:
 			return e2e.Cut(w, nil)
-		case 2: // breaks off
+		case 2: // ends too early
 			w.Header().Set("Content-Length", "1000")
 			w.Write([]byte("less"))
 		case 3:
@@ -56,22 +59,24 @@ block_bytes = %d
 	return config
 }
 
-// A storm is what happens to the process that serves a mount while it is read in every way.
+// A storm describes what happens to the worker of a mount that is read in every way.
 type storm struct {
 	name    string
 	program string
 	args    []string
 	faults  string
 	strike  func(t testing.TB, m *e2e.Mounted, worker int)
-	mayFail bool // reads
+	mayFail bool // whether reads may fail
 }
 
-// Whatever happens to the process that serves, its readers get the right bytes, and every number of next goes to one read.
+// Whatever happens to the worker, readers get the right bytes, and every number of next goes to one
+// read.
 func TestStorm(t *testing.T) {
 	onDisk, _ := e2e.StormConfig(t, "")
-	strike, skipped := e2e.Strike, 0 // numbers, by seeks
+	strike, skipped := e2e.KillOrRestart, 0 // numbers that seeks skipped
 	if testing.Short() {
-		strike = e2e.Kill // the command restart gives up on batches that take seconds, as they do on a busy machine
+		// The command restart gives up on batches that take seconds, as on a busy machine.
+		strike = e2e.Kill
 	}
 	for _, s := range []storm{
 		{"strike", e2e.PlainBatchfs, nil, "", strike, false},
@@ -85,12 +90,14 @@ func TestStorm(t *testing.T) {
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			if s.name != "strike" {
-				e2e.Long(t)
+				e2e.SkipIfShort(t)
 			}
-			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond // least strikes, at most so far apart
+			// least is the smallest number of strikes, and apart the longest time between two.
+			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond
 			switch s.name {
 			case "store":
-				// A worker lives long enough to connect, and to fetch the blocks of a batch after an answer that failed.
+				// Every worker lives long enough to connect, and to fetch the blocks of a batch
+				// again after a failed request.
 				config, slowest, apart = stormInStore(t), 10*time.Second, 900*time.Millisecond
 			case "changes":
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
@@ -106,10 +113,10 @@ func TestStorm(t *testing.T) {
 			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
-			keeper := m.Cmd.Process.Pid
-			fds := len(e2e.FDs(t, keeper))
+			supervisor := m.Cmd.Process.Pid
+			fds := len(e2e.OpenFiles(t, supervisor))
 			readers := e2e.StartStorms(t, m)
-			strikes := s.rage(t, m, least, lasts, apart)
+			strikes := s.strikeWorkers(t, m, least, lasts, apart)
 			got := e2e.EndStorms(t, m, readers)
 			if s.name == "seek" {
 				got.Missing -= skipped
@@ -120,32 +127,33 @@ func TestStorm(t *testing.T) {
 			}
 			t.Logf("%d strikes, %s", strikes, got)
 			if failed > 0 && !s.mayFail || got.Missing > failed || s.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
-				t.Error(got)
+				t.Errorf("%s; want failed reads only if the storm causes them, and only their numbers missing", got)
 			}
-			e2e.InTime(t, "the slowest read", time.Duration(got.Slowest*float64(time.Second)), slowest)
+			e2e.CheckDuration(t, "the slowest read", time.Duration(got.Slowest*float64(time.Second)), slowest)
 			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
-			e2e.Await(t, fmt.Sprintf("%d descriptors of the keeper", fds), func() bool { return len(e2e.FDs(t, keeper)) <= fds })
+			e2e.Await(t, fmt.Sprintf("the supervisor to have %d descriptors again", fds), func() bool { return len(e2e.OpenFiles(t, supervisor)) <= fds })
 			m.Stop(t)
-			e2e.LeavesNothing(t, temporary, filepath.Dir(e2e.Batchfs)+"/batchfs")
+			e2e.CheckNothingLeft(t, temporary, filepath.Dir(e2e.Batchfs)+"/batchfs")
 		})
 	}
 }
 
-// rage strikes so often at least, at most so far apart, and in a soak so long. It fails the test if the processes grow in that time.
-func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
+// strikeWorkers strikes at least the given number of times, with pauses of at most apart, and in a
+// soak for the given time. It fails the test if the processes grow meanwhile.
+func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
-	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
-	end := time.Now().Add(e2e.Lasting(0, lasts))
+	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB
+	end := time.Now().Add(e2e.StormDuration(0, lasts))
 	for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
 		if time.Now().After(last) {
-			t.Fatalf("%d strikes, want %d", strikes, least)
+			t.Fatalf("only %d strikes before the limit, want %d", strikes, least)
 		}
 		time.Sleep(time.Duration(rand.Int64N(int64(apart))))
 		quarter, pid := min(max(0, 3-int(4*time.Until(end)/lasts)), 3), m.Worker(t)
-		keeper[quarter] = max(keeper[quarter], e2e.InProc(m.Cmd.Process.Pid, "VmRSS"))
-		worker[quarter] = max(worker[quarter], e2e.InProc(pid, "VmRSS"))
+		supervisor[quarter] = max(supervisor[quarter], e2e.ProcNumber(m.Cmd.Process.Pid, "VmRSS"))
+		worker[quarter] = max(worker[quarter], e2e.ProcNumber(pid, "VmRSS"))
 		if s.strike != nil && pid > 0 {
 			s.strike(t, m, pid)
 			strikes++
@@ -153,31 +161,34 @@ func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.D
 			strikes = strings.Count(m.Out.String(), "another goes on")
 		}
 	}
-	t.Logf("KiB resident in each quarter: keeper %v, worker %v", keeper, worker)
-	if e2e.InSoak() && lasts > time.Hour/4 && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few minutes show nothing
-		t.Error("memory grew")
+	t.Logf("KiB resident in each quarter: supervisor %v, worker %v", supervisor, worker)
+	// A few minutes show nothing.
+	if e2e.InSoak() && lasts > time.Hour/4 && (supervisor[3] > supervisor[1]+4<<10 || worker[3] > worker[1]+16<<10) {
+		t.Errorf("resident memory grew from the second to the last quarter: supervisor %v KiB, worker %v KiB", supervisor, worker)
 	}
 	return strikes
 }
 
-// seekAndKill moves the cursor of train on by a few epochs, and kills the worker about then. It returns how many numbers that left out.
+// seekAndKill moves the cursor of train forward by a few epochs, and kills the worker at about that
+// time. It returns how many numbers the seek skipped.
 func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) (skipped int) {
-	cursor := m.Taken(t, "train")
+	cursor := m.NextNumber(t, "train")
 	to := cursor + e2e.StormBatches*(1+rand.IntN(3))
 	killed := time.AfterFunc(time.Duration(rand.Int64N(int64(10*time.Millisecond))), func() { e2e.Kill(t, m, worker) })
 	defer killed.Stop()
-	var was int
-	said := e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path("train"), fmt.Sprint(to))
-	if _, err := fmt.Sscanf(said[strings.LastIndex(said, " ")+1:], "%d", &was); err != nil || was > to {
-		t.Fatalf("seek to %d said %q", to, said)
+	var old int
+	output := e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path("train"), fmt.Sprint(to))
+	if _, err := fmt.Sscanf(output[strings.LastIndex(output, " ")+1:], "%d", &old); err != nil || old > to {
+		t.Fatalf("seek to %d printed %q, want the cursor before, which is less", to, output)
 	}
-	return to - was
+	return to - old
 }
 
-// changeAndKill puts another version in the place of the tokens or of the array beside them, and kills the worker, or the one that stands by too.
+// changeAndKill replaces the tokens or their aligned array by another version, and kills the
+// worker, sometimes with the standby.
 func changeAndKill(t testing.TB, m *e2e.Mounted, worker int) {
 	data := m.Info(t, "train").Files[0]
-	file := []string{data, e2e.AlignedOf(data)}[rand.IntN(2)]
+	file := []string{data, e2e.AlignedPath(data)}[rand.IntN(2)]
 	e2e.ReplaceFile(t, file, e2e.StormTokens(rand.IntN(6)))
 	if workers := m.Workers(t); rand.IntN(4) == 0 {
 		e2e.Kill(t, m, workers[len(workers)-1])

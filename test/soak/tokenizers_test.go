@@ -21,9 +21,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Tokens equal tiktoken's, whatever the text.
+// Tokens equal those of tiktoken, whatever the text.
 func TestTokensOfTiktoken(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
@@ -36,11 +36,12 @@ func TestTokensOfTiktoken(t *testing.T) {
 	}
 }
 
-// Tokens equal the tokens of Hugging Face's tokenizers.
+// Tokens equal those of Hugging Face's tokenizers.
 func TestTokensOfTokenizers(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
-	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
+	// The expression of gpt4o takes tokenizers n² steps.
+	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
 			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
@@ -49,9 +50,10 @@ func TestTokensOfTokenizers(t *testing.T) {
 	}
 }
 
-// Conversations that a public chat template renders have the tokens of the whole conversation, and a mask on exactly the assistant's turns.
+// Conversations in public chat templates get the tokens of the whole rendered conversation, and a
+// mask on exactly the assistant's turns.
 func TestTokensOfChats(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
 	n := 1000
 	if e2e.InSoak() {
@@ -66,14 +68,15 @@ func TestTokensOfChats(t *testing.T) {
 			for _, file := range []string{"train.bin", "train.mask.bin", "train.bin.index"} {
 				got, want := e2e.Content(t, filepath.Join(out, "data", file)), e2e.Content(t, filepath.Join(out, "want", file))
 				if !bytes.Equal(got, want) {
-					t.Errorf("%s: %d bytes differ from the %d wanted", file, len(got), len(want))
+					t.Errorf("%s: %d bytes, want the %d bytes of tokenizers", file, len(got), len(want))
 				}
 			}
 		})
 	}
 }
 
-// tokenizers returns a directory with Python's tokenizers, which it installs if need be, and their files.
+// tokenizers returns a directory with Python's tokenizers and their files. The first call installs
+// them if necessary.
 var tokenizers = func() func(testing.TB) string {
 	install := sync.OnceValues(func() (string, error) {
 		out, err := exec.Command("../.ci/tokenizers").Output()
@@ -83,21 +86,22 @@ var tokenizers = func() func(testing.TB) string {
 		t.Helper()
 		dir, err := install()
 		if err != nil {
-			e2e.Lack(t, ".ci/tokenizers: %v", err)
+			e2e.SkipOrFail(t, ".ci/tokenizers: %v", err)
 		}
 		return dir
 	}
 }()
 
-// compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
+// compareTokens compares a tokenizer with another program on all texts. Runs of one character are
+// at most run long.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
 	kinds := []iter.Seq[string]{oddTexts(min(run, 10_000)), mixedTexts(200), textsHere(t, 256<<10)}
 	if e2e.InSoak() {
 		kinds = []iter.Seq[string]{oddTexts(run), mixedTexts(100_000), textsHere(t, 40<<20), everyCharacter}
 	}
-	all := func(yield func(string) bool) {
-		for _, texts := range kinds {
-			for text := range texts {
+	texts := func(yield func(string) bool) {
+		for _, kind := range kinds {
+			for text := range kind {
 				if !yield(text) {
 					return
 				}
@@ -106,7 +110,7 @@ func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...s
 	}
 	encoder := tokenizer.NewEncoder()
 	n, size, different := 0, 0, 0
-	for text, want := range otherTokens(t, all, program...) {
+	for text, want := range otherTokens(t, texts, program...) {
 		n, size = n+1, size+len(text)
 		if got := encoder.Append(nil, []byte(text)); !slices.Equal(got, want) {
 			if different++; different <= 5 {
@@ -117,7 +121,7 @@ func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...s
 	t.Logf("%d of %d texts differ, of %d bytes", different, n, size)
 }
 
-// difference says where two lists of tokens begin to differ.
+// difference describes where two lists of tokens begin to differ.
 func difference(tokenizer *bpe.Tokenizer, got, want []uint32) string {
 	i := 0
 	for i < len(got) && i < len(want) && got[i] == want[i] {
@@ -132,18 +136,18 @@ func difference(tokenizer *bpe.Tokenizer, got, want []uint32) string {
 	return fmt.Sprintf("token %d: got%s, want%s", i, show(got), show(want))
 }
 
-// otherTokens yields texts and the tokens that a program has for them.
+// otherTokens yields texts with the tokens that a program has for them.
 func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.Seq2[string, []uint32] {
 	return func(yield func(string, []uint32) bool) {
-		var in, out, said bytes.Buffer
+		var in, out, stderr bytes.Buffer
 		for text := range texts {
 			binary.Write(&in, binary.LittleEndian, uint32(len(text)))
 			in.WriteString(text)
 		}
 		cmd := exec.Command(program[0], program[1:]...)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, &said
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, &stderr
 		if err := cmd.Run(); err != nil {
-			t.Fatalf("%q: %v\n%s", program, err, &said)
+			t.Fatalf("%q: %v\n%s", program, err, &stderr)
 		}
 		for text := range texts {
 			var n uint32
@@ -157,14 +161,15 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 	}
 }
 
-// snippets are what tokenizers split in different ways.
+// snippets are texts that tokenizers split in different ways.
 var snippets = []string{"a", "Zß", "ǅ", "don't", "I'LL", "it'ſ", "'", "’s", "HTTPServer", "camelCase", "_", " ", "  ", "    ", "\t", "\n", "\r\n", "\r", " \n",
 	"\u00a0", "\u3000", "\u2028", "\u0085", "1", "1234", "٣", "Ⅷ", "½", "x²", "!", "...", "/", "//\n", "—", "“q”", "\\n", "http://a.b/c?d=e&f",
 	"def f(x):\n    return x\n", "}\n\n\n", "中文", "日本語テキスト", "한국어", "\u1112\u1161\u11ab", "ไทย", "हिन्दी", "العربية", "עברית", "Ελληνικά", "Русский",
 	"e\u0301", "\u0301", "\u0301\u0302", "q\u0323\u0307", "\u0307\u0323", "\u0344", "ﬁ", "Å", "İi", "ſt", "ʰ", "ªº", "𝔘𝔫𝔦", "𐐀𐐨", "𑄮",
 	"👍🏽", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷", "☎️", "\u200d", "\u200b", "\ufeff", "\ufffd", "\x00", "\x7f", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>", "<|"}
 
-// oddTexts yields every pair of snippets, and runs of them. Only a soak has the longest of each.
+// oddTexts yields every pair of snippets, and runs of them. Only a soak includes the longest runs
+// of each.
 func oddTexts(longest int) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, a := range snippets {
@@ -190,7 +195,7 @@ func oddTexts(longest int) iter.Seq[string] {
 	}
 }
 
-// mixedTexts yields n texts of snippets at random, the same ones each time.
+// mixedTexts yields n texts of random snippets, the same ones each time.
 func mixedTexts(n int) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		random := rand.New(rand.NewPCG(1, 2))
@@ -206,7 +211,8 @@ func mixedTexts(n int) iter.Seq[string] {
 	}
 }
 
-// everyCharacter yields texts with characters where their class shows. In a soak that is all of Unicode, elsewhere what is assigned.
+// everyCharacter yields texts in which each character of Unicode appears where its class matters.
+// Outside of a soak, it yields assigned characters only.
 func everyCharacter(yield func(string) bool) {
 	var b strings.Builder
 	for r := rune(0); r <= utf8.MaxRune; r++ {
@@ -222,7 +228,8 @@ func everyCharacter(yield func(string) bool) {
 	}
 }
 
-// textsHere yields up to so many bytes of text: manuals and tables in many languages, and Go's source.
+// textsHere yields up to size bytes of text from this machine: manuals and tables in many
+// languages, and Go's source.
 func textsHere(t testing.TB, size int) iter.Seq[string] {
 	root := strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT"))
 	return func(yield func(string) bool) {

@@ -1,4 +1,5 @@
-// Package stores tests mounts whose tokens are objects of a store.
+// Package stores tests mounts whose tokens are objects in a store, and the cache directory of their
+// blocks.
 package stores
 
 import (
@@ -24,10 +25,11 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Batches of objects equal batches of the same files on a local disk: files of every format, as their own libraries wrote them, with documents,
-// arrays beside and several files as one, in every order and with every access, from a directory of blocks and without one.
+// Batches of objects equal batches of the same local files: with files of every format, documents,
+// aligned arrays and joined files, in every order and with every access, with and without a cache
+// directory.
 func TestStore(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	b, dir := e2e.NewBucket(t), t.TempDir()
 	put := func(name string, data []byte) {
@@ -47,17 +49,17 @@ func TestStore(t *testing.T) {
 		"headerless": "?.bin", "datatrove": "?.ds", "llmc": "?_llmc.bin", "llama3": "?_llama3.bin", "megatron": "?_text_document.bin",
 		"npy1": "?1.npy", "npy2": "?2.npy", "npy3": "?3.npy", "safetensors": "?.safetensors", "joined": "plain_*.bin", "beside": "plain_0.bin",
 	}
-	more := map[string]string{
+	settings := map[string]string{
 		"safetensors": "tensor = 'tokens'\n", "datatrove": "documents = true\n", "megatron": "documents = true\n", "joined": "join = true\nblock_size = 1000\n",
 		"beside": "block_size = 1000\n[[splits.beside.arrays]]\nname = 'mask'\nfiles = 'AT/plain_0.mask'\ndtype = 'uint8'\n" +
 			"[[splits.beside.arrays]]\nname = 'features'\nfiles = 'AT/plain_0.features'\ndtype = 'uint16'\nshape = [3]\n",
 	}
-	config := func(at string) string {
+	config := func(dir string) string {
 		text := ""
 		for name, pattern := range splits {
-			text += fmt.Sprintf("[splits.%s]\ntokens = 'AT/%s'\n%s", name, pattern, more[name])
+			text += fmt.Sprintf("[splits.%s]\ntokens = 'AT/%s'\n%s", name, pattern, settings[name])
 		}
-		return b.Config(t, at+"/?.bin", strings.ReplaceAll(text, "AT", at))
+		return b.Config(t, dir+"/?.bin", strings.ReplaceAll(text, "AT", dir))
 	}
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
@@ -80,10 +82,11 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// What was fetched is fetched no more: by another worker, by another mount, after a restart of everything, by `cache fill`. Blocks that were
-// overwritten are not served, and neither is a directory that others may write to. prune removes what no mount reads.
+// A block is fetched only once by all workers, mounts and `cache fill`, even after a restart.
+// Blocks that were overwritten are not served, nor is a directory that others may write to. prune
+// removes what no mount reads.
 func TestStoreCache(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
 	const size = 20 * e2e.StoreBlock
@@ -94,69 +97,70 @@ func TestStoreCache(t *testing.T) {
 	cache := func(command string, more ...string) []string {
 		return slices.Concat([]string{e2e.PlainBatchfs, "cache", command}, args, more)
 	}
-	e2e.Says(t, ": 0 bytes of", cache("status")...)
-	e2e.Says(t, ": 0 bytes removed", cache("prune")...)
-	kept := func() []string {
+	e2e.CheckOutput(t, ": 0 bytes of", cache("status")...)
+	e2e.CheckOutput(t, ": 0 bytes removed", cache("prune")...)
+	blocks := func() []string {
 		return e2e.Must(filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*")))(t)
 	}
 	batches := ""
-	reads := func(m *e2e.Mounted) { // more than the page cache of one file
+	readAll := func(m *e2e.Mounted) { // more than the page cache of one file
 		t.Helper()
-		e2e.Says(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
+		e2e.CheckOutput(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
 		sum, _, _ := strings.Cut(e2e.Run(t, "sha256sum", m.Path("train/batches.bin")), " ")
-		e2e.Equal(t, "the sum of the batches", sum, cmp.Or(batches, sum))
+		e2e.Equal(t, "the checksum of the batches", sum, cmp.Or(batches, sum))
 		batches = sum
 	}
 	m := e2e.Mount(t, args...)
-	reads(m)
-	e2e.Await(t, "all blocks in the directory", func() bool { return len(kept()) >= size/e2e.StoreBlock })
+	readAll(m)
+	e2e.Await(t, "all blocks to be in the directory", func() bool { return len(blocks()) >= size/e2e.StoreBlock })
 	for range 3 {
 		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
-		reads(m)
+		readAll(m)
 	}
 	other := e2e.Mount(t, args...)
-	reads(other)
+	readAll(other)
 	m.Stop(t)
 	other.Stop(t)
 	m = e2e.Mount(t, args...)
-	reads(m)
+	readAll(m)
 	e2e.Run(t, cache("fill")...)
-	e2e.Equal(t, "bytes that were fetched in all", b.Large.Load(), size)
-	e2e.Says(t, "/bucket/train.bin: 20 blocks", cache("status")...)
-	e2e.Says(t, "/train: ", cache("status")...)
-	e2e.Says(t, " 0 bytes removed", cache("prune")...)
-	for _, block := range kept() {
+	e2e.Equal(t, "bytes fetched in total", b.BlockBytes.Load(), size)
+	e2e.CheckOutput(t, "/bucket/train.bin: 20 blocks", cache("status")...)
+	e2e.CheckOutput(t, "/train: ", cache("status")...)
+	e2e.CheckOutput(t, " 0 bytes removed", cache("prune")...)
+	for _, block := range blocks() {
 		f := e2e.Must(os.OpenFile(block, os.O_WRONLY, 0))(t)
 		e2e.Must(f.Write(make([]byte, e2e.StoreBlock/2)))(t)
 		f.Close()
 	}
 	m.Stop(t)
 	m = e2e.Mount(t, args...)
-	reads(m)
+	readAll(m)
 	m.Stop(t)
 	if out := e2e.Run(t, cache("prune")...); strings.Contains(out, " 0 bytes removed") {
-		t.Errorf("prune of what is not mounted says %q", out)
+		t.Errorf("prune of what is not mounted printed %q, want some bytes removed", out)
 	}
-	e2e.Fails(t, "is full: batches need", cache("fill", "--set", "store.cache_bytes=1000000")...)
+	e2e.CheckFails(t, "is full: batches need", cache("fill", "--set", "store.cache_bytes=1000000")...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{slices.Concat([]string{e2e.PlainBatchfs, "mount", t.TempDir()}, args), cache("fill"), cache("status"), cache("prune")} {
-		e2e.Fails(t, cacheDir+": others may write to it", command...)
+		e2e.CheckFails(t, cacheDir+": others may write to it", command...)
 	}
 }
 
-// An object that was replaced is ESTALE until it is back. With on_change = "follow", it is served from the next batch on.
+// An object that was replaced is ESTALE until the old one is back. With on_change = "follow", the
+// new object is served from the next batch on.
 func TestStoreReplaced(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
 	_, data, check := b.InOrder(t, t.TempDir())
 	e2e.NoError(t, check(0))
 	b.Put(t, "train.bin", e2e.RandomBytes(60*e2e.StoreBlock+2))
 	if err := check(12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
-		t.Errorf("a batch of an object that was replaced: %v, want ESTALE", err)
+		t.Errorf("a batch of a replaced object: error %v, want ESTALE", err)
 	}
 	b.Put(t, "train.bin", data)
-	e2e.Await(t, "the old object is served again", func() bool { return check(12) == nil })
+	e2e.Await(t, "the old object to be served again", func() bool { return check(12) == nil })
 
 	b.Put(t, "live.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
 	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/live.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
@@ -165,19 +169,19 @@ func TestStoreReplaced(t *testing.T) {
 	}
 	e2e.Equal(t, "the first token", first(), "1")
 	b.Put(t, "live.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
-	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
+	e2e.Await(t, "the new object to be served", func() bool { return first() == "2" })
 }
 
-// Commands take objects as they take files, or say why not.
+// Commands accept objects wherever they accept files, or say why not.
 func TestStoreCommands(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	b, dir := e2e.NewBucket(t), t.TempDir()
 	data := e2e.RandomBytes(3*e2e.StoreBlock + 2)
 	b.Put(t, "train.bin", data)
 	e2e.Write(t, filepath.Join(dir, "train.bin"), data)
 	e2e.Write(t, filepath.Join(dir, "text.txt"), []byte("text"))
-	batchfs := []string{"env", "AWS_ENDPOINT_URL=" + b.Url, e2e.PlainBatchfs}
+	batchfs := []string{"env", "AWS_ENDPOINT_URL=" + b.URL, e2e.PlainBatchfs}
 	remote := b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\"")
 	local := b.Config(t, filepath.Join(dir, "train.bin"), "order = \"shuffle\"")
 	m := e2e.Mount(t, "-c", remote)
@@ -188,29 +192,30 @@ func TestStoreCommands(t *testing.T) {
 		{"inspect", "train", "--find", "5000", "-c", "CONFIG"},
 		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},
 	} {
-		said := func(config, file string) string {
+		printed := func(config, file string) string {
 			stdout := e2e.Run(t, append(batchfs, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
 			return strings.ReplaceAll(stdout, file, "train.bin")
 		}
-		e2e.Equal(t, fmt.Sprintf("%s of an object", args), said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")))
+		e2e.Equal(t, fmt.Sprintf("%s of an object", args), printed(remote, "s3://bucket/train.bin"), printed(local, filepath.Join(dir, "train.bin")))
 	}
-	e2e.Equal(t, "cat of a mounted split of objects has other bytes", e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path("train"), "--from", "3"), e2e.Run(t, "cat", m.Path("train/batch/3")))
+	e2e.Equal(t, "cat of a mounted split of objects", e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path("train"), "--from", "3"), e2e.Run(t, "cat", m.Path("train/batch/3")))
 	for _, test := range []struct{ args, says string }{
 		{"doctor -c " + remote + " " + m.Dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
 		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
 	} {
-		e2e.Says(t, test.says, append(batchfs, strings.Fields(test.args)...)...)
+		e2e.CheckOutput(t, test.says, append(batchfs, strings.Fields(test.args)...)...)
 	}
-	e2e.Equal(t, "tokens.bin", e2e.Take(t, m, "train/tokens.bin"), e2e.Line(data))
-	kept := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
-	b.Fails(func(w http.ResponseWriter, r *http.Request) bool { // a HEAD that is short
-		w.Header().Set("ETag", kept.ETag)
-		w.Header().Set("Last-Modified", kept.LastModified.Format(http.TimeFormat))
+	e2e.Equal(t, "tokens.bin", e2e.NextDigest(t, m, "train/tokens.bin"), e2e.Digest(data))
+	object := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
+	// A HEAD reply with a wrong length.
+	b.FailWith(func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("ETag", object.ETag)
+		w.Header().Set("Last-Modified", object.LastModified.Format(http.TimeFormat))
 		w.Header().Set("Content-Length", "1000")
 		return r.Method == http.MethodHead
 	})
-	e2e.Fails(t, "has 393218 bytes, and said 1000 before", append(batchfs, "info", "s3://bucket/train.bin")...)
-	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
+	e2e.CheckFails(t, "has 393218 bytes, and said 1000 before", append(batchfs, "info", "s3://bucket/train.bin")...)
+	b.FailWith(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		return true
 	})
@@ -225,14 +230,15 @@ func TestStoreCommands(t *testing.T) {
 	} {
 		stdout, stderr, err := e2e.Try(t, append(batchfs, strings.Fields(test.args)...)...)
 		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, e2e.StoreSecret) {
-			t.Errorf("%s says %q (%v), want %q", test.args, stdout+stderr, err, test.says)
+			t.Errorf("%s printed %q (error %v), want %q and not the secret", test.args, stdout+stderr, err, test.says)
 		}
 	}
 }
 
-// While the store is away, what is kept is served on, and other reads fail, all but the first at once. All is well when it is back.
+// During an outage of the store, cached blocks are still served. Other reads fail, immediately once
+// the outage is known. Afterwards, all reads succeed.
 func TestStoreOutage(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
 	m, _, check := b.InOrder(t, t.TempDir())
@@ -246,84 +252,27 @@ func TestStoreOutage(t *testing.T) {
 			return true
 		},
 	} {
-		b.Fails(fault)
-		e2e.Equal(t, "a batch is read that is not kept", check(k) == nil, false)
+		b.FailWith(fault)
+		e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k) == nil, false)
 		slowest := time.Duration(0)
-		for n, end := 0, time.Now().Add(e2e.Lasting(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
+		for n, end := 0, time.Now().Add(e2e.StormDuration(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
 			began := time.Now()
-			e2e.Equal(t, "a batch is read that is not kept", check(k+3*(n%3)) == nil, false)
+			e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k+3*(n%3)) == nil, false)
 			slowest = max(slowest, time.Since(began))
-			e2e.NoError(t, check(0)) // which is kept
+			e2e.NoError(t, check(0)) // cached
 		}
-		e2e.InTime(t, kind+": an error while it is known that the store is away", slowest, time.Second)
+		e2e.CheckDuration(t, kind+": an error while the outage is known", slowest, time.Second)
 		last := e2e.StatusOf(t, m).Splits["train"].LastError
 		for _, word := range []string{"s3://bucket/train.bin", "bytes ", "does not answer"} {
 			e2e.Contains(t, kind+": the error", last, word)
 		}
 		if strings.Contains(last+m.Out.String(), e2e.StoreSecret) {
-			t.Errorf("%s: the log, or status.json, has the secret", kind)
+			t.Errorf("%s: the log or status.json contains the secret", kind)
 		}
-		b.Works()
-		e2e.Await(t, "a batch after the store is back", func() bool { return check(k) == nil })
+		b.Recover()
+		e2e.Await(t, "a batch after the outage", func() bool { return check(k) == nil })
 		e2e.NoError(t, check(k+6))
 		k += 15
 	}
 	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
-}
-
-// A failing object or bucket affects no other. While it is known to be down, reads from it fail
-// immediately, with an error that names it.
-func TestStorePartsFail(t *testing.T) {
-	e2e.Long(t)
-	t.Parallel()
-	b := e2e.NewBucket(t)
-	e2e.NoError(t, b.Client.MakeBucket(context.Background(), "other", minio.MakeBucketOptions{}))
-	data := e2e.RandomBytes(60 * e2e.StoreBlock)
-	b.Put(t, "bad.bin", data)
-	b.Put(t, "good.bin", data)
-	b.PutIn(t, "other", "good.bin", data)
-	const rows = "order = 'sequential'\nlayout = 'tokens'\nblock_size = 100000\nbatch_size = 1\n"
-	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/bad.bin", rows+"[splits.sibling]\ntokens = 's3://bucket/good.bin'\n"+rows+
-		"[splits.other]\ntokens = 's3://other/good.bin'\n"+rows),
-		"--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
-	k := 0
-	read := func(split string) error {
-		k += 2 // adjacent batches share a block, which would be cached after the first one
-		_, said, err := e2e.Try(t, "cat", m.Path(fmt.Sprintf("%s/batch/%d", split, k)))
-		if err != nil {
-			return fmt.Errorf("%s: %w: %s", split, err, said)
-		}
-		return nil
-	}
-	for _, outage := range []struct {
-		prefix     string
-		status     int
-		code, says string
-		down, well []string
-	}{
-		{"/bucket/bad.bin", 500, "InternalError", "s3://bucket/bad.bin: read bytes ", []string{"train"}, []string{"sibling", "other"}},
-		{"/bucket/", 503, "SlowDown", "the bucket bucket is down: 503 SlowDown", []string{"train", "sibling"}, []string{"other"}},
-	} {
-		b.FailsAt(outage.prefix, outage.status, outage.code)
-		e2e.Equal(t, outage.prefix+": a batch is read from what fails", read("train") == nil, false)
-		began := time.Now()
-		for _, split := range outage.well {
-			for range 2 {
-				e2e.NoError(t, read(split))
-			}
-		}
-		for _, split := range outage.down {
-			e2e.Await(t, "an error that says "+outage.says, func() bool {
-				e2e.Equal(t, outage.prefix+": a batch is read from what is down", read(split) == nil, false)
-				last := e2e.StatusOf(t, m).Splits[split].LastError
-				return strings.Contains(last, outage.says) && strings.Contains(last, "is down: ")
-			})
-		}
-		e2e.InTime(t, outage.prefix+": all reads while something is known to be down", time.Since(began), 5*time.Second)
-		b.Works()
-		for _, split := range outage.down {
-			k = 0
-			e2e.Await(t, "a batch of "+split+" after the outage", func() bool { return read(split) == nil })
-		}
-	}
 }

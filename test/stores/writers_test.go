@@ -16,16 +16,15 @@ import (
 	"batchfs/test/e2e"
 )
 
-// writers set up commands that write to one cache directory: a corpus in a store, and the arguments
-// for reading it through a directory with room for all its blocks.
+// writers are commands that share one cache directory: a corpus in a store, and the arguments to
+// read it. The directory has room for all blocks.
 type writers struct {
 	*e2e.Bucket
 	data []byte   // content of the corpus
 	args []string // arguments of batchfs
 }
 
-// newWriters stores a corpus of random blocks. inMemory is the number of blocks that a process may
-// hold in memory.
+// newWriters stores a corpus of random blocks. A process may hold inMemory blocks in memory.
 func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
 	t.Helper()
 	w := writers{Bucket: e2e.NewBucket(t), data: e2e.RandomBytes(blocks * e2e.StoreBlock)}
@@ -35,38 +34,39 @@ func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
 	return w
 }
 
-// program returns a command that runs batchfs as the given client of the store, see e2e.Get.
+// program returns a command that runs batchfs as the given client of the store (see e2e.Get).
 func (w writers) program(client string) *exec.Cmd {
 	return exec.Command("env", "AWS_SESSION_TOKEN="+client, e2e.Batchfs)
 }
 
+// fill runs cache fill, which must succeed, as the given client of the store.
 func (w writers) fill(t *testing.T, client string) {
 	t.Helper()
-	_, said, err := e2e.Try(t, append(append(w.program(client).Args, "cache", "fill"), w.args...)...)
+	_, stderr, err := e2e.Try(t, append(append(w.program(client).Args, "cache", "fill"), w.args...)...)
 	if err != nil {
-		t.Errorf("%s: %v\n%s", client, err, said)
+		t.Errorf("cache fill as client %s: %v\n%s", client, err, stderr)
 	}
 }
 
 // holdUntil makes the store hold all requests until n clients wait for a reply.
 func (w writers) holdUntil(n int) {
 	var mu sync.Mutex // guards clients
-	clients, all := map[string]bool{}, make(chan struct{})
-	release := sync.OnceFunc(func() { close(all) })
-	w.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
+	clients, released := map[string]bool{}, make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	w.FailWith(func(_ http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		clients[e2e.ClientOf(r)] = true
 		if len(clients) == n {
 			release()
 		}
 		mu.Unlock()
-		<-all
+		<-released
 		return false
 	})
 }
 
-// keepsAll checks that the mount has written every block that it fetched to the cache.
-func keepsAll(t *testing.T, m *e2e.Mounted) {
+// checkAllCached checks that the mount wrote every block that it fetched to the cache.
+func checkAllCached(t *testing.T, m *e2e.Mounted) {
 	t.Helper()
 	metrics := e2e.Run(t, "cat", m.Path("metrics"))
 	for _, reason := range []string{"unkept", "failed", "slow"} {
@@ -75,10 +75,10 @@ func keepsAll(t *testing.T, m *e2e.Mounted) {
 }
 
 // Two fills and two mounts that share a cold cache all succeed. Two of them may fetch the same
-// block, but none fetches a block twice, and none mistakes a block that another has written for a
-// full cache.
+// block, but none fetches a block twice, or treats the cache as full because another one wrote to
+// it.
 func TestFourWriters(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	w := newWriters(t, filepath.Join(t.TempDir(), "blocks"), 60, 8)
 	var mounts [2]*e2e.Mounted
@@ -92,59 +92,59 @@ func TestFourWriters(t *testing.T) {
 		m.AwaitReady(t)
 	}
 	w.holdUntil(4)
-	var all sync.WaitGroup
+	var running sync.WaitGroup
 	for i, m := range mounts {
-		all.Go(func() { w.fill(t, fmt.Sprint("fill", i)) })
-		all.Go(func() {
-			out, said, err := e2e.Try(t, "sha256sum", m.Path("train/tokens.bin"), m.Path("train/batches.bin"))
+		running.Go(func() { w.fill(t, fmt.Sprint("fill", i)) })
+		running.Go(func() {
+			out, stderr, err := e2e.Try(t, "sha256sum", m.Path("train/tokens.bin"), m.Path("train/batches.bin"))
 			if want := fmt.Sprintf("%x ", sha256.Sum256(w.data)); err != nil || len(out) < len(want) || out[:len(want)] != want {
-				t.Errorf("a mount reads %s%s (%v), want tokens with sum %s", out, said, err, want)
+				t.Errorf("a mount reads %s%s (%v), want tokens with checksum %s", out, stderr, err, want)
 			}
 		})
 	}
-	testwait.End(t, "the four writers", all.Wait)
+	testwait.End(t, "the four writers", running.Wait)
 	for _, m := range mounts {
-		keepsAll(t, m)
+		checkAllCached(t, m)
 	}
 	bytes, again := w.Gets()
 	if len(again) > 0 {
-		t.Errorf("fetched again by the same process: %v", again)
+		t.Errorf("blocks fetched again by the same process: %v, want none", again)
 	}
 	t.Logf("bytes fetched: %v", bytes)
 }
 
-// If each write to the cache disk takes 20 ms, `cache fill` is slow, but does not report a full
-// cache.
+// `cache fill` succeeds on a slow cache disk, which takes 20 ms for each write, and does not report
+// a full cache.
 func TestSlowCacheDisk(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	disk := e2e.NewSlowFS(t, t.TempDir())
 	const blocks = 200
-	// Writing all blocks in memory takes longer than a block may wait to be written.
+	// Writing all blocks that are in memory takes longer than a block may wait to be written.
 	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100)
 	disk.Delay(t, "write", 20*time.Millisecond)
 	w.fill(t, "fill")
 	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, w.args...)...)
 	e2e.Contains(t, "cache status", status, fmt.Sprintf("/bucket/train.bin: %d blocks", blocks))
 	if writes := disk.Count(t, "write"); writes < blocks {
-		t.Errorf("the slow disk saw %d writes of %d blocks", writes, blocks)
+		t.Errorf("the slow disk had %d writes, want at least one for each of %d blocks", writes, blocks)
 	}
 }
 
-// The next command that uses a cache directory removes the blocks that a killed process was
+// Every command that uses a cache directory first removes a block that a killed process was
 // writing.
 func TestKilledWriter(t *testing.T) {
-	e2e.Long(t)
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	source := t.TempDir()
 	disk := e2e.NewSlowFS(t, source)
 	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), 20, 8)
 	unfinished := func() []string { return e2e.Must(filepath.Glob(filepath.Join(source, "blocks", "new-*")))(t) }
 	disk.Delay(t, "write", time.Second)
-	for len(unfinished()) == 0 { // again if the kill came between two blocks
+	for len(unfinished()) == 0 { // the kill may come between two blocks
 		cmd := exec.Command(e2e.PlainBatchfs, append([]string{"cache", "fill"}, w.args...)...)
 		ended := e2e.Begin(t, cmd)
-		e2e.Await(t, "a block that is being written", func() bool { return len(unfinished()) > 0 })
+		e2e.Await(t, "a block to be written", func() bool { return len(unfinished()) > 0 })
 		e2e.NoError(t, cmd.Process.Signal(syscall.SIGKILL))
 		testwait.For(t, "the end of the killed process", ended)
 	}

@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
             } else if (!strcmp(way, "halves")) {
                 if (fread(batch, size / 2, 1, f) != 1 || fread(batch + size / 2, size / 2, 1, f) != 1)
                     failed();
-            } else if (!strcmp(way, "sized")) { /* as np.fromfile learns the size */
+            } else if (!strcmp(way, "sized")) { /* finds the size as np.fromfile does */
                 if (fseek(f, 0, SEEK_END) || ftell(f) != (long)size || fseek(f, 0, SEEK_SET))
                     failed();
                 whole(f);

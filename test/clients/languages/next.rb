@@ -1,7 +1,7 @@
 # next.rb WAY PATH N SIZE: reads PATH N times and prints what it got.
 way, path, n, size = ARGV[0], ARGV[1], ARGV[2].to_i, ARGV[3].to_i
 $stdout.binmode
-$stdout.sync = true # copy_stream writes past the buffer
+$stdout.sync = true # because copy_stream bypasses the buffer
 
 kept = nil
 ways = {

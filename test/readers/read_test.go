@@ -1,6 +1,4 @@
-// Package integrations tests what programs and libraries get, in many languages, one after the
-// other.
-package integrations
+package readers
 
 import (
 	"fmt"
@@ -16,9 +14,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-func TestMain(m *testing.M) { e2e.Main(m) }
-
-// Batches of all sizes around one request of the kernel, read in every way that readers are known to read.
+// Batches of sizes around that of a request are read in every way that readers are known to use.
 func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	sizes := []struct {
 		name   string
@@ -46,24 +42,24 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	for _, s := range sizes {
 		t.Run(s.name, func(t *testing.T) {
 			if s.bytes > 1<<20 {
-				e2e.Long(t)
+				e2e.SkipIfShort(t)
 			}
 			t.Parallel()
-			all := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
+			batches := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
 			npy := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps), "--format", "npy")
-			e2e.Equal(t, "bytes of all batches", len(all), s.steps*s.bytes)
-			second := all[s.bytes:][:s.bytes]
+			e2e.Equal(t, "bytes of all batches", len(batches), s.steps*s.bytes)
+			second := batches[s.bytes:][:s.bytes]
 			path := func(name string) string { return m.Path(s.name + "/" + name) }
-			for name, size := range map[string]int{"next": s.bytes, "batch/0": s.bytes, "batches.bin": len(all), "batches.npy": len(npy)} {
+			for name, size := range map[string]int{"next": s.bytes, "batch/0": s.bytes, "batches.bin": len(batches), "batches.npy": len(npy)} {
 				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(path(name)))(t).Size(), int64(size))
 			}
 			readFile(t, path("batch/1"), second)
-			readFile(t, path("batches.bin"), all)
+			readFile(t, path("batches.bin"), batches)
 			readFile(t, path("batches.npy"), npy)
-			// .npy files through NumPy.
-			for name, data := range map[string][]byte{"batch/1.npy": second, "batches.npy": all} {
+			// The .npy files are read through NumPy.
+			for name, data := range map[string][]byte{"batch/1.npy": second, "batches.npy": batches} {
 				for method, got := range readEach(t, path(name), "npload", "npload_mmap") {
-					e2e.Equal(t, method+" "+name, got, e2e.Line(data))
+					e2e.Equal(t, method+" "+name, got, e2e.Digest(data))
 				}
 			}
 			readNext(t, m, s.name, file)
@@ -74,55 +70,57 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 // readFile reads a file in every way, with and without the page cache.
 func readFile(t *testing.T, path string, data []byte) {
 	t.Helper()
-	whole := e2e.Line(data)
+	digest := e2e.Digest(data)
 	for method, got := range readEach(t, path, "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared", "mmap_private", "sendfile", "copyfile",
 		"head_then_rest", "rewind") {
-		e2e.Equal(t, method+" "+path, got, whole)
+		e2e.Equal(t, method+" "+path, got, digest)
 	}
 	copied := filepath.Join(t.TempDir(), "copy")
 	for _, command := range []string{`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`} {
 		e2e.Run(t, "sh", "-c", command, "sh", path, copied)
-		e2e.Equal(t, command, e2e.Line(e2e.Content(t, copied)), whole)
+		e2e.Equal(t, command, e2e.Digest(e2e.Content(t, copied)), digest)
 	}
 	e2e.Equal(t, "tail -c", e2e.Run(t, "tail", "-c", "777", path) == string(data[len(data)-777:]), true)
 	for _, chunk := range []string{"0", "4096", "1000003"} {
-		e2e.Says(t, fnv(data), e2e.CReader, path, chunk, "3")
+		e2e.CheckOutput(t, fnv(data), e2e.CReader, path, chunk, "3")
 	}
 }
 
-// readNext reads next of a split in every way: every read of the whole takes the following number, whatever the way and the name.
+// readNext reads next of a split in every way. Every read of the whole file takes the following
+// number, whatever the way and the name.
 func readNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	t.Helper()
 	k := 0
 	next := func() []byte { k++; return e2e.Cat(t, split, "-c", config, "--from", fmt.Sprint(k-1)) }
 	path := m.Path(split + "/next")
 	for method, got := range readEach(t, path, "read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind") {
-		e2e.Equal(t, method+" next", got, e2e.Line(next()))
+		e2e.Equal(t, method+" next", got, e2e.Digest(next()))
 	}
-	e2e.Equal(t, "npload next.npy", e2e.Read(t, "npload", path+".npy")[0], e2e.Line(next()))
+	e2e.Equal(t, "npload next.npy", e2e.Read(t, "npload", path+".npy")[0], e2e.Digest(next()))
 	for _, got := range e2e.Read(t, "pread_kept", path, "3") {
-		e2e.Equal(t, "pread_kept next", got, e2e.Line(next()))
+		e2e.Equal(t, "pread_kept next", got, e2e.Digest(next()))
 	}
-	e2e.Says(t, fnv(next()), e2e.CReader, path, "0", "1")
-	e2e.Says(t, fnv(next()), e2e.CReader, path, "4096", "5")
-	e2e.Equal(t, "dd next", e2e.Line([]byte(e2e.Run(t, "dd", "if="+path, "bs=4k", "status=none"))), e2e.Line(next()))
+	e2e.CheckOutput(t, fnv(next()), e2e.CReader, path, "0", "1")
+	e2e.CheckOutput(t, fnv(next()), e2e.CReader, path, "4096", "5")
+	e2e.Equal(t, "dd next", e2e.Digest([]byte(e2e.Run(t, "dd", "if="+path, "bs=4k", "status=none"))), e2e.Digest(next()))
 	tail, head := e2e.Run(t, "tail", "-c", "99", path), e2e.Run(t, "head", "-c", "100", path)
 	e2e.Equal(t, "tail next", strings.HasSuffix(string(next()), tail), true)
 	e2e.Equal(t, "head next", strings.HasPrefix(string(next()), head), true)
-	e2e.Equal(t, "the cursor", m.Taken(t, split), k)
-	// A file that changes from open to open has no page cache: no shared mapping, and sendfile has to be told.
+	e2e.Equal(t, "the cursor", m.NextNumber(t, split), k)
+	// A file that changes with every open has no page cache, so it cannot be mapped shared, and
+	// sendfile needs a size.
 	errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
 	for method, got := range readEach(t, path, slices.Collect(maps.Keys(errnos))...) {
 		e2e.Equal(t, method+" of next", got, errnos[method])
 	}
 }
 
-// readEach reads a file with one method after the other, all in one process, and gives what each read.
+// readEach reads a file with one method after the other in one process, and yields what each read.
 func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, string] {
 	t.Helper()
 	lines := e2e.Read(t, "each", path, methods...)
 	if len(lines) != len(methods) {
-		t.Fatalf("%d lines of the methods %s", len(lines), methods)
+		t.Fatalf("got %d lines, want one for each of the methods %s", len(lines), methods)
 	}
 	return func(yield func(method, line string) bool) {
 		for i, method := range methods {
@@ -133,7 +131,7 @@ func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, st
 	}
 }
 
-// fnv is what clients/reader.c prints of data.
+// fnv returns what clients/reader.c prints for data.
 func fnv(data []byte) string {
 	h := fnv1a.New64a()
 	h.Write(data)

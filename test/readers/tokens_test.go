@@ -1,4 +1,4 @@
-package integrations
+package readers
 
 import (
 	"fmt"
@@ -9,17 +9,17 @@ import (
 	"batchfs/test/e2e"
 )
 
-// tokens.bin has the tokens of all files of the split, one after the other, in every directory of the split, for every way to read
-// a file.
+// In every directory of a split, tokens.bin has the tokens of all its files, one after the other,
+// however it is read.
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	contents := map[string][]byte{"a": e2e.VersionOf(0, 700_001), "b": e2e.VersionOf(1, 5_000), "c": e2e.VersionOf(2, 900_003)}
+	inDir := func(name string) string { return filepath.Join(dir, name) }
+	contents := map[string][]byte{"a": e2e.TokensOfVersion(0, 700_001), "b": e2e.TokensOfVersion(1, 5_000), "c": e2e.TokensOfVersion(2, 900_003)}
 	for name, content := range contents {
-		e2e.Write(t, at(name+".bin"), content)
+		e2e.Write(t, inDir(name+".bin"), content)
 	}
-	e2e.NoError(t, os.Symlink(at("a.bin"), at("link.bin")))
-	config := at("config.toml")
+	e2e.NoError(t, os.Symlink(inDir("a.bin"), inDir("link.bin")))
+	config := inDir("config.toml")
 	e2e.Write(t, config, fmt.Appendf(nil, `
 [batch]
 batch_size = 4
@@ -42,7 +42,7 @@ weight = 1
 [[splits.mixed.sources]]
 tokens = [%[3]q, %[1]q]
 weight = 2
-`, at("a.bin"), at("link.bin"), at("b.bin"), at("c.bin")))
+`, inDir("a.bin"), inDir("link.bin"), inDir("b.bin"), inDir("c.bin")))
 	m := e2e.Mount(t, "-c", config)
 	for _, test := range []struct{ split, files string }{
 		{"train", "a"},
@@ -57,7 +57,7 @@ weight = 2
 		}
 		for _, path := range []string{"/tokens.bin", "/rank=1,world=2,dtype=int32/tokens.bin"} {
 			for method, got := range readEach(t, m.Path(test.split+path), "readinto", "pread", "sendfile", "copyfile", "mmap_shared", "mmap_private") {
-				e2e.Equal(t, method+" of "+test.split+path, got, e2e.Line(want))
+				e2e.Equal(t, method+" of "+test.split+path, got, e2e.Digest(want))
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package integrations
+package readers
 
 import (
 	"bufio"
@@ -12,7 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A run whose mount was killed resumes from the trainer's own count of steps, and gets the batches that it would have got.
+// A run whose mount was killed resumes from the trainer's own count of steps, and gets the same
+// batches as an uninterrupted run.
 func TestResume(t *testing.T) {
 	const steps = 2000
 	runs := 12
@@ -25,7 +26,7 @@ func TestResume(t *testing.T) {
 	orders := []string{"shuffle", "torch", "random", "sequential"}
 	want := map[string][]string{}
 	for _, order := range orders {
-		want[order] = e2e.Lines(t, "train", 0, steps, "-c", config, "--set", "batch.order="+order)
+		want[order] = e2e.Digests(t, "train", 0, steps, "-c", config, "--set", "batch.order="+order)
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -40,7 +41,7 @@ func TestResume(t *testing.T) {
 			if byNumber {
 				trainer = []string{"stretch", m.Path("train/batch"), "0", fmt.Sprint(steps)}
 			}
-			// The reader is a thousand lines ahead at most, which is what a pipe holds.
+			// The reader is at most a thousand lines ahead, the capacity of a pipe.
 			got := interrupted(t, trainer, after, func() {
 				processes := append(m.Workers(t), m.Cmd.Process.Pid)
 				m.Cmd.Process.Kill()
@@ -64,19 +65,19 @@ func TestResume(t *testing.T) {
 				rest = e2e.Read(t, "pread_kept", m.Path("train/next"), left)
 			}
 			if got = append(got, rest...); len(got) != steps {
-				t.Fatalf("%d steps", len(got))
+				t.Fatalf("got %d steps, want %d", len(got), steps)
 			}
 			for k := range got {
 				if got[k] != want[order][k] {
-					t.Fatalf("step %d got %s, uninterrupted it gets %s", k, got[k], want[order][k])
+					t.Fatalf("step %d is %s, want %s as in an uninterrupted run", k, got[k], want[order][k])
 				}
 			}
 		})
 	}
 }
 
-// interrupted runs a method of clients/readers.py, calls interrupt after so many of its lines, which must make it fail,
-// and returns all its lines.
+// interrupted runs a method of clients/readers.py and calls interrupt after the given number of
+// lines. The method must then fail. interrupted returns all its lines.
 func interrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)
@@ -91,7 +92,7 @@ func interrupted(t *testing.T, args []string, after int, interrupt func()) (line
 		}
 	}
 	if err := cmd.Wait(); err == nil || !strings.Contains(stderr.String(), "Error: [Errno ") {
-		t.Errorf("the reader ended with %v\n%s", err, &stderr)
+		t.Errorf("the reader ended with %v, want an errno\n%s", err, &stderr)
 	}
 	return lines
 }
