@@ -21,13 +21,13 @@ import (
 func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Look at the block cache, clear it, or fill it",
-		Long: `The block cache is store.cache_dir of the configuration: what was fetched of objects in stores, for all mounts of this host.
-It may be deleted at any time, also while batches are served.`,
+		Short: "Show, prune or fill the block cache",
+		Long: `The block cache is the directory store.cache_dir of the configuration. It holds blocks of objects that were fetched from a store,
+and all mounts of this host share it. You can delete it at any time, even while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(
-		cacheDirCommand("status", "Show what the block cache has of which object, and what readers need", func(cmd *cobra.Command, o *dataset.Opener) error {
+		cacheDirCommand("status", "Show which objects the block cache holds and how much its readers need", func(cmd *cobra.Command, o *dataset.Opener) error {
 			objects, sets, err := blocks.Usage(o.Remote.Blocks)
 			if err != nil {
 				return err
@@ -43,7 +43,7 @@ It may be deleted at any time, also while batches are served.`,
 			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", o.Config.Store.CacheDir, total, o.Config.Store.CacheBytes)
 			return nil
 		}),
-		cacheDirCommand("prune", "Remove from the block cache what no mount reads", func(cmd *cobra.Command, o *dataset.Opener) error {
+		cacheDirCommand("prune", "Remove the blocks that no mount needs", func(cmd *cobra.Command, o *dataset.Opener) error {
 			removed, err := blocks.Prune(o.Remote.Blocks)
 			if err != nil {
 				return err
@@ -69,7 +69,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 				return err
 			}
 			if c.Store.CacheDir == "" {
-				return errors.New("the configuration has no block cache: set store.cache_dir")
+				return errors.New("the configuration has no block cache; set store.cache_dir")
 			}
 			return run(cmd, dataset.NewOpener(c))
 		}),
@@ -81,23 +81,25 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 func workingSetInWords(s blocks.SavedWorkingSet) string {
 	reader := s.Name
 	if !s.Live {
-		reader += ", which no mount reads"
+		reader += " (no mount reads it)"
 	}
-	return fmt.Sprintf("%s: %d bytes needed, %d kept; last read at %s", reader, s.Needed, s.Stored, s.Touched.Format(time.DateTime))
+	return fmt.Sprintf("%s: %d bytes needed, %d in the cache; last read at %s", reader, s.Needed, s.Stored, s.Touched.Format(time.DateTime))
 }
 
 func fillCommand() *cobra.Command {
 	var settings []string
-	cmd := cacheDirCommand("fill", "Fetch into the block cache what a rank or a host reads", func(cmd *cobra.Command, o *dataset.Opener) error {
+	cmd := cacheDirCommand("fill", "Fetch the blocks that a rank or a host will read", func(cmd *cobra.Command, o *dataset.Opener) error {
 		return fillCache(cmd, o, settings)
 	})
 	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
-	cmd.Long = `Fetch what an epoch needs of all splits, or of SPLITs, in the order in which it will be read, until there is no more room. With shuffle_block,
-that is the share of a host: name it with --rank, --world and --local-world, or in the path of a SPLIT, as in train/rank=8,world=16,local_world=8.
-Else it is all of a split.`
+	cmd.Long = `Fetch the blocks that one epoch of the SPLITs needs, in the order in which they will be read, until the cache is full. Without a SPLIT,
+all splits are fetched.
+
+With shuffle_block, only the share of one host is fetched. Name the host with --rank, --world and --local-world, or in the path of
+a SPLIT, as in train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is fetched.`
 	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
 	for _, key := range []string{"rank", "world", "local_world"} {
-		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "the setting `"+key+"` of the reader", func(value string) error {
+		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "setting `"+key+"` of the reader", func(value string) error {
 			settings = append(settings, key+"="+value)
 			return nil
 		})
@@ -114,14 +116,14 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	}
 	var splits []*dataset.Dataset
 	var sets []*cache.WorkingSet
-	var of, done int64
+	var total, done int64
 	for _, path := range paths {
 		d, err := o.OpenPath(path)
 		if err != nil {
 			return err
 		}
 		rank := settings
-		if d.Split.ShuffleBlock == 0 { // which has hosts
+		if d.Split.ShuffleBlock == 0 { // local_world needs shuffle_block
 			rank = slices.DeleteFunc(slices.Clone(rank), func(s string) bool { return strings.HasPrefix(s, "local_world") })
 		}
 		if len(rank) > 0 {
@@ -131,50 +133,52 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 		}
 		if set := d.WorkingSet(d.Split.Path()); set != nil {
 			splits, sets = append(splits, d), append(sets, set)
-			of += set.Needed
+			total += set.Needed
 		}
 	}
-	if of == 0 {
-		return errors.New("the configuration names no objects of a store: there is nothing to fetch")
+	if total == 0 {
+		return errors.New("nothing to fetch: the configuration names no objects in a store")
 	}
-	progress := terminal.NewProgress(cmd.ErrOrStderr(), "fetching", of, terminal.Bytes)
+	progress := terminal.NewProgress(cmd.ErrOrStderr(), "fetching", total, terminal.Bytes)
 	defer progress.Finish()
 	var err error
 	for i, d := range splits {
 		if err = d.Fill(cmd.Context(), sets[i], func(n int64) {
 			done += n
-			progress.Set(done, of)
+			progress.Set(done, total)
 		}); err != nil {
 			break
 		}
 	}
 	o.Remote.Flush()
-	to := o.Config.Store
-	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", to.CacheDir, of, o.Remote.Store.Counts.Bytes.Load())
+	store := o.Config.Store
+	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", store.CacheDir, total, o.Remote.Store.Counts.Bytes.Load())
 	if errors.Is(err, blocks.ErrFull) {
-		return fmt.Errorf("%s is full: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", to.CacheDir, of, to.CacheBytes)
+		return fmt.Errorf("%s is full: the splits need %d bytes, and store.cache_bytes is %d, which they share with other mounts; raise it",
+			store.CacheDir, total, store.CacheBytes)
 	}
 	return err
 }
 
-// recordCacheUse records every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
+// recordCacheUse records in to every few seconds how full the block cache is. It never returns if
+// there is a cache directory. Listing all blocks takes at most 1% of its time.
 func recordCacheUse(o blocks.Options, to *state.Gauges) {
 	for o.Dir != "" {
 		began := time.Now()
 		objects, sets, err := blocks.Usage(o)
 		if err == nil {
-			var used, needed, there int64
+			var used, needed, stored int64
 			for _, object := range objects {
 				used += object.Bytes
 			}
 			for _, s := range sets {
 				if s.Live {
-					needed, there = needed+s.Needed, there+s.Stored
+					needed, stored = needed+s.Needed, stored+s.Stored
 				}
 			}
 			to.CacheUsed.Store(used)
 			to.CacheNeeded.Store(needed)
-			to.CacheStored.Store(there)
+			to.CacheStored.Store(stored)
 			to.CacheLimit.Store(o.Limit)
 		}
 		var disk unix.Statfs_t

@@ -23,15 +23,15 @@ func catCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cat SPLIT",
 		Short: "Write batches to standard output, without a mount",
-		Long: `Write batches to standard output: the bytes that a mount under the same settings shows as batch/<k>, one batch after
-the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy. With --format
-safetensors each batch has all its arrays, as in batch/<k>.safetensors. With --format info no batch is written but info.json.
+		Long: `Write batches to standard output, one after the other: the same bytes as the files batch/<k> of a mount with the same settings.
+--format npy writes one array whose first dimension counts the batches, like batches.npy. --format safetensors writes all
+arrays of each batch, like batch/<k>.safetensors. --format info writes info.json and no batch.
 
-With --count 0 it writes until nobody reads: a trainer without /dev/fuse reads its batches from a pipe. If it starts cat
-again, --identity with the identity in info.json makes sure that the batches are still those of the same sequence.
+With --count 0, cat writes until the reader closes the pipe, so a trainer without /dev/fuse can read its batches from a pipe.
+To resume with the same sequence, pass the identity from info.json with --identity: cat fails if the tokens or settings have changed.
 
-SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which is then read with the
-settings of that mount.`,
+SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its path in a mount. In a mount, the
+mount's configuration applies.`,
 		Example: `  batchfs cat train --from 1000 | xxd | head
   batchfs cat /mnt/batches/train/rank=3,world=8 --from 1000 | sha256sum
   batchfs cat val --data data --count 20 --format npy >val.npy
@@ -50,7 +50,7 @@ settings of that mount.`,
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
 			if is := d.Identity(); identity != "" && is != identity {
-				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
+				return fmt.Errorf("%s has the identity %s, but --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
 					"again to continue with the new ones", args[0], is, identity)
 			}
 			s, out := d.Served(), cmd.OutOrStdout()
@@ -63,16 +63,17 @@ settings of that mount.`,
 	}
 	src.Register(cmd)
 	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
-	cmd.Flags().Uint64Var(&count, "count", 1, "how many batches; 0: without end")
-	cmd.Flags().StringVar(&format, "format", "raw", "raw, npy (a NumPy file of shape (count, ...)), safetensors, or info")
-	cmd.Flags().StringVar(&identity, "identity", "", "write nothing unless info.json has this identity")
+	cmd.Flags().Uint64Var(&count, "count", 1, "number of batches; 0 means no limit")
+	cmd.Flags().StringVar(&format, "format", "raw", "output format: raw, npy (one NumPy array of shape (count, ...)), safetensors or info")
+	cmd.Flags().StringVar(&identity, "identity", "", "fail unless the sequence has this identity, from info.json")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(catFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
-// cat writes batches from number from on, as many as count says, or, with 0, until the numbers end.
+// cat writes count batches to out, beginning with batch from. If count is 0, it writes batches
+// until the numbers end; a .npy file must have a count.
 func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uint64) error {
 	batch := s.Sequence.Batch()
 	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
@@ -81,10 +82,10 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 		count = most
 	}
 	if count < 1 || count > most {
-		return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
+		return fmt.Errorf("--from %d --count %d: must name at least one batch, and none above %d", from, count, uint64(sampler.MaxBatches-1))
 	}
 	if terminal.Is(out) {
-		return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
+		return errors.New("batches are binary, and standard output is a terminal; redirect it to a file, or pipe it into xxd")
 	}
 	if format == header.FormatNPY {
 		f.Batches = count
@@ -92,18 +93,18 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 	return writeBatches(out, f, s.Metadata(), s.Read, from, count)
 }
 
-// writeBatches writes batches from, from+1, …, which read reads as a sampler.Sequence does, as one
-// .npy file or one file after the other.
+// writeBatches writes batches from, from+1, …, as one .npy file if f covers several batches, or
+// else one after the other. read reads bytes of a batch like sampler.Sequence.Read.
 func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
-	_, shown := f.ByteRange()
-	n := int64(count) * shown
-	whole := f.Format != header.FormatSafetensors && shown == f.Batch.Bytes() // then one read may be of several batches
+	_, size := f.ByteRange() // bytes of each batch
+	n := int64(count) * size
+	oneReadSpansBatches := f.Format != header.FormatSafetensors && size == f.Batch.Bytes()
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
 		part := buf[:min(int64(len(buf)), n-off)]
-		k, at := from+uint64(off/shown), off%shown
-		if !whole {
-			part = part[:min(int64(len(part)), shown-at)]
+		k, at := from+uint64(off/size), off%size
+		if !oneReadSpansBatches {
+			part = part[:min(int64(len(part)), size-at)]
 		}
 		if f.Format != header.FormatRaw && at == 0 && (off == 0 || f.Batches == 0) {
 			if _, err := out.Write(f.Header(k, metadata)); err != nil {

@@ -17,26 +17,26 @@ func checkCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check SPLIT...",
-		Short: "Read all files of splits and say what is wrong with them",
-		Long: `Check reads all files of the splits, on all processors, and lists what is wrong:
+		Short: "Read all files of a split and report what is wrong",
+		Long: `Read all files of the splits, on all processors, and report what is wrong:
 
-  files that cannot be read, or are not what the configuration or their header says, such as truncated ones
-  tokens that are not below vocab_size: how many, and the first
-  files that end in zeros, as those do that were made in their full size and not written to the end
-  files that hold the same, and runs of tokens that stand twice, in two files or in one
-  arrays beside the tokens of another length
-  indexes of documents whose ends do not increase
+  files that cannot be read, or do not match the configuration or their header, such as truncated files
+  tokens at or above vocab_size: how many, and the first one
+  files that end in zeros, because they were allocated in full but not written to the end
+  identical files, and runs of tokens that occur twice, in one file or in two
+  arrays whose length differs from that of the tokens
+  document indexes that do not increase
 
-Of several splits it also finds what two of them share, such as a validation set within the training data.
+If you name several splits, check also finds tokens that two of them share, such as a validation set inside the training data.
 
-A run that stands twice is found wherever it lies if it has 65,536 tokens, or as many as --overlap says: a quarter of the tokens
-of a file where files are small, and more where there are above 34 billion tokens. What is printed says from which length on.
-Text that has another token every few thousand is not found, nor is a run of few numbers that come again and again.
+A repeated run is found at any position if it has at least 65,536 tokens. --overlap sets another length. The default is a quarter of
+a file if files are small, and larger above 34 billion tokens. The report says which length was used. Check does not find text
+that differs in a token every few thousand, nor runs in which a few numbers repeat over and over.
 
-Ctrl-C loses little: the same command continues where it was, as what was read is noted in the user's cache directory
-(~/.cache/batchfs) until a check ends. The exit status is 1 if anything is wrong.
+You can interrupt a check with Ctrl-C and continue it with the same command: until it ends, its progress is saved in the user's
+cache directory (~/.cache/batchfs). The exit status is 1 if anything is wrong.
 
-SPLIT is one of the configuration, or the path of one in a mount, which then has the configuration of that mount.`,
+SPLIT is a split of the configuration, or its path in a mount. In a mount, the mount's configuration applies.`,
 		Example: `  batchfs check train
   batchfs check train val --data data --json
   batchfs check /mnt/batches/train --restart`,
@@ -49,8 +49,8 @@ SPLIT is one of the configuration, or the path of one in a mount, which then has
 		},
 	}
 	src.Register(cmd)
-	cmd.Flags().Int64Var(&o.CommonRun, "overlap", 0, "report runs of so many `TOKENS` that stand twice")
-	cmd.Flags().BoolVar(&o.Restart, "restart", false, "do not continue a check that was interrupted")
+	cmd.Flags().Int64Var(&o.CommonRun, "overlap", 0, "report runs of this many `TOKENS` that occur twice")
+	cmd.Flags().BoolVar(&o.Restart, "restart", false, "start over instead of continuing an interrupted check")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

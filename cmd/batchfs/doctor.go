@@ -26,15 +26,15 @@ func doctorCommand() *cobra.Command {
 	var mounted bool
 	cmd := &cobra.Command{
 		Use:   "doctor [MOUNTPOINT]",
-		Short: "Say what keeps this machine from mounting, and what helps",
-		Long: `Look at what a mount needs, and say of each thing whether it is as it should be: a line "ok", or a line "FIX" that says
-what is wrong and what helps. The exit status is 1 if anything needs a fix. Nothing is changed.
+		Short: "Diagnose why mounting or reading fails, and suggest fixes",
+		Long: `Check everything that a mount needs and print one line for each check: "ok", or "FIX" with the problem and how to fix it. The exit
+status is 1 if anything needs a fix. Doctor changes nothing, and never waits for a mount that hangs.
 
-With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT. Of a batchfs that is mounted there
-it looks whether the token files are those that it serves, and can be read by the user that mounted.
+With a configuration, doctor also checks its token files and its mountpoint, or MOUNTPOINT. If a batchfs is mounted there, doctor
+checks that the user who mounted it can read the token files, and that they have not changed since.
 
-With --mounted it looks at nothing but that, and fails if nothing is mounted there: for probes, as of Kubernetes. It never
-waits for a mount that hangs.`,
+With --mounted, doctor checks only the mount at MOUNTPOINT, and fails if nothing is mounted there. Use it for liveness and
+readiness probes, as in Kubernetes.`,
 		Example: `  batchfs doctor
   batchfs doctor /mnt/batches
   batchfs doctor --data data /mnt/batches
@@ -47,7 +47,7 @@ waits for a mount that hangs.`,
 			case !mounted:
 				d.configure(&f)
 			case len(args) == 0 || f.Config != "" || f.Data != "" || len(f.Sets) > 0:
-				return errors.New("--mounted takes a MOUNTPOINT, and no configuration")
+				return errors.New("--mounted takes a MOUNTPOINT and no configuration")
 			}
 			if len(args) == 1 {
 				d.config.Mountpoint = args[0]
@@ -65,15 +65,15 @@ waits for a mount that hangs.`,
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)
-	cmd.Flags().BoolVar(&mounted, "mounted", false, "look only at the batchfs at MOUNTPOINT, which must be there")
+	cmd.Flags().BoolVar(&mounted, "mounted", false, "check only the mount at MOUNTPOINT, and fail if there is none")
 	return cmd
 }
 
-// A doctor looks at a machine and prints findings.
+// A doctor checks a machine and prints its findings.
 type doctor struct {
 	out    io.Writer
-	limit  time.Duration // of one look, so that the others happen behind a dead disk or server
-	root   string        // of the machine's files: "/" except in tests
+	limit  time.Duration // for one check, so that a dead disk does not hold up the others
+	root   string        // root of the file system: "/" except in tests
 	config *config.Config
 	wrong  int // findings that need a fix
 }
@@ -84,7 +84,7 @@ func newDoctor(out io.Writer) *doctor {
 	return &doctor{out: out, limit: checkLimit, root: "/", config: config.Default()}
 }
 
-// mayMount says whether this process may mount without a helper.
+// mayMount reports whether this process may mount without fusermount3.
 func mayMount() bool {
 	var caps [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
@@ -96,7 +96,7 @@ func (d *doctor) configure(f *config.Flags) {
 	if d.check("configuration", func() (_ string, err error) {
 		if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
 			c = d.config
-			return "none, so no token files are looked at; -c or --data names some", nil
+			return "none, so no token files are checked; name some with -c or --data", nil
 		}
 		if err != nil {
 			return "", err
@@ -121,7 +121,7 @@ func (d *doctor) checkMounted() {
 
 func (d *doctor) checkAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
-	if m == nil || !m.HandedOver { // else another process has mounted
+	if m == nil || !m.HandedOver { // otherwise another process mounts
 		d.check("/dev/fuse", d.device)
 		d.check("right to mount", d.right)
 	}
@@ -140,19 +140,19 @@ func (d *doctor) checkAll() {
 	d.check("memory", d.memory)
 }
 
-// check prints the finding of examine: a detail, or an error that says what is wrong and what
-// helps.
+// check runs examine and prints its finding: the detail if all is well, or an error that explains
+// the problem and the fix. It reports whether all is well.
 func (d *doctor) check(what string, examine func() (string, error)) (ok bool) {
 	return d.checkWithin(onDisk, what, examine)
 }
 
-// What may not answer, and what helps.
+// Explanations of files that do not answer.
 const (
-	onDisk  = "the disk or the server behind it seems to be stuck; dmesg may say why"
-	inStore = "its store, or the network on the way there, seems to be down; look at store.endpoint"
+	onDisk  = "the disk or file server seems to be stuck; dmesg may say why"
+	inStore = "the store or the network seems to be down; check store.endpoint"
 )
 
-// storageHint is what lies behind the files of a split.
+// storageHint returns the explanation to give if the files of a split do not answer.
 func storageHint(s *config.Split) string {
 	if s.IsRemote() {
 		return inStore
@@ -160,7 +160,8 @@ func storageHint(s *config.Split) string {
 	return onDisk
 }
 
-func (d *doctor) checkWithin(behind, what string, examine func() (string, error)) (ok bool) {
+// checkWithin is like check, but explains a timeout with hint.
+func (d *doctor) checkWithin(hint, what string, examine func() (string, error)) (ok bool) {
 	var detail string
 	ended := make(chan error, 1)
 	go func() {
@@ -172,7 +173,7 @@ func (d *doctor) checkWithin(behind, what string, examine func() (string, error)
 	select {
 	case err = <-ended:
 	case <-time.After(d.limit):
-		err = errNoReply(d.limit, behind)
+		err = errNoReply(d.limit, hint)
 	}
 	if err == nil {
 		printf(d.out, "ok   %s: %s\n", what, detail)
@@ -183,10 +184,11 @@ func (d *doctor) checkWithin(behind, what string, examine func() (string, error)
 	return false
 }
 
-func errNoReply(limit time.Duration, behind string) error {
-	return fmt.Errorf("no answer in %v, %s", limit, behind)
+func errNoReply(limit time.Duration, hint string) error {
+	return fmt.Errorf("no answer in %v: %s", limit, hint)
 }
 
+// at returns the path of a file of the machine.
 func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
 
 func (d *doctor) device() (string, error) {
@@ -199,17 +201,17 @@ func (d *doctor) device() (string, error) {
 
 func (d *doctor) right() (string, error) {
 	if mayMount() {
-		return "this user has it", nil
+		return "this user may mount", nil
 	}
 	if os.Geteuid() == 0 {
-		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
+		return "", errors.New("root may not mount in this container; allow it with: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
 	helper, err := mount.FindFusermount(d.at("etc"))
 	if err != nil {
 		return "", err
 	}
 	if info, err := os.Stat(helper); err == nil && info.Mode()&os.ModeSetuid == 0 {
-		return "", fmt.Errorf("%s does not run as root: as root, chmod u+s %s", helper, helper)
+		return "", fmt.Errorf("%s does not run as root; as root, run: chmod u+s %s", helper, helper)
 	}
 	return "through " + helper, nil
 }
@@ -223,9 +225,9 @@ func (d *doctor) kernel() (string, error) {
 	var major, minor int
 	fmt.Sscanf(release, "%d.%d", &major, &minor)
 	if major < 6 || major == 6 && minor < 9 {
-		return release + "; before 6.9 readers get an error, should the process that serves them die, and a new mount", nil
+		return release + "; before 6.9, readers get an error and a new mount if the worker dies", nil
 	}
-	return release + "; should the process that serves die, readers do not notice", nil
+	return release + "; readers notice nothing if the worker dies", nil
 }
 
 func (d *doctor) mountpoint() (string, error) {
@@ -245,7 +247,7 @@ func (d *doctor) mountpoint() (string, error) {
 		return "", err
 	}
 	if err := unix.Access(abs, unix.W_OK); err != nil && !mayMount() {
-		return "", fmt.Errorf("%s: fusermount3 mounts only where the user may write; as root, chown %d %s", path, os.Getuid(), path)
+		return "", fmt.Errorf("%s: fusermount3 mounts only on directories that the user may write to; as root, run: chown %d %s", path, os.Getuid(), path)
 	}
 	return abs + " is an empty directory", nil
 }
@@ -253,7 +255,7 @@ func (d *doctor) mountpoint() (string, error) {
 func (d *doctor) mountedSplits() {
 	m, _, err := requireMount(d.config.Mountpoint)
 	if err != nil {
-		return // it was unmounted meanwhile
+		return // unmounted in the meantime
 	}
 	splits, err := splitsOf(m)
 	if err != nil && !isForeign(m, err) {
@@ -264,26 +266,27 @@ func (d *doctor) mountedSplits() {
 	}
 }
 
-// access says how token files were read under remap in a mount, and what is faster. It does not touch the mount.
+// access describes how a mount read token files under access = "remap", and recommends another
+// access if that is faster. It does not touch the mount.
 func access(m *mount.Mounted) (string, error) {
 	shared, err := m.State()
 	if err != nil {
-		return "not known to this user", nil
+		return "unknown, because this user may not look into the mount", nil
 	}
 	defer shared.Close()
 	return remapsInWords(shared.Remaps.Mapped.Load(), shared.Remaps.Busy.Load()), nil
 }
 
 func remapsInWords(mapped, busy int64) string {
-	words := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, mapped+busy, busy)
+	words := fmt.Sprintf(`of %d reads under access = "remap", %d fell back to pread, because another read had a file mapped`, mapped+busy, busy)
 	if advice := remapAdvice(mapped, busy); advice != "" {
-		words += "; " + advice + ` has all of them do so, which is faster with several readers`
+		words += "; set " + advice + `, which is faster with several readers`
 	}
 	return words
 }
 
-// remapAdvice returns the setting that is faster when many reads under access = "remap" find another
-// read mapping the file, or an empty string.
+// remapAdvice returns the setting that is faster when many reads under access = "remap" find
+// another read mapping the file, or an empty string.
 func remapAdvice(mapped, busy int64) string {
 	if busy > mapped/9 {
 		return `memory.access = "pread"`
@@ -291,27 +294,29 @@ func remapAdvice(mapped, busy int64) string {
 	return ""
 }
 
-// isForeign says whether err means that this process may not look into the memory of a mount's supervisor.
+// isForeign reports whether err means that this process may not read the memory of a mount's
+// supervisor.
 func isForeign(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
-// diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount, unless nothing else tells.
+// diagnose returns an error if a mount is stuck, dead or closed to this user, or else a description
+// of it. It touches the mount only if nothing else shows whether it is dead.
 func diagnose(m *mount.Mounted) (string, error) {
 	err := m.CheckAlive()
 	if errors.Is(err, mount.ErrElsewhere) && !m.IsDead() {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
+		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
 	if err := checkRunning(m); err != nil {
 		return "", err
 	}
 	euid := os.Geteuid()
 	if euid != 0 && euid != m.Owner && !m.AllowOther {
-		return "", fmt.Errorf("%s is mounted, and only user %d, who mounted it, may enter; "+
-			"to let others, that user mounts it with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
+		return "", fmt.Errorf("%s is mounted, but only user %d, who mounted it, may enter; "+
+			"to let others in, mount with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
 	shared, err := m.State()
 	if isForeign(m, err) {
@@ -321,8 +326,9 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
-	if silent := shared.SinceHeartbeat(); silent > 3*time.Second { // its supervisor pings a worker every second
-		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
+	// The supervisor pings the worker every second.
+	if silent := shared.SinceHeartbeat(); silent > 3*time.Second {
+		return "", fmt.Errorf("%s is stuck: its worker, process %d, has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
 	if err := stuckSplits(m, shared.Waiting()); err != nil {
@@ -331,11 +337,11 @@ func diagnose(m *mount.Mounted) (string, error) {
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
 	for n := range shared.SequencesUsed() {
 		if q := &shared.Sequences[n+1]; q.Used() && q.Errors.Load() > 0 {
-			detail += fmt.Sprintf("; %d requests of %s failed, the last one so: %s", q.Errors.Load(), q.Name(), q.LastError())
+			detail += fmt.Sprintf("; %d requests of %s failed, the last one with: %s", q.Errors.Load(), q.Name(), q.LastError())
 		}
 	}
 	if euid != m.Owner && !m.AllowOther {
-		detail += fmt.Sprintf("; only user %d may read it, without mount.allow_other", m.Owner)
+		detail += fmt.Sprintf("; only user %d may read it, unless it is mounted with mount.allow_other", m.Owner)
 	}
 	return detail, nil
 }
@@ -346,23 +352,24 @@ func checkRunning(m *mount.Mounted) error {
 	if !m.IsStopped() {
 		return nil
 	}
-	return fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
+	return fmt.Errorf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 }
 
-// stuckSplits says which sequences have waited for their token files for how long, and what lies behind those.
+// stuckSplits returns an error if waiting is not empty. waiting has, for each sequence that waits
+// for its token files, how long it has waited.
 func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	of := map[string]string{}
-	splits, _ := splitsOf(m) // which another user may not know
+	hints := map[string]string{}
+	splits, _ := splitsOf(m) // another user may not read them
 	for _, s := range splits {
-		of[s.Name] = storageHint(s)
+		hints[s.Name] = storageHint(s)
 	}
 	var stuck []string
 	for name, since := range waiting {
 		split, _, _ := strings.Cut(name, "/")
-		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v: %s", name, since.Round(time.Second), cmp.Or(of[split], onDisk)))
+		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v: %s", name, since.Round(time.Second), cmp.Or(hints[split], onDisk)))
 	}
 	slices.Sort(stuck)
 	return fmt.Errorf("%s. Other splits are not affected", strings.Join(stuck, "; "))
@@ -371,7 +378,7 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 func tokensOf(s *config.Split, o *dataset.Opener) (string, error) {
 	opened, err := o.OpenSplit(s)
 	if errors.Is(err, os.ErrNotExist) && !s.IsRemote() {
-		return "", fmt.Errorf("%w; batchfs prepare makes token files of text", err)
+		return "", fmt.Errorf("%w; to create token files from text, run batchfs prepare", err)
 	}
 	if err != nil {
 		return "", withPermission(err)
@@ -379,11 +386,11 @@ func tokensOf(s *config.Split, o *dataset.Opener) (string, error) {
 	return opened.Counted(), nil
 }
 
-// withPermission says what helps where a file may not be read.
+// withPermission adds the fix to an error about a file that may not be read.
 func withPermission(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
-		return fmt.Errorf("%w; as its owner, chmod a+r %s, and a+x the directories above it", err, path.Path)
+		return fmt.Errorf("%w; as its owner, chmod a+r %s and chmod a+x the directories above it", err, path.Path)
 	}
 	return err
 }
@@ -403,23 +410,24 @@ func blockCache(o blocks.Options) (string, error) {
 	}
 	text := strings.Join(all, "; ")
 	if enough > 0 {
-		return "", fmt.Errorf("%s: blocks without room are fetched again and again; set store.cache_bytes = %d", text, enough)
+		return "", fmt.Errorf("%s: the cache is too small, so blocks are fetched again and again; set store.cache_bytes = %d", text, enough)
 	}
 	return cmp.Or(text, "no mount reads it"), nil
 }
 
 func (d *doctor) memory() (string, error) {
-	const footprint = 64 << 20 // of the processes of a mount, besides the budget
+	const footprint = 64 << 20 // bytes that the processes of a mount take besides the budget
 	need := d.config.Memory.Budget + footprint
 	have := d.available()
 	if have < need {
-		return "", fmt.Errorf("%d MiB are free here, and batchfs may take %d MiB; lower that, as with --set memory.budget=%d",
+		return "", fmt.Errorf("%d MiB are free, but batchfs may use %d MiB; lower the budget, as with --set memory.budget=%d",
 			have>>20, need>>20, max(have-footprint, 32<<20)/2)
 	}
-	return fmt.Sprintf("%d MiB are free here, and batchfs takes %d MiB at most", have>>20, need>>20), nil
+	return fmt.Sprintf("%d MiB are free, and batchfs uses at most %d MiB", have>>20, need>>20), nil
 }
 
-// available returns the bytes of memory that the machine has available, or less where a control group has less left.
+// available returns the memory that this process can still get, in bytes: what the machine has
+// available, or less if a control group limits it.
 func (d *doctor) available() int64 {
 	size := int64(math.MaxInt64)
 	if n, ok := d.number("proc/meminfo", "MemAvailable:"); ok {
@@ -432,7 +440,7 @@ func (d *doctor) available() int64 {
 			dir := "sys/fs/cgroup" + group
 			if limit, limited := d.number(dir+"/memory.max", ""); limited {
 				used, _ := d.number(dir+"/memory.current", "")
-				// The kernel frees page cache that was not used lately before the group runs out of memory.
+				// The kernel frees inactive page cache before the group runs out of memory.
 				cached, _ := d.number(dir+"/memory.stat", "inactive_file")
 				size = min(size, max(limit-max(used-cached, 0), 0))
 			}
@@ -442,7 +450,7 @@ func (d *doctor) available() int64 {
 	return size
 }
 
-// number returns the number behind a name at the beginning of a line.
+// number returns the number that follows name on the first line that begins with name.
 func (d *doctor) number(file, name string) (n int64, ok bool) {
 	text, _ := os.ReadFile(d.at(file))
 	for line := range strings.Lines(string(text)) {

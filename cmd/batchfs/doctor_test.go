@@ -11,7 +11,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// machine is a root directory with these files, and a doctor who looks at it.
+// machine returns a doctor that examines a machine with these files, and the doctor's output.
 func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buffer) {
 	t.Helper()
 	said = new(bytes.Buffer)
@@ -32,7 +32,7 @@ func TestDoctor(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name  string
-		look  func(*doctor) (string, error)
+		check func(*doctor) (string, error)
 		files map[string]string
 		want  string
 	}{
@@ -40,31 +40,31 @@ func TestDoctor(t *testing.T) {
 		{"/dev/fuse", (*doctor).device, map[string]string{"dev/fuse": ""}, "ok   /dev/fuse: "},
 
 		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.8.0-51-generic\n"},
-			"ok   kernel: 6.8.0-51-generic; before 6.9 readers get an error"},
+			"ok   kernel: 6.8.0-51-generic; before 6.9, readers get an error"},
 		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.10.3\n"},
-			"ok   kernel: 6.10.3; should the process"},
+			"ok   kernel: 6.10.3; readers notice nothing if the worker dies"},
 
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("1048")},
-			"ok   memory: 1023 MiB are free here, and batchfs takes 192 MiB"},
+			"ok   memory: 1023 MiB are free, and batchfs uses at most 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("100")},
-			"FIX  memory: 97 MiB are free here, and batchfs may take 192 MiB; lower that, as with --set memory.budget=17645568"},
+			"FIX  memory: 97 MiB are free, but batchfs may use 192 MiB; lower the budget, as with --set memory.budget=17645568"},
 		{"memory", (*doctor).memory,
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
-			"FIX  memory: 64 MiB are free here"},
+			"FIX  memory: 64 MiB are free"},
 
-		// A group has left what it does not use, and its inactive page cache.
+		// The unused memory of a group and its inactive page cache are available.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
-			"ok   memory: 324 MiB are free here, and batchfs takes 192 MiB"},
+			"ok   memory: 324 MiB are free, and batchfs uses at most 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1100)},
-			"FIX  memory: 0 MiB are free here"},
-		// The group that has least left decides, if the machine has more.
+			"FIX  memory: 0 MiB are free"},
+		// The group with the least available memory decides, unless the machine has less.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a/b\n",
 			group + "/b/memory.max": mib(500), group + "/b/memory.current": mib(100), group + "/memory.max": gib, group + "/memory.current": mib(800)},
-			"ok   memory: 224 MiB are free here"},
+			"ok   memory: 224 MiB are free"},
 	} {
 		d, said := machine(t, test.files)
-		if ok := d.check(test.name, func() (string, error) { return test.look(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
+		if ok := d.check(test.name, func() (string, error) { return test.check(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
 			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.wrong)
 		}
 		if !strings.HasPrefix(said.String(), test.want) || strings.Count(said.String(), "\n") != 1 {
@@ -73,7 +73,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// Where readers under remap often find another one mapping, the doctor names the access that is faster.
+// If remap often finds another read mapping the file, the doctor recommends pread.
 func TestDoctorOnAccess(t *testing.T) {
 	for _, test := range []struct {
 		mapped, busy int64
@@ -86,7 +86,7 @@ func TestDoctorOnAccess(t *testing.T) {
 	}
 }
 
-// What hangs is named, and the rest is looked at nevertheless.
+// A check that hangs is reported, and the other checks still run.
 func TestDoctorDoesNotWait(t *testing.T) {
 	d, said := machine(t, nil)
 	d.limit = 10 * time.Millisecond
@@ -96,13 +96,14 @@ func TestDoctorDoesNotWait(t *testing.T) {
 		<-stuck
 		return "", nil
 	})
-	d.checkWithin(inStore, "splits.far", func() (string, error) { // a store that is down is not the disk's fault
+	// The finding blames the store, not the disk.
+	d.checkWithin(inStore, "splits.far", func() (string, error) {
 		<-stuck
 		return "", nil
 	})
 	d.limit = time.Minute
 	d.check("memory", d.memory)
-	for i, want := range []string{"FIX  splits.train: no answer in 10ms, the disk or ", "FIX  splits.far: no answer in 10ms, its store, or the network ", "ok   memory: "} {
+	for i, want := range []string{"FIX  splits.train: no answer in 10ms: the disk or ", "FIX  splits.far: no answer in 10ms: the store or the network ", "ok   memory: "} {
 		if got := strings.Split(said.String(), "\n")[i]; !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}

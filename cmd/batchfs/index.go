@@ -12,12 +12,12 @@ func indexCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "index FILE... --eot TOKEN",
-		Short: "Write beside token files where their documents end",
-		Long: `Index writes FILE.index beside each token file: for each document the number of tokens up to its end, as little-endian
-uint64, the layout of datatrove. A document ends with the token --eot, which it includes; what follows the last of those is a
-document too. A split whose rows are documents needs such a file beside each token file.
+		Short: "Write an index of the documents of token files",
+		Long: `Write FILE.index next to each token file. For each document it has the number of tokens up to the document's end, as
+little-endian uint64, like datatrove's index. A document ends with the token --eot, which belongs to it. Tokens after the last --eot
+are a document too. A split whose rows are documents needs such an index next to each token file.
 
-The index gets its name when it is complete. One that says otherwise is replaced only with --force.`,
+The index gets its name only once it is complete. An existing index with other contents is replaced only with --force.`,
 		Example: `  batchfs index train.bin val.bin --eot 50256
   batchfs index ids.bin --token-dtype uint32 --eot 128001 --force`,
 		Args: cobra.MinimumNArgs(1),
@@ -37,7 +37,7 @@ The index gets its name when it is complete. One that says otherwise is replaced
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().Int64Var(&eot, "eot", -1, "the `TOKEN` that ends a document; known by itself where a vocab.json of batchfs prepare lies beside the file")
-	cmd.Flags().BoolVar(&force, "force", false, "replace an index that says otherwise")
+	cmd.Flags().Int64Var(&eot, "eot", -1, "`TOKEN` that ends a document (default: from the vocab.json of batchfs prepare next to the file)")
+	cmd.Flags().BoolVar(&force, "force", false, "replace an existing index with other contents")
 	return cmd
 }

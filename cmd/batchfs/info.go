@@ -19,13 +19,13 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// A fileFlags says how files that are named one by one are opened.
+// fileFlags holds the flags of commands that take token files instead of splits.
 type fileFlags struct{ format, tensor, dtype string }
 
 func (f *fileFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, as the key format")
-	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of the numbers in headerless files, as the key token_dtype (default uint16)")
-	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor, in files that have several")
+	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, like the key format in config.toml")
+	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of headerless files, like the key token_dtype in config.toml (default uint16)")
+	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor to read from files with several")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.Names(), cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -39,11 +39,11 @@ func (f *fileFlags) options() (cache.Options, error) {
 	return o, cmp.Or(mustBe("--format", f.format, format.Names()), mustBe("--token-dtype", o.DType, array.DTypes()))
 }
 
-func mustBe[S ~string](flag string, value S, of []S) error {
-	if slices.Contains(of, value) {
+func mustBe[S ~string](flag string, value S, words []S) error {
+	if slices.Contains(words, value) {
 		return nil
 	}
-	return fmt.Errorf("%s: must be one of %s (got %q)", flag, of, value)
+	return fmt.Errorf("%s: must be one of %s (got %q)", flag, words, value)
 }
 
 func infoCommand() *cobra.Command {
@@ -52,13 +52,13 @@ func infoCommand() *cobra.Command {
 	o := scan.InfoOptions{}
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
-		Short: "Say what token files hold: format, tokens, ids, documents, text",
-		Long: `Info says of each file its format, dtype, shape, number of tokens, number of documents and largest id. It draws how the ids,
-and the lengths of documents, of all files are spread, and shows some text, if a vocab.json of batchfs prepare lies beside the
-file. An object is named by its URL; its store is set by the environment (AWS_ENDPOINT_URL, AWS_REGION).
+		Short: "Describe token files: format, number of tokens, range of ids, documents, text",
+		Long: `Print the format, dtype, shape, number of tokens, number of documents and largest id of each file. Info also draws histograms of the
+ids and of the lengths of documents, and shows some text if the vocab.json of batchfs prepare is next to the file. FILE can
+also be the URL of an object; the environment configures its store (AWS_ENDPOINT_URL, AWS_REGION).
 
-Of a file above 64 MiB it reads a sample, 16 blocks of 4 MiB, and says so. With --all it reads everything. Documents are known
-with --eot: only those that lie within a block are counted in a sample.`,
+Info reads only a sample of a file above 64 MiB, 16 blocks of 4 MiB, and says so. --all reads everything. To count
+documents, info needs --eot. In a sample, it counts only documents that are completely inside a block.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --eot 50256 --all
   batchfs info ids.bin --token-dtype uint32 --json
@@ -71,7 +71,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			var s scan.Survey
 			var bad []error
 			for _, arg := range args {
-				files := []string{arg} // a shell resolves globs of files
+				files := []string{arg} // the shell expands globs of local files
 				if blob.IsRemote(arg) {
 					var err error
 					if files, err = blob.Resolve("", files, o.Open.Remote); err != nil {
@@ -94,8 +94,8 @@ with --eot: only those that lie within a block are counted in a sample.`,
 		}),
 	}
 	flags.register(cmd)
-	cmd.Flags().Int64Var(&o.EOT, "eot", -1, "the `TOKEN` that ends a document")
-	cmd.Flags().BoolVar(&o.All, "all", false, "read everything, not a sample")
+	cmd.Flags().Int64Var(&o.EOT, "eot", -1, "`TOKEN` that ends a document")
+	cmd.Flags().BoolVar(&o.All, "all", false, "read whole files instead of a sample")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

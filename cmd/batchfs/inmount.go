@@ -11,8 +11,10 @@ import (
 	"batchfs/fs/mount"
 )
 
-// openSplit opens a split for a command: one in a mount with its settings and files, or one of the configuration that flags name. A
-// path in a mount is absolute, or leads there from the working directory, and overrides config.toml.
+// openSplit opens the split that a command's argument names: a path into a mount, which selects the
+// mount's configuration and files, or the name of a split in the configuration from flags. A path
+// into a mount is absolute, or relative to the working directory, and takes precedence over
+// config.toml.
 func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	switch {
@@ -28,8 +30,8 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	return dataset.NewOpener(c).OpenPath(path)
 }
 
-// configuredSplit returns an opener for nothing but the split that a path names, as for openSplit.
-// It leaves out the settings of the path.
+// configuredSplit is like openSplit, but returns an opener that has only this split. It ignores the
+// settings in the path.
 func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	if err != nil {
@@ -54,7 +56,8 @@ func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) 
 	return dataset.NewOpener(c), nil
 }
 
-// splitInMount returns the snapshot of the mount that a path leads into, and the path there, or nil for a path of the configuration.
+// splitInMount returns the snapshot of the mount that contains a path, and the path below its root.
+// The snapshot is nil if path names a split of the configuration.
 func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below string, err error) {
 	configured := flags.Config != "" || flags.Data != "" || len(flags.Sets) > 0
 	if configured && !filepath.IsAbs(path) {
@@ -65,9 +68,9 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	case err != nil:
 		return nil, "", err
 	case m != nil && configured:
-		return nil, "", fmt.Errorf("%s lies in a mount, which has its own configuration; leave out -c, --data and --set", path)
+		return nil, "", fmt.Errorf("%s is in a mount, which has its own configuration; leave out -c, --data and --set", path)
 	case m == nil && filepath.IsAbs(path):
-		return nil, "", fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or a path of it in a mount", path)
+		return nil, "", fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path)
 	case m == nil:
 		return nil, "", nil
 	}
@@ -78,6 +81,7 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	return snapshot, below, err
 }
 
+// snapshotOf returns the snapshot that the supervisor of a mount holds.
 func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
 	file, err := m.Snapshot()
 	if err != nil {
@@ -86,7 +90,7 @@ func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
 	defer file.Close()
 	snapshot, err := dataset.ReadSnapshot(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s: the mount is of another version of batchfs: %w; batchfs restart %[1]s", m.Mountpoint, err)
+		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %[1]s", m.Mountpoint, err)
 	}
 	return snapshot, nil
 }

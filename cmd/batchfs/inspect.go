@@ -21,17 +21,17 @@ func inspectCommand() *cobra.Command {
 	var chars int
 	cmd := &cobra.Command{
 		Use:   "inspect SPLIT K",
-		Short: "Say where the rows of a batch come from, or which batches hold a token",
-		Long: `Inspect says where each row of batch K comes from: its number among all rows, its epoch, the file and the index of its
-first token there; and the beginning of its text, if a vocab.json of batchfs prepare lies beside the token file; --chars says how
-much of it. With --json it is what a mount shows as batch/<k>.json.
+		Short: "Show where the rows of a batch come from, or find the batches with a token",
+		Long: `Show where each row of batch K comes from: its number among all rows, its epoch, its file, and the index of its first token in that
+file. If the vocab.json of batchfs prepare is next to the token file, inspect also shows the beginning of the row's text; --chars
+sets how much. --json prints the same as the file batch/<k>.json of a mount.
 
-With --find it says which batches of an epoch hold a token: that at TOKEN_INDEX of all the split's tokens, in the order of
-the files in info.json. For the orders shuffle and sequential that is computed, for the others every row of the epoch is
-looked at. In a mixture, the epoch is that of the token's source.
+--find lists the batches of one epoch that contain a given token. TOKEN_INDEX counts all tokens of the split, in the order of
+the files in info.json. This is fast for the orders shuffle and sequential. For the other orders, every row of
+the epoch is examined. In a mixture, --epoch counts the epochs of the token's source.
 
-SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which then has the settings of
-that mount.`,
+SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its path in a mount. In a mount, the
+mount's configuration applies.`,
 		Example: `  batchfs inspect train 12345
   batchfs inspect /mnt/batches/train/rank=3,world=8 12345
   batchfs inspect train/rank=3,world=8 12345 --json
@@ -44,7 +44,7 @@ that mount.`,
 			case finding == (len(args) == 2):
 				return errors.New("name a batch, as in batchfs inspect train 17, or a token, as in batchfs inspect train --find 1000")
 			case !finding && cmd.Flags().Changed("epoch"):
-				return errors.New("--epoch is for --find: a batch's number says its epoch")
+				return errors.New("--epoch needs --find; the number of a batch already determines its epoch")
 			case !finding:
 				var err error
 				if k, err = strconv.ParseUint(args[1], 10, 64); err != nil || k >= sampler.MaxBatches {
@@ -65,14 +65,14 @@ that mount.`,
 	}
 	src.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().IntVar(&chars, "chars", 200, "show up to this `NUMBER` of characters of the text of each row, or document in it")
-	cmd.Flags().Int64Var(&find, "find", 0, "say which batches hold the token at this `TOKEN_INDEX`")
-	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: of this epoch")
+	cmd.Flags().IntVar(&chars, "chars", 200, "show at most this `NUMBER` of characters of each row, or of each document in it")
+	cmd.Flags().Int64Var(&find, "find", 0, "find the batches that contain the token at this `TOKEN_INDEX`")
+	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: search this epoch")
 	return cmd
 }
 
 func findToken(cmd *cobra.Command, d *dataset.Dataset, pos int64, epoch uint64, asJSON bool) error {
-	progress := terminal.NewProgress(cmd.ErrOrStderr(), "looking at rows", 1, terminal.Steps)
+	progress := terminal.NewProgress(cmd.ErrOrStderr(), "searching rows", 1, terminal.Steps)
 	found, err := d.Find(cmd.Context(), pos, epoch, progress.Set)
 	progress.Finish()
 	switch {

@@ -36,7 +36,7 @@ func inspect(t testing.TB, args ...string) string {
 	return out
 }
 
-// texts are the parts of an output that are indented, one for each row.
+// texts returns the text of each row in the output of inspect. It is indented there.
 func texts(out string) (all []string) {
 	for _, row := range strings.Split(strings.TrimSuffix(out, "\n"), "\n\nrow ")[1:] {
 		_, text, _ := strings.Cut(row, "\n    ")
@@ -45,7 +45,7 @@ func texts(out string) (all []string) {
 	return all
 }
 
-// What prepare made tokens of, inspect makes text of again.
+// Inspect decodes the tokens of prepare back to the original text.
 func TestInspectShowsTheText(t *testing.T) {
 	const line = "Größe, ≤ 125 columns:\n\n  \"𝄞\" <&>\t"
 	for _, test := range []struct{ by, text string }{
@@ -56,7 +56,7 @@ func TestInspectShowsTheText(t *testing.T) {
 		if _, err := runHere(t.Context(), prepare.Command(), "text", "--out", "data", "--by", test.by); err != nil {
 			t.Fatal(err)
 		}
-		tokens := make([]string, 0, len(test.text)) // the text of each
+		tokens := make([]string, 0, len(test.text)) // text of each token
 		for rest := test.text; rest != ""; {
 			n := 1
 			if test.by == "char" {
@@ -86,8 +86,8 @@ func TestInspectWithoutText(t *testing.T) {
 	const broken = "vocab.json: unexpected end of JSON input; run batchfs prepare again, move the file away, or set vocab_size"
 	for vocab, want := range map[string]string{
 		"":                                "",
-		`{"hello": 0, "world": 1}`:        "", // as of GPT-2
-		`{"kind": 11031, "tokens": 77}`:   "", // which has these words too
+		`{"hello": 0, "world": 1}`:        "", // the format of GPT-2's vocab.json
+		`{"kind": 11031, "tokens": 77}`:   "", // tokens with the names of our keys
 		`["a", "b"]`:                      "",
 		`{"kind": "char", "tokens": ["a"`: broken,
 		"\xff":                            "vocab.json: invalid character",
@@ -106,11 +106,12 @@ func TestInspectWithoutText(t *testing.T) {
 		case want == "" && (err != nil || strings.Contains(out, "\n    ") || strings.Count(out, "\nrow ") != 12):
 			t.Errorf("%q: %v, and\n%s", vocab, err, out)
 		}
-		inspect(t, append(args, "--json", "--set", "batch.vocab_size=60000")...) // which needs none
+		// JSON has no text, so it does not need the vocabulary.
+		inspect(t, append(args, "--json", "--set", "batch.vocab_size=60000")...)
 	}
 }
 
-// Tokens beyond the vocabulary are shown as what they are.
+// Tokens outside the vocabulary are shown as numbers.
 func TestInspectOfForeignTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
@@ -132,7 +133,7 @@ func TestInspectErrors(t *testing.T) {
 		{"random", which},
 		{"random 3 --find 7", which},
 		{"random --epoch 3", which},
-		{"random 3 --epoch 3", "--epoch is for --find: a batch's number says its epoch"},
+		{"random 3 --epoch 3", "--epoch needs --find; the number of a batch already determines its epoch"},
 		{"random x", number + `"x")`},
 		{"random 1099511627776", number + `"1099511627776")`},
 		{"random -- -1", number + `"-1")`},
@@ -149,7 +150,7 @@ func TestInspectErrors(t *testing.T) {
 	}
 }
 
-// Inspect shows the beginning of each row, and all of it to those who say --chars.
+// Inspect shows the beginning of each row, or as much as --chars says.
 func TestInspectShowsTheBeginning(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("e\x00", 4000), "vocab.json": `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16"}`})

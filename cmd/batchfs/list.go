@@ -15,7 +15,7 @@ func listCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Short:   "List the mounts of this machine",
-		Long:    "List every batchfs that is mounted here, in whatever state it is. No mount is touched, so one that hangs does not hold this up.",
+		Long:    "List every batchfs mount of this machine, in any state. A mount that hangs does not delay the list, because no mount is accessed.",
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
 		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {

@@ -19,10 +19,10 @@ import (
 	"batchfs/internal/printable"
 )
 
-// newLog returns the log of a mount to out. Call flush before the process ends.
+// newLog returns a log of a mount that writes to out. Call flush before the process ends.
 func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, flush func()) {
 	var level slog.Level
-	level.UnmarshalText([]byte(o.Level)) // config allows no other words
+	level.UnmarshalText([]byte(o.Level)) // config allows only valid levels
 	w := newLineWriter(out)
 	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printableAttr}
 	var handler slog.Handler = slog.NewTextHandler(w, options)
@@ -32,42 +32,41 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
 
-// maxValue is the most bytes of a value, so that a line fits into maxLine. What is longer is a stack, whose beginning tells most.
+// maxValue is the longest value, in bytes, so that a line fits into maxLine. Only stack traces are
+// longer, and their beginning says most.
 const maxValue = 3 << 10
 
-// printableAttr cuts a value that is too long, and escapes what slog leaves in JSON: control
+// printableAttr truncates long values, and escapes what slog does not escape in JSON: control
 // characters above U+007E, other invisible characters, and bytes that are not UTF-8.
 func printableAttr(_ []string, a slog.Attr) slog.Attr {
 	text := a.Value.String()
-	shown := printable.Text(text[:min(len(text), maxValue)])
-	if shown == text {
+	escaped := printable.Text(text[:min(len(text), maxValue)])
+	if escaped == text {
 		return a
 	}
-	return slog.String(a.Key, shown)
+	return slog.String(a.Key, escaped)
 }
 
-// A lineWriter passes lines on to a file that may take none, as a full pipe: no reader of a mount should wait for its log. Up to
-// maxQueued lines wait for such a file, and further ones are dropped. Otherwise a line is written when Write returns, so that it is
-// there even if the program dies next.
+// A lineWriter writes lines to a file that may block, such as a full pipe, because no reader of a
+// mount should wait for its log. While the file blocks, up to maxQueued lines wait, and further
+// lines are dropped. Otherwise the line is written when Write returns, so that it is not lost if
+// the process dies next. A lineWriter is safe for concurrent use.
 type lineWriter struct {
 	out     io.Writer
 	queue   chan queuedLine
-	stalled atomic.Bool // a line was not written in time, and none since
+	stalled atomic.Bool // whether a line was not written in time, and none has been since
 }
 
 type queuedLine struct {
 	line    []byte
-	written chan struct{} // closed when it was written, or could not be
+	written chan struct{} // closed once the write has succeeded or failed
 }
 
 const (
-	maxQueued = 64
-	// A pipe takes so many bytes whole, even if several processes write to it.
-	maxLine = 4096
-	// A file that takes no line is waited for so long, once.
-	patience = 100 * time.Millisecond
-	// At the end of the process.
-	lastPatience = time.Second
+	maxQueued    = 64                     // lines
+	maxLine      = 4096                   // bytes; atomic in a pipe (PIPE_BUF)
+	writeTimeout = 100 * time.Millisecond // how long Write waits before the file counts as stalled
+	flushTimeout = time.Second
 )
 
 func newLineWriter(out io.Writer) *lineWriter {
@@ -76,7 +75,7 @@ func newLineWriter(out io.Writer) *lineWriter {
 	return w
 }
 
-// Write never fails.
+// Write queues a line, and waits for it to be written unless the file is stalled. It never fails.
 func (w *lineWriter) Write(line []byte) (int, error) {
 	n := len(line)
 	if n > maxLine {
@@ -91,14 +90,15 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	if !w.stalled.Load() {
 		select {
 		case <-q.written:
-		case <-time.After(patience):
+		case <-time.After(writeTimeout):
 			w.stalled.Store(true)
 		}
 	}
 	return n, nil
 }
 
-// run may hang in a write: O_NONBLOCK would be set for every process that has the file open, such as the shell.
+// run writes the queued lines. It may block in a write. It cannot use O_NONBLOCK, because that
+// would apply to every process that shares the open file, such as the shell.
 func (w *lineWriter) run() {
 	for q := range w.queue {
 		w.out.Write(q.line)
@@ -107,9 +107,9 @@ func (w *lineWriter) run() {
 	}
 }
 
-// flush waits until everything is written, unless the file takes nothing.
+// flush waits until all lines are written, but at most flushTimeout.
 func (w *lineWriter) flush() {
-	end := time.After(lastPatience)
+	end := time.After(flushTimeout)
 	last := queuedLine{nil, make(chan struct{})}
 	select {
 	case w.queue <- last:
@@ -122,8 +122,7 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printAndExit prints an error as main does, but does not wait for a standard error that takes
-// nothing.
+// printAndExit prints an error like main does, but does not hang if standard error blocks.
 func printAndExit(err error) error {
 	if err == nil {
 		return nil
@@ -135,7 +134,7 @@ func printAndExit(err error) error {
 }
 
 func openLog(path string) (*os.File, error) {
-	// To open a named pipe without a reader would block.
+	// Without O_NONBLOCK, opening a named pipe would block until it has a reader.
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NONBLOCK, 0o644)
 	switch {
 	case errors.Is(err, unix.ENXIO):
@@ -146,7 +145,8 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log of a mount in the background. By default each mountpoint has its own: mnt-batches.log.
+// backgroundLog returns the absolute path of the log of a mount in the background. The default path
+// depends on the mountpoint, such as ~/.local/state/batchfs/mnt-batches.log.
 func backgroundLog(path, mountpoint string) (string, error) {
 	if path != "" {
 		return filepath.Abs(path)
@@ -161,10 +161,10 @@ func backgroundLog(path, mountpoint string) (string, error) {
 	}
 	dir := filepath.Join(state, "batchfs")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("no place for the log: %w; name a file with --log", err)
+		return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
 	}
 	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")
-	if len(name) > 200 || strings.Contains(mountpoint, "-") { // too long, or the same as of another mountpoint
+	if len(name) > 200 || strings.Contains(mountpoint, "-") { // too long, or ambiguous
 		sum := fnv.New64a()
 		io.WriteString(sum, mountpoint)
 		name = fmt.Sprintf("%s-%x", name[max(0, len(name)-200):], sum.Sum64())

@@ -18,7 +18,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// A log to a pipe without a reader does not block. When the pipe is read, the log continues with whole lines.
+// Logging to a pipe that nobody reads does not block. Once the pipe is read, the log continues with
+// whole lines.
 func TestLogToAFullPipe(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		read, write, err := os.Pipe()
@@ -46,15 +47,16 @@ func TestLogToAFullPipe(t *testing.T) {
 	}
 }
 
-// A file that takes no line holds up one line for a while, and nothing else. When it takes lines again, it gets those that waited.
+// A file that blocks delays only one line, and only for a while. Once it accepts data again, it
+// gets the queued lines.
 func TestLogToAHangingFile(t *testing.T) {
-	read, write := io.Pipe() // each write waits for a read
+	read, write := io.Pipe() // each write blocks until it is read
 	w := newLineWriter(write)
 	for range 10 * maxQueued {
 		w.Write([]byte("line\n"))
 	}
 	if !w.stalled.Load() {
-		t.Error("it does not count as hanging")
+		t.Error("the file does not count as stalled")
 	}
 	text := make(chan string)
 	go func() {
@@ -63,7 +65,7 @@ func TestLogToAHangingFile(t *testing.T) {
 	}()
 	w.flush()
 	if w.stalled.Load() {
-		t.Error("it counts as hanging still")
+		t.Error("the file still counts as stalled")
 	}
 	write.Close()
 	if n := strings.Count(<-text, "line\n"); n < maxQueued || n == 10*maxQueued {
@@ -71,7 +73,7 @@ func TestLogToAHangingFile(t *testing.T) {
 	}
 }
 
-// What a file takes is there when Write returns.
+// A line is in the file when the call that logs it returns.
 func TestLogToAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := openLog(path)
@@ -86,7 +88,7 @@ func TestLogToAFile(t *testing.T) {
 	}
 }
 
-// Nothing in a log moves the cursor of a terminal or changes the direction of its text.
+// No logged text can move the cursor of a terminal or change the direction of its text.
 func TestLogIsPrintable(t *testing.T) {
 	var out bytes.Buffer
 	for _, format := range []string{"text", "json"} {

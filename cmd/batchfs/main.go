@@ -1,6 +1,6 @@
-// Command batchfs mounts token files as training batches. Each subcommand has a file. The
-// subcommands in open.go, supervise.go, worker.go and probe.go are hidden, because other subcommands and
-// the supervisor start them.
+// Command batchfs mounts token files as training batches. Each subcommand has its own file. The
+// subcommands in open.go, supervise.go, worker.go and probe.go are hidden, because only batchfs
+// itself starts them.
 package main
 
 import (
@@ -25,8 +25,9 @@ import (
 	"batchfs/internal/printable"
 )
 
-// The kernel gives signals to the first thread of a process. While that reads a disk that does not answer, it would take none, and the
-// process would not end. So it only waits: init still runs in it, and locks the main goroutine to it.
+// The kernel delivers signals to the first thread of a process. If that thread were stuck reading a
+// dead disk, no signal could end the process. So init, which runs on the first thread, locks the
+// main goroutine to it, and main only waits there.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -46,21 +47,21 @@ func main() {
 	os.Exit(int(status))
 }
 
-// An exitStatus is the error of a command that ends with this status and prints nothing.
+// An exitStatus is an error that makes the process exit with this status and print nothing.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
-// printf prints text for people. It escapes invisible characters in its arguments, because names of
-// files and mounts may come from other users.
+// printf prints text for people. It escapes invisible characters in its arguments, because other
+// users may have chosen the names of files and mounts.
 func printf(out io.Writer, format string, args ...any) { printable.Fprintf(out, format, args...) }
 
 func run(args []string, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// A second signal ends the process at once.
+	// After the first signal, the default action is restored, so a second one kills the process.
 	context.AfterFunc(ctx, stop)
 	root := rootCommand()
 	root.SetArgs(args)
@@ -70,8 +71,8 @@ func run(args []string, out io.Writer) error {
 
 var errInterrupted = errors.New("interrupted")
 
-// untilInterrupted runs f and returns its error. At the first signal it returns errInterrupted and
-// leaves f running, because f may be waiting for a disk that does not answer.
+// untilInterrupted runs f and returns its error. If ctx ends first, it returns errInterrupted and
+// leaves f running, because f may be stuck on a disk that does not answer.
 func untilInterrupted(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -83,7 +84,8 @@ func untilInterrupted(ctx context.Context, f func() error) error {
 	}
 }
 
-// interruptible makes a command end at the first signal, whatever it waits for.
+// interruptible wraps the run function of a command so that the first signal ends the command, even
+// if it is stuck in a system call.
 func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return untilInterrupted(cmd.Context(), func() error { return run(cmd, args) })
@@ -94,23 +96,24 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "batchfs",
 		Short: "Training batches as files: mount token files, read batches with open()",
-		Long: `batchfs mounts token files, and trainers in any language open() files there to get training batches:
+		Long: `batchfs serves token files as training batches. Mount them, and a trainer in any language reads a batch by opening a file:
 
-    MOUNTPOINT/train/next       a fresh random (x, y) batch, one per open
-    MOUNTPOINT/train/batch/17   batch number 17, the same for ever
+    MOUNTPOINT/train/next       the next (x, y) batch; each open takes a new one
+    MOUNTPOINT/train/batch/17   batch 17, the same bytes every time
 
-A README at the top of every mount says how to read its files.`,
-		Example: `  batchfs prepare book.txt --out data          text to tokens
-  batchfs mount --data data /mnt/batches       serve them; Ctrl-C unmounts
-  head -c 100 /mnt/batches/train/next | xxd    a batch, from another terminal`,
+MOUNTPOINT/README explains the files of a mount.`,
+		Example: `  batchfs prepare book.txt --out data          turn text into tokens
+  batchfs mount --data data /mnt/batches       serve them until Ctrl-C
+  head -c 100 /mnt/batches/train/next | xxd    read a batch, from another terminal`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), openCommand(), superviseCommand(), workerCommand(), probeCommand(),
-		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(),
-		bench.Command(), plan.Command(), top.Command(), listCommand(), whyCommand(), versionCommand())
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(),
+		openCommand(), superviseCommand(), workerCommand(), probeCommand(), catCommand(), inspectCommand(), viewCommand(),
+		infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(),
+		top.Command(), listCommand(), whyCommand(), versionCommand())
 	return root
 }
 
@@ -126,13 +129,13 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// stamped is the version of a release, which the linker sets.
+// stamped is the version of a release, set by the linker. It is empty in other builds.
 var stamped string
 
-// unreleased is the version of a build that knows neither its tag nor its commit.
+// unreleased is the version of a build without information about its tag or commit.
 const unreleased = "v0.1.0-dev"
 
-// version is the tag of a release, or names the commit.
+// version returns the tag of a release, or a version that names the commit.
 func version() string {
 	if stamped != "" {
 		return stamped

@@ -14,9 +14,10 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-var manual = flag.String("manual", "", "write the manual pages and the completions of shells below this directory, as below /usr")
+var manual = flag.String("manual", "", "write the manual pages and shell completions to this directory, which stands for /usr")
 
-// The manual pages and the completions are made from the commands. What this test writes is what a release has.
+// TestManual generates the manual pages and shell completions of a release from the commands, and
+// checks that no Markdown characters are lost.
 func TestManual(t *testing.T) {
 	usr := *manual
 	if usr == "" {
@@ -42,7 +43,7 @@ func TestManual(t *testing.T) {
 		shown := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(page))
 		for _, word := range words {
 			if !strings.Contains(shown, word) {
-				t.Errorf("the manual page of %s has %s in another form: it would be Markdown", command, word)
+				t.Errorf("the manual page of %s does not show %s, which was taken for Markdown", command, word)
 			}
 		}
 	}
@@ -50,8 +51,8 @@ func TestManual(t *testing.T) {
 
 var markdown = regexp.MustCompile("[`*_<>]")
 
-// escapeMarkdown escapes the texts of a command and of those below it, because manual pages are made of Markdown. It returns the words with
-// what would be Markdown, by command.
+// escapeMarkdown escapes the help texts of a command and its subcommands, because cobra generates
+// manual pages from Markdown. It returns the words that contain Markdown characters, by command.
 func escapeMarkdown(cmd *cobra.Command) map[string][]string {
 	marked := map[string][]string{}
 	if cmd.Hidden {
@@ -64,7 +65,8 @@ func escapeMarkdown(cmd *cobra.Command) map[string][]string {
 			}
 		}
 	}
-	cmd.Long = markdown.ReplaceAllString(cmd.Long, `\$0`) // an example is code, and flags have nothing to escape
+	// Examples become code blocks, and flags have nothing to escape.
+	cmd.Long = markdown.ReplaceAllString(cmd.Long, `\$0`)
 	for _, c := range cmd.Commands() {
 		for command, words := range escapeMarkdown(c) {
 			marked[command] = words

@@ -19,6 +19,7 @@ import (
 	"batchfs/fs/mount"
 )
 
+// mountFlags holds the flags of mount, which the hidden command open takes too.
 type mountFlags struct {
 	config.Flags
 	background      bool
@@ -34,23 +35,25 @@ func mountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount [MOUNTPOINT]",
 		Short: "Mount token files as training batches",
-		Long: `Mount the splits of a configuration file, or the token files of a directory, at MOUNTPOINT (an empty directory; default:
-mountpoint of the configuration file). Every token file is checked first, and a batch of every split is read.
+		Long: `Mount the splits of a configuration file, or the token files in a directory, at MOUNTPOINT. MOUNTPOINT must be an empty directory;
+the default is the mountpoint set in the configuration file. Before mounting, batchfs checks every token file and reads
+one batch of every split.
 
-The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
-to the background, and returns 0 only when batches can be read.
+The command runs in the foreground until Ctrl-C, SIGTERM or "batchfs unmount" stops it. With -d it moves to the
+background, and exits with status 0 only once batches can be read.
 
-This process keeps the mount and starts a worker that serves it. If the worker dies or hangs, another takes over, and readers
-do not notice. "batchfs restart" replaces it on purpose.
+This process supervises the mount and starts a worker that serves it. If the worker dies or hangs, another one takes over
+and readers notice nothing. "batchfs restart" replaces the worker on request.
 
-With --fd another process has mounted: it has opened /dev/fuse, called mount(2) with fd=N, and started this command with that
-descriptor open, as Kubernetes drivers do. MOUNTPOINT is then where readers see the mount, and need not exist here. Its options,
-such as allow_other, are those of the other process. So is unmounting: at the end readers get errors until it does.`,
+With --fd, another process mounts, as Kubernetes drivers do: it opens /dev/fuse, calls mount(2) with fd=N, and starts this
+command with that descriptor open. MOUNTPOINT is then the path where readers see the mount, and need not exist here. The other
+process chooses the mount options, such as allow_other, and must unmount: once this command has ended, readers get errors
+until it does.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
   batchfs mount -c config.toml --fd 3 /mnt/batches`,
-		Args:              aMountpoint,
+		Args:              atMostMountpoint,
 		RunE:              f.run,
 		ValidArgsFunction: directories,
 	}
@@ -61,42 +64,44 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 // register adds the flags of mount to a command.
 func (f *mountFlags) register(cmd *cobra.Command) {
 	f.Register(cmd)
-	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
+	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "move to the background once batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
-		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
-	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
+		"write the log to this `file` (default: standard error; with -d, a file for each mount in ~/.local/state/batchfs)")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount; serve a mount that was made with /dev/fuse open as this descriptor")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
-		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
-	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
-	cmd.Flags().BoolVar(&f.makesMountpoint, "make-mountpoint", false, "make the directory MOUNTPOINT, and remove it at the end")
-	cmd.Flags().MarkHidden("make-mountpoint")         // only the Python package needs it
-	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
+		"behave as on Linux before 6.9: if the worker dies, readers get errors and batchfs mounts again")
+	cmd.Flags().IntVar(&f.parent, "parent", 0, "unmount and exit when the parent process `pid` has ended")
+	cmd.Flags().BoolVar(&f.makesMountpoint, "make-mountpoint", false, "create the directory MOUNTPOINT, and remove it at the end")
+	cmd.Flags().MarkHidden("make-mountpoint") // only for the Python package
+	// batchfs cannot mount again if another process made the mount.
+	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend")
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 }
 
-// aMountpoint refuses what does not belong in the place of MOUNTPOINT.
-func aMountpoint(_ *cobra.Command, args []string) error {
+// atMostMountpoint rejects more arguments than MOUNTPOINT. Its errors explain how to name token
+// files.
+func atMostMountpoint(_ *cobra.Command, args []string) error {
 	if len(args) < 2 {
 		return nil
 	}
 	if info, err := os.Stat(args[0]); err == nil && info.IsDir() && len(args) == 2 {
-		return fmt.Errorf("mount takes a MOUNTPOINT alone: name the directory of token files with --data: batchfs mount --data %s %s", args[0], args[1])
+		return fmt.Errorf("mount takes only a MOUNTPOINT; name the directory of token files with --data: batchfs mount --data %s %s", args[0], args[1])
 	}
-	return fmt.Errorf("mount takes a MOUNTPOINT alone (got %q): name a directory of token files with --data; "+
-		"batchfs prepare makes them of text, and of the column of a Parquet file that --field names", args)
+	return fmt.Errorf("mount takes only a MOUNTPOINT (got %q); name a directory of token files with --data, "+
+		"or create one with batchfs prepare from text or from a column of Parquet files (--field)", args)
 }
 
 func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 	if f.makesMountpoint && len(args) == 1 {
 		if err := os.Mkdir(args[0], 0o700); err != nil {
-			return fmt.Errorf("cannot make the mountpoint: %w; set TMPDIR to a directory with room, or name a mountpoint", err)
+			return fmt.Errorf("cannot create the mountpoint: %w; set TMPDIR to a directory with free space, or name a mountpoint", err)
 		}
-		// This process removes the directory, because the one that asked for it may die first.
+		// This process removes the directory, because its caller may die first.
 		defer unix.Rmdir(args[0])
 	}
 	if f.parent != 0 {
-		go endWith(f.parent)
+		go stopAfterParent(f.parent)
 	}
 	return f.mount(cmd, args)
 }
@@ -124,13 +129,14 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}))
 }
 
-// starting holds what a process needs to keep a mount, whether this one or one in the background.
+// A starting is a mount that is about to start. It holds what a supervisor needs, whether that is
+// this process or one in the background.
 type starting struct {
 	connection  *os.File // FUSE connection from --fd, or nil
 	snapshot    *dataset.Snapshot
-	description []string // lines that tell people what is served
+	description []string // lines for the user about the splits that are served
 	config      *config.Config
-	file        *os.File // encoded snapshot, for other processes
+	file        *os.File // encoded snapshot for other processes
 	log         *os.File // file named by --log; nil without --log or in the background
 }
 
@@ -155,9 +161,10 @@ func (s *starting) begin(f *mountFlags, cmd *cobra.Command, args []string) (err 
 	return err
 }
 
-// endWith sends this process SIGTERM when its parent has ended. The kernel would do so too early (PR_SET_PDEATHSIG): when the thread of
-// the parent ends that started this process.
-func endWith(parent int) {
+// stopAfterParent sends SIGTERM to this process once its parent has ended. PR_SET_PDEATHSIG would
+// be too early: the kernel then sends the signal when the parent's thread that started this process
+// ends.
+func stopAfterParent(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)
 	}
@@ -170,7 +177,7 @@ func (s *starting) describe(out io.Writer) {
 	}
 }
 
-// inBackground starts a process that keeps the mount, and returns once that process serves it.
+// inBackground starts a supervisor in the background, and returns once batches can be read.
 func (s *starting) inBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
 	daemon, ready, err := startSupervisor(logFile, s.connection, s.file)
@@ -185,7 +192,7 @@ func (s *starting) inBackground(cmd *cobra.Command) error {
 		return err
 	}
 	if cmd.Context().Err() != nil {
-		daemon.Wait() // until nothing is mounted
+		daemon.Wait() // it unmounts before it ends
 		return errInterrupted
 	}
 	if string(message) != serving {
@@ -193,15 +200,15 @@ func (s *starting) inBackground(cmd *cobra.Command) error {
 		if len(message) > 0 {
 			return errors.New(string(message))
 		}
-		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
+		return fmt.Errorf("the background process ended before it could serve batches: %w; see its log, %s", err, logFile)
 	}
 	s.describe(cmd.OutOrStdout())
-	printf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	printf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
 }
 
-// startSupervisor starts a process that writes to ready when batches can be read, or why they
-// cannot.
+// startSupervisor starts the hidden command supervise. That process writes serving to ready once
+// batches can be read, or the error if they cannot.
 func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {
@@ -225,7 +232,8 @@ func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exe
 		daemon.ExtraFiles = append(daemon.ExtraFiles, connection)
 	}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// The daemon must not hold what the caller has open, such as a pipe for whose end a program waits.
+	// The daemon must not inherit descriptors of the caller, such as a pipe that another program
+	// reads until it is closed.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	return daemon, ready, daemon.Start()
 }

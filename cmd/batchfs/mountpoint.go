@@ -15,8 +15,8 @@ import (
 
 var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 
-// checkMountpoint returns the path, absolute and without symbolic links, of a directory that can be mounted on. It unmounts a
-// batchfs there whose processes are gone.
+// checkMountpoint checks that the mountpoint of c is an empty directory, and returns its path,
+// absolute and without symbolic links. It unmounts any batchfs there whose processes have died.
 func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	path := c.Mountpoint
 	abs, err := resolve(path)
@@ -29,17 +29,17 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	}
 	if mounted != nil && mounted.IsDead() {
 		if err := mounted.Unmount(true); err != nil {
-			return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount: %w", path, err)
+			return "", fmt.Errorf("mountpoint %s has a dead batchfs mount: %w", path, err)
 		}
-		return checkMountpoint(c, logFile) // there may be another below
+		return checkMountpoint(c, logFile) // another mount may be underneath
 	}
-	if mounted != nil { // which may be stuck, so it is not touched
+	if mounted != nil { // it may be stuck, so don't touch it
 		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
 	}
 	info, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
+		return "", fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %s", path, path)
 	case err != nil:
 		return "", fmt.Errorf("mountpoint: %w", err)
 	case !info.IsDir():
@@ -47,7 +47,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	}
 	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
 		if used.file != "" && inside(abs, used.file) {
-			return "", fmt.Errorf("%s: %s lies in the mountpoint %s, which would hide it", used.key, used.file, path)
+			return "", fmt.Errorf("%s: %s is inside the mountpoint %s, and the mount would hide it; choose another path", used.key, used.file, path)
 		}
 	}
 	entries, err := os.ReadDir(abs)
@@ -56,14 +56,14 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	}
 	if len(entries) > 0 {
 		if mounted, err := mount.Find(abs); mounted != nil || err != nil {
-			return checkMountpoint(c, logFile) // another process has mounted there since the first look
+			return checkMountpoint(c, logFile) // another process mounted here in the meantime
 		}
-		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
+		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", path, entries[0].Name())
 	}
 	return abs, nil
 }
 
-// inside says whether a file, which need not exist, lies in dir.
+// inside reports whether a file is in dir, at any depth. The file need not exist.
 func inside(dir, file string) bool {
 	real, err := filepath.EvalSymlinks(file)
 	if err != nil {
@@ -75,8 +75,9 @@ func inside(dir, file string) bool {
 	return err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/")
 }
 
-// resolve makes a path absolute and free of symbolic links, as the kernel's table of mounts has it. Where that is a mount it does not
-// touch the last component, because looking at a dead mount fails.
+// resolve makes a path absolute and resolves its symbolic links, as in the kernel's table of
+// mounts. If the path is a mountpoint, it does not touch the last component, because lstat on a
+// dead mount fails.
 func resolve(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -84,7 +85,7 @@ func resolve(path string) (string, error) {
 	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
 	if errors.Is(err, os.ErrNotExist) {
-		return abs, nil // where nothing is mounted
+		return abs, nil // nothing can be mounted there
 	}
 	if err != nil {
 		return "", err
@@ -99,8 +100,8 @@ func resolve(path string) (string, error) {
 	return abs, nil
 }
 
-// findMount returns the batchfs that a path lies in, and the path there; or nil where it lies in none. It does not touch the mount,
-// which may hang.
+// findMount returns the batchfs mount that contains a path, and the path below its root. If there
+// is none, m is nil. findMount does not touch the mount, because it may hang.
 func findMount(path string) (m *mount.Mounted, below string, err error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -109,13 +110,14 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 	if m := mount.FindHandedOver(abs); m != nil {
 		return m, strings.TrimPrefix(strings.TrimPrefix(abs, m.Mountpoint), "/"), nil
 	}
-	for end := 0; end <= len(abs); end++ { // from the root on: to follow a link below a mount would touch it
+	// Look from the root down, because following a link inside a mount would touch the mount.
+	for end := 0; end <= len(abs); end++ {
 		if end < len(abs) && abs[end] != '/' {
 			continue
 		}
 		dir, err := resolve(abs[:max(end, 1)])
 		if err != nil {
-			return nil, "", nil // there is no such directory
+			return nil, "", nil // no such directory
 		}
 		if m, err := mount.Find(dir); m != nil || err != nil {
 			if m != nil {
@@ -124,12 +126,14 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 			return m, below, err
 		}
 	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs { // a link may lead into a mount
+	// A link may lead into a mount.
+	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
 		return findMount(real)
 	}
 	return nil, "", nil
 }
 
+// requireMount is like findMount, but returns an error if no batchfs mount contains the path.
 func requireMount(path string) (m *mount.Mounted, below string, err error) {
 	m, below, err = findMount(path)
 	if err == nil && m == nil {
@@ -138,11 +142,11 @@ func requireMount(path string) (m *mount.Mounted, below string, err error) {
 	return m, below, err
 }
 
-// mountedAt returns the batchfs that is mounted at a path.
+// mountedAt returns the batchfs mount whose mountpoint is path.
 func mountedAt(path string) (*mount.Mounted, error) {
 	m, below, err := requireMount(path)
 	if err == nil && "/"+below != m.Root {
-		return nil, fmt.Errorf("%s: no batchfs is mounted there, but at %s", path, m.Mountpoint)
+		return nil, fmt.Errorf("%s: no batchfs is mounted there; the mountpoint is %s", path, m.Mountpoint)
 	}
 	return m, err
 }

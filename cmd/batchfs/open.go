@@ -22,21 +22,21 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// An opened is a message of the open command to the process that started it. The last message has a
-// Snapshot and a Description, or Err. Those before it tell how far the command is.
+// An opened is a message from the open command to the process that started it. The last message has
+// either Err or a Snapshot and a Description. The messages before it report progress.
 type opened struct {
-	Files, Total int64 // files opened so far, and files to open
+	Files, Total int64 // files opened, and files to open
 	Snapshot     *dataset.Snapshot
-	Description  []string // lines that tell people what is served
+	Description  []string // lines for the user about the splits that are served
 	Err          string   // text of the error; empty if there is none
 }
 
-// tellInterval is the time between two messages that tell how far the open command is.
-const tellInterval = time.Second / 2
+// progressInterval is the time between two messages that report progress.
+const progressInterval = time.Second / 2
 
-// openInChild reads the configuration and checks the token files in a child process. A process that
-// waits for a disk that does not answer cannot end, but a mount that is starting must end when it
-// is told to. The child is killed when this process ends. It gets the flags that were set here.
+// openInChild reads the configuration and checks the token files in a child process, to which it
+// passes the flags that were set. A process that waits for a dead disk cannot be stopped, but the
+// one that is starting a mount must be. The kernel kills the child when this process ends.
 func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, []string, error) {
 	args := []string{"open"}
 	flags.Visit(func(flag *pflag.Flag) {
@@ -50,16 +50,16 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 	})
 	cmd := exec.Command("/proc/self/exe", append(append(args, "--"), mountpoint...)...)
 	cmd.Args[0] = os.Args[0]
-	// The child gets pipes, so that readers of this process's output never wait for the child to
-	// end.
+	// The child writes to pipes. If it inherited the output of this process, whoever reads that
+	// output would have to wait for the child to end.
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr = os.Stdin, &stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, nil, err
 	}
-	// In a process group of its own, the child could not read a configuration from the terminal. So
-	// it shares this group and ignores Ctrl-C.
+	// The child stays in this process group and ignores Ctrl-C. In a process group of its own, it
+	// could not read a configuration from the terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, nil, err
@@ -69,15 +69,15 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 	os.Stderr.Write(stderr.Bytes()) // warnings, such as a cache directory that fails
 	switch {
 	case err != nil:
-		return nil, nil, fmt.Errorf("the process that opened the files ended: %w", err)
+		return nil, nil, fmt.Errorf("the process that opens the token files died: %w", err)
 	case o.Err != "":
 		return nil, nil, errors.New(o.Err)
 	}
 	return o.Snapshot, o.Description, nil
 }
 
-// lastMessage returns the last message of the open command. If standard error is a terminal, it
-// shows there how far the command is until then.
+// lastMessage returns the last message of the open command. Until it arrives, it shows the progress
+// on standard error, if that is a terminal.
 func lastMessage(from io.Reader) (o opened, err error) {
 	messages := gob.NewDecoder(from)
 	var progress *terminal.Progress
@@ -95,14 +95,16 @@ func lastMessage(from io.Reader) (o opened, err error) {
 	}
 }
 
-// openCommand returns the hidden command that openInChild runs. It writes each opened as a gob.
+// openCommand returns the hidden command that openInChild runs. It writes its messages to standard
+// output, gob-encoded.
 func openCommand() *cobra.Command {
 	var f mountFlags
 	cmd := &cobra.Command{
 		Use:    "open [MOUNTPOINT]",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // the process that started this one decides
+			// The parent decides when to stop.
+			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			messages, last := gob.NewEncoder(cmd.OutOrStdout()), make(chan *opened)
 			var progress dataset.Progress
 			go func() {
@@ -116,7 +118,7 @@ func openCommand() *cobra.Command {
 				select {
 				case o := <-last:
 					return messages.Encode(o)
-				case <-time.After(tellInterval):
+				case <-time.After(progressInterval):
 					if total := progress.Total.Load(); total > 0 {
 						messages.Encode(opened{Files: progress.Opened.Load(), Total: total})
 					}
@@ -160,11 +162,11 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	return &opened{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
-// chooseMountpoint returns the absolute path of the mountpoint. It checks one that is not mounted
-// yet.
+// chooseMountpoint returns the absolute path of the mountpoint. It checks the mountpoint unless
+// another process has mounted there already (--fd).
 func (f *mountFlags) chooseMountpoint(c *config.Config) (mountpoint string, err error) {
 	if f.fd >= 0 {
-		return filepath.Abs(c.Mountpoint) // a check would hang: no worker serves the mount yet
+		return filepath.Abs(c.Mountpoint) // no worker serves the mount yet, so a check would hang
 	}
 	return checkMountpoint(c, f.logFile)
 }
@@ -187,19 +189,19 @@ func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, e
 	}
 	for _, s := range splits {
 		if err := s.TryRead(); err != nil {
-			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Name, err)
+			return nil, fmt.Errorf("splits.%s: cannot read a batch: %w", s.Split.Name, err)
 		}
 	}
-	o.Remote.Flush() // so that the worker finds what was fetched here
+	o.Remote.Flush() // so that the worker finds the blocks that this process fetched
 	return splits, nil
 }
 
-// describe returns lines that tell people what is served.
+// describe returns lines for the user about the splits that are served.
 func describe(mountpoint string, splits []*dataset.Dataset) []string {
 	lines := []string{mountpoint + " serves"}
 	for _, s := range splits {
 		lines = append(lines, "  "+s.Summary())
 	}
 	next := filepath.Join(mountpoint, splits[0].Split.Name, "next")
-	return append(lines, fmt.Sprintf("each open of %s is a fresh batch; %s/README says more", next, mountpoint))
+	return append(lines, fmt.Sprintf("each open of %s takes the next batch; see %s/README", next, mountpoint))
 }

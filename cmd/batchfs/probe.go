@@ -17,7 +17,8 @@ import (
 	"batchfs/fs/mount"
 )
 
-// splitsOf returns the splits of a mount as its supervisor knows them. It does not touch the mount.
+// splitsOf returns the splits of a mount from its supervisor's snapshot. It does not touch the
+// mount.
 func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	snapshot, err := snapshotOf(m)
 	if err != nil {
@@ -30,8 +31,10 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	return c.Splits, nil
 }
 
-// probeSplit probes a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
-// mount's own do, because root can read files that they cannot.
+// probeSplit checks whether the token files of a split are those that the mount serves, and returns
+// a description of them. It does so in a child process, because a process that waits for a dead
+// disk cannot end. The child runs as the user of the mount, because root can read files that this
+// user cannot.
 func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	user, err := m.Credential()
 	if err != nil {
@@ -42,12 +45,13 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 		return "", err
 	}
 	defer snapshot.Close()
-	said, child, err := os.Pipe()
+	output, child, err := os.Pipe()
 	if err != nil {
 		return "", err
 	}
-	defer said.Close()
-	cmd := exec.Command("/proc/self/exe", "probe", split.Name) // that user may not be able to follow the path of the program
+	defer output.Close()
+	// The user of the mount may not have access to the path of the program.
+	cmd := exec.Command("/proc/self/exe", "probe", split.Name)
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
 	if int(user.Uid) != os.Geteuid() {
@@ -58,19 +62,20 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	said.SetReadDeadline(time.Now().Add(checkLimit))
-	text, err := io.ReadAll(said)
+	output.SetReadDeadline(time.Now().Add(checkLimit))
+	text, err := io.ReadAll(output)
 	if err != nil {
-		cmd.Process.Kill() // and not waited for
+		cmd.Process.Kill() // but don't wait, because it may be stuck
 		return "", errNoReply(checkLimit, storageHint(split))
 	}
 	if err := cmd.Wait(); err != nil {
-		return "", errors.New(cmp.Or(string(text), "the process that looked ended: "+err.Error()))
+		return "", errors.New(cmp.Or(string(text), "the process that checked the files died: "+err.Error()))
 	}
 	return string(text), nil
 }
 
-// probeCommand probes a split of a mount, for probeSplit, which starts it with a snapshot open.
+// probeCommand returns the hidden command that probeSplit starts, with the snapshot open as
+// descriptor 3.
 func probeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe SPLIT",
@@ -103,7 +108,7 @@ func probe(file *os.File, split string) (string, error) {
 	}
 	d, err := snapshot.Readable(s, dataset.NewOpener(c))
 	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("%w; put the file back, or unmount, and mount again with the files that are there", err)
+		return "", fmt.Errorf("%w; put the file back, or unmount and mount again with the current files", err)
 	}
 	if err != nil {
 		return "", withPermission(err)

@@ -14,12 +14,14 @@ import (
 func restartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "restart MOUNTPOINT",
-		Short: "Have another process serve a mount, under its readers",
-		Long: `Replace the process that serves the mount at MOUNTPOINT by a new one of the program that is installed now, which reads the
-configuration again. Files stay open, mappings stay valid, and no read fails. A configuration that would change a batch or a
-file is refused, and the old process keeps serving. Afterwards it is an error if a split cannot be read.
+		Short: "Reload the configuration and the program of a mount without disturbing its readers",
+		Long: `Replace the worker of the mount at MOUNTPOINT with a new one. The new worker runs the batchfs program that is installed now and
+reads the configuration again. Files stay open, mappings stay valid, and no read fails.
 
-SIGHUP to the process that keeps the mount does the same.`,
+If the new configuration would change a batch or a file of the mount, it is rejected and the old worker keeps serving. The
+command also fails if a split cannot be read after the restart.
+
+SIGHUP to the supervisor of the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
@@ -45,7 +47,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 					return err
 				}
 				if time.Now().After(end) {
-					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], limit)
+					return fmt.Errorf("%s: no new worker serves after %v; see the log of the mount", args[0], limit)
 				}
 			}
 			if refused := shared.LastRestart.String(); refused != "" {

@@ -17,11 +17,11 @@ import (
 func seekCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "seek DIRECTORY N",
-		Short: "Set the number of the batch that next takes",
-		Long: `Set the cursor of DIRECTORY, a split in a mount or a directory of settings there: the next reader of its next takes batch N,
-and those after it N+1, N+2, and so on. What readers hold already stays theirs. Only the user that mounted, and root, may.
+		Short: "Set which batch the next reader of next gets",
+		Long: `Set the cursor of DIRECTORY, which is a split in a mount or a settings directory below it. The next reader of the file next in
+DIRECTORY gets batch N, the following ones N+1, N+2 and so on. Batches that readers have already opened do not change.
 
-A cursor lives as long as the mount, whichever process serves it.`,
+Only root and the user who mounted it may set a cursor. The cursor is kept until unmount, even if another worker takes over.`,
 		Example: `  batchfs seek /mnt/batches/train 1000
   batchfs seek /mnt/batches/train/rank=3,world=8 1000`,
 		Args: cobra.ExactArgs(2),
@@ -35,9 +35,9 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			case err != nil:
 				return err
 			case below == "":
-				return fmt.Errorf("%s: name a split in it, such as %s", args[0], filepath.Join(args[0], "train"))
+				return fmt.Errorf("%s: name a split in the mount, such as %s", args[0], filepath.Join(args[0], "train"))
 			}
-			if _, err := diagnose(m); err != nil { // to open a file could hang
+			if _, err := diagnose(m); err != nil { // opening a file of a stuck mount would hang
 				return err
 			}
 			shared, err := m.State()
@@ -45,13 +45,14 @@ A cursor lives as long as the mount, whichever process serves it.`,
 				return err
 			}
 			defer shared.Close()
-			// An open file keeps the sequence of a directory of settings, and its inode number says which that is.
+			// The open file keeps the settings directory alive, and its inode number identifies the
+			// sequence.
 			file, err := os.Open(filepath.Join(args[0], "cursor"))
 			switch {
 			case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL):
-				return fmt.Errorf("%s is no split in the mount, nor a split under settings; of settings the mount's log says what is wrong (%w)", args[0], err)
+				return fmt.Errorf("%s is neither a split in the mount nor a settings directory; see the mount's log for what is wrong with the settings (%w)", args[0], err)
 			case errors.Is(err, syscall.EACCES) && os.Geteuid() != m.Owner && !m.AllowOther:
-				return fmt.Errorf("only user %d, who mounted, may enter, without mount.allow_other: %w", m.Owner, err)
+				return fmt.Errorf("only user %d, who mounted it, may enter, unless it is mounted with mount.allow_other: %w", m.Owner, err)
 			case err != nil:
 				return err
 			}
@@ -60,8 +61,8 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			if err != nil {
 				return err
 			}
-			was := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
-			printf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
+			old := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
+			printf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, old)
 			return nil
 		}),
 	}

@@ -13,12 +13,12 @@ import (
 	"batchfs/internal/process"
 )
 
-// A statusReport makes the content of a mount's status.json.
+// A statusReport generates the contents of a mount's status.json.
 type statusReport struct {
-	log        string       // file that the mount logs to; empty if none
+	log        string       // log file of the mount; empty for standard error
 	budget     int64        // limit on the memory of the worker, in bytes
 	tableBytes func() int64 // memory of the sequences, in bytes
-	blockBytes func() int64 // memory of cache blocks, in bytes; -1 if no split reads a store
+	blockBytes func() int64 // memory of cache blocks, in bytes; -1 if no split reads from a store
 }
 
 //go:embed status.tmpl
@@ -30,6 +30,7 @@ var statusTemplate = template.Must(template.New("status.json").Funcs(template.Fu
 	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
 }).Parse(statusText))
 
+// json returns the contents of status.json.
 func (r *statusReport) json(live fs.Live) []byte {
 	mapped, busy := live.Shared.Remaps.Mapped.Load(), live.Shared.Remaps.Busy.Load()
 	var b bytes.Buffer
@@ -48,7 +49,7 @@ func (r *statusReport) json(live fs.Live) []byte {
 		"Advice":   remapAdvice(mapped, busy),
 	})
 	if err != nil {
-		panic(err) // the template does not suit the data
+		panic(err) // the template and the data do not match
 	}
 	return b.Bytes()
 }

@@ -9,7 +9,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// status.json is JSON, even if an error names a path that is not UTF-8.
+// status.json is valid JSON even if an error names a path that is not UTF-8.
 func TestStatus(t *testing.T) {
 	file, shared, err := state.New()
 	if err != nil {

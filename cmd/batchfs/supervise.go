@@ -25,11 +25,13 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// serving is what `supervise` writes to the process that started it when batches can be read. Any other text is the error.
+// serving is the text that supervise writes to its parent once batches can be read. Any other text
+// is an error message.
 const serving = "serving"
 
-// superviseCommand supervises a mount in the background. `mount -d` starts it with two files open: a pipe for serving or an error, and
-// a snapshot; and with a third, the connection, if that was handed over.
+// superviseCommand returns the hidden command that supervises a mount in the background. mount -d
+// starts it with these files open: 3, a pipe for serving or an error; 4, the snapshot; and 5, the
+// FUSE connection, with --handed-over.
 func superviseCommand() *cobra.Command {
 	var handedOver bool
 	cmd := &cobra.Command{
@@ -45,7 +47,8 @@ func superviseCommand() *cobra.Command {
 				syscall.CloseOnExec(5)
 				connection = os.NewFile(5, "/dev/fuse")
 			}
-			os.Chdir("/") // all paths are absolute by now, and a working directory could not be unmounted
+			// All paths are absolute, and a working directory would prevent an unmount.
+			os.Chdir("/")
 			tell := func(message string) {
 				fmt.Fprint(ready, message)
 				ready.Close()
@@ -64,17 +67,19 @@ func superviseCommand() *cobra.Command {
 			return printAndExit(err)
 		},
 	}
-	cmd.Flags().BoolVar(&handedOver, "handed-over", false, "the connection is open as the third file")
+	cmd.Flags().BoolVar(&handedOver, "handed-over", false, "the FUSE connection is open as descriptor 5")
 	return cmd
 }
 
-// runSupervisor mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the snapshot. runSupervisor
-// calls ready once, when batches can be read.
+// runSupervisor mounts, unless connection is a FUSE connection from another process, and supervises
+// the workers until the mount ends. file holds the encoded snapshot. It calls ready once batches
+// can be read.
 func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
-	// The mount must outlive the reader of its output, and writing to a terminal (stty tostop) must not stop it.
+	// The mount must outlive whoever reads its output, and output to a terminal must not stop it
+	// (stty tostop).
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // there is little garbage, and this process lives as long as the mount
+		debug.SetGCPercent(50) // this process makes little garbage and lives as long as the mount
 	}
 	restart, stop := signals()
 	if ctx.Err() != nil {
@@ -115,11 +120,11 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 				go serveMetrics(listener, shared, log)
 			}
 			ready()
-			debug.FreeOSMemory() // what setting up took
+			debug.FreeOSMemory() // return the memory that the start took
 		},
 		Restarted: func(pid int) {
 			if err := program.follow(pid); err != nil {
-				log.Warn("cannot open the new worker's program: if the worker dies, the next one runs the old program", "err", err)
+				log.Warn("cannot open the new worker's program; if the worker dies, the next one runs the old program", "err", err)
 			}
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
@@ -136,8 +141,8 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 
 // An executable is the program that workers run.
 type executable struct {
-	path string   // that a restart runs
-	file *os.File // that the next worker runs if one dies, even if path now names another
+	path string   // program for a restart
+	file *os.File // program for the replacement of a worker that died, even if path has changed
 }
 
 func openExecutable() (*executable, error) {
@@ -149,7 +154,7 @@ func openExecutable() (*executable, error) {
 	return &executable{path, file}, err
 }
 
-// worker is the command of the next worker.
+// worker returns the command that starts the next worker.
 func (e *executable) worker(restart bool) *exec.Cmd {
 	if restart {
 		return exec.Command(e.path, "worker", "--reload")
@@ -159,7 +164,7 @@ func (e *executable) worker(restart bool) *exec.Cmd {
 	return cmd
 }
 
-// follow has the next workers run the program of a process.
+// follow makes the next workers run the program of process pid.
 func (e *executable) follow(pid int) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	if err == nil {
@@ -169,26 +174,27 @@ func (e *executable) follow(pid int) error {
 	return err
 }
 
-// listenForMetrics returns nil where no address is set.
+// listenForMetrics returns a listener, or nil if no address is set.
 func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
 	if !address.IsValid() {
 		return nil, nil
 	}
 	listener, err := net.Listen("tcp", address.String())
 	if err != nil {
-		return nil, fmt.Errorf("mount.metrics_listen: %w; set a free port of this machine", err)
+		return nil, fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
 	}
 	return listener, nil
 }
 
-// serveMetrics serves them from the supervisor, which outlives workers.
+// serveMetrics serves metrics over HTTP. It runs in the supervisor, which outlives workers.
 func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
 	web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
-// signals returns the signals to restart and to stop. SIGHUP means restart; but stop if this process has lost its terminal.
+// signals returns the channels of signals to restart and to stop. SIGHUP means restart, but if this
+// process has lost its terminal, it means stop.
 func signals() (restart, stop chan os.Signal) {
 	restart, stop = make(chan os.Signal, 1), make(chan os.Signal, 2)
 	hangups := make(chan os.Signal, 1)
@@ -199,16 +205,16 @@ func signals() (restart, stop chan os.Signal) {
 		tty.Close()
 		return err == nil
 	}
-	had := hasTerminal()
+	hadTerminal := hasTerminal()
 	go func() {
 		for sig := range hangups {
 			to := restart
-			if had && !hasTerminal() {
+			if hadTerminal && !hasTerminal() {
 				to = stop
 			}
 			select {
 			case to <- sig:
-			default: // one is under way already
+			default: // one is pending already
 			}
 		}
 	}()

@@ -20,14 +20,14 @@ func unmountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unmount MOUNTPOINT",
 		Short: "Unmount a batchfs and wait for its processes to end",
-		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. While a process has a file open there nothing is done,
-but to say which; with --force it is unmounted nevertheless, and they get errors. A mount whose process is gone is always
-unmounted, and nothing but a batchfs ever is.
+		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. If a process has files open there, batchfs unmounts nothing
+and lists these processes. With --force it unmounts anyway, and they get errors. A mount whose processes have died is always
+unmounted. Other file systems are never unmounted.
 
-A process with a mount namespace of its own, such as a container, may hold the mount too. It then lives on there, and the error
-says how to find it and to end it. With --force it ends everywhere at once.
+A process in another mount namespace, such as a container, may hold the mount too. The mount then lives on there, and the error
+says how to find that process and how to end the mount. With --force the mount ends everywhere at once.
 
-A mount that was handed over (mount --fd) is not unmounted, but served no more: unmounting is up to whoever mounted.`,
+A mount that another process made (mount --fd) is not unmounted, but no longer served. The process that made it must unmount it.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
@@ -50,12 +50,12 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 		}),
 		ValidArgsFunction: directories,
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")
+	cmd.Flags().BoolVar(&force, "force", false, "unmount even if processes have files open there")
 	return cmd
 }
 
 func unmount(m *mount.Mounted, path string, force bool) error {
-	// The process must be opened before unmounting, because only the mount names it.
+	// Open the supervisor before unmounting, because only the mount records its process.
 	supervisor, err := m.Pidfd()
 	var stopped error
 	if err == nil {
@@ -72,7 +72,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	err = m.Unmount(false)
 	if errors.Is(err, syscall.EBUSY) {
 		if !force {
-			return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), path)
+			return fmt.Errorf("%w:\n%s\nend them, or unmount anyway with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), path)
 		}
 		err = m.Unmount(true)
 	}
@@ -81,16 +81,16 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	}
 	if stopped != nil {
 		unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0)
-		return fmt.Errorf("%s is unmounted, but process %d, which kept the mount, is stopped; it ends after: kill -CONT %[2]d", path, m.Supervisor)
+		return fmt.Errorf("%s is unmounted, but its supervisor, process %d, is stopped; let it end with: kill -CONT %[2]d", path, m.Supervisor)
 	}
 	if supervisor >= 0 && !ended(supervisor, force) {
-		return fmt.Errorf("%s is unmounted here, but process %[2]d keeps it: it may be mounted elsewhere too, where as root "+
-			"grep ' %[3]s ' /proc/[0-9]*/mountinfo says; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
+		return fmt.Errorf("%s is unmounted here, but process %[2]d still serves it: it may be mounted in another namespace too; "+
+			"to find that, run as root: grep ' %[3]s ' /proc/[0-9]*/mountinfo; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
 	}
 	return nil
 }
 
-// endHandedOver ends the connection of a mount that another process made.
+// endHandedOver stops serving a mount that another process made.
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
@@ -100,17 +100,18 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 		return err
 	}
 	if err := unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0); err != nil {
-		return fmt.Errorf("process %d, which keeps %s: %w", m.Supervisor, m.Mountpoint, err)
+		return fmt.Errorf("process %d, the supervisor of %s: %w", m.Supervisor, m.Mountpoint, err)
 	}
 	if !ended(supervisor, force) {
-		return fmt.Errorf("%s: process %d lets readers finish for mount.grace, or until the process that mounted it unmounts; "+
-			"to end at once: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
+		return fmt.Errorf("%s: process %d lets readers finish, for mount.grace or until the process that mounted it unmounts it; "+
+			"to end it now: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
 	}
-	printf(out, "%s is served no more; the process that mounted it must unmount it\n", m.Mountpoint)
+	printf(out, "%s is no longer served; the process that mounted it must unmount it\n", m.Mountpoint)
 	return nil
 }
 
-// ended waits up to 10 s for a process to end. With force it tells the process to end at once, even if files are open.
+// ended waits up to 10 s for a process to end, and reports whether it did. With force it keeps
+// sending SIGTERM, so that the process ends even while files are open.
 func ended(pidfd int, force bool) bool {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if force {

@@ -18,11 +18,12 @@ import (
 func whyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why PATH",
-		Short: "Say why a path in a mount cannot be read",
-		Long: `Open a path in a mount, and read its first bytes, except of next, which would take a batch. Where that fails the exit status is 1, and
-the error says what a program is told as ENOENT, EINVAL, ESTALE or EIO.
+		Short: "Explain why a path in a mount cannot be read",
+		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that reads the path sees only an errno, such as
+ENOENT, EINVAL, ESTALE or EIO. The files next, next.npy and so on are opened but not read, because reading would take a batch. The
+exit status is 1 if the path cannot be read.
 
-status.json of a mount has the last ten names that were not there, and names its log.`,
+The status.json of a mount lists the last ten paths that did not exist, and the path of the mount's log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
@@ -30,7 +31,7 @@ status.json of a mount has the last ten names that were not there, and names its
 			if err != nil {
 				return err
 			}
-			if _, err := diagnose(m); err != nil { // to open a file could hang
+			if _, err := diagnose(m); err != nil { // opening a file of a stuck mount would hang
 				return err
 			}
 			if err := tryRead(args[0]); err != nil {
@@ -42,10 +43,12 @@ status.json of a mount has the last ten names that were not there, and names its
 	}
 }
 
+// tryRead opens a file and reads its first bytes, unless that would take a batch. Its error does
+// not name the path.
 func tryRead(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
-		return errors.Unwrap(err) // without the path
+		return errors.Unwrap(err)
 	}
 	defer file.Close()
 	if info, err := file.Stat(); err != nil || info.IsDir() || strings.HasPrefix(filepath.Base(path), "next") {
@@ -57,7 +60,9 @@ func tryRead(path string) error {
 	return errors.Unwrap(err)
 }
 
-// recordedReason is what status.json says of a name on the way to a path in the mount, or of the sequence that the path leads to, or "".
+// recordedReason returns the error that status.json records for the path below, which is relative
+// to the root of the mount: the error of a name in the path that does not exist, or else the last
+// error of the path's sequence. It returns an empty string if there is none.
 func recordedReason(m *mount.Mounted, below string) (why string) {
 	var status struct {
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
@@ -66,7 +71,7 @@ func recordedReason(m *mount.Mounted, below string) (why string) {
 		}
 	}
 	text, _ := os.ReadFile(filepath.Join(m.Mountpoint, "status.json"))
-	json.Unmarshal(text, &status) // where it cannot be read, it says nothing
+	json.Unmarshal(text, &status) // on an error, status stays empty
 	for _, bad := range status.BadNames {
 		if strings.HasPrefix(below, bad.Path+"/") {
 			return bad.Why
@@ -81,7 +86,8 @@ func recordedReason(m *mount.Mounted, below string) (why string) {
 	return why
 }
 
-// siblingNames are the names in the last directory of a path that there is: the kernel remembers which are not there, and asks no more.
+// siblingNames lists the names in the deepest existing directory of a path. They explain a failed
+// lookup that status.json does not have, because the kernel answered it from its cache.
 func siblingNames(path string) string {
 	var names []string
 	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

@@ -18,7 +18,7 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// panicked is the exit status of a worker that another worker should replace, because a request panicked.
+// panicked is the exit status of a worker after a request panicked. The supervisor replaces it.
 const panicked exitStatus = 3
 
 func workerCommand() *cobra.Command {
@@ -28,7 +28,8 @@ func workerCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// The supervisor decides when a worker ends; and writing to a terminal (stty tostop) must not stop it.
+			// Only the supervisor decides when a worker ends. Output to a terminal must not stop it
+			// (stty tostop).
 			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTTOU)
 			w, err := supervise.ConnectSupervisor()
 			if err != nil {
@@ -45,7 +46,8 @@ func workerCommand() *cobra.Command {
 			}
 		},
 	}
-	// A supervisor of another version may give other flags. What does not match is then refused in words.
+	// The supervisor may be of another version and pass other flags. Ignore them: if the versions
+	// do not fit, a later error explains it better.
 	cmd.FParseErrWhitelist.UnknownFlags = true
 	cmd.Flags().BoolVar(&reload, "reload", false, "read the configuration again")
 	return cmd
@@ -53,11 +55,13 @@ func workerCommand() *cobra.Command {
 
 func serve(w *supervise.Worker, reload bool) (err error) {
 	defer func() {
-		if p := recover(); p != nil { // with Go's own status, it would look like a process that gets no memory
+		// Go's own exit status would look to the supervisor like a process that got no memory.
+		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0) // the process was started by the number of a descriptor
+	// The kernel named this process after the number of a descriptor.
+	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0)
 	snapshot, err := readSnapshot(w, reload)
 	if err != nil {
 		return err
@@ -83,9 +87,9 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		splits = append(splits, newSequence(s))
 	}
 	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
-	shares := c.DivideBudget()
+	portions := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: shares.Prefetch, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
+		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies, TextBytes: portions.Texts},
 		Access: fs.Access{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
@@ -96,7 +100,8 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	})
 }
 
-// readSnapshot reads what the supervisor keeps, or, to reload, reads the configuration and the files anew for the supervisor to keep.
+// readSnapshot returns the supervisor's snapshot. With reload, it takes a new snapshot of the
+// configuration and the files, and gives it to the supervisor.
 func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
 	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
 	if err != nil || !reload {
@@ -112,7 +117,7 @@ func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
 	return snapshot, w.Publish(file)
 }
 
-// A sequence is a split, or one under the settings of a path, as package fs takes it.
+// A sequence adapts a split, or a split under the settings of a path, to package fs.
 type sequence struct {
 	*dataset.Served
 	spec fs.Spec
@@ -145,7 +150,7 @@ func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Batches, erro
 	return s.wrap(s.Served.LatestFor(k, cancel))
 }
 
-// wrap returns s if it is a sequence of served.
+// wrap returns the sequence of served, which is s itself if served has not changed.
 func (s *sequence) wrap(served *dataset.Served, err error) (fs.Batches, error) {
 	if served == s.Served {
 		return s, err

@@ -65,7 +65,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted, served by process ", m.Dir)
 	e2e.AwaitDoctor(t, m.Dir, healthy)
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-	e2e.AwaitDoctor(t, m.Dir, fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[1]d", keeper))
+	e2e.AwaitDoctor(t, m.Dir, fmt.Sprintf("stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[1]d", keeper))
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	e2e.AwaitDoctor(t, m.Dir, healthy)
 
@@ -80,7 +80,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
 	e2e.Equal(t, "doctor --mounted succeeds on a dead mount", probe(m.Dir) == nil, false)
-	e2e.AwaitDoctor(t, m.Dir, "dead: process "+fmt.Sprint(keeper)+", which kept the mount, is gone; free it with: batchfs unmount "+m.Dir)
+	e2e.AwaitDoctor(t, m.Dir, "dead: its supervisor, process "+fmt.Sprint(keeper)+", is gone; unmount it with: batchfs unmount "+m.Dir)
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 
@@ -99,10 +99,10 @@ func TestDoctorOfTokens(t *testing.T) {
 		want string
 	}{
 		{e2e.Shorter, d.Path + " has changed since it was opened: 50000 bytes, was 100000; put the old file back, or mount again"},
-		{e2e.Gone, d.Path + ": no such file or directory; put the file back, or unmount, and mount again"},
+		{e2e.Gone, d.Path + ": no such file or directory; put the file back, or unmount and mount again"},
 		{e2e.Denied, d.Path + ": permission denied; as its owner, chmod a+r " + d.Path},
 		{e2e.Failing, d.Path + ": input/output error"},
-		{e2e.Hang, "no answer in 5s, the disk or the server behind it seems to be stuck"},
+		{e2e.Hang, "no answer in 5s, the disk or file server seems to be stuck"},
 	} {
 		d.Set(t, test.mode)
 		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "serves "+m.Dir+" now") ||
@@ -136,7 +136,7 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	out, err = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
-	if err == nil || !strings.Contains(out, m.Dir+" is mounted, and only user 0, who mounted it, may enter; to let others, that user mounts it with mount.allow_other") {
+	if err == nil || !strings.Contains(out, m.Dir+" is mounted, but only user 0, who mounted it, may enter; to let others in, mount with mount.allow_other") {
 		t.Errorf("the doctor in the mount of another user: error %v, output %s\nwant who may enter it", err, out)
 	}
 	m = e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")

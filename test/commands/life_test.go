@@ -78,12 +78,12 @@ func TestStoppedSupervisor(t *testing.T) {
 	for _, worker := range workers { // without a worker, accessing the mount hangs
 		e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
 	}
-	stopped := fmt.Sprintf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Dir, supervisor)
+	stopped := fmt.Sprintf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Dir, supervisor)
 	for _, args := range [][]string{{"restart", m.Dir}, {"unmount", m.Dir}, {"seek", m.Path("train"), "7"}, {"why", m.Path("train/next")}} {
 		e2e.CheckFails(t, stopped, append([]string{e2e.Batchfs}, args...)...)
 	}
 	e2e.Equal(t, "the mount is still there", e2e.IsMounted(t, m.Dir), true)
-	e2e.CheckFails(t, fmt.Sprintf("is stopped; it ends after: kill -CONT %d", supervisor), e2e.Batchfs, "unmount", "--force", m.Dir)
+	e2e.CheckFails(t, fmt.Sprintf("is stopped; let it end with: kill -CONT %d", supervisor), e2e.Batchfs, "unmount", "--force", m.Dir)
 	e2e.NotMounted(t, m.Dir)
 	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGCONT))
 	m.AwaitEnd(t)

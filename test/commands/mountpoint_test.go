@@ -64,7 +64,7 @@ func TestMountOfOneSplit(t *testing.T) {
 	e2e.Run(t, e2e.PlainBatchfs, "seek", split, "70")
 	e2e.Run(t, e2e.PlainBatchfs, "seek", ranked, "80")
 	e2e.Equal(t, "the cursors", m.Cursor(t, "train")+" "+m.Cursor(t, rank), "70 80")
-	e2e.CheckFails(t, "is no split in the mount", e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5")
+	e2e.CheckFails(t, "is neither a split in the mount nor a settings directory", e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5")
 	e2e.CheckFails(t, "next", e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5")
 }
 

@@ -63,7 +63,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 		}
 	}
 	for _, test := range []struct{ args, want string }{
-		{"cat " + m.Path("train") + " -c " + config, "lies in a mount, which has its own configuration; leave out -c, --data and --set"},
+		{"cat " + m.Path("train") + " -c " + config, "is in a mount, which has its own configuration; leave out -c, --data and --set"},
 		{"cat " + m.Dir, "name a split in the mount, as in " + m.Path("train")},
 		{"cat " + m.Path("nosuch"), `no split "nosuch"; there are ["train" "val"]`},
 		{"inspect " + m.Path("train/sede=7") + " 1", `train/sede=7: unknown setting "sede"`},

@@ -51,11 +51,11 @@ func TestSeekRefused(t *testing.T) {
 	for _, test := range []struct{ path, number, want string }{
 		{t.TempDir(), "5", "no batchfs is mounted there"},
 		{filepath.Join(t.TempDir(), "none/train"), "5", "no batchfs is mounted there"},
-		{m.Dir, "5", "name a split in it, such as " + m.Path("train")},
-		{m.Path("test"), "5", "is no split in the mount"},
-		{m.Path("train/next"), "5", "is no split in the mount"},
-		{m.Path("train/rnk=3"), "5", "is no split in the mount"},
-		{m.Path("train/rank=x"), "5", "is no split in the mount"},
+		{m.Dir, "5", "name a split in the mount, such as " + m.Path("train")},
+		{m.Path("test"), "5", "is neither a split in the mount nor a settings directory"},
+		{m.Path("train/next"), "5", "is neither a split in the mount nor a settings directory"},
+		{m.Path("train/rnk=3"), "5", "is neither a split in the mount nor a settings directory"},
+		{m.Path("train/rank=x"), "5", "is neither a split in the mount nor a settings directory"},
 		{m.Path("train"), "1099511627776", `batch number: must be a whole number from 0 to 1099511627775 (got "1099511627776")`},
 		{m.Path("train"), "ten", `(got "ten")`},
 	} {

@@ -79,7 +79,7 @@ func TestCacheServesShares(t *testing.T) {
 		status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, s.mountArgs(room)...)...)
 		_, last, _ := strings.Cut(status, m.Path("train/rank="))
 		var needed, cached int64
-		fmt.Sscanf(last[strings.Index(last, ": ")+1:], "%d bytes needed, %d kept", &needed, &cached)
+		fmt.Sscanf(last[strings.Index(last, ": ")+1:], "%d bytes needed, %d in the cache", &needed, &cached)
 		// The first blocks may have found no room, and are in memory.
 		return needed > 0 && cached >= needed-2*e2e.StoreBlock
 	})

@@ -140,7 +140,7 @@ func TestStoreCache(t *testing.T) {
 	if out := e2e.Run(t, cache("prune")...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted printed %q, want some bytes removed", out)
 	}
-	e2e.CheckFails(t, "is full: batches need", cache("fill", "--set", "store.cache_bytes=1000000")...)
+	e2e.CheckFails(t, "is full: the splits need", cache("fill", "--set", "store.cache_bytes=1000000")...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{slices.Concat([]string{e2e.PlainBatchfs, "mount", t.TempDir()}, args), cache("fill"), cache("status"), cache("prune")} {
 		e2e.CheckFails(t, cacheDir+": others may write to it", command...)
