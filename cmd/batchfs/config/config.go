@@ -1,6 +1,10 @@
-// Package config reads what a user writes: config.toml, --set arguments, and settings in paths such as train/rank=3,world=8.
-// It knows every key, what its value must be, and where it was written, so that each error names the line to mend. It opens
-// no token file.
+// Package config reads the configuration that a user writes: config.toml, --set arguments, and
+// settings in paths such as train/rank=3,world=8. It does not open token files.
+//
+// [Flags] reads the configuration as written, a [RawConfig], and decodes it to a [Config] with one
+// [Split] per split. The tables in keys.go describe every key: its default, its type and its help,
+// from which config.toml is generated. A decoded configuration records where each key was written,
+// so that each error names the file, the line and the key.
 package config
 
 import (
@@ -19,38 +23,40 @@ import (
 	"batchfs/sampler"
 )
 
-// Config is a decoded configuration. Keys that were not written have their defaults.
+// A Config is a decoded configuration. Keys that are not set have their defaults. It is safe for
+// concurrent use as long as nobody changes it.
 type Config struct {
-	Mountpoint string // empty if none was written
+	Mountpoint string // empty if not set
 	Memory     Memory
 	Mount      Mount
 	Store      Store
 	Log        Log
-	Splits     []*Split // in the order in which they are first named
+	Splits     []*Split // ordered by first mention
 }
 
-// Memory is the table [memory]: how tokens are fetched.
+// Memory is the table [memory], which controls how token files are read.
 type Memory struct {
 	Access          localfile.Access
 	PageCache       string // "keep" or "drop"
-	PrefetchBatches int    // batches made ready for each reader
-	PrefetchBytes   int64  // memory for all of those, as written
-	Budget          int64  // bytes, for all Portions
+	PrefetchBatches int    // batches to prefetch for each reader
+	PrefetchBytes   int64  // memory for all prefetched batches, in bytes, as configured
+	Budget          int64  // bytes for all Portions together
 }
 
-// Portions says how many bytes of memory each part of a process that serves may take.
+// Portions divides the memory budget of a worker. All fields are in bytes.
 type Portions struct {
-	Prefetch int64 // batches made ready
-	Blocks   int64 // of objects
-	Texts    int64 // that open files show
-	Tables   int64 // where the windows of each block size lie
-	Replies  int64 // being made
+	Prefetch int64 // prefetched batches
+	Blocks   int64 // cache blocks of objects
+	Texts    int64 // contents of open text files, such as status.json
+	Tables   int64 // positions of the windows for each block size
+	Replies  int64 // replies that are being computed
 }
 
-// BlocksPortion is the memory for blocks of objects, where there are objects: half of what batches made ready may take.
+// BlocksPortion returns the memory for cache blocks of objects, in bytes, if a split reads from a
+// store: half of what prefetched batches would get otherwise.
 func (m Memory) BlocksPortion() int64 { return min(m.PrefetchBytes, m.Budget/2) / 2 }
 
-// DivideBudget divides the budget.
+// DivideBudget divides the budget into portions.
 func (c *Config) DivideBudget() Portions {
 	m := c.Memory
 	s := Portions{Prefetch: min(m.PrefetchBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
@@ -66,22 +72,23 @@ func (c *Config) DivideBudget() Portions {
 type Store struct {
 	Endpoint, Region     string
 	PathStyle, Anonymous bool
-	CacheDir             string // empty: none
-	CacheShared          bool   // a group may use it
+	CacheDir             string // empty if there is none
+	CacheShared          bool   // whether the group of CacheDir may use it too
 	CacheBytes           int64
 	BlockBytes           int64
 }
 
-// Mount is the table [mount]. No field is a text: it could add options to the kernel's list, which commas separate.
+// Mount is the table [mount]. No field is a string, because the kernel's mount options are a list
+// separated by commas, to which a string could add options.
 type Mount struct {
 	AllowOther bool
 	Mode       uint32 // permission bits of files
 	UID, GID   int64
-	Timeout    time.Duration // how long a read may wait for token files
-	Grace      time.Duration // how long open files may be read on after a signal to stop
+	Timeout    time.Duration // longest time that a read waits for token files
+	Grace      time.Duration // how long open files stay readable after a signal to stop
 
 	SettingsPerUser int
-	MetricsListen   netip.AddrPort // not valid: none
+	MetricsListen   netip.AddrPort // invalid if metrics are not served over HTTP
 }
 
 // Log is the table [log].
@@ -90,56 +97,57 @@ type Log struct {
 	Format string // "text" or "json"
 }
 
-// Split is a table [splits.X] over [batch], or such a split under the settings of a path. After decoding, only MakeAbsolute changes it.
+// A Split is a table [splits.X] combined with [batch], or such a split under the settings of a
+// path. After decoding, only MakeAbsolute changes it, so it is safe for concurrent use.
 type Split struct {
-	sampler.Settings                 // Weights and TorchState are empty: they are of the opened split
-	Tokens            []string       // paths and globs, as written
-	Sources           []Source       // instead of Tokens
-	Aligned           []AlignedArray // arrays beside Tokens; each of Sources has its own
+	sampler.Settings                 // Weights and TorchState are set only when the split is opened
+	Tokens            []string       // paths and globs, as configured
+	Sources           []Source       // set instead of Tokens for a mixture
+	Aligned           []AlignedArray // arrays aligned with Tokens; each source has its own
 	Join              bool
-	Format            string      // of the files, one of format.Names
-	Tensor            string      // of a format with several
-	TokenDType        array.DType // of headerless files, as is Shape
-	Shape             []int       // of an element
-	EndOfText         int64       // the token that ends a document; -1: none
-	FilesAreDocuments bool        // each file is one
-	VocabSize         int64       // as written: of all sources that have none of their own; 0: none
-	StateFile         string      // torch_state: a path, or empty
+	Format            string      // format of the token files, one of format.Names
+	Tensor            string      // name of the tensor, for files with several
+	TokenDType        array.DType // dtype of headerless files
+	Shape             []int       // shape of an element of headerless files
+	EndOfText         int64       // token that ends a document; -1 if there is none
+	FilesAreDocuments bool        // whether each file is one document
+	VocabSize         int64       // for sources without their own; 0 if not set
+	StateFile         string      // path from torch_state; empty if not set
 	Start             uint64
-	Steps             uint64 // 0: one epoch
+	Steps             uint64 // 0 means one epoch
 	OnChange          string // "error" or "follow"
-	Expect            string // the fingerprint that the files must have, or empty
+	Expect            string // fingerprint that the files must have; empty if any
 
-	fetched    int64             // bytes fetched at a time: store.block_bytes
-	dir        string            // what Tokens and Sources are relative to
-	alignedDir string            // and Aligned
-	named      keyRef            // where the split was first named
-	keyRefs    map[string]keyRef // of each key that was written
+	storeBlock int64             // bytes, from store.block_bytes
+	dir        string            // directory to which Tokens and Sources are relative
+	alignedDir string            // directory to which Aligned is relative
+	named      keyRef            // first mention of the split
+	keyRefs    map[string]keyRef // location of each key that is set
 
-	base *Split // of a split under the settings of a path: the split itself; else nil
-	path string // and that path, from the split's name on
+	base *Split // under the settings of a path, the split itself; otherwise nil
+	path string // the path with settings, beginning with the name of base
 }
 
-// Source is one table [[splits.X.sources]].
+// A Source is one table [[splits.X.sources]].
 type Source struct {
-	Tokens    []string // paths and globs, as written
+	Tokens    []string // paths and globs, as configured
 	Weight    float64
-	VocabSize int64 // 0: the split's
+	VocabSize int64 // 0 for that of the split
 	Aligned   []AlignedArray
 }
 
-// An AlignedArray is one table [[splits.X.arrays]]: an array beside the tokens.
+// An AlignedArray is one table [[splits.X.arrays]]: an array with one element per token.
 type AlignedArray struct {
 	Name   string
-	Files  []string // paths and globs, as written
+	Files  []string // paths and globs, as configured
 	At     sampler.At
-	DType  array.DType // of headerless files, as is Shape; empty: not written
-	Shape  []int       // of an element
+	DType  array.DType // dtype of headerless files; empty if not set
+	Shape  []int       // shape of an element of headerless files
 	Format string
 	Tensor string
 }
 
-// Default returns the configuration of an empty file.
+// Default returns the configuration of an empty file, which has no splits.
 func Default() *Config {
 	c := &Config{Mount: Mount{UID: int64(os.Getuid()), GID: int64(os.Getgid())}}
 	memoryTable.setInitial(&c.Memory)
@@ -156,7 +164,7 @@ func defaultSplit() *Split {
 	return s
 }
 
-// Named returns the split with a name.
+// Named returns the split with this name. The error lists the names that exist.
 func (c *Config) Named(name string) (*Split, error) {
 	var names []string
 	for _, s := range c.Splits {
@@ -168,7 +176,8 @@ func (c *Config) Named(name string) (*Split, error) {
 	return nil, fmt.Errorf("no split %q; there are %q", name, names)
 }
 
-// MakeAbsolute makes paths that are relative to the working directory relative to dir.
+// MakeAbsolute resolves relative paths against dir, which is the working directory of the process
+// that decoded c.
 func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
 		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
@@ -182,7 +191,7 @@ func (c *Config) MakeAbsolute(dir string) {
 	}
 }
 
-// IsRemote says whether some files of the split are objects in a store.
+// IsRemote reports whether the split reads any objects from a store.
 func (s *Split) IsRemote() bool {
 	var patterns []string
 	for _, source := range s.sources() {
@@ -194,13 +203,13 @@ func (s *Split) IsRemote() bool {
 	return slices.ContainsFunc(patterns, blob.IsRemote)
 }
 
-// SourceFiles are the absolute paths of the files of a source.
+// SourceFiles lists the absolute paths or URLs of the files of a source.
 type SourceFiles struct {
 	Main    []string
-	Aligned [][]string // of each array beside the main one
+	Aligned [][]string // files of each aligned array
 }
 
-// sources are Sources, or Tokens as one source.
+// sources returns Sources, or a single source for Tokens.
 func (s *Split) sources() []Source {
 	if len(s.Sources) > 0 {
 		return s.Sources
@@ -208,13 +217,14 @@ func (s *Split) sources() []Source {
 	return []Source{{Tokens: s.Tokens, VocabSize: s.VocabSize, Aligned: s.Aligned}}
 }
 
-// Files returns the files of each source, without arrays that WithFound added; Tokens are one
-// source. The matches of a glob are sorted, and there must be one; from lists those in a store. A
-// file that is named without a glob need not exist. The error names the key.
+// Files returns the files of each source; Tokens count as one source. It leaves out arrays that
+// WithFound added. The matches of a glob are sorted, and a glob must have at least one match. A
+// file that is named without a glob need not exist. from lists the objects of a store. The error
+// names the key.
 func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
-	key, besideKey, besides := "tokens", "arrays", s.alignedDir
+	key, alignedKey, alignedDir := "tokens", "arrays", s.alignedDir
 	if len(s.Sources) > 0 {
-		key, besideKey, besides = "sources", "sources", s.dir
+		key, alignedKey, alignedDir = "sources", "sources", s.dir
 	}
 	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
@@ -228,7 +238,7 @@ func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 		files := SourceFiles{Main: resolve(s.dir, key, source.Tokens)}
 		for _, b := range source.Aligned {
 			if s.ArraysAreSet() {
-				files.Aligned = append(files.Aligned, resolve(besides, besideKey, b.Files))
+				files.Aligned = append(files.Aligned, resolve(alignedDir, alignedKey, b.Files))
 			}
 		}
 		all = append(all, files)
@@ -236,10 +246,10 @@ func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 	return all, err
 }
 
-// AlignedOf returns the arrays beside the tokens of a source.
+// AlignedOf returns the arrays that are aligned with the tokens of a source.
 func (s *Split) AlignedOf(source int) []AlignedArray { return s.sources()[source].Aligned }
 
-// DocumentsSetting is the value of the key documents: a bool, or "files".
+// DocumentsSetting returns the value of the key documents: a bool, or "files".
 func (s *Split) DocumentsSetting() any {
 	if s.FilesAreDocuments {
 		return "files"
@@ -247,13 +257,13 @@ func (s *Split) DocumentsSetting() any {
 	return s.Documents
 }
 
-// IsSet says whether the configuration has a key for the split, in its own table or in [batch].
+// IsSet reports whether the configuration sets a key for the split, in its own table or in [batch].
 func (s *Split) IsSet(key string) bool {
 	_, ok := s.keyRefs[key]
 	return ok
 }
 
-// ArraysAreSet says whether the configuration names arrays beside the tokens, or says that there are none.
+// ArraysAreSet reports whether the configuration lists the aligned arrays. The list may be empty.
 func (s *Split) ArraysAreSet() bool { return s.IsSet("arrays") || s.IsSet("sources.arrays") }
 
 // VocabSizes returns the vocab_size of each source, or 0 for a source without one. Tokens count as
@@ -270,8 +280,9 @@ func (s *Split) VocabSizeOf(source int) int64 {
 	return cmp.Or(s.sources()[source].VocabSize, s.VocabSize)
 }
 
-// MessagePrefix begins a message: it says where the first of keys that was written stands, or else where the split was first named. For
-// a split under the settings of a path it is that path and the first of keys.
+// MessagePrefix returns the beginning of a message about some keys: the location of the first of
+// them that is set, or else of the first mention of the split. For a split under the settings of a
+// path, it is that path and the first of keys.
 func (s *Split) MessagePrefix(keys ...string) string {
 	if s.base != nil {
 		return strings.Join(append([]string{s.path}, keys[:min(1, len(keys))]...), ": ")
@@ -284,7 +295,7 @@ func (s *Split) MessagePrefix(keys ...string) string {
 	return s.named.String()
 }
 
-// check returns an error for keys that are wrong only together.
+// check returns an error for values that are wrong only in combination.
 func (s *Split) check() error {
 	switch {
 	case len(s.Tokens) == 0 && len(s.Sources) == 0:
@@ -292,7 +303,8 @@ func (s *Split) check() error {
 	case len(s.Tokens) > 0 && len(s.Sources) > 0:
 		return fmt.Errorf("%s: split %s must have tokens or sources, not both", s.MessagePrefix("tokens", "sources"), s.Name)
 	case len(s.Aligned) > 0 && len(s.Sources) > 0:
-		return fmt.Errorf("%s: split %s has sources: name the arrays beside the tokens of each, in [[splits.%s.sources.arrays]]", s.MessagePrefix("arrays"), s.Name, s.Name)
+		return fmt.Errorf("%s: split %s has sources; list the arrays of each source in [[splits.%s.sources.arrays]]",
+			s.MessagePrefix("arrays"), s.Name, s.Name)
 	case s.Rank >= s.World:
 		return fmt.Errorf("%s: must be below world, which is %d in splits.%s (got %d)", s.MessagePrefix("rank", "world"), s.World, s.Path(), s.Rank)
 	case s.BatchSize*s.World > sampler.MaxRows:
@@ -314,46 +326,49 @@ func (s *Split) check() error {
 	return nil
 }
 
+// checkHostShares checks the combination of keys that give each host a share of the tokens.
 func (s *Split) checkHostShares() error {
 	switch {
 	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
-		return fmt.Errorf("%s: is for shuffle_block, with which each host has a share of the tokens (got %d without it in splits.%s); set both, or neither",
+		return fmt.Errorf("%s: needs shuffle_block, which gives each host a share of the tokens (got %d without it in splits.%s); set both or neither",
 			s.MessagePrefix("local_world"), s.LocalWorld, s.Path())
 	case s.ShuffleBlock == 0:
 		return nil
 	case s.Order != sampler.Shuffle:
-		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q in splits.%s); set that, or shuffle_block = 0", s.MessagePrefix("shuffle_block", "order"), s.Order, s.Path())
+		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q in splits.%s); set that, or shuffle_block = 0",
+			s.MessagePrefix("shuffle_block", "order"), s.Order, s.Path())
 	case s.Rows != sampler.Windows:
-		return fmt.Errorf("%s: needs rows = \"windows\" (got %q in splits.%s); set shuffle_block = 0: rows of documents are drawn from a few places at a time anyway",
+		return fmt.Errorf("%s: needs rows = \"windows\" (got %q in splits.%s); set shuffle_block = 0, because rows of documents are read from a few places at a time anyway",
 			s.MessagePrefix("shuffle_block", "rows"), s.Rows, s.Path())
 	case s.World%s.LocalWorld != 0:
 		return fmt.Errorf("%s: must divide world, which is %d in splits.%s (got %d)", s.MessagePrefix("local_world", "world"), s.World, s.Path(), s.LocalWorld)
 	case s.World/s.LocalWorld > sampler.MaxHosts:
-		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d in splits.%s)",
+		return fmt.Errorf("%s: world / local_world, the number of hosts, must be at most %d (got %d / %d in splits.%s)",
 			s.MessagePrefix("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.Path())
-	case s.IsRemote() && s.ShuffleBlock%s.fetched != 0:
-		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d in splits.%s), or two hosts fetch one block",
-			s.MessagePrefix("shuffle_block"), s.fetched, s.ShuffleBlock, s.Path())
+	case s.IsRemote() && s.ShuffleBlock%s.storeBlock != 0:
+		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d in splits.%s), or else two hosts would fetch the same block",
+			s.MessagePrefix("shuffle_block"), s.storeBlock, s.ShuffleBlock, s.Path())
 	}
 	return nil
 }
 
-// CheckVocabSize returns an error if a dtype cannot hold the tokens of a vocabulary of this size,
-// the largest of VocabSizes. Elements with axes are not tokens, so they are not checked.
+// CheckVocabSize returns an error if dtype cannot hold the tokens of a vocabulary of this size, the
+// largest of VocabSizes. It does not check elements with axes, because they are not tokens.
 func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error {
 	if len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
-		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; is it token_dtype = \"uint32\"?",
+		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; did you mean token_dtype = \"uint32\"?",
 			s.MessagePrefix("vocab_size", "sources"), dtype, size, s.Path())
 	}
 	return nil
 }
 
-// CheckAligned returns an error unless all sources have the same arrays beside their tokens, with different names.
+// CheckAligned returns an error unless all sources have the same aligned arrays, each with a
+// different name.
 func (s *Split) CheckAligned() error {
 	first := ""
 	for i, source := range s.sources() {
 		if len(source.Aligned) > maxAligned {
-			return fmt.Errorf("%s: at most %d arrays beside the tokens (got %d)", s.MessagePrefix("arrays", "sources"), maxAligned, len(source.Aligned))
+			return fmt.Errorf("%s: must be at most %d arrays (got %d)", s.MessagePrefix("arrays", "sources"), maxAligned, len(source.Aligned))
 		}
 		var names []string
 		seen := map[string]bool{}
@@ -365,12 +380,13 @@ func (s *Split) CheckAligned() error {
 			names = append(names, b.Name+" at "+string(b.At))
 		}
 		if first = cmp.Or(first, fmt.Sprint(names)); fmt.Sprint(names) != first {
-			return fmt.Errorf("%s: source %d has the arrays %s, source 0 has %s: all sources must have the same in the same order",
+			return fmt.Errorf("%s: source %d has the arrays %s, source 0 has %s; all sources must have the same arrays in the same order",
 				s.MessagePrefix("sources"), i, names, first)
 		}
 	}
 	return nil
 }
 
-// maxAligned leaves room for the other arrays of a batch.
+// maxAligned is the largest number of aligned arrays, which leaves room for the other arrays of a
+// batch.
 const maxAligned = array.Most - 6

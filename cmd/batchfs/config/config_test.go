@@ -19,15 +19,15 @@ import (
 	"batchfs/sampler"
 )
 
-// decodeText decodes a file config.toml with this text.
+// decodeText decodes text as the file config.toml.
 func decodeText(text string, sets ...string) (*Config, error) {
 	return RawConfig{"config.toml", text, sets}.decode()
 }
 
-// settings is a split without what only messages need.
+// settings returns a copy of a split without the fields that serve only messages.
 func settings(s *Split) Split {
 	plain := *s
-	plain.named, plain.keyRefs, plain.fetched = keyRef{}, nil, 0
+	plain.named, plain.keyRefs, plain.storeBlock = keyRef{}, nil, 0
 	return plain
 }
 
@@ -45,15 +45,15 @@ const train = "[splits.train]\ntokens = \"a.bin\"\n"
 
 func TestConfigErrors(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
-		// Unknown keys, with where they belong if they are known elsewhere.
+		// Unknown keys. If another table has the key, the error names it.
 		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [store], [log]`},
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, budget, page_cache`},
-		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},
-		{"seed = 1", `config.toml:1: seed: unknown key; seed must stand in [batch] or [splits.X]`},
-		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens must stand in [splits.X]`},
-		{train + "mountpoint = '/m'", `config.toml:3: splits.train.mountpoint: unknown key; mountpoint must stand in front of all tables`},
+		{"level = 'warn'", `config.toml:1: level: unknown key; level belongs in [log]`},
+		{"seed = 1", `config.toml:1: seed: unknown key; seed belongs in [batch] or [splits.X]`},
+		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens belongs in [splits.X]`},
+		{train + "mountpoint = '/m'", `config.toml:3: splits.train.mountpoint: unknown key; mountpoint belongs in front of all tables`},
 
 		// Values.
 		{"mountpoint = 7", `config.toml:1: mountpoint: must be a path (got 7)`},
@@ -62,15 +62,15 @@ func TestConfigErrors(t *testing.T) {
 		{"[batch]\nseed = 9223372036854775808", `config.toml:2: 9223372036854775808 is out of range`},
 		{"[splits.a]\ntokens = [\n'a',\n1]", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got ["a", 1])`},
 		{"[splits.a]\nseed = '''\n\n'''\n", `config.toml:2: splits.a.seed: must be a whole number `},
-		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got "0644")`},
+		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits that permit only reading, as in "0440" (got "0644")`},
 		{"[mount]\ntimeout = '99ms'", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got "99ms")`},
 
-		// Tables and values in each other's place.
+		// Tables instead of values, and values instead of tables.
 		{"batch = 7", `config.toml:1: batch: must be a table, [batch] (got 7)`},
 		{"[splits]\ntrain = 'a.bin'", `config.toml:2: splits.train: must be a table, [splits.train] (got "a.bin")`},
 		{"[[batch]]\nseed = 1", `config.toml:1: batch: must be a table, [batch] (got a list of tables)`},
 
-		// Every way to write a key has its line.
+		// Errors have the right line for every way to write a key.
 		{"\nbatch.seed = 1\nbatch.sede = 1", `config.toml:3: batch.sede: unknown`},
 		{"\"batch\".'seed' = -1", `config.toml:1: batch.seed: must be a whole`},
 		{"batch = {seed = 1,\n sede = 2}", `config.toml:1: batch.sede: unknown`},
@@ -81,7 +81,7 @@ func TestConfigErrors(t *testing.T) {
 		{"\"se,de\" = 1", `config.toml:1: "se,de": unknown`},
 		{"\ufeffsede = 1", `config.toml:1: sede: unknown`},
 
-		// What is missing, and what only several keys make wrong.
+		// Missing keys, and values that are wrong only in combination.
 		{train + "[splits.val]\nseed = 1", `config.toml:3: splits.val: split val must have tokens, e.g. tokens = "data/val.bin" (got none)`},
 		{train + "rank = 1", `config.toml:3: splits.train.rank: must be below world, which is 1 in splits.train (got 1)`},
 		{train + "world = 2\n[batch]\nrank = 3\nworld = 4", `config.toml:5: batch.rank: must be below world, which is 2 in splits.train (got 3)`},
@@ -93,7 +93,7 @@ func TestConfigErrors(t *testing.T) {
 		{"[splits.\"a\\nb\"]", `config.toml:1: splits."a\nb": a split's name must be `},
 		{"[splits." + strings.Repeat("x", 101) + "]", `config.toml:1: splits.xx`},
 
-		// What is no TOML.
+		// Invalid TOML.
 		{"\nseed: 7", `config.toml:2: expected`},
 		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead`},
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
@@ -103,7 +103,8 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// Commas divide the kernel's list of options, so that a text in it could add others, such as dev: no field is one. An address has no comma.
+// No field of Mount is a string: the kernel separates mount options with commas, so a string could
+// add options such as dev. An address cannot contain a comma.
 func TestMountOptionsAreNoText(t *testing.T) {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Mount]()) {
 		if k := field.Type.Kind(); field.Type != reflect.TypeFor[netip.AddrPort]() && k != reflect.Bool && k != reflect.Int && k != reflect.Int64 && k != reflect.Uint32 {
@@ -119,7 +120,7 @@ func TestSetErrors(t *testing.T) {
 		{"", "--set " + usage},
 		{"batch..seed=1", "--set batch..seed=1" + usage},
 		{"[batch]\nseed=1", "--set [batch]\nseed=1" + usage},
-		{"seed=1", "--set seed: unknown key; seed must stand in [batch] or [splits.X]"},
+		{"seed=1", "--set seed: unknown key; seed belongs in [batch] or [splits.X]"},
 		{"batch={seed=1,sede=2}", "--set batch.sede: unknown key; must be one of "},
 		{"batch.seed=", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "")`},
 		{"splits.tarin.seed=7", "--set splits.tarin.seed: split tarin must have tokens"},
@@ -144,45 +145,45 @@ func TestSplitErrors(t *testing.T) {
 	)
 	for _, test := range []struct{ text, at, want string }{
 		{train + "on_change = 'ignore'", "3: splits.train.on_change", `must be error or follow (got "ignore")`},
-		{"[batch]\non_change = 'follow'", "2: batch.on_change", "unknown key; on_change must stand in [splits.X]"},
+		{"[batch]\non_change = 'follow'", "2: batch.on_change", "unknown key; on_change belongs in [splits.X]"},
 		{train + "torch_state = 7", "3: splits.train.torch_state", "must be a path (got 7)"},
 
 		{train32 + "'" + digits + "0123456789ABCDEF'", "3: splits.train.expect_fingerprint", notHex},
 		{train32 + "12345678901234567", "3: splits.train.expect_fingerprint", notHex + "12345678901234567)"},
 		{"[batch]\nexpect_fingerprint = ''", "2: batch.expect_fingerprint",
-			"unknown key; expect_fingerprint must stand in [splits.X]"},
+			"unknown key; expect_fingerprint belongs in [splits.X]"},
 
-		{train + "order = 'shuffle'\nshuffle_block = '64'", "4: splits.train.shuffle_block", `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or that in bytes (got "64")`},
-		{train + "order = 'shuffle'\nshuffle_block = '1MiB'\nrows = 'packed'", "4: splits.train.shuffle_block", `needs rows = "windows" (got "packed" in splits.train); set shuffle_block = 0: `},
+		{train + "order = 'shuffle'\nshuffle_block = '64'", "4: splits.train.shuffle_block", `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or a number of bytes (got "64")`},
+		{train + "order = 'shuffle'\nshuffle_block = '1MiB'\nrows = 'packed'", "4: splits.train.shuffle_block", `needs rows = "windows" (got "packed" in splits.train); set shuffle_block = 0, because `},
 		{train + "shuffle_block = '1MiB'", "3: splits.train.shuffle_block", `needs order = "shuffle" (got "random" in splits.train)`},
 		{"[batch]\nlocal_world = 8\nworld = 12\norder = 'shuffle'\nshuffle_block = '1MiB'\n" + train, "2: batch.local_world", "must divide world, which is 12 in splits.train (got 8)"},
 		{"[splits.train]\ntokens = 's3://a/b.bin'\norder = 'shuffle'\nshuffle_block = '6MiB'", "4: splits.train.shuffle_block",
-			"must be a multiple of store.block_bytes, which is 4194304 (got 6291456 in splits.train), or two hosts fetch one block"},
+			"must be a multiple of store.block_bytes, which is 4194304 (got 6291456 in splits.train), or else two hosts would fetch the same block"},
 
-		// Sources as tables.
+		// Sources written as tables.
 		{testfiles.Mixture("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
 		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
 			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
-			"unknown key; seed must stand in [batch] or [splits.X]"},
+			"unknown key; seed belongs in [batch] or [splits.X]"},
 		{"[batch]\ntoken_dtype = 'uint16'\n" + testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "3: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
 		{"[batch]\nvocab_size = 128256\ntoken_dtype = 'uint16'\n" + train, "2: batch.vocab_size",
-			`uint16 cannot hold the tokens of a vocabulary of 128256 in splits.train; is it token_dtype = "uint32"?`},
+			`uint16 cannot hold the tokens of a vocabulary of 128256 in splits.train; did you mean token_dtype = "uint32"?`},
 		{testfiles.Mixture("weight = 1", ""), "4: splits.mix.sources.1", noWeight},
 		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
 		{"[[splits.mix.sources]]\nweight = 1\ntokens = [\n'a',\n1]", "3: splits.mix.sources.0.tokens",
 			"must be a path, a glob, or a list"},
 		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
-		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources must stand in [splits.X]"},
+		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources belongs in [splits.X]"},
 
-		// And as a list, whose keys all stand where the list does.
+		// Sources written as a list. All of their keys have the line of the list.
 		{"[splits.mix]\nsources = []", "2: splits.mix.sources", notTables + "[])"},
 		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
 
 		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
 		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
-		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
+		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight belongs in [[splits.X.sources]]"},
 	} {
 		refused(t, "config.toml:"+test.at+": "+test.want, test.text)
 	}
@@ -206,7 +207,8 @@ func TestSet(t *testing.T) {
 		get  func(*Config) any
 		want any
 	}{
-		// A split's own key, then [batch], then the default; --set over the file at each.
+		// Precedence: the split's own key, then [batch], then the default. --set overrides the file
+		// in each.
 		{nil, seeds, []uint64{1, 2}},
 		{[]string{"batch.seed=7"}, seeds, []uint64{7, 2}},
 		{[]string{"splits.train.seed=7"}, seeds, []uint64{7, 2}},
@@ -243,7 +245,7 @@ func TestSet(t *testing.T) {
 		{[]string{`splits.train.tokens=it's "b".bin`}, tokens, []string{`it's "b".bin`}},
 		{[]string{"splits.train.tokens=b\nc.bin"}, tokens, []string{"b\nc.bin"}},
 		{[]string{`splits.train.tokens=b\c.bin`}, tokens, []string{`b\c.bin`}},
-		{[]string{"splits.train.tokens=\xff.bin"}, tokens, []string{"\xff.bin"}}, // no UTF-8
+		{[]string{"splits.train.tokens=\xff.bin"}, tokens, []string{"\xff.bin"}}, // not UTF-8
 
 		{[]string{"splits.a.tokens=x", "splits.val.tokens=y"}, func(c *Config) any {
 			var all []string
@@ -262,7 +264,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// Sources are the same however they are written, and a later list replaces an earlier one.
+// All ways to write sources are equivalent, and a later list replaces an earlier one.
 func TestSources(t *testing.T) {
 	want := []Source{{[]string{"a.bin"}, 0.5, 0, nil}, {[]string{"a.bin"}, 3, 65, nil}}
 	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
@@ -289,7 +291,7 @@ func TestSources(t *testing.T) {
 
 func TestTokenFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
-	const dir = "it's [mine]*" // of a person who likes globs
+	const dir = "it's [mine]*" // looks like a glob
 	for _, name := range []string{"b.bin", "a.bin", "[ab].bin", "c/1.bin", "c/0.bin"} {
 		testfiles.Write(t, map[string]string{filepath.Join(dir, name): ""})
 	}
@@ -298,14 +300,14 @@ func TestTokenFiles(t *testing.T) {
 	file := filepath.Join(dir, "config.toml")
 	const name = "it's [mine]*/config.toml:2: splits.a.tokens: "
 	for _, test := range []struct {
-		tokens string // in the file
-		set    string // with --set
+		tokens string // value in the file
+		set    string // value in --set
 		want   []string
 		err    string
 	}{
 		{tokens: `"a.bin"`, want: []string{dir + "/a.bin"}},
 		{tokens: `"./c/../a.bin"`, want: []string{dir + "/a.bin"}},
-		{tokens: `"none.bin"`, want: []string{dir + "/none.bin"}}, // opening it tells more
+		{tokens: `"none.bin"`, want: []string{dir + "/none.bin"}}, // fails when it is opened
 		{tokens: `"[ab].bin"`, want: []string{dir + "/[ab].bin"}},
 		{tokens: `"?.bin"`, want: []string{dir + "/a.bin", dir + "/b.bin"}},
 		{tokens: `["c/*.bin", "b.bin"]`, want: []string{dir + "/c/0.bin", dir + "/c/1.bin", dir + "/b.bin"}},
@@ -337,7 +339,8 @@ func TestTokenFiles(t *testing.T) {
 		}
 	}
 
-	// A path to one file is relative to the file that it stands in, or to the working directory.
+	// The value of mountpoint or torch_state is relative to the configuration file, or to the
+	// working directory if set with --set.
 	testfiles.Write(t, map[string]string{file: "mountpoint = 'm'\n" + train + "torch_state = 'no.bin'\n[splits.val]\ntokens = 'b'\ntorch_state = 'rng.bin'"})
 	if c, err := load(file, []string{"splits.train.torch_state=rng.bin"}); err != nil || c.Mountpoint != dir+"/m" ||
 		c.Splits[0].StateFile != "rng.bin" || c.Splits[1].StateFile != dir+"/rng.bin" {
@@ -348,7 +351,7 @@ func TestTokenFiles(t *testing.T) {
 	}
 }
 
-// FuzzConfig: whatever is accepted is valid, and the error of whatever is not says where it stands.
+// FuzzConfig checks that accepted configurations are valid, and that errors name the line or --set.
 func FuzzConfig(f *testing.F) {
 	reference, err := os.ReadFile("../../../config.toml")
 	testfiles.NoError(f, err)
@@ -394,7 +397,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkValid checks what only several keys make true, and what the kernel and the file tree need.
+// checkValid checks the constraints between keys, and what the kernel and the file tree rely on.
 func checkValid(t testing.TB, c *Config) {
 	t.Helper()
 	names := map[string]bool{}

@@ -14,13 +14,15 @@ import (
 	"batchfs/sampler"
 )
 
-// RawConfig is a configuration as it was written: the text of a file, and --set arguments over it.
+// A RawConfig is a configuration as the user wrote it: the text of a file, and --set arguments that
+// override it.
 type RawConfig struct {
-	File, Text string // both are empty where there is no file
+	File, Text string // path and text of the file; both are empty if there is none
 	Sets       []string
 }
 
-// Decode returns the configuration, which has at least one split. The error names the key that is wrong, its line, and the rule.
+// Decode returns the configuration, which has at least one split. The error names the line, the key
+// and the rule that its value breaks.
 func (r RawConfig) Decode() (*Config, error) {
 	c, err := r.decode()
 	if err == nil && len(c.Splits) == 0 {
@@ -35,7 +37,8 @@ func (r RawConfig) decode() (*Config, error) {
 		return nil, err
 	}
 	c, batch := Default(), defaultSplit()
-	for _, inSplits := range []bool{false, true} { // each split begins with the values of [batch]
+	// Decode the splits last, because each begins as a copy of [batch].
+	for _, inSplits := range []bool{false, true} {
 		for _, d := range docs {
 			for _, k := range d.keys {
 				if (k[0] == "splits") == inSplits {
@@ -48,7 +51,7 @@ func (r RawConfig) decode() (*Config, error) {
 		return nil, err
 	}
 	for _, s := range c.Splits {
-		s.fetched = c.Store.BlockBytes
+		s.storeBlock = c.Store.BlockBytes
 		s.settle()
 		if err := s.check(); err != nil {
 			return nil, err
@@ -57,7 +60,7 @@ func (r RawConfig) decode() (*Config, error) {
 	return c, nil
 }
 
-// documents are the file and the --set arguments; each overrides those before it.
+// documents parses the file and the --set arguments. Each document overrides those before it.
 func (r RawConfig) documents() (docs []*document, err error) {
 	if r.File != "" {
 		d, err := parse(r.File, r.Text)
@@ -76,23 +79,25 @@ func (r RawConfig) documents() (docs []*document, err error) {
 	return docs, nil
 }
 
+// settle computes the settings for the sampler that follow from several keys.
 func (s *Split) settle() {
 	s.Settings.Arrays = nil
 	for _, b := range s.AlignedOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
 	}
-	ofDocuments := s.Rows != sampler.Windows
+	rowsNeedDocuments := s.Rows != sampler.Windows
 	switch {
-	case s.EndOfText >= 0 && !s.FilesAreDocuments && !ofDocuments:
+	case s.EndOfText >= 0 && !s.FilesAreDocuments && !rowsNeedDocuments:
 		s.Ends = sampler.EndsByToken
-	case s.Documents || s.MaskTargets || ofDocuments:
+	case s.Documents || s.MaskTargets || rowsNeedDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
-// WithFound returns the split with what lies beside its files where the configuration says nothing: the last token of a document, or
-// -1, and arrays of each source.
+// WithFound returns the split with settings that were found next to its files, unless the
+// configuration sets them: eot, the last token of each document or -1, and the arrays of each
+// source.
 func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 	n := *s
 	if !s.IsSet("eot") && s.Ends != sampler.EndsUnknown {
@@ -112,6 +117,7 @@ func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 	return &n
 }
 
+// decodeKey sets the field of c, or of batch for a key of [batch], from the key k of a document.
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	at, v := keyRef{d, k}, d.value(k)
 	if k[0] == "splits" && len(k) > 1 {
@@ -140,10 +146,10 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	case len(k) == 3 && k[0] == "splits":
 		return c.split(at, batch).decodeKey(at, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
-		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
+		if tables(d.value(k[:3])) == nil { // such as sources.weight = 1
 			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRules[k[2]])
 		}
-		return nil // set with the list
+		return nil // decoded together with the whole list
 	}
 	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
 }
@@ -166,13 +172,13 @@ func checkName(name string) error {
 	switch {
 	case name == "", len(name) > 100, strings.HasPrefix(name, "."), strings.ContainsAny(name, "/=,"), strings.ContainsFunc(name, unicode.IsControl),
 		name == "README", name == "status.json", name == "metrics":
-		return fmt.Errorf("a split's name must be 1 to 100 bytes, without / = , and control characters, not begin with a dot, and not be README, "+
-			"status.json or metrics (got %q)", name)
+		return fmt.Errorf("a split's name must be 1 to 100 bytes without / = , and control characters, must not begin with a dot, and must not be "+
+			"README, status.json or metrics (got %q)", name)
 	}
 	return nil
 }
 
-// split returns the split that a key names: at first a copy of [batch].
+// split returns the split that a key names. It adds a new split as a copy of [batch].
 func (c *Config) split(at keyRef, batch *Split) *Split {
 	if s, err := c.Named(at.key[1]); err == nil {
 		return s
@@ -183,7 +189,7 @@ func (c *Config) split(at keyRef, batch *Split) *Split {
 	return &s
 }
 
-// listRules say how to write lists of tables.
+// listRules maps keys whose values are lists of tables to the rule for messages.
 var listRules = map[string]string{
 	"sources": `a list of tables, as in [{tokens = "a.bin", weight = 1}]`,
 	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
@@ -196,9 +202,9 @@ func (s *Split) setSources(at keyRef, v any) (err error) {
 		return err
 	}
 	for i, table := range tables(v) {
-		if beside, ok := table["arrays"]; ok {
+		if arrays, ok := table["arrays"]; ok {
 			s.keyRefs["sources.arrays"] = at.inner(strconv.Itoa(i))
-			if err := setAligned(at.inner(strconv.Itoa(i), "arrays"), beside, &s.Sources[i].Aligned); err != nil {
+			if err := setAligned(at.inner(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {
 				return err
 			}
 		}
@@ -206,7 +212,7 @@ func (s *Split) setSources(at keyRef, v any) (err error) {
 	return nil
 }
 
-// setAligned sets arrays beside tokens from a list of tables, which may be empty.
+// setAligned decodes aligned arrays from a list of tables, which may be empty.
 func setAligned(at keyRef, v any, list *[]AlignedArray) (err error) {
 	if none, ok := v.([]any); ok && len(none) == 0 {
 		*list = []AlignedArray{}
@@ -216,8 +222,8 @@ func setAligned(at keyRef, v any, list *[]AlignedArray) (err error) {
 	return err
 }
 
-// decodeTables decodes a list of tables, each of which needs the keys in must.
-func decodeTables[C any](at keyRef, v any, keys *table, must ...string) (all []C, err error) {
+// decodeTables decodes a list of tables. Each table needs the required keys.
+func decodeTables[C any](at keyRef, v any, keys *table, required ...string) (all []C, err error) {
 	list := tables(v)
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRules[at.key[len(at.key)-1]], show(v))
@@ -225,15 +231,15 @@ func decodeTables[C any](at keyRef, v any, keys *table, must ...string) (all []C
 	for i, table := range list {
 		var c C
 		keys.setInitial(&c)
-		of := at.inner(strconv.Itoa(i))
+		item := at.inner(strconv.Itoa(i))
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if err := setKey(of.inner(name), table[name], &c, nil, keys); err != nil {
+			if err := setKey(item.inner(name), table[name], &c, nil, keys); err != nil {
 				return nil, err
 			}
 		}
-		for _, name := range must {
+		for _, name := range required {
 			if _, ok := table[name]; !ok {
-				return nil, fmt.Errorf("%s: must have %s, %s (got none)", of, name, keys.find(name).rule)
+				return nil, fmt.Errorf("%s: must have %s, %s (got none)", item, name, keys.find(name).rule)
 			}
 		}
 		all = append(all, c)
@@ -241,7 +247,8 @@ func decodeTables[C any](at keyRef, v any, keys *table, must ...string) (all []C
 	return all, nil
 }
 
-// setKey sets the field of c for a key, which must be in one of some tables, and keeps its keyRef in refs, unless that is nil.
+// setKey sets the field of c for the key at, which must be in one of the known tables. It records
+// the key in refs, unless refs is nil.
 func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) error {
 	name := at.key[len(at.key)-1]
 	var names []string
@@ -256,7 +263,7 @@ func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) er
 		if path, isText := v.(string); k.isFile && isText && path != "" {
 			v = at.doc.relative(path)
 		}
-		if k.set != nil && !k.set(c, v) { // lists of tables are decoded by the caller
+		if k.set != nil && !k.set(c, v) { // the caller decodes lists of tables
 			return fmt.Errorf("%s: must be %s (got %s)", at, k.rule, show(v))
 		}
 		if refs != nil {
@@ -268,7 +275,8 @@ func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) er
 	return unknownKey(at, names)
 }
 
-// unknownKey is the error for a key that its table does not have: it names the table that has the key, or else lists this table's names.
+// unknownKey returns the error for a key that its table does not have. It names the table that has
+// the key, or else lists the keys of this table.
 func unknownKey(at keyRef, names []string) error {
 	name := at.key[len(at.key)-1]
 	for _, t := range allTables {
@@ -277,7 +285,7 @@ func unknownKey(at keyRef, names []string) error {
 			home += " or [splits.X]"
 		}
 		if t.find(name) != nil {
-			return fmt.Errorf("%s: unknown key; %s must stand in %s", at, name, home)
+			return fmt.Errorf("%s: unknown key; %s belongs in %s", at, name, home)
 		}
 	}
 	return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))

@@ -12,25 +12,26 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// A document is one TOML text: the configuration file, or one --set argument.
+// A document is a parsed TOML text: the configuration file, or one --set argument.
 type document struct {
 	text string
 	name string     // path of the file; empty for --set
-	keys []toml.Key // without duplicates, in the order of the text
+	keys []toml.Key // all keys without duplicates, in text order
 	tree map[string]any
 }
 
-// A keyRef is the key, in a document, that set a value.
+// A keyRef is a key in a document.
 type keyRef struct {
 	doc *document
 	key toml.Key
 }
 
+// inner returns the key with names appended.
 func (o keyRef) inner(names ...string) keyRef {
 	return keyRef{o.doc, append(slices.Clone(o.key), names...)}
 }
 
-// String names the key and where it stands, as the beginning of a message.
+// String returns the location and name of the key, for the beginning of a message.
 func (o keyRef) String() string {
 	if o.doc.name == "" {
 		return "--set " + o.key.String()
@@ -44,7 +45,8 @@ func parse(name, text string) (*document, error) {
 	meta, err := toml.Decode(text, &d.tree)
 	var syntax toml.ParseError
 	if errors.As(err, &syntax) {
-		// The decoder's line is the last one of a string of several lines, and one too low at the end of the text.
+		// Count the lines up to Position.Start, because the decoder's own line number is that of
+		// the end of a multi-line string, and one too low at the end of the text.
 		line := 1 + strings.Count(text[:min(max(syntax.Position.Start, 0), len(text))], "\n")
 		return nil, fmt.Errorf("%s:%d: %s", name, line, syntax.Message)
 	}
@@ -58,10 +60,12 @@ func parse(name, text string) (*document, error) {
 	return d, err
 }
 
-// parseSet parses a --set argument. Strings need no quotes: a value that is not TOML is a string.
+// parseSet parses a --set argument. A value that is not TOML is taken as a string, so strings need
+// no quotes.
 func parseSet(arg string) (*document, error) {
 	name, value, ok := strings.Cut(arg, "=")
-	// The value is added after parsing: TOML text must be UTF-8 without control characters, which a path need not be.
+	// The value is set after parsing, because a path may contain control characters and bytes that
+	// are not UTF-8, which TOML does not allow.
 	unquoted, err := parse("", name+` = ""`)
 	if !ok || err != nil || len(unquoted.keys) != 1 || strings.ContainsAny(name, "\r\n") {
 		return nil, fmt.Errorf("--set %s: must be key=value, e.g. --set batch.seed=7", arg)
@@ -76,6 +80,7 @@ func parseSet(arg string) (*document, error) {
 	return unquoted, nil
 }
 
+// value returns the value of a key, or nil. A number in the key is an index into a list of tables.
 func (d *document) value(k toml.Key) any {
 	var v any = d.tree
 	for _, name := range k {
@@ -93,12 +98,12 @@ func (d *document) value(k toml.Key) any {
 	return v
 }
 
-// tables returns a list of tables, and nil for any other value.
+// tables returns value as a list of tables, or nil if it is anything else.
 func tables(value any) (list []map[string]any) {
 	if list, ok := value.([]map[string]any); ok {
 		return list
 	}
-	values, _ := value.([]any) // as [{...}, {...}] is decoded
+	values, _ := value.([]any) // decoded from [{...}, {...}]
 	for _, v := range values {
 		table, ok := v.(map[string]any)
 		if !ok {
@@ -109,7 +114,7 @@ func tables(value any) (list []map[string]any) {
 	return list
 }
 
-// relative is a path in the document for this process: in a file, paths are relative to the file.
+// relative resolves a path from the document. Paths in a file are relative to the file.
 func (d *document) relative(path string) string {
 	if d.name == "" || filepath.IsAbs(path) {
 		return path
@@ -117,24 +122,24 @@ func (d *document) relative(path string) string {
 	return filepath.Join(filepath.Dir(d.name), path)
 }
 
-// line returns the number of the line, from 1, on which the statement that sets a key begins.
+// line returns the number of the line, from 1, on which the statement that sets k begins.
 func (d *document) line(k toml.Key) int {
-	for len(k) > 1 && d.value(k) == nil { // within a value
+	for len(k) > 1 && d.value(k) == nil { // k is inside a value
 		k = k[:len(k)-1]
 	}
-	begins, end := []int{0}, 0 // offsets of statements, and the end of the current line, in bytes
+	begins, end := []int{0}, 0 // byte offsets of all statements and of the end of the current line
 	for line := range strings.Lines(d.text) {
 		end += len(line)
 		if strings.HasSuffix(strings.TrimSpace(line), ",") && !strings.Contains(line, "#") {
-			// No statement ends here, and parsing a long list after each of its lines would take
-			// minutes.
+			// No statement ends on this line, and parsing a long list anew after each line would
+			// take minutes.
 			continue
 		}
 		if _, err := parse("", d.text[begins[len(begins)-1]:end]); err == nil {
 			begins = append(begins, end)
 		}
 	}
-	// The key is set by the first statement after which the text has it.
+	// Find the first statement after which the text has the key.
 	setBy := sort.Search(len(begins)-1, func(i int) bool {
 		part, err := parse("", d.text[:begins[i+1]])
 		return err == nil && part.value(k) != nil
@@ -142,6 +147,7 @@ func (d *document) line(k toml.Key) int {
 	return 1 + strings.Count(d.text[:begins[setBy]], "\n")
 }
 
+// show formats a value for a message.
 func show(v any) string {
 	switch v := v.(type) {
 	case string:

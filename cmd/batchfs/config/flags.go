@@ -15,29 +15,30 @@ import (
 	"batchfs/cache/blob"
 )
 
-// Flags say where the configuration of a command comes from.
+// Flags are the flags of a command that say where its configuration comes from.
 type Flags struct {
-	Config string   // the file
-	Data   string   // a directory of token files, over the file
-	Sets   []string // key=value, over the file
+	Config string   // path of the configuration file
+	Data   string   // directory of token files, which overrides the file
+	Sets   []string // key=value, which override the file
 }
 
-// ErrNothingNamed is an error of Read.
-var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here; name one with -c, or a directory with " +
-	"train.bin and val.bin with --data")
+// ErrNothingNamed means that the flags name nothing and that there is no config.toml.
+var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in this directory; name a configuration file with -c, " +
+	"or a directory that has train.bin and val.bin with --data")
 
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default config.toml, where there is one)")
-	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin of this `directory`, or sets of files, as fineweb_train_000001.bin, "+
-		"train_text_document.bin or train_000001.npy; needs no configuration file, and goes before the tokens of one")
-	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "set one key over the file, `key=value`, any number of times")
+	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists)")
+	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin in this `directory`, or sets of files such as fineweb_train_000001.bin, "+
+		"train_text_document.bin or train_000001.npy; needs no configuration file, and overrides the tokens of one")
+	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "set a key to a value, overriding the configuration file; `key=value`, can be repeated")
 	cmd.MarkFlagDirname("data")
 	cmd.MarkFlagFilename("config", "toml")
 }
 
-// Read reads the configuration as it is written. Where the flags name nothing, it reads config.toml of the working directory, and
-// sets Config, so that reading again reads the same file; without such a file the error is ErrNothingNamed.
+// Read reads the configuration without decoding it. If the flags name nothing, it reads config.toml
+// in the working directory and sets Config, so that another Read reads the same file. Without such
+// a file, the error is ErrNothingNamed.
 func (f *Flags) Read() (RawConfig, error) {
 	sets := f.Sets
 	switch {
@@ -63,7 +64,7 @@ func (f *Flags) Read() (RawConfig, error) {
 	return raw, err
 }
 
-// Load is Read and Decode.
+// Load reads and decodes the configuration.
 func (f *Flags) Load() (*Config, error) {
 	raw, err := f.Read()
 	if err != nil {
@@ -72,17 +73,17 @@ func (f *Flags) Load() (*Config, error) {
 	return raw.Decode()
 }
 
-// dataSets returns the --set arguments that make splits of the token files in a directory.
+// dataSets returns --set arguments that define splits for the token files in a directory.
 func dataSets(dir string) (sets []string, err error) {
 	if blob.IsRemote(dir) {
-		return nil, fmt.Errorf("--data %s: name a directory of this machine; objects are named one by one, or by globs, as in "+
+		return nil, fmt.Errorf("--data %s: must be a local directory; name objects one by one or with a glob, as in "+
 			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
 	}
 	entries, err := os.ReadDir(dir)
 	if info, statErr := os.Stat(dir); statErr == nil && !info.IsDir() {
-		return nil, fmt.Errorf("--data %s: is a file: name the directory of token files; one file of tokens is mounted with "+
-			"--set splits.train.tokens=%[1]s in place of --data; of text, batchfs prepare %[1]s --out DIR makes some, "+
-			"and of a column of Parquet if --field names it", dir)
+		return nil, fmt.Errorf("--data %s: must be a directory of token files (got a file); if this is a token file, use "+
+			"--set splits.train.tokens=%[1]s instead of --data; if it is text, create token files with batchfs prepare %[1]s --out DIR; "+
+			"if it is Parquet, also name the column with --field", dir)
 	}
 	if err != nil {
 		return nil, err
@@ -97,26 +98,27 @@ func dataSets(dir string) (sets []string, err error) {
 		}
 	}
 	if len(sets) == 0 {
-		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or make them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
+		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
 	}
 	return sets, nil
 }
 
-const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what " +
-	"Megatron-LM adds, as in train_text_document.bin, .npy and .ds as .bin, and val the same way; name other files with " +
-	"--set splits.train.tokens=... in place of --data"
+const dataRule = "--data takes train.bin, or else numbered files such as train_000001.bin or fineweb_train_000001.bin, or files of " +
+	"Megatron-LM such as train_text_document.bin, each also as .npy or .ds, and the same for val; name other files with " +
+	"--set splits.train.tokens=... instead of --data"
 
-// dataName matches the names of token files of a split, given its name: before it may stand a name of the data, and behind it numbers
-// and what Megatron-LM adds.
+// dataName is a pattern for the names of a split's token files, with the name of the split as %s.
+// The name of the dataset may come before it, and numbers and Megatron-LM's suffixes after it.
 const dataName = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin, .npy or .ds where there is one,
-// or else the set of files with the name, or "". The error says that there are two sets, or that the glob would match another file.
+// dataPattern returns a glob for a split's token files among the entries of a directory: NAME.bin,
+// .npy or .ds if one exists, or else the set of files that dataName matches. The glob is empty if
+// there is none. It is an error if there are two sets, or if the glob would match other files too.
 func dataPattern(name string, entries []os.DirEntry) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataName, name))
-	var exact, kind string // kind is what the files of one set have in common
+	var exact, setKind string // setKind is equal for all files of one set
 	var set, others []string
 	for _, entry := range entries {
 		file := entry.Name()
@@ -127,20 +129,20 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, err error) {
 		}
 		if name+parts[4] == file {
 			if exact != "" {
-				return "", fmt.Errorf("is it %s or %s? %s", exact, file, dataRule)
+				return "", fmt.Errorf("both %s and %s exist; %s", exact, file, dataRule)
 			}
 			exact = file
 			continue
 		}
-		of := strings.Join([]string{parts[1], digits.ReplaceAllString(parts[2], ""), parts[3], parts[4]}, "/")
+		kind := strings.Join([]string{parts[1], digits.ReplaceAllString(parts[2], ""), parts[3], parts[4]}, "/")
 		if set = append(set, file); len(set) == 1 {
-			kind, glob = of, blob.EscapeGlob(parts[1])
+			setKind, glob = kind, blob.EscapeGlob(parts[1])
 			if parts[2] != "" {
 				glob += "*[0-9]"
 			}
 			glob += parts[3] + parts[4]
-		} else if kind != of {
-			err = cmp.Or(err, fmt.Errorf("are %s and %s files of one set? %s", set[0], file, dataRule))
+		} else if setKind != kind {
+			err = cmp.Or(err, fmt.Errorf("%s and %s are not files of one set; %s", set[0], file, dataRule))
 		}
 	}
 	if exact != "" {
@@ -148,7 +150,7 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, err error) {
 	}
 	for _, file := range others {
 		if ok, _ := filepath.Match(glob, file); ok {
-			err = cmp.Or(err, fmt.Errorf("is %s to be served, too? %s", file, dataRule))
+			err = cmp.Or(err, fmt.Errorf("unclear whether %s belongs to the split; %s", file, dataRule))
 		}
 	}
 	return glob, err

@@ -8,28 +8,28 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// --data takes the files that hold a split, and no others that look like them.
+// --data takes the token files of a split, and rejects directories where that is ambiguous.
 func TestData(t *testing.T) {
-	const rule = "--data takes train.bin, or else train with a number"
+	const rule = "--data takes train.bin, or else numbered files"
 	for _, test := range []struct{ files, train, val, err string }{
 		{"train.bin val.bin", "train.bin", "val.bin", ""},
 		{"train.bin train_old.bin train.tmp.bin train_1.bin train.bin.bak val.bin.part", "train.bin", "", ""},
 		{"train_000002.bin train_000001.bin val_000000.bin train_000003.bin.part", "train_000001.bin train_000002.bin", "val_000000.bin", ""},
-		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: are train-00001-of-00002.bin and train_000001.bin files of one set?"},
+		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: train-00001-of-00002.bin and train_000001.bin are not files of one set; "},
 		{"train-00000-of-00002.bin train-00001-of-00002.bin train_old.bin", "train-00000-of-00002.bin train-00001-of-00002.bin", "", ""},
 		{"val.bin train_old.bin", "", "val.bin", ""},
 		{"train_old.bin val.tmp.bin", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
-		{"train_1.bin train_old_2.bin", "", "", "data[1: is train_old_2.bin to be served, too? " + rule},
+		{"train_1.bin train_old_2.bin", "", "", "data[1: unclear whether train_old_2.bin belongs to the split; " + rule},
 		{"fineweb_val_000000.bin fineweb_train_000001.bin fineweb_train_000002.bin", "fineweb_train_000001.bin fineweb_train_000002.bin", "fineweb_val_000000.bin", ""},
 		{"train.npy val.npy pretrain_1.npy", "train.npy", "val.npy", ""},
 		{"train_00000.ds train_00000.ds.index train_00000.ds.metadata train_00001.ds", "train_00000.ds train_00001.ds", "", ""},
 		{"train_text_document.bin train_text_document.idx val_text_document.bin", "train_text_document.bin", "val_text_document.bin", ""},
 		{"train.bin fineweb_train_1.bin train_1.npy", "train.bin", "", ""},
-		{"train.bin train.npy", "", "", "data[1: is it train.bin or train.npy? " + rule},
-		{"a_train_1.bin b_train_1.bin", "", "", "data[1: are a_train_1.bin and b_train_1.bin files of one set? " + rule},
-		{"train_1.bin train_2.npy", "", "", "data[1: are train_1.bin and train_2.npy files of one set?"},
-		{"train_text_document.bin train_1.bin", "", "", "data[1: are train_1.bin and train_text_document.bin files of one set?"},
-		{"a_train_1.bin a_train_old_2.bin", "", "", "data[1: is a_train_old_2.bin to be served, too? " + rule},
+		{"train.bin train.npy", "", "", "data[1: both train.bin and train.npy exist; " + rule},
+		{"a_train_1.bin b_train_1.bin", "", "", "data[1: a_train_1.bin and b_train_1.bin are not files of one set; " + rule},
+		{"train_1.bin train_2.npy", "", "", "data[1: train_1.bin and train_2.npy are not files of one set; "},
+		{"train_text_document.bin train_1.bin", "", "", "data[1: train_1.bin and train_text_document.bin are not files of one set; "},
+		{"a_train_1.bin a_train_old_2.bin", "", "", "data[1: unclear whether a_train_old_2.bin belongs to the split; " + rule},
 		{"train_1.txt", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
 	} {
 		t.Chdir(t.TempDir())

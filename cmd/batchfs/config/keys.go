@@ -12,26 +12,26 @@ import (
 	"batchfs/sampler"
 )
 
-// A table is one table of config.toml, with its keys in the order of that file.
+// A table describes one table of config.toml, with its keys in the order of that file.
 type table struct {
-	name string // in brackets, as in config.toml
-	what string
+	name string // header in config.toml, such as [batch]
+	help string // explanation in config.toml; lines are wrapped there
 	keys []key
 }
 
-// A key is one key of a table: all that messages, config.toml, paths and restart need to know of it.
+// A key describes one key of a table. Messages, config.toml, paths and restart all use it.
 type key struct {
-	name      string
-	initial   any    // the default; nil for none
-	example   any    // what config.toml shows of a key without a default
-	inPath    bool   // a path may set it, as in train/rank=3,world=8
-	restart   bool   // restart may change it
-	isFile    bool   // the path of a file, relative to the file that it stands in
-	valueType        // of its value
-	what      string // it is; the rule of its type follows
-	when      string // to change it, and what else to know
+	name    string
+	initial any  // default; nil if there is none
+	example any  // value in config.toml of a key without a default
+	inPath  bool // whether a path may set the key, as in train/rank=3,world=8
+	restart bool // whether restart may change the key
+	isFile  bool // whether the value is a path, relative to the file that contains it
+	valueType
+	help string // explanation in config.toml; the rule of valueType follows it there
 }
 
+// find returns the key with a name, or nil.
 func (t *table) find(name string) *key {
 	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
 		return &t.keys[i]
@@ -52,213 +52,241 @@ func (t *table) setInitial(c any) {
 	}
 }
 
-// allTables are the tables of config.toml, in the order of config.toml. A key that stands in two belongs to the first, for messages.
-var allTables = []*table{&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable}
+// allTables lists the tables in the order of config.toml. If two tables have a key of the same
+// name, messages name the first one.
+var allTables = []*table{
+	&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable,
+}
 
 var topTable = table{name: "front of all tables", keys: []key{
-	{name: "mountpoint", example: "/mnt/batches", isFile: true, valueType: text(func(c *Config) *string { return &c.Mountpoint }, "a path"),
-		what: "An empty directory to mount on",
-		when: "`batchfs mount MOUNTPOINT` overrides it."},
+	{name: "mountpoint", example: "/mnt/batches", isFile: true,
+		valueType: text(func(c *Config) *string { return &c.Mountpoint }, "a path")},
 }}
 
-var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. " +
-	"[splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
-	{name: "batch_size", initial: 12, inPath: true, valueType: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
-		what: "B, the rows of a batch",
-		when: "Set it to what a training step takes. batch_size times world may be 16777216 at most."},
-	{name: "block_size", initial: 1024, inPath: true, valueType: whole(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
-		what: "T, the tokens of a row",
-		when: "Set it to the context of the model. Each token file needs at least T+1 tokens."},
+var batchTable = table{name: "[batch]", help: "What a batch contains. These keys apply to all splits. " +
+	"A split can set any of them in its own table, which takes precedence over [batch] and over --set batch.KEY.", keys: []key{
+	{name: "batch_size", initial: 12, inPath: true,
+		valueType: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes in one training step. " +
+			"batch_size times world may be at most 16777216."},
+	{name: "block_size", initial: 1024, inPath: true,
+		valueType: whole(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
+		help: "T, the number of tokens in a row. Set it to the context length of the model. " +
+			"Each token file needs at least T+1 tokens, unless join is true."},
 	{name: "format", initial: "auto", valueType: word(func(c *Split) *string { return &c.Format }, format.Names()...),
-		what: "How the files are laid out",
-		when: "auto takes a file for what it shows, or for headerless. Name a format to refuse files of others."},
+		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
+			"other files as headerless. Name a format to reject files of any other."},
 	{name: "tensor", example: "tokens", valueType: text(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
-		what: "Which array of a file that has several",
-		when: "Set it for .safetensors files with more than one tensor."},
+		help: "The tensor to read from a file that has several. Set it for .safetensors files with more than one tensor."},
 	{name: "token_dtype", example: "uint16", valueType: word(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
-		what: "What headerless files hold, little-endian",
-		when: "Set it where no vocab.json of batchfs prepare says it, and uint16 is wrong; or where a file is refused for what it looks like."},
+		help: "The dtype of headerless files, little-endian. The default is the dtype in the vocab.json of batchfs prepare, " +
+			"or uint16. Set it if that is wrong, or if a file is rejected because it looks like another dtype."},
 	{name: "shape", example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
-		what: "The shape of an element of headerless files",
-		when: "Set it for elements of several numbers, such as rows of a matrix. It needs layout = \"rows\"."},
+		help: "The shape of one element of headerless files. Set it if an element has several numbers, " +
+			"such as a row of a matrix. It needs layout = \"rows\"."},
 	{name: "vocab_size", initial: 0, restart: true, valueType: whole(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
-		what: "How many different tokens there are",
-		when: "Set it where no vocab.json of batchfs prepare says it: a token at or above it is then an error that names the file and the place."},
-	{name: "dtype", initial: "native", inPath: true, valueType: word(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
-		what: "What readers get, little-endian",
-		when: "native is what the files hold. Set int64 for torch's embeddings. A number that does not fit is an error."},
-	{name: "layout", initial: "xy", inPath: true, valueType: word(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
-		what: "How a batch is laid out",
-		when: "xy is x (B, T), then y, one token later; tokens is one array (B, T+1); rows is B elements of any array, whatever block_size is."},
-	{name: "order", initial: "random", inPath: true, valueType: word(func(c *Split) *sampler.Order { return &c.Order },
-		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
-		what: "Where rows begin",
-		when: "random: anywhere; shuffle: each window of T once an epoch; sequential: window after window, for validation;\n" +
-			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: as PyTorch up to 2.6)."},
+		help: "The number of different tokens, or 0 if unknown. Set it if there is no vocab.json of batchfs prepare. " +
+			"A token at or above it is then an error that names the file and the position."},
+	{name: "dtype", initial: "native", inPath: true,
+		valueType: word(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
+		help: "The dtype of tokens in a batch, little-endian. native is the dtype of the token files. " +
+			"Set int64 for PyTorch embeddings. A token that does not fit is an error."},
+	{name: "layout", initial: "xy", inPath: true,
+		valueType: word(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
+		help: "The arrays of a batch.\n" +
+			"  xy: x of shape (B, T), then y of the same shape, one token later.\n" +
+			"  tokens: one array of shape (B, T+1).\n" +
+			"  rows: B elements of any array; block_size does not matter."},
+	{name: "order", initial: "random", inPath: true,
+		valueType: word(func(c *Split) *sampler.Order { return &c.Order },
+			sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
+		help: "Where each row begins.\n" +
+			"  random: anywhere.\n" +
+			"  shuffle: at every window of T tokens once per epoch, in random order.\n" +
+			"  sequential: at one window after the other; for validation.\n" +
+			"  torch: like nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
+			"  torch-2.6: the same with the random numbers of PyTorch up to 2.6."},
 	{name: "seed", initial: 1337, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
-		what: "What random and shuffle depend on, with the split's name, and torch with the rank",
-		when: "Change it for other rows."},
+		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
+			"with the rank. Change it to get other rows."},
 	{name: "torch_state", example: "rng.bin", isFile: true, valueType: text(func(c *Split) *string { return &c.StateFile }, "a path"),
-		what: "For the torch orders, a file of what torch.get_rng_state() gave, 5056 bytes",
-		when: "Set it to continue from there and not from the seed. rank must be 0, and world 1."},
+		help: "A file with the result of torch.get_rng_state(), 5056 bytes, for the torch orders. " +
+			"Set it to continue from that state instead of from seed. It needs rank = 0 and world = 1."},
 	{name: "rank", initial: 0, inPath: true, valueType: whole(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
-		what: "Which of world readers this one is",
-		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; a torch order draws with seed + rank."},
+		help: "The rank of the reader, from 0 to world-1. Usually set in the path. Batch k of rank r has the rows " +
+			"k*B*world + r*B to k*B*world + r*B + B-1. The torch orders use seed + rank as their seed."},
 	{name: "world", initial: 1, inPath: true, valueType: whole(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
-		what: "How many ranks there are",
-		when: "Best set in the path, with rank."},
+		help: "The number of ranks. Usually set in the path, together with rank."},
 	{name: "shuffle_block", initial: 0, inPath: true, valueType: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
-		what: "With shuffle, how much of the tokens rows are drawn from at a time",
-		when: "Set it for tokens in a store, to a multiple of store.block_bytes: each host then reads a share of its own. 0 draws from everywhere."},
+		help: "With order = \"shuffle\", the size of the runs of tokens to shuffle: rows come from 16 runs at a time. " +
+			"Set it for tokens in a store, so that each host reads only its own share of them. It must be a multiple of " +
+			"store.block_bytes. 0 shuffles all tokens."},
 	{name: "local_world", initial: 1, inPath: true, valueType: whole(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
-		what: "With shuffle_block, how many ranks are on one host",
-		when: "Set it to torchrun's LOCAL_WORLD_SIZE. It divides world; there may be 65536 hosts."},
+		help: "With shuffle_block, the number of ranks on each host. Set it to torchrun's LOCAL_WORLD_SIZE. " +
+			"It must divide world, and there may be at most 65536 hosts."},
 	{name: "documents", initial: false, valueType: documents,
-		what: "Whether a batch says where documents end, in the arrays cu_seqlens and positions",
-		when: "Set it for attention within documents. They end behind eot, or where the index beside a file says; with \"files\", each file is one."},
+		help: "Whether a batch has the arrays cu_seqlens and positions, which say where documents end. Set it for attention " +
+			"within documents. A document ends after eot, or where the index next to the token file says. " +
+			"With \"files\", each file is one document."},
 	{name: "eot", example: 50256, valueType: whole(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
-		what: "The last token of each document",
-		when: "Set it where no vocab.json of batchfs prepare says it."},
+		help: "The last token of each document. The default is the one in the vocab.json of batchfs prepare."},
 	{name: "mask_targets", initial: false, valueType: truth(func(c *Split) *bool { return &c.MaskTargets }),
-		what: "Whether a target of another document than the token before is -100",
-		when: "Set it so that no loss is taken there. It needs a signed dtype."},
-	{name: "rows", initial: "windows", valueType: word(func(c *Split) *sampler.Rows { return &c.Rows },
-		sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
-		what: "What a row holds",
-		when: "windows: any tokens; document: one document, or a part; document-first: its beginning; packed: whole documents, as many as fit.\n" +
-			"All but windows need an index of documents, fill rows up with eot or 0, and say in the array lengths how many x are tokens."},
+		help: "Whether to replace a target by -100 if it is in another document than the token before it, " +
+			"so that it does not count in the loss. It needs a signed dtype."},
+	{name: "rows", initial: "windows",
+		valueType: word(func(c *Split) *sampler.Rows { return &c.Rows },
+			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
+		help: "What a row contains.\n" +
+			"  windows: any T tokens.\n" +
+			"  document: one document, or a part of one.\n" +
+			"  document-first: the beginning of one document.\n" +
+			"  packed: as many whole documents as fit.\n" +
+			"All except windows need an index of documents. They pad rows with eot or 0, and add the array lengths, " +
+			"the number of tokens in each row of x."},
 	{name: "start", initial: 0, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
-		what: "The number of the first batch that next gives",
-		when: "To resume, set it to the step to continue with."},
+		help: "The number of the first batch that next returns. To resume a run, set it to the step to continue with."},
 	{name: "steps", example: 10000, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
-		what: "How many batches batches.bin and batches.npy have",
-		when: "Set it for a length of your own. Default: one epoch; with shuffle_block, of the host with the fewest batches."},
+		help: "The number of batches in batches.bin and batches.npy. The default is one epoch; with shuffle_block, " +
+			"one epoch of the host with the fewest batches."},
 }}
 
-var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
+var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its directory in the mount. There can be any number of splits. " +
+	"A split can have these keys and all keys of [batch].", keys: []key{
 	{name: "tokens", example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
-		what: "The files that hold the tokens, one array in this order; a glob is sorted",
-		when: "Every split has it, or sources. Objects are named s3://bucket/key or gs://bucket/key."},
+		help: "The token files, which form one array in this order. The matches of a glob are sorted. Objects are named " +
+			"s3://bucket/key or gs://bucket/key. Every split needs either tokens or sources."},
 	{name: "join", initial: false, valueType: truth(func(c *Split) *bool { return &c.Join }),
-		what: "Whether a row may begin in one file and end in the next",
-		when: "Set it for files that are parts of one, or shorter than T+1 tokens."},
+		help: "Whether a row may begin in one file and end in the next. Set it if the files are parts of one text, " +
+			"or shorter than T+1 tokens."},
 	{name: "on_change", initial: "error", restart: true, valueType: word(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
-		what: "What happens when a token file is changed while it is mounted",
-		when: "error: reads fail until it is put back; follow: the next batch has the new tokens. Replace a file by renaming, or append to it."},
+		help: "What happens if a token file changes while it is mounted.\n" +
+			"  error: reads fail until the old file is back.\n" +
+			"  follow: the next batch has the new tokens. Append to the file, or replace it by renaming another file."},
 	{name: "expect_fingerprint", example: "9f86d081884c7d659a2feaa0c55ad015", restart: true, valueType: fingerprint,
-		what: "The fingerprint of info.json that the files must have",
-		when: "Set it so that a run continues with the data that it began with."},
-	{name: "sources", what: "A mixture, instead of tokens: a table for each source"},
-	{name: "arrays", what: "Arrays beside the tokens, with an element for each: a table for each array"},
+		help: "The fingerprint that the token files must have, from info.json. Set it so that a run cannot continue with " +
+			"other data than it began with."},
+	{name: "sources"}, // a mixture instead of tokens: a table for each source
+	{name: "arrays"},  // a table for each array that is aligned with the tokens
 }}
 
-var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixture, which a split has instead of tokens. Of any n rows from the first on, " +
-	"each has its share, to within one row,\nand goes through its own tokens in its own epochs.", keys: []key{
-	{name: "tokens", example: "data/web-*.bin", valueType: paths(func(c *Source) *[]string { return &c.Tokens }), what: "As in [splits.X]"},
+var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixture. A split has either sources or tokens. " +
+	"Each source supplies rows in proportion to its weight, exact to within one row among the first n rows, for any n. " +
+	"Each source goes through its tokens in its own epochs.", keys: []key{
+	{name: "tokens", example: "data/web-*.bin", valueType: paths(func(c *Source) *[]string { return &c.Tokens }),
+		help: "The token files of this source, like tokens in [splits.X]."},
 	{name: "weight", example: 7, valueType: weight,
-		what: "Its part of all rows, next to the others' weights",
-		when: "Weights need not add up to 1."},
+		help: "The weight of this source, relative to the others. Weights need not add up to 1."},
 	{name: "vocab_size", example: 50257, restart: true, valueType: whole(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
-		what: "As in [batch], for this source", when: "Default: the split's."},
-	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
+		help: "The vocab_size of this source. The default is that of the split."},
+	{name: "arrays"}, // a table for each array: [[splits.X.sources.arrays]]
 }}
 
-var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the tokens, with an element for each: a loss mask, weights, a teacher's logits. " +
-	"Default: those that the vocab.json of\nbatchfs prepare names, such as its mask; arrays = [] serves none. Of a source: [[splits.X.sources.arrays]].", keys: []key{
-	{name: "name", example: "mask", valueType: arrayName, what: "Its name in a batch"},
+var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is aligned with the tokens, with one element for each: " +
+	"a loss mask, weights, a teacher's logits. The default is the arrays that the vocab.json of batchfs prepare names, " +
+	"such as its mask; arrays = [] serves none. If the split has sources, use [[splits.X.sources.arrays]] for each.", keys: []key{
+	{name: "name", example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
 	{name: "files", example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
-		what: "The files that hold it, together as many elements as the tokens"},
+		help: "The files of the array. Together they need as many elements as there are tokens."},
 	{name: "at", initial: "y", valueType: word(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
-		what: "Whose positions it has", when: "With y, its element t of a row belongs to y[t]."},
-	{name: "format", initial: "auto", valueType: word(func(c *AlignedArray) *string { return &c.Format }, format.Names()...), what: "As in [batch]"},
-	{name: "tensor", example: "mask", valueType: text(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"), what: "As in [batch]"},
-	{name: "dtype", example: "uint8", valueType: word(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...), what: "As token_dtype in [batch]"},
-	{name: "shape", example: []any{32}, valueType: shape(func(c *AlignedArray) *[]int { return &c.Shape }), what: "As in [batch]"},
+		help: "The array to align with. With y, element t of a row belongs to y[t]."},
+	{name: "format", initial: "auto", valueType: word(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
+		help: "The format of the files, like format in [batch]."},
+	{name: "tensor", example: "mask", valueType: text(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
+		help: "The tensor to read, like tensor in [batch]."},
+	{name: "dtype", example: "uint8", valueType: word(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
+		help: "The dtype of headerless files, like token_dtype in [batch]."},
+	{name: "shape", example: []any{32}, valueType: shape(func(c *AlignedArray) *[]int { return &c.Shape }),
+		help: "The shape of one element, like shape in [batch]."},
 }}
 
-var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it costs, never what is read. `batchfs restart` changes any of these.", keys: []key{
-	{name: "access", initial: "remap", valueType: word(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map),
-		what: "What one read does",
-		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping, give pages back.\n" +
-			"Resident memory stays that of a batch; with map it grows to the files' size. Under remap, arrays beside the tokens are read with pread."},
+var memoryTable = table{name: "[memory]", help: "How token files are read. These keys affect speed and memory, but never what is read. " +
+	"batchfs restart applies changes to all of them.", keys: []key{
+	{name: "access", initial: "remap",
+		valueType: word(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map),
+		help: "How a read of a batch gets its tokens.\n" +
+			"  remap: map the file, copy the rows and unmap it, like nanoGPT.\n" +
+			"  pread: read row by row; faster with several readers.\n" +
+			"  advise: keep the file mapped, and release its pages after each read.\n" +
+			"  map: keep the file mapped. Resident memory grows to the size of the files.\n" +
+			"With all except map, resident memory stays that of a batch. With remap, aligned arrays are read with pread."},
 	{name: "page_cache", initial: "keep", valueType: word(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
-		what: "The kernel's page cache of what was read",
-		when: "Set drop on machines with little memory: reading again then costs the disk."},
+		help: "Whether tokens stay in the kernel's page cache after a read. Set drop on machines with little memory. " +
+			"Reading the same tokens again then has to read the disk."},
 	{name: "ahead", initial: 2, valueType: whole(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
-		what: "How many batches are made ready for each reader that reads in order",
-		when: "Raise it for a disk or a store that answers late. The bytes are the same with 0."},
+		help: "The number of batches to prefetch for each reader that reads in order. Raise it for a slow disk or store. " +
+			"With 0, nothing is prefetched, and the batches are the same."},
 	{name: "ahead_bytes", initial: 64 << 20, valueType: whole(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
-		what: "The memory of all batches made ready, in bytes",
-		when: "Raise it, and budget, for large batches or many readers. No more than half of budget counts."},
+		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
+			"for large batches or many readers."},
 	{name: "budget", initial: 128 << 20, valueType: whole(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
-		what: "The memory that a process which serves takes for its readers, in bytes, besides some 20 MiB",
-		when: "Raise it for many readers of large batches: those beyond it wait."},
+		help: "The memory that the serving process may use for its readers, in bytes, in addition to about 20 MiB. " +
+			"Raise it for many readers of large batches. Readers beyond it have to wait."},
 }}
 
-var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restart` changes timeout and settings_per_user only.", keys: []key{
+// maxID is the largest user or group ID. The kernel reserves the next number to mean none.
+const maxID = math.MaxUint32 - 1
+
+var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart applies only changes to timeout and settings_per_user.", keys: []key{
 	{name: "allow_other", initial: false, valueType: truth(func(c *Mount) *bool { return &c.AllowOther }),
-		what: "Whether users other than the one that mounts may read",
-		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd the process that mounts decides."},
+		help: "Whether users other than the one who mounts may read. Set it for services. Unless root mounts, " +
+			"/etc/fuse.conf needs the line user_allow_other. With mount --fd, the process that mounts decides."},
 	{name: "mode", initial: "0444", valueType: mode,
-		what: "The permissions of files",
-		when: "Set \"0440\" or \"0400\" to keep others out. Who may read can also list directories."},
-	{name: "uid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
-		what: "Who owns the files", when: "Default: the user that mounts."},
-	{name: "gid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
-		what: "Which group owns the files", when: "Default: the group of the user that mounts."},
-	{name: "timeout", initial: "30s", restart: true, valueType: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
-		what: "How long a read waits for its token files before its reader gets an error",
-		when: "Raise it for disks and stores that answer late."},
+		help: "The permissions of files. Set \"0440\" or \"0400\" to keep other users out. " +
+			"Users who may read files may also list directories."},
+	{name: "uid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
+		help: "The user who owns the files. The default is the user who mounts."},
+	{name: "gid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
+		help: "The group that owns the files. The default is the group of the user who mounts."},
+	{name: "timeout", initial: "30s", restart: true,
+		valueType: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
+		help:      "How long a read waits for its token files before it fails. Raise it for slow disks and stores."},
 	{name: "settings_per_user", initial: 4096, restart: true, valueType: whole(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
-		what: "How many directories of settings, such as train/seed=7, each user may have",
-		when: "Lower it where users do not trust each other. All together have 65535; root and uid may have them all."},
+		help: "How many settings directories, such as train/seed=7, each user may have. Lower it if users do not trust " +
+			"each other. All users together have 65535; root and uid may use all of them."},
 	{name: "grace", initial: "10s", valueType: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
-		what: "How long open files may be read when the mount is told to stop",
-		when: "Raise it to the time of an epoch to let readers finish."},
+		help: "How long open files can still be read after the mount is told to stop. " +
+			"To let readers finish an epoch, raise it to the time that an epoch takes."},
 	{name: "metrics_listen", example: "127.0.0.1:9137", valueType: address(func(c *Mount) *netip.AddrPort { return &c.MetricsListen }),
-		what: "Where metrics are served over HTTP, at /metrics, for Prometheus",
-		when: "Set it to collect them from outside; the file metrics of the mount has them too. Whoever reaches the address reads them."},
+		help: "The address at which to serve metrics for Prometheus over HTTP, at /metrics. Set it to collect metrics from outside; " +
+			"the file metrics of the mount has them too. Anyone who can reach the address can read them."},
 }}
 
-var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
-	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
-	"a web identity token, or the role of the container or machine; for gs:// they are HMAC keys. `batchfs restart` changes any of these.", keys: []key{
+var storeTable = table{name: "[store]", help: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
+	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a web identity token, or the role of the " +
+	"container or machine. For gs://, they are HMAC keys. batchfs restart applies changes to all of these keys.", keys: []key{
 	{name: "endpoint", example: "https://minio.example.com:9000", valueType: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
-		what: "The store",
-		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS;\n" +
-			"SSL_CERT_FILE names the certificates of authorities to trust."},
+		help: "The URL of the store. Set it for a store of your own. The default is AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; " +
+			"if neither is set, AWS, or Google for gs://. Only http:// is without TLS. SSL_CERT_FILE names the certificates of authorities to trust."},
 	{name: "region", example: "eu-central-1", valueType: text(func(c *Store) *string { return &c.Region }, "the name of a region"),
-		what: "The region of the buckets",
-		when: "Default: AWS_REGION or AWS_DEFAULT_REGION, else what AWS says of the bucket."},
+		help: "The region of the buckets. The default is AWS_REGION, AWS_DEFAULT_REGION, or else what AWS reports for the bucket."},
 	{name: "path_style", initial: false, valueType: truth(func(c *Store) *bool { return &c.PathStyle }),
-		what: "Whether a bucket stands in the path of a URL, not in the name of the host",
-		when: "Many stores other than AWS need it."},
+		help: "Whether URLs name the bucket in the path instead of in the host name. Many stores other than AWS need it."},
 	{name: "anonymous", initial: false, valueType: truth(func(c *Store) *bool { return &c.Anonymous }),
-		what: "Whether to read without credentials",
-		when: "Set it for public buckets."},
+		help: "Whether to read without credentials. Set it for public buckets."},
 	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, valueType: text(func(c *Store) *string { return &c.CacheDir }, "a path"),
-		what: "A directory that keeps what was fetched, for all mounts of this host",
-		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700, and refuses one of another user, or that others may write to.\n" +
-			"It may be deleted at any time."},
+		help: "The directory of the block cache, which holds fetched blocks for all mounts of this host. Without it, every epoch " +
+			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
+			"or that others may write to. You can delete it at any time."},
 	{name: "cache_shared", initial: false, valueType: truth(func(c *Store) *bool { return &c.CacheShared }),
-		what: "Whether the group of cache_dir may use it too",
-		when: "Set it where the members of the group trust each other. The directory then has mode 2770."},
+		help: "Whether the group of cache_dir may use it too. Set it if the members of the group trust each other. " +
+			"The directory then has mode 2770."},
 	{name: "cache_bytes", initial: 64 << 30, valueType: whole(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
-		what: "How large cache_dir may become, in bytes",
-		when: "Set it to what the readers of this host need, as batchfs cache status says; what has no room is fetched in every epoch."},
+		help: "The maximum size of cache_dir, in bytes. Set it to what the readers of this host need; batchfs cache status " +
+			"shows that. Blocks that do not fit are fetched again in every epoch."},
 	{name: "block_bytes", initial: 4 << 20, valueType: whole(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
-		what: "What is fetched at a time, in bytes",
-		when: "Raise it where each request costs time or money. Blocks that were kept with another size are of no use."},
+		help: "How much to fetch at a time, in bytes. Raise it if each request costs time or money. " +
+			"Blocks in cache_dir that have another size are not used."},
 }}
 
-var logTable = table{name: "[log]", what: "What is written to standard error, or to mount's --log.", keys: []key{
+var logTable = table{name: "[log]", help: "What is written to standard error, or to the file named by mount --log.", keys: []key{
 	{name: "level", initial: "info", valueType: word(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
-		what: "The lowest level that is logged", when: "Set warn for errors and warnings only."},
+		help: "The lowest level to log. Set warn to log only warnings and errors."},
 	{name: "format", initial: "text", valueType: word(func(c *Log) *string { return &c.Format }, "text", "json"),
-		what: "How a line looks, key=value or an object", when: "Set json for a collector of logs."},
+		help: "The format of a line: text has key=value pairs, json is a JSON object. Set json for a log collector."},
 }}
 
-// NewAlignedArray returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
+// NewAlignedArray returns an array that is aligned with the targets and read from headerless files.
+// It reports whether a configuration could have this name and dtype.
 func NewAlignedArray(name, dtype string) (b AlignedArray, ok bool) {
 	arrayTable.setInitial(&b)
 	return b, arrayTable.find("name").set(&b, name) && arrayTable.find("dtype").set(&b, dtype)

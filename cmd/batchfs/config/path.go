@@ -9,14 +9,16 @@ import (
 	"syscall"
 )
 
-// An unknownSetting is a name in a path that is no setting. To a program that looks the path up there is no such file.
+// An unknownSetting is the error for a path that names a setting that does not exist. It matches
+// ENOENT, because a program that looks up such a path should see that there is no such file.
 type unknownSetting string
 
 func (e unknownSetting) Error() string      { return string(e) }
 func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 
-// With returns the split under the settings of a path component, such as "rank=3,world=8". The error names the whole path and
-// what a value must be; it is syscall.ENOENT if a key is unknown, and no errno otherwise. Both splits share their lists.
+// With returns the split under the settings of a path component, such as "rank=3,world=8". The
+// error names the whole path and the rule for the value. It matches syscall.ENOENT if a key is
+// unknown, and no errno otherwise. Both splits share their slices and maps.
 func (s *Split) With(settings string) (*Split, error) {
 	n := *s
 	if n.base == nil {
@@ -46,10 +48,10 @@ func (s *Split) With(settings string) (*Split, error) {
 	return &n, n.check()
 }
 
-// InPath says whether s is a split under the settings of a path.
+// InPath reports whether s is a split under the settings of a path.
 func (s *Split) InPath() bool { return s.base != nil }
 
-// Values returns the values of all keys that may stand in a path, by key.
+// Values returns the values of all keys that a path may set, by key.
 func (s *Split) Values() map[string]any {
 	all := map[string]any{}
 	for _, key := range batchTable.keys {
@@ -60,8 +62,9 @@ func (s *Split) Values() map[string]any {
 	return all
 }
 
-// Path returns the name of the directory: the split's name, and a slash and settings of a path that differ from the split's own.
-// Equal settings have one name however they are written.
+// Path returns the canonical path of the split below the mountpoint: its name, followed by a slash
+// and the settings that differ from the split's own, if any. Equal settings have the same path,
+// however they were written.
 func (s *Split) Path() string {
 	if s.base == nil {
 		return s.Name
@@ -75,7 +78,7 @@ func (s *Split) Path() string {
 	return s.Name + "/" + JoinSettings(differ)
 }
 
-// JoinSettings returns settings as they stand in a path, sorted by key.
+// JoinSettings returns settings as a path component, sorted by key.
 func JoinSettings(settings map[string]any) string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(settings)) {

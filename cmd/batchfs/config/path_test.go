@@ -13,7 +13,7 @@ import (
 	"batchfs/sampler"
 )
 
-// baseSplit is a split of some text, whose path is not its own.
+// baseSplit returns the split train, configured by some TOML text.
 func baseSplit(t testing.TB, text string) *Split {
 	t.Helper()
 	c, err := decodeText("[splits.train]\ntokens = 'a.bin'\n" + text)
@@ -21,7 +21,7 @@ func baseSplit(t testing.TB, text string) *Split {
 	return c.Splits[0]
 }
 
-// under is the split in a directory of a path, "rank=1/world=2" for two, one in the other.
+// under returns the split under a path of nested settings directories, such as "rank=1/world=2".
 func under(s *Split, path string) (*Split, error) {
 	for dir := range strings.SplitSeq(path, "/") {
 		var err error
@@ -32,7 +32,7 @@ func under(s *Split, path string) (*Split, error) {
 	return s, nil
 }
 
-// However settings are written, they have one name, which is a path to them.
+// All ways to write the same settings have the same canonical path, which leads to them.
 func TestPathsHaveOneName(t *testing.T) {
 	base := baseSplit(t, "seed = 7\nworld = 2\nsteps = 5\ndtype = 'uint16'")
 	for name, paths := range map[string][]string{
@@ -66,7 +66,8 @@ func TestPathsHaveOneName(t *testing.T) {
 	}
 }
 
-// The kernel has 255 bytes for a component of a path, and fs has 352 for a name: a split of 100, a slash and less than 250.
+// The kernel limits a path component to 255 bytes, and fs a sequence's name to 352: 100 for the
+// split, a slash, and less than 250 for the settings.
 func TestLongestName(t *testing.T) {
 	longest := map[string]any{
 		"batch_size": 16777216, "block_size": 2147483648, "dtype": "uint16", "layout": "tokens", "order": sampler.Sequential, "rank": 16777215,
@@ -80,7 +81,8 @@ func TestLongestName(t *testing.T) {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
 	base.Name = strings.Repeat("x", 100)
-	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
+	// With other values, the combination would be rejected.
+	longest["batch_size"], longest["order"] = 1, sampler.Shuffle
 	s, err := base.With(JoinSettings(longest))
 	testfiles.NoError(t, err)
 	if n := len(s.Path()); n >= 100+1+250 {
@@ -92,22 +94,22 @@ func TestPathErrors(t *testing.T) {
 	const (
 		sixteen = "must be a whole number from 0 to 16777215 (got "
 		orders  = "must be random, shuffle, sequential, torch or torch-2.6 (got "
-		sizes   = `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or that in bytes (got `
+		sizes   = `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or a number of bytes (got `
 	)
 	base := baseSplit(t, "world = 4")
 	for _, test := range []struct{ path, want string }{
 		{"rank=", "rank: " + sixteen + `"")`},
 		{"rank=١", "rank: " + sixteen + `"١")`},
-		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // an f-string without its f
+		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // a Python f-string without the f
 		{"rank=16777216", "rank: " + sixteen + "16777216)"},
 		{"seed=9223372036854775808", `seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
 		{"order=\xff", "order: " + orders + `"\xff")`},
 		{"order=shuffle,shuffle_block=64MB", "shuffle_block: " + sizes + `"64MB")`},
 		{"order=shuffle,shuffle_block=2147483647GiB", "shuffle_block: " + sizes + `"2147483647GiB")`},
 		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" in splits.train/shuffle_block=1MiB); set that, or shuffle_block = 0`},
-		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it in splits.train/local_world=2); set both, or neither"},
+		{"local_world=2", "local_world: needs shuffle_block, which gives each host a share of the tokens (got 2 without it in splits.train/local_world=2); set both or neither"},
 		{"order=shuffle,shuffle_block=1MiB,local_world=3", "local_world: must divide world, which is 4 in splits.train/local_world=3,order=shuffle,shuffle_block=1MiB (got 3)"},
-		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world is the number of hosts, at most 65536 (got 100000 / 1 in splits.train/order=shuffle,shuffle_block=1MiB,world=100000)"},
+		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world, the number of hosts, must be at most 65536 (got 100000 / 1 in splits.train/order=shuffle,shuffle_block=1MiB,world=100000)"},
 		{"rank=1,rank=2", "rank is set twice"},
 		{"rank=4", "rank: must be below world, which is 4 in splits.train/rank=4 (got 4)"},
 		{"rank=3/world=3", "rank: must be below world, which is 3 in splits.train/rank=3,world=3 (got 3)"},
@@ -123,7 +125,7 @@ func TestPathErrors(t *testing.T) {
 	}
 }
 
-// A program that looks for a file that is not there gets ENOENT.
+// A path with an unknown setting is an error that matches ENOENT.
 func TestUnknownSettingIsNoFile(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for path, key := range map[string]string{
@@ -140,7 +142,8 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 	}
 }
 
-// FuzzPath: what is accepted is valid, in any order the same, and its name is a path to it.
+// FuzzPath checks that accepted settings are valid, do not depend on their order, and have a
+// canonical path that leads to them.
 func FuzzPath(f *testing.F) {
 	for _, path := range []string{
 		"", "=", ",", "rank=3", "rank=3,world=8", "world=8,rank=3,", "rank=03", "rank=+3", "rank=-0", "order=torch-2.6,steps=1",
@@ -184,7 +187,7 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// within is s under a path, or s itself where it is none.
+// within returns s under a path, or s itself if the path is rejected.
 func within(s *Split, path string) *Split {
 	if n, err := s.With(path); err == nil {
 		return n

@@ -14,32 +14,55 @@ import (
 
 var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/files.md")
 
-// head begins config.toml: six lines that work.
+// head is the beginning of config.toml: a minimal configuration.
 const head = `mountpoint = "/mnt/batches"    # an empty directory; batchfs mount MOUNTPOINT overrides it
-[splits.train]                 # a directory there; any name, any number of them
+[splits.train]                 # becomes the directory train in the mount; add as many as you like
 tokens = "data/train.bin"      # a file, a glob, or a list of them
 [splits.val]
 tokens = "data/val.bin"
 order = "sequential"           # a key of [batch], for this split only
 
-# The other keys follow, with their defaults. A # stands before a key without a default, and before the keys of [splits.X].
+# All other keys follow with their defaults. Keys without a default are commented out, and so are
+# the keys of [splits.X].
 #
 #   batchfs mount -c config.toml
 #   batchfs mount -c config.toml --set batch.seed=7 --set 'splits.train.tokens=["a.bin", "b.bin"]'
 #
-# --set sets any key over this file. A string needs no quotes there. Paths here are relative to this file, in --set to the working directory.
-# A key marked [path] may also be set in a path: /mnt/batches/train/rank=3,world=8/next.
+# --set overrides any key of this file; strings need no quotes there. Paths in this file are
+# relative to the file, paths in --set to the working directory. A key marked [path] can also be set
+# in a path, as in /mnt/batches/train/rank=3,world=8/next.
 #
-# Batch k is the same for ever and everywhere, while the split's name, tokens, sources, arrays, join and the keys of [batch] are, except vocab_size,
-# start and steps. No other key changes a batch.
+# Batch k never changes as long as these stay the same: the name of the split; its tokens, sources,
+# arrays and join; and the keys of [batch] except vocab_size, start and steps. No other key changes
+# a batch.
 `
 
-// reference is config.toml as the tables say it.
+// wrapComment returns text as a TOML comment, with lines of at most 100 bytes. It keeps line breaks
+// and indentation.
+func wrapComment(text string) string {
+	var b strings.Builder
+	for paragraph := range strings.SplitSeq(text, "\n") {
+		words := strings.TrimLeft(paragraph, " ")
+		prefix := "#" + paragraph[:len(paragraph)-len(words)]
+		line := prefix
+		for word := range strings.FieldsSeq(words) {
+			if len(line)+1+len(word) > 100 {
+				b.WriteString(line + "\n")
+				line = prefix
+			}
+			line += " " + word
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.String()
+}
+
+// reference returns config.toml, generated from the tables.
 func reference() string {
 	var b strings.Builder
 	b.WriteString(head)
 	for _, t := range allTables[1:] {
-		fmt.Fprintf(&b, "\n\n# %s\n", strings.ReplaceAll(t.what, "\n", "\n# "))
+		b.WriteString("\n\n" + wrapComment(t.help))
 		comment := ""
 		if strings.Contains(t.name, "X") {
 			comment = "# "
@@ -48,7 +71,7 @@ func reference() string {
 		for _, k := range t.keys {
 			value := k.initial
 			if k.set == nil {
-				continue // a table of its own
+				continue // it has its own table
 			}
 			if value == nil {
 				value, comment = k.example, "# "
@@ -57,10 +80,7 @@ func reference() string {
 			if k.inPath {
 				mark = " [path]"
 			}
-			fmt.Fprintf(&b, "\n# %s: %s.%s\n", k.what, k.rule, mark)
-			if k.when != "" {
-				fmt.Fprintf(&b, "# %s\n", strings.ReplaceAll(k.when, "\n", "\n# "))
-			}
+			b.WriteString("\n" + wrapComment(k.help+"\nMust be "+k.rule+"."+mark))
 			fmt.Fprintf(&b, "%s%s = %s\n", comment, k.name, show(value))
 			if !strings.Contains(t.name, "X") {
 				comment = ""
@@ -70,17 +90,17 @@ func reference() string {
 	return b.String()
 }
 
-// matches fails the test if a file differs from what the tables say, or writes it with -update.
+// matches checks that a file has the generated text, or writes it there with -update.
 func matches(t *testing.T, file, got, want string) {
 	t.Helper()
 	if *update {
 		testfiles.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 	} else if got != want {
-		t.Errorf("%s differs from the tables of keys.go: go test ./cmd/batchfs/config -run Reference -update writes it", file)
+		t.Errorf("%s differs from keys.go; regenerate it with: go test ./cmd/batchfs/config -run Reference -update", file)
 	}
 }
 
-// config.toml, and the list of settings in paths, are made from the tables of keys.
+// config.toml and the list of settings in docs/files.md are generated from the tables of keys.
 func TestReference(t *testing.T) {
 	const file, page = "../../../config.toml", "../../../docs/files.md"
 	text, err := os.ReadFile(file)
@@ -101,7 +121,7 @@ func TestReference(t *testing.T) {
 	matches(t, page, string(text), regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAllString(string(text), list))
 }
 
-// Every example in config.toml is valid, and what stands there without a # is the default.
+// Every example in config.toml is valid, and every key that is not commented out has its default.
 func TestReferenceIsValid(t *testing.T) {
 	c, err := decodeText(reference())
 	testfiles.NoError(t, err)

@@ -7,34 +7,35 @@ import (
 	"slices"
 )
 
-// CanReplace returns an error that names the first difference that would change a file or a batch of the mount of old.
+// CanReplace returns an error if c would change a file or a batch of a mount with the configuration
+// old. The error names the first difference.
 func (c *Config) CanReplace(old *Config) error {
-	const fix = "unmount, and mount again, to change it"
+	const fix = "to change it, unmount and mount again"
 	for _, k := range mountTable.keys {
-		if now, then := k.get(&c.Mount), k.get(&old.Mount); !k.restart && now != then {
-			return fmt.Errorf("mount.%s is %v, and the configuration has %v; %s", k.name, then, now, fix)
+		if v, mounted := k.get(&c.Mount), k.get(&old.Mount); !k.restart && v != mounted {
+			return fmt.Errorf("mount.%s is %v in the mount, and the configuration has %v; %s", k.name, mounted, v, fix)
 		}
 	}
 	for _, oldSplit := range old.Splits {
 		split, err := c.Named(oldSplit.Name)
 		if err != nil {
-			return fmt.Errorf("splits.%s is mounted, and the configuration has it no more; %s", oldSplit.Name, fix)
+			return fmt.Errorf("splits.%s is mounted, but the configuration no longer has it; %s", oldSplit.Name, fix)
 		}
-		now, then := split.fixedByMount(), oldSplit.fixedByMount()
-		for _, key := range slices.Sorted(maps.Keys(then)) {
-			if !reflect.DeepEqual(now[key], then[key]) {
-				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Name, key, then[key], now[key], fix)
+		settings, mounted := split.fixedByMount(), oldSplit.fixedByMount()
+		for _, key := range slices.Sorted(maps.Keys(mounted)) {
+			if !reflect.DeepEqual(settings[key], mounted[key]) {
+				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Name, key, mounted[key], settings[key], fix)
 			}
 		}
 	}
 	if len(c.Splits) > len(old.Splits) {
-		return fmt.Errorf("the configuration has splits that the mount has not; %s", fix)
+		return fmt.Errorf("the configuration has splits that are not mounted; %s", fix)
 	}
 	return nil
 }
 
-// fixedByMount returns the settings that cannot change while a split is mounted. vocab_size can: it decides whether a batch is an
-// error, not what is in it.
+// fixedByMount returns the settings that cannot change while a split is mounted. It leaves out
+// vocab_size, which decides only whether a batch is an error, and not its contents.
 func (s *Split) fixedByMount() map[string]any {
 	sources := slices.Clone(s.Sources)
 	for i := range sources {

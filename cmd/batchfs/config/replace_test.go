@@ -8,21 +8,21 @@ import (
 )
 
 func TestCanReplace(t *testing.T) {
-	const fix = "; unmount, and mount again, to change it"
+	const fix = "; to change it, unmount and mount again"
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
 	for _, test := range []struct{ old, now, want string }{
 		{train, train, ""},
 		{train, "memory.access = 'map'\nlog.level = 'debug'\nmount.timeout = '1s'\n" + train + "on_change = 'follow'", ""},
-		{train, train + "seed = 1337", ""}, // which is the default
+		{train, train + "seed = 1337", ""}, // the default
 		{train, train + "seed = 7", "splits.train.seed is 1337 in the mount, and the configuration has 7" + fix},
 		{train, train + "join = true", "splits.train.join is false in the mount, and the configuration has true" + fix},
 		{train + "documents = true", train + "documents = 'files'", "splits.train.documents is true in the mount, and the configuration has files" + fix},
 		{train + "documents = 'files'", train + "documents = false", "splits.train.documents is files in the mount, and the configuration has false" + fix},
-		{train, "mount.mode = '0400'\n" + train, "mount.mode is 0444, and the configuration has 0400" + fix},
-		{train, "mount.grace = '1s'\n" + train, "mount.grace is 10s, and the configuration has 1s" + fix},
+		{train, "mount.mode = '0400'\n" + train, "mount.mode is 0444 in the mount, and the configuration has 0400" + fix},
+		{train, "mount.grace = '1s'\n" + train, "mount.grace is 10s in the mount, and the configuration has 1s" + fix},
 		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},
-		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, and the configuration has it no more" + fix},
-		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that the mount has not" + fix},
+		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, but the configuration no longer has it" + fix},
+		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that are not mounted" + fix},
 		{mixed + "1", mixed + "2", "splits.mix.sources is [{[a.bin] 1 0 []}] in the mount, and the configuration has [{[a.bin] 2 0 []}]" + fix},
 		{mixed + "2", mixed + "2.0", ""},
 		{mixed + "2", mixed + "2\nvocab_size = 65", ""},

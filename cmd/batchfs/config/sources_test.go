@@ -23,7 +23,7 @@ func manySources(n int, last string) (tables, list string) {
 	return t.String(), "[splits.train]\nsources = [\n" + l.String() + "]\n"
 }
 
-// Eight times as many sources take about eight times as long, even if an error must name a line.
+// Decoding time grows linearly with the number of sources, even if an error must name a line.
 func TestDecodeManySources(t *testing.T) {
 	took := func(text, want string) time.Duration {
 		var times []time.Duration

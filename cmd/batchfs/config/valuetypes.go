@@ -13,13 +13,15 @@ import (
 	"batchfs/cache/array"
 )
 
-// A valueType is what the value of a key must be, and the field that holds it.
+// A valueType is the type of a key's value, bound to the field that stores it.
 type valueType struct {
-	rule string                       // for messages and config.toml
-	set  func(c, value any) (ok bool) // sets the field of c, a pointer to a struct; not ok for a value that breaks the rule
-	get  func(c any) any
+	rule string // follows "must be" in messages and config.toml
+	// set sets the field of c, a pointer to a struct. It returns false if value breaks the rule.
+	set func(c, value any) (ok bool)
+	get func(c any) any
 }
 
+// newValueType returns a valueType for a field of a C. parse converts a decoded TOML value.
 func newValueType[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) valueType {
 	return valueType{
 		rule: rule,
@@ -102,10 +104,10 @@ func paths[C any](field func(*C) *[]string) valueType {
 	})
 }
 
-// shape is the shape of an element of an array.
+// shape is a valueType for the shape of an element of an array.
 func shape[C any](field func(*C) *[]int) valueType {
 	const maxNumbers = 1 << 31
-	return newValueType(field, fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most"), func(value any) (shape []int, ok bool) {
+	return newValueType(field, fmt.Sprint("a list of positive whole numbers with a product of at most ", maxNumbers), func(value any) (shape []int, ok bool) {
 		values, ok := value.([]any)
 		numbers := int64(1)
 		for _, v := range values {
@@ -120,9 +122,10 @@ func shape[C any](field func(*C) *[]int) valueType {
 	})
 }
 
-// size is a number of bytes, or 0. A path shows the shortest text for it.
+// size is a valueType for a number of bytes, which may be 0. Its get function returns the shortest
+// text for it, for paths.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
-	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
+	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, sizeText(least), sizeText(most))
 	k := newValueType(field, rule, func(value any) (int64, bool) {
 		n, ok := value.(int64)
 		if s, isText := value.(string); isText {
@@ -171,7 +174,7 @@ var documents = valueType{
 }
 
 var mode = valueType{
-	rule: `octal digits of reading only, as in "0440"`,
+	rule: `octal digits that permit only reading, as in "0440"`,
 	set: func(c, value any) bool {
 		s, ok := value.(string)
 		mode, err := strconv.ParseUint(s, 8, 32)
@@ -195,7 +198,8 @@ var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a numb
 	return w, ok && w > 0 && !math.IsInf(w, 0)
 })
 
-// reserved are the names of arrays that a batch has by itself, and the one name in a safetensors header that is no tensor.
+// reserved lists the names of a batch's own arrays, and the only key in a safetensors header that
+// does not name a tensor.
 var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 
 var arrayName = newValueType(func(c *AlignedArray) *string { return &c.Name },
