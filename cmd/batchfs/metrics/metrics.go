@@ -1,5 +1,6 @@
-// Package metrics shows what the processes of a mount count, in the text format of Prometheus: in the mount's file metrics, and over HTTP.
-// It reads the shared memory alone, so any process of the mount may serve it, and nothing is lost when a worker dies.
+// Package metrics exports the counters of a mount in the text format of Prometheus, for the mount's
+// file metrics and over HTTP. It reads only the shared memory, so any process of the mount can
+// serve the metrics, and none are lost when a worker dies.
 package metrics
 
 import (
@@ -16,23 +17,25 @@ import (
 	"batchfs/internal/process"
 )
 
-// Handler answers each request with the metrics of that moment.
+// Handler returns a handler that serves the current metrics. It is safe for concurrent use.
 func Handler(shared *state.Shared) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collector{shared})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// A file's size should not change between stat and read because a number grew: it is a multiple of this.
+// step is the unit of Text's length, in bytes, so that the size of the file rarely changes between
+// stat and read when a number grows.
 const step = 4096
 
-// Text is what Handler answers, and empty lines behind it.
+// Text returns the current metrics, padded with empty lines to a multiple of step.
 func Text(shared *state.Shared) []byte {
 	w := page{header: http.Header{}}
 	Handler(shared).ServeHTTP(&w, &http.Request{Method: http.MethodGet, Header: http.Header{}})
 	return append(w.Bytes(), bytes.Repeat([]byte("\n"), step-w.Len()%step)...)
 }
 
+// A page is an http.ResponseWriter that keeps the body.
 type page struct {
 	bytes.Buffer
 	header http.Header
@@ -48,7 +51,7 @@ type (
 	sequenceState = *state.SequenceState
 )
 
-// A metric has one value of a mount, or one of each sequence.
+// A metric has one value per mount (T is shared) or one per sequence (T is sequenceState).
 type metric[T any] struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -64,7 +67,7 @@ func gauge[T any, N int64 | uint64 | float64](name, help string, value func(T) N
 	if _, isOfSequence := any(*new(T)).(sequenceState); isOfSequence {
 		labels = sequenceLabels
 	}
-	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, func(of T) float64 { return float64(value(of)) }}
+	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, func(t T) float64 { return float64(value(t)) }}
 }
 
 func counter[T any, N int64 | uint64 | float64](name, help string, value func(T) N) metric[T] {
@@ -74,54 +77,54 @@ func counter[T any, N int64 | uint64 | float64](name, help string, value func(T)
 }
 
 var ofMount = []metric[shared]{
-	gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
-	gauge("worker_silent_seconds", "How long ago the worker last answered its supervisor.", func(s shared) float64 { return s.SinceHeartbeat().Seconds() }),
-	counter("requests", "Requests of the kernel that were answered.", func(s shared) uint64 { return s.Replies.Load() }),
-	counter("takeovers", "How often another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
-	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
-	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
-	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if for more than a second.", longestWait),
-	gauge("cache_bytes", "Bytes in the directory of blocks, of all its mounts.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
-	gauge("cache_limit_bytes", "store.cache_bytes; 0 without a directory of blocks.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
-	gauge("cache_needed_bytes", "Bytes of blocks that an epoch of its readers needs.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
-	gauge("cache_kept_bytes", "Bytes of these that are there.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
-	gauge("cache_disk_free_bytes", "Free bytes of the disk of the directory of blocks.", func(s shared) int64 { return s.Gauges.CacheFree.Load() }),
-	gauge("cache_disk_bytes", "Bytes of that disk.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
-	counter("cache_hits", "Reads of blocks that were there.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
-	counter("cache_waits", "Reads of blocks that were fetched meanwhile.", func(s shared) int64 { return s.Blocks.Waits.Load() }),
-	counter("cache_wait_seconds", "How long these waited.", func(s shared) float64 { return seconds(s.Blocks.Waited.Load()) }),
-	counter("cache_unkept_blocks", "Fetched blocks for which the directory had no room.", func(s shared) int64 { return s.Blocks.Full.Load() }),
+	gauge("start_time_seconds", "When the mount began, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
+	gauge("worker_silent_seconds", "Time since the worker last answered its supervisor.", func(s shared) float64 { return s.SinceHeartbeat().Seconds() }),
+	counter("requests", "Kernel requests that were answered.", func(s shared) uint64 { return s.Replies.Load() }),
+	counter("takeovers", "Times that another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
+	counter("worker_crashes", "Workers that crashed or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
+	gauge("requests_waiting", "Requests that wait because other requests are using token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
+	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if more than a second.", longestWait),
+	gauge("cache_bytes", "Bytes in the block cache, which other mounts may share.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
+	gauge("cache_limit_bytes", "Maximum size of the block cache (store.cache_bytes); 0 without a cache.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
+	gauge("cache_needed_bytes", "Bytes of blocks that one epoch of the cache's readers needs.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
+	gauge("cache_kept_bytes", "Bytes of needed blocks that are in the cache.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
+	gauge("cache_disk_free_bytes", "Free bytes on the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheFree.Load() }),
+	gauge("cache_disk_bytes", "Size of the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
+	counter("cache_hits", "Reads of blocks that were in the cache.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
+	counter("cache_waits", "Reads that waited for a block to be fetched.", func(s shared) int64 { return s.Blocks.Waits.Load() }),
+	counter("cache_wait_seconds", "Time that reads waited for blocks to be fetched.", func(s shared) float64 { return seconds(s.Blocks.Waited.Load()) }),
+	counter("cache_unkept_blocks", "Fetched blocks that did not fit into the cache.", func(s shared) int64 { return s.Blocks.Full.Load() }),
 	counter("cache_present_blocks", "Fetched blocks that another process had written first.", func(s shared) int64 { return s.Writes.Present.Load() }),
-	counter("cache_failed_blocks", "Fetched blocks that were not kept because the directory could not be written.", func(s shared) int64 { return s.Writes.Failed.Load() }),
-	counter("cache_slow_blocks", "Fetched blocks that were not kept because its disk was too slow.", func(s shared) int64 { return s.Writes.Slow.Load() }),
-	counter("store_fetched_bytes", "Bytes of objects that were fetched.", func(s shared) int64 { return s.Store.Bytes.Load() }),
-	counter("store_retries", "Attempts after one that failed.", func(s shared) int64 { return s.Store.Retries.Load() }),
-	counter("store_errors", "Requests to stores with an answer of 429 or 5xx, or none.", func(s shared) int64 { return s.Store.Errors.Load() }),
+	counter("cache_failed_blocks", "Fetched blocks that were not cached because the directory could not be written.", func(s shared) int64 { return s.Writes.Failed.Load() }),
+	counter("cache_slow_blocks", "Fetched blocks that were not cached because the disk was too slow.", func(s shared) int64 { return s.Writes.Slow.Load() }),
+	counter("store_fetched_bytes", "Bytes fetched from stores.", func(s shared) int64 { return s.Store.Bytes.Load() }),
+	counter("store_retries", "Requests to stores that were retries.", func(s shared) int64 { return s.Store.Retries.Load() }),
+	counter("store_errors", "Requests to stores that failed with status 429 or 5xx, or without a response.", func(s shared) int64 { return s.Store.Errors.Load() }),
 }
 
 var ofSequence = []metric[sequenceState]{
-	gauge("cursor", "The number of the batch that the next reader of next takes.", sequenceState.Next),
-	counter("batches", "Batches that readers began to get.", func(e sequenceState) uint64 { return e.Begun.Load() }),
-	counter("reads", "Requests that were answered with batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
-	counter("ready_reads", "Requests that were answered with batches that were ready.", func(e sequenceState) uint64 { return e.Ready.Load() }),
-	counter("read_bytes", "Bytes of batches that readers got.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
-	counter("reader_wait_seconds", "How long readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
-	counter("reader_gap_seconds", "How long readers of next did something else in between.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
-	counter("given_back", "Batch numbers that went back to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
+	gauge("cursor", "Number of the batch that the next reader of next gets.", sequenceState.Next),
+	counter("batches", "Batches that readers began to read.", func(e sequenceState) uint64 { return e.Begun.Load() }),
+	counter("reads", "Requests that were answered with data of batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
+	counter("ready_reads", "Requests that were answered from prefetched batches.", func(e sequenceState) uint64 { return e.Ready.Load() }),
+	counter("read_bytes", "Bytes of batches that readers received.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
+	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
+	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
+	counter("given_back", "Batch numbers that were returned to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
 	errorsOf,
 }
 
 var (
 	sequenceLabels = []string{"split", "settings"}
-	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e sequenceState) uint64 { return e.Errors.Load() })
-	buildInfo      = describe("build_info", "The version that serves.", "version")
-	splitInfo      = describe("split_info", "The fingerprint of the tokens of a split.", "split", "fingerprint")
+	errorsOf       = counter("read_errors", "Requests that failed.", func(e sequenceState) uint64 { return e.Errors.Load() })
+	buildInfo      = describe("build_info", "Version of batchfs that serves the mount.", "version")
+	splitInfo      = describe("split_info", "Fingerprint of the tokens of a split.", "split", "fingerprint")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
-	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
-	readWait       = describe("read_wait_seconds", "How long requests for next waited in the worker until they were answered.", sequenceLabels...)
-	sourceRows     = describe("source_rows_total", "Rows of batches that readers began to get, of each source of a mixture.", "split", "source")
-	sourceWeight   = describe("source_share_ratio", "The part of the rows that a source should have.", "split", "source")
-	leftOut        = describe("sequences_left_out", "Directories of settings that are open and have no metrics, because there are so many.")
+	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
+	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their answer.", sequenceLabels...)
+	sourceRows     = describe("source_rows_total", "Rows from each source of a mixture, in batches that readers began to read.", "split", "source")
+	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each source of a mixture.", "split", "source")
+	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )
 
 func seconds[N int64 | uint64](nanoseconds N) float64 {
@@ -135,9 +138,10 @@ func longestWait(s shared) (longest float64) {
 	return longest
 }
 
-// Describe sends nothing: what there is depends on the mount.
+// Describe sends nothing, because the metrics depend on the mount.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
+// Collect sends the current metrics.
 func (c collector) Collect(to chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
@@ -155,7 +159,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	c.collectSequences(to, send)
 }
 
-// maxSequences bounds the sequences that have metrics.
+// maxSequences is the largest number of sequences that have metrics.
 const maxSequences = 1000
 
 func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
@@ -165,10 +169,10 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
 			for i := range c.Sources[s.Number] {
-				of, number := &c.Sources[s.Number][i], strconv.Itoa(i)
-				if share := of.Weight(); share > 0 {
-					send(sourceRows, prometheus.CounterValue, float64(of.Rows.Load()), s.Split, number)
-					send(sourceWeight, prometheus.GaugeValue, share, s.Split, number)
+				source, number := &c.Sources[s.Number][i], strconv.Itoa(i)
+				if weight := source.Weight(); weight > 0 {
+					send(sourceRows, prometheus.CounterValue, float64(source.Rows.Load()), s.Split, number)
+					send(sourceWeight, prometheus.GaugeValue, weight, s.Split, number)
 				}
 			}
 		}
@@ -183,7 +187,8 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	send(leftOut, prometheus.GaugeValue, float64(max(len(open)-maxSequences, 0)))
 }
 
-// histogram has every second bound of some buckets; the last bucket has none.
+// histogram returns a Prometheus histogram with every second bound of the buckets. The last bucket
+// has no bound.
 func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i int) (bound float64, n uint64), labels ...string) prometheus.Metric {
 	total, below := uint64(0), map[float64]uint64{}
 	for i := range buckets {
@@ -195,15 +200,16 @@ func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i in
 	return prometheus.MustNewConstHistogram(desc, total, sum, below, labels...)
 }
 
-// SequenceStats has the state of a sequence that is open: a split, or one under settings whose
-// files the kernel knows.
+// SequenceStats identifies an open sequence: a split, or a settings directory that the kernel
+// knows.
 type SequenceStats struct {
 	*state.SequenceState
-	Number          int
+	Number          int // index in state.Shared.Sequences
 	Split, Settings string
 }
 
-// Open are the sequences that are open. Another process may add and remove some meanwhile, so no two have one name.
+// Open returns the open sequences. It skips repeated names, which can occur because another process
+// may add and remove sequences at the same time.
 func Open(shared *state.Shared) (open []SequenceStats) {
 	seen := map[string]bool{}
 	for n := range shared.SequencesUsed() {
@@ -219,14 +225,14 @@ func Open(shared *state.Shared) (open []SequenceStats) {
 	return open
 }
 
-// A Process is one of a mount.
+// A Process is a process of a mount.
 type Process struct {
-	Name     string `json:"name"`
+	Name     string `json:"name"` // supervisor, worker or standby
 	PID      int    `json:"pid"`
 	Resident int64  `json:"resident_bytes"`
 }
 
-// Processes are the processes of a mount that live.
+// Processes returns the live processes of a mount.
 func Processes(shared *state.Shared) (all []Process) {
 	seen := map[int64]bool{0: true}
 	for _, p := range []struct {

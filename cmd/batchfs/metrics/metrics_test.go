@@ -29,7 +29,7 @@ func newShared(t testing.TB, names ...string) *state.Shared {
 	return shared
 }
 
-// lint parses a text as Prometheus does, and applies the rules for names.
+// lint parses a text like Prometheus, and checks its naming rules.
 func lint(t testing.TB, text []byte) {
 	t.Helper()
 	problems, err := promlint.New(bytes.NewReader(text)).Lint()
@@ -38,10 +38,10 @@ func lint(t testing.TB, text []byte) {
 	}
 }
 
-// What is counted is what is shown, whatever names there are.
+// The metrics show the counters, whatever characters are in the names of sequences.
 func TestText(t *testing.T) {
 	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
-	shared.Sequences[4].Lookups.Store(0) // the kernel has forgotten it
+	shared.Sequences[4].Lookups.Store(0) // forgotten by the kernel
 	shared.Describe(1, "0123", 0, []float64{0.75, 0.25})
 	shared.Sources[1][1].Rows.Store(4)
 	shared.SetProgram("v9")
@@ -74,7 +74,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// However many settings are open, the metrics are bounded.
+// The metrics are bounded, however many settings directories are open.
 func TestManySequences(t *testing.T) {
 	var names []string
 	for i := range 1500 {
@@ -86,11 +86,11 @@ func TestManySequences(t *testing.T) {
 		t.Errorf("%d sequences have metrics, want %d", n, maxSequences)
 	}
 	if !strings.Contains(string(text), "batchfs_sequences_left_out 500\n") {
-		t.Error("it is not said that 500 were left out")
+		t.Error("the metrics do not show that 500 sequences were left out")
 	}
 }
 
-// The alerts and the dashboard name no metric that there is not.
+// All metrics that the alerts and the dashboard use exist.
 func TestDeployedNames(t *testing.T) {
 	names := regexp.MustCompile(`batchfs_[a-z_]+`)
 	shared, known := newShared(t, "train"), map[string]bool{}

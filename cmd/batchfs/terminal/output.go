@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// An Output writes to standard output and is safe for concurrent use. It remembers the first
-// error of a write and then writes no more, so a command may ignore the errors of its writes. EPIPE
-// is not remembered, because a reader may close its pipe early.
+// An Output writes to standard output. It remembers the first error and writes nothing after it, so
+// a command may ignore the errors of its writes. It does not remember EPIPE, because a reader may
+// close its pipe early. An Output is safe for concurrent use.
 type Output struct {
 	file *os.File
 	mu   sync.Mutex // guards err; not held during a write, which may block
@@ -20,6 +20,7 @@ type Output struct {
 // NewOutput returns an Output that writes to a file.
 func NewOutput(file *os.File) *Output { return &Output{file: file} }
 
+// Write writes p unless an earlier write has failed.
 func (o *Output) Write(p []byte) (int, error) {
 	if err := o.first(nil); err != nil {
 		return 0, err
@@ -31,11 +32,12 @@ func (o *Output) Write(p []byte) (int, error) {
 // Fd returns the descriptor of the file.
 func (o *Output) Fd() uintptr { return o.file.Fd() }
 
-// Close closes the file and returns the first error, which may be that of closing: a network file
-// system may report a full disk only then.
+// Close closes the file and returns the first error. That may be the error of close, which is how a
+// network file system can report a full disk.
 func (o *Output) Close() error { return o.first(o.file.Close()) }
 
-// first remembers err if it is the first error, and returns the error that is remembered, or EPIPE.
+// first remembers err if it is the first error, and returns the remembered error. It returns EPIPE
+// without remembering it.
 func (o *Output) first(err error) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return err

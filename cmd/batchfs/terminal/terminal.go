@@ -1,4 +1,5 @@
-// Package terminal writes what commands print: progress, sizes, bars and JSON.
+// Package terminal formats the output of commands: progress, sizes, bars and JSON. A command writes
+// its results through an [Output] and shows a [Progress] on standard error.
 package terminal
 
 import (
@@ -21,14 +22,14 @@ func Is(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// JSON writes v for programs, indented.
+// JSON writes v as indented JSON.
 func JSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// Size is a number of bytes in words.
+// Size formats a number of bytes for people, in powers of 1000.
 func Size(n int64) string {
 	const units = "kMGTPE"
 	if n < 1000 {
@@ -38,7 +39,7 @@ func Size(n int64) string {
 	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
 }
 
-// Count is n with the word for one, or for several.
+// Count returns n followed by the singular or the plural of a noun.
 func Count(n int64, one, several string) string {
 	if n == 1 {
 		return "1 " + one
@@ -46,7 +47,8 @@ func Count(n int64, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// Bar draws n, where most is a bar of 40 columns. What is not 0 has an eighth of a column at least.
+// Bar returns a bar for n, which has 40 columns if n is most. Any n above 0 gets at least an eighth
+// of a column.
 func Bar(n, most float64) string {
 	const width = 40
 	if n <= 0 {
@@ -56,7 +58,7 @@ func Bar(n, most float64) string {
 	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 
-// Progress shows how much of some work is done.
+// A Progress shows how much of some work is done. It is safe for concurrent use.
 type Progress struct {
 	bar         *progressbar.ProgressBar
 	done, total atomic.Int64
@@ -64,7 +66,7 @@ type Progress struct {
 	lines       sync.WaitGroup
 }
 
-// A Unit is what a [Progress] counts.
+// A Unit is the unit that a [Progress] counts.
 type Unit bool
 
 const (
@@ -72,7 +74,8 @@ const (
 	Bytes Unit = true
 )
 
-// NewProgress begins a progress bar on out for total units of work; -1 is unknown. Nothing is shown where out is no terminal.
+// NewProgress starts a progress bar on out for total units of work, or -1 if that is unknown. If
+// out is not a terminal, nothing is shown.
 func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 	p := &Progress{finished: make(chan struct{}), bar: progressbar.NewOptions64(total,
 		progressbar.OptionSetDescription(what),
@@ -86,7 +89,8 @@ func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 	return p
 }
 
-// Lines also writes the progress of bytes to out in lines, for a log: the first after a second, then ever more rarely, but every minute.
+// Lines also writes the progress to out as lines of text, for a log. The unit must be bytes. It
+// writes the first line after a second, and then at growing intervals of up to a minute.
 func (p *Progress) Lines(out io.Writer) {
 	p.lines.Go(func() {
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
@@ -111,7 +115,7 @@ func (p *Progress) Add(n int) {
 	p.bar.Add(n)
 }
 
-// Set replaces how many units are done, and how many there are in total.
+// Set sets how many units are done, and how many there are in total.
 func (p *Progress) Set(done, total int64) {
 	p.done.Store(done)
 	p.total.Store(total)
@@ -119,10 +123,10 @@ func (p *Progress) Set(done, total int64) {
 	p.bar.Set64(done)
 }
 
-// Describe replaces what the work is called.
+// Describe changes the description of the work.
 func (p *Progress) Describe(what string) { p.bar.Describe(what) }
 
-// Finish removes the bar from the terminal, and ends the lines. It is called once.
+// Finish removes the bar from the terminal and stops the lines. It must be called exactly once.
 func (p *Progress) Finish() {
 	close(p.finished)
 	p.lines.Wait()

@@ -18,7 +18,7 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 	}
 }
 
-// Where no bar is shown, lines say how far the work is, also while it stands still.
+// Lines report the progress without a terminal, even while it does not advance.
 func TestProgressInLines(t *testing.T) {
 	for total, want := range map[int64]string{2000: "working: 30% of 2.0 kB\n", -1: "working: 600 bytes\n"} {
 		r, w := io.Pipe()
@@ -28,7 +28,7 @@ func TestProgressInLines(t *testing.T) {
 		if line, err := bufio.NewReader(r).ReadString('\n'); line != want {
 			t.Errorf("%q, %v, want %q", line, err, want)
 		}
-		r.Close() // which ends a write
+		r.Close() // unblocks a pending write
 		p.Finish()
 	}
 }

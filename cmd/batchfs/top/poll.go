@@ -1,4 +1,6 @@
-// Package top shows the mounts of a machine: batchfs top and batchfs list. It looks at their shared memory and at /proc, and touches no mount.
+// Package top observes the mounts of a machine, for batchfs top and batchfs list. It reads their
+// shared memory and /proc, and never accesses files in a mount, so that a stuck mount cannot block
+// it.
 package top
 
 import (
@@ -15,11 +17,12 @@ import (
 	"batchfs/internal/process"
 )
 
-// A Mount is a batchfs as it was at one moment. If it is dead, or this user may not look into it,
-// only the first group of fields is set.
+// A Mount is the state of a batchfs mount at one moment. If the mount is dead, or this user may not
+// look into it, only the first group of fields is set. A Mount belongs to one goroutine.
 type Mount struct {
 	Mountpoint string `json:"mountpoint"`
-	State      string `json:"state"` // serving, stuck, dead, elsewhere or closed (to this user)
+	// State is serving, stuck, dead, elsewhere (in another PID namespace) or closed (to this user).
+	State      string `json:"state"`
 	Supervisor int    `json:"supervisor"`
 	User       int    `json:"user"`
 
@@ -36,13 +39,13 @@ type Mount struct {
 	Slow       int64             `json:"cache_slow_blocks"`
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
-	Needed     int64             `json:"cache_needed_bytes"` // what an epoch of its readers needs
-	Stored     int64             `json:"cache_kept_bytes"`   // the part of Needed that is in the cache
+	Needed     int64             `json:"cache_needed_bytes"` // for one epoch of its readers
+	Stored     int64             `json:"cache_kept_bytes"`   // the cached part of Needed
 	Processes  []metrics.Process `json:"processes,omitempty"`
 	Sequences  []*SequenceStats  `json:"sequences,omitempty"`
 }
 
-// Resident is the memory of all processes of the mount.
+// Resident returns the resident memory of all processes of the mount, in bytes.
 func (m *Mount) Resident() (n int64) {
 	for _, p := range m.Processes {
 		n += p.Resident
@@ -50,48 +53,49 @@ func (m *Mount) Resident() (n int64) {
 	return n
 }
 
-// SequenceStats has the numbers of a sequence that is open in a mount. Rates says what happened
-// since an earlier look.
+// SequenceStats holds the counters of a sequence that is open in a mount, and the rates at which
+// they grew since an earlier poll. It belongs to one goroutine.
 type SequenceStats struct {
 	Name      string    `json:"name"`
 	Cursor    uint64    `json:"cursor"`
-	Epoch     *float64  `json:"epoch"` // at the cursor; nil: the order has none
+	Epoch     *float64  `json:"epoch"` // epochs up to the cursor; nil if the order has none
 	Batches   uint64    `json:"batches"`
 	Bytes     uint64    `json:"bytes"`
 	Reads     uint64    `json:"reads"`
 	Ready     uint64    `json:"ready_reads"`
 	Errors    uint64    `json:"errors"`
 	LastError string    `json:"last_error,omitempty"`
-	Readers   []*Reader `json:"readers"` // of next: others are not visible
+	Readers   []*Reader `json:"readers"` // readers of next; others are not visible
 	Rates     *Rates    `json:"rates,omitempty"`
 	waits     [len(state.WaitBounds) + 1]uint64
 }
 
-// A Reader is a process that reads next.
+// A Reader is a process that reads next. It belongs to one goroutine.
 type Reader struct {
 	PID            int      `json:"pid"`
 	Command        string   `json:"command"`
 	Waited         float64  `json:"waited_seconds"`
 	Gap            float64  `json:"gap_seconds"`
-	WaitedFraction *float64 `json:"waited_share"` // of the time since an earlier look; nil: not known
+	WaitedFraction *float64 `json:"waited_share"` // since an earlier poll; nil if unknown
 }
 
-// Mounts looks at the mounts of this machine, or at the one at a path.
+// Mounts returns the mounts of this machine, or only the one at mountpoint unless that is empty.
 func Mounts(mountpoint string) ([]*Mount, error) {
 	var w watcher
 	defer w.close()
 	return w.poll(mountpoint)
 }
 
-// A watcher looks again and again. What costs more, it does every few seconds: to find mounts, and to map their memory.
+// A watcher polls mounts repeatedly. Only every few seconds does it find the mounts and map their
+// memory, because that is expensive.
 type watcher struct {
 	found  []*watched
-	listed time.Time
+	listed time.Time // when found was updated
 }
 
 type watched struct {
 	*mount.Mounted
-	shared *state.Shared // nil where err is not
+	shared *state.Shared // nil if err is not nil
 	err    error
 }
 
@@ -179,10 +183,11 @@ func sequenceStatsOf(shared *state.Shared, open metrics.SequenceStats, readers [
 	return s
 }
 
-// A reader that has ended is shown for so long.
-const lingers = 5 * time.Second
+// readerTTL is how long a process is shown after it has ended.
+const readerTTL = 5 * time.Second
 
-// readersOf are the processes that read next, by the numbers of their sequences. The threads of a process are one reader.
+// readersOf returns the processes that read next, by the number of their sequence. All threads of a
+// process are one reader.
 func readersOf(shared *state.Shared) map[int][]*Reader {
 	all := map[int][]*Reader{}
 	slots := shared.Readers()
@@ -191,14 +196,14 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 		number, thread := int(slot.Sequence.Load()), int(slot.Thread.Load())
 		waits, since := slot.Since()
 		pid, command := process.Of(thread)
-		if number == 0 || command == "" && since > lingers {
+		if number == 0 || command == "" && since > readerTTL {
 			continue
 		}
-		at := slices.IndexFunc(all[number], func(r *Reader) bool { return r.PID == pid })
-		if at < 0 {
-			at, all[number] = len(all[number]), append(all[number], &Reader{PID: pid, Command: command})
+		index := slices.IndexFunc(all[number], func(r *Reader) bool { return r.PID == pid })
+		if index < 0 {
+			index, all[number] = len(all[number]), append(all[number], &Reader{PID: pid, Command: command})
 		}
-		r := all[number][at]
+		r := all[number][index]
 		r.Waited += time.Duration(slot.Waited.Load()).Seconds()
 		r.Gap += time.Duration(slot.Gap.Load()).Seconds()
 		if waits {

@@ -6,51 +6,53 @@ import (
 	"batchfs/fs/state"
 )
 
-// A frame is all mounts at a time.
+// A frame holds the state of all mounts at one moment.
 type frame struct {
-	at     time.Time
+	time   time.Time
 	mounts []*Mount
 }
 
-// Rates are what happened to a sequence since an earlier look.
+// Rates are the changes of a sequence since an earlier poll. It belongs to one goroutine.
 type Rates struct {
 	Batches    float64  `json:"batches_per_second"`
 	Bytes      float64  `json:"bytes_per_second"`
-	Ready      *float64 `json:"ready_share"`              // of reads; nil: there were none
-	WaitMedian *float64 `json:"next_wait_median_seconds"` // nil: next was not read
+	Ready      *float64 `json:"ready_share"`              // nil without reads
+	WaitMedian *float64 `json:"next_wait_median_seconds"` // nil if next was not read
 	WaitP99    *float64 `json:"next_wait_p99_seconds"`
-	Waited     *float64 `json:"waited_share"` // of the reader of next that waited most; nil: not visible
+	Waited     *float64 `json:"waited_share"` // the largest among readers of next
 }
 
-// rate compares all sequences with what they were in an earlier frame.
-func (f *frame) rate(then *frame) {
-	earlier := map[string]*SequenceStats{}
-	for _, m := range then.mounts {
+// rate computes the rates of all sequences since an earlier frame.
+func (f *frame) rate(earlier *frame) {
+	old := map[string]*SequenceStats{}
+	for _, m := range earlier.mounts {
 		for _, s := range m.Sequences {
-			earlier[m.Mountpoint+"\x00"+s.Name] = s
+			old[m.Mountpoint+"\x00"+s.Name] = s
 		}
 	}
 	for _, m := range f.mounts {
 		for _, s := range m.Sequences {
-			if was := earlier[m.Mountpoint+"\x00"+s.Name]; was != nil && was.Reads <= s.Reads {
-				s.Rates = s.since(was, f.at.Sub(then.at).Seconds())
+			if old := old[m.Mountpoint+"\x00"+s.Name]; old != nil && old.Reads <= s.Reads {
+				s.Rates = s.since(old, f.time.Sub(earlier.time).Seconds())
 			}
 		}
 	}
 }
 
-func (s *SequenceStats) since(was *SequenceStats, seconds float64) *Rates {
-	r := &Rates{Batches: float64(s.Batches-was.Batches) / seconds, Bytes: float64(s.Bytes-was.Bytes) / seconds}
-	if reads := s.Reads - was.Reads; reads > 0 {
-		r.Ready = fraction(float64(s.Ready-was.Ready), float64(reads))
+// since returns the rates since old, which is seconds older than s. It also sets the WaitedFraction
+// of the readers.
+func (s *SequenceStats) since(old *SequenceStats, seconds float64) *Rates {
+	r := &Rates{Batches: float64(s.Batches-old.Batches) / seconds, Bytes: float64(s.Bytes-old.Bytes) / seconds}
+	if reads := s.Reads - old.Reads; reads > 0 {
+		r.Ready = fraction(float64(s.Ready-old.Ready), float64(reads))
 	}
 	waits := s.waits
 	for i := range waits {
-		waits[i] -= was.waits[i]
+		waits[i] -= old.waits[i]
 	}
 	r.WaitMedian, r.WaitP99 = quantile(waits[:], 0.5), quantile(waits[:], 0.99)
 	for _, reader := range s.Readers {
-		for _, before := range was.Readers {
+		for _, before := range old.Readers {
 			if before.PID == reader.PID {
 				waited, gap := max(reader.Waited-before.Waited, 0), max(reader.Gap-before.Gap, 0)
 				reader.WaitedFraction = fraction(waited, waited+gap)
@@ -63,15 +65,17 @@ func (s *SequenceStats) since(was *SequenceStats, seconds float64) *Rates {
 	return r
 }
 
-func fraction(part, of float64) *float64 {
-	if of <= 0 {
+// fraction returns part/whole, or nil if whole is 0.
+func fraction(part, whole float64) *float64 {
+	if whole <= 0 {
 		return nil
 	}
-	s := part / of
-	return &s
+	f := part / whole
+	return &f
 }
 
-// quantile is in seconds, to within a factor of two.
+// quantile returns the q-quantile of a histogram with the bounds state.WaitBounds, in seconds. It
+// is exact to within a factor of two, and nil if the histogram is empty.
 func quantile(waits []uint64, q float64) *float64 {
 	total := uint64(0)
 	for _, n := range waits {
@@ -85,8 +89,8 @@ func quantile(waits []uint64, q float64) *float64 {
 	for i, n := range waits {
 		low, high = high, state.WaitBounds[min(i, len(state.WaitBounds)-1)].Seconds()
 		if here := float64(n); below+here >= wanted && here > 0 {
-			at := low + (high-low)*(wanted-below)/here
-			return &at
+			value := low + (high-low)*(wanted-below)/here
+			return &value
 		}
 		below += float64(n)
 	}

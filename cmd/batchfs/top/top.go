@@ -16,15 +16,16 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// Command is batchfs top.
+// Command returns the command batchfs top.
 func Command() *cobra.Command {
 	return &cobra.Command{
 		Use:   "top [MOUNTPOINT]",
-		Short: "Watch what mounts serve, and whether training waits for data",
-		Long: `Show every batchfs of this machine, or the one at MOUNTPOINT, once a second. The first line says whether a process that reads next
-waits for it more than 5% of its time. What readers of numbered files wait is not visible: the kernel's page cache answers them.
+		Short: "Watch mounts live, and whether training waits for data",
+		Long: `Show all batchfs mounts of this machine, or only the one at MOUNTPOINT, and update the display every second. The first line says
+whether training waits for data: whether any process that reads next spends more than 5% of its time waiting. Top cannot see
+the waits of readers of numbered files, because the kernel serves those from its page cache.
 
-Keys: up and down scroll, q ends. Where the output is no terminal, each line is a JSON object of a second.`,
+Scroll with the arrow keys, and quit with q. If the output is not a terminal, top prints one JSON object per second.`,
 		Example: `  batchfs top
   batchfs top /mnt/batches | head -n 3 | python3 -m json.tool --json-lines`,
 		Args: cobra.MaximumNArgs(1),
@@ -37,24 +38,24 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 					return err
 				}
 			}
-			look := func() (*frame, error) {
+			poll := func() (*frame, error) {
 				mounts, err := w.poll(mountpoint)
 				if err == nil && mountpoint != "" && len(mounts) == 0 {
-					err = fmt.Errorf("%s: no batchfs is mounted there; batchfs list names the mounts of this machine", args[0])
+					err = fmt.Errorf("%s: no batchfs is mounted there; to list the mounts of this machine, run batchfs list", args[0])
 				}
 				return &frame{time.Now(), mounts}, err
 			}
-			first, err := look()
+			first, err := poll()
 			if err != nil {
 				return err
 			}
 			if !terminal.Is(cmd.OutOrStdout()) {
-				return printLines(cmd, first, look)
+				return printLines(cmd, first, poll)
 			}
-			m := &model{poll: look, history: map[string][]float64{}, width: 80, height: 24}
+			m := &model{poll: poll, history: map[string][]float64{}, width: 80, height: 24}
 			m.add(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
-			if cmd.Context().Err() != nil { // a signal
+			if cmd.Context().Err() != nil { // stopped by a signal
 				err = nil
 			}
 			if err == nil {
@@ -65,13 +66,13 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 	}
 }
 
-// every is how often mounts are looked at.
-const every = time.Second
+// pollInterval is the time between two frames.
+const pollInterval = time.Second
 
-// printLines ends without an error when its output is read no more.
-func printLines(cmd *cobra.Command, then *frame, look func() (*frame, error)) error {
+// printLines prints each frame as a line of JSON. It returns nil once nobody reads its output.
+func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) error {
 	signal.Ignore(syscall.SIGPIPE)
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -79,40 +80,41 @@ func printLines(cmd *cobra.Command, then *frame, look func() (*frame, error)) er
 			return nil
 		case <-tick.C:
 		}
-		now, err := look()
+		f, err := poll()
 		if err != nil {
 			return err
 		}
-		now.rate(then)
-		if err := printJSON(cmd.OutOrStdout(), now); errors.Is(err, syscall.EPIPE) {
+		f.rate(last)
+		if err := printJSON(cmd.OutOrStdout(), f); errors.Is(err, syscall.EPIPE) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		then = now
+		last = f
 	}
 }
 
 func printJSON(out io.Writer, f *frame) error {
-	return json.NewEncoder(out).Encode(map[string]any{"time": f.at.UTC().Format(time.RFC3339Nano), "mounts": f.mounts})
+	return json.NewEncoder(out).Encode(map[string]any{"time": f.time.UTC().Format(time.RFC3339Nano), "mounts": f.mounts})
 }
 
-// A model is what the terminal shows.
+// A model is the state of the terminal display, a [tea.Model].
 type model struct {
 	poll          func() (*frame, error)
-	frames        []*frame             // of the last seconds, the earliest first
-	history       map[string][]float64 // batches a second of the last minute
+	frames        []*frame             // oldest first, at most inWindow
+	history       map[string][]float64 // recent batches per second, by mountpoint and sequence
 	width, height int
-	from          int // the first line that is shown
+	from          int // index of the first line below the headline
 	err           error
 }
 
 const (
-	inWindow  = 10 // frames over which rates are taken
-	inHistory = 60
+	inWindow  = 10 // frames over which rates are averaged
+	inHistory = 60 // values
 )
 
-// add shows a frame.
+// add appends a frame and computes its rates: over one interval for the history, and over the
+// window for the display.
 func (m *model) add(f *frame) {
 	if n := len(m.frames); n > 0 {
 		f.rate(m.frames[n-1])
@@ -120,8 +122,8 @@ func (m *model) add(f *frame) {
 		for _, mount := range f.mounts {
 			for _, s := range mount.Sequences {
 				if key := mount.Mountpoint + "\x00" + s.Name; s.Rates != nil {
-					now := append(m.history[key], s.Rates.Batches)
-					history[key] = now[max(0, len(now)-inHistory):]
+					values := append(m.history[key], s.Rates.Batches)
+					history[key] = values[max(0, len(values)-inHistory):]
 				}
 			}
 		}
@@ -134,7 +136,7 @@ func (m *model) add(f *frame) {
 
 type tick time.Time
 
-func next() tea.Cmd { return tea.Tick(every, func(t time.Time) tea.Msg { return tick(t) }) }
+func next() tea.Cmd { return tea.Tick(pollInterval, func(t time.Time) tea.Msg { return tick(t) }) }
 
 func (m *model) Init() tea.Cmd { return next() }
 

@@ -11,16 +11,17 @@ import (
 	"batchfs/internal/printable"
 )
 
-// A line is one of the screen: its text, and whether it is bad news.
+// A line is one line of the screen. Bad news is highlighted.
 type line struct {
 	text  string
 	isBad bool
 }
 
-// waitsTooLong is the part of its time from which on a reader that waits is bad news.
+// waitsTooLong is the fraction of its time above which a reader that waits is bad news.
 const waitsTooLong = 0.05
 
-// lines are the view of a frame in so many columns. history has the batches a second of each sequence in the last minute, by mountpoint and name.
+// lines renders a frame for a screen of the given width. history has the batches per second of each
+// sequence in the last minute, by mountpoint and sequence.
 func (f *frame) lines(history map[string][]float64, width int) []line {
 	all := []line{f.headline()}
 	name := min(max(width-68, 12), 40)
@@ -43,25 +44,25 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 	return all
 }
 
-// headline answers whether training waits for data.
+// headline says whether training waits for data.
 func (f *frame) headline() line {
 	const question = "Is training waiting for data? "
 	var worst *Reader
-	var of string
+	var path string // directory that worst reads next in
 	numbered := false
 	for _, m := range f.mounts {
 		for _, s := range m.Sequences {
 			numbered = numbered || s.Rates != nil && s.Rates.Bytes > 0 && len(s.Readers) == 0
 			for _, r := range s.Readers {
 				if r.WaitedFraction != nil && (worst == nil || *r.WaitedFraction > *worst.WaitedFraction) {
-					worst, of = r, m.Mountpoint+"/"+s.Name
+					worst, path = r, m.Mountpoint+"/"+s.Name
 				}
 			}
 		}
 	}
 	switch {
 	case worst == nil && numbered:
-		return line{text: question + "Not visible: numbered files are read, and the kernel's page cache answers"}
+		return line{text: question + "Not visible: readers of numbered files are served from the kernel's page cache"}
 	case worst == nil:
 		return line{text: question + "No process reads next"}
 	}
@@ -69,7 +70,7 @@ func (f *frame) headline() line {
 	if bad {
 		answer = "YES"
 	}
-	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedFraction), of), bad}
+	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedFraction), path), bad}
 }
 
 func (m *Mount) line() line {
@@ -85,24 +86,24 @@ func (m *Mount) storeLines() []line {
 	for _, s := range m.Sequences {
 		served += s.Bytes
 	}
-	text := fmt.Sprintf("  store: fetched %s, %s of what was read; %s of blocks were there", terminal.Size(m.Fetched),
+	text := fmt.Sprintf("  store: fetched %s, %s of the bytes served; %s of block reads hit the cache", terminal.Size(m.Fetched),
 		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.Hits), float64(m.Hits+m.Waits))))
 	if m.CacheLimit == 0 {
 		return []line{{text: text}}
 	}
-	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(fraction(float64(m.Stored), float64(m.Needed))),
+	cached := fmt.Sprintf("  cache: %s of the %s needed is cached; %s of %s used", percent(fraction(float64(m.Stored), float64(m.Needed))),
 		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
-	unkept := false
+	uncached := false
 	for _, reason := range []struct {
 		blocks int64
 		text   string
-	}{{m.Unstored, "found no room"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time: its disk is slow"}} {
+	}{{m.Unstored, "did not fit"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time, because the disk is slow"}} {
 		if reason.blocks > 0 {
-			kept += fmt.Sprintf("; %d %s", reason.blocks, reason.text)
-			unkept = true
+			cached += fmt.Sprintf("; %d blocks %s", reason.blocks, reason.text)
+			uncached = true
 		}
 	}
-	return []line{{text: text}, {kept, unkept}}
+	return []line{{text: text}, {cached, uncached}}
 }
 
 func (s *SequenceStats) lines(name int, history []float64) []line {
@@ -125,7 +126,7 @@ func (s *SequenceStats) lines(name int, history []float64) []line {
 		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > waitsTooLong})
 	}
 	if len(s.Readers) == 0 && r.Bytes > 0 {
-		all = append(all, line{text: "    reads of numbered files: what their readers wait is not visible"})
+		all = append(all, line{text: "    reads of numbered files: how long their readers wait is not visible"})
 	}
 	if s.Errors > 0 {
 		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.LastError), true})
@@ -133,7 +134,7 @@ func (s *SequenceStats) lines(name int, history []float64) []line {
 	return all
 }
 
-// shortened is a text in so many columns, if each rune takes one.
+// shortened truncates a text to a width, if each rune takes one column.
 func shortened(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text
@@ -141,14 +142,14 @@ func shortened(text string, width int) string {
 	return string([]rune(text)[:max(width-1, 0)]) + "…"
 }
 
-func percent(part *float64) string {
-	if part == nil {
+func percent(fraction *float64) string {
+	if fraction == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.1f%%", 100**part)
+	return fmt.Sprintf("%.1f%%", 100**fraction)
 }
 
-// short is a time in three digits.
+// short formats a duration for a narrow column.
 func short(seconds *float64) string {
 	if seconds == nil {
 		return "-"
@@ -163,7 +164,7 @@ func short(seconds *float64) string {
 	}
 }
 
-// sparkline draws values next to the largest of them.
+// sparkline draws values relative to the largest of them.
 func sparkline(values []float64) string {
 	const bars = "▁▂▃▄▅▆▇█"
 	most := 0.0
@@ -181,7 +182,8 @@ func sparkline(values []float64) string {
 	return b.String()
 }
 
-// screen is the first line, and others from one on, as many as fit, without control characters; red is written around bad news.
+// screen renders the first line and then the lines from 1+from, as many as fit, without control
+// characters. Bad news begins with red and ends with plain.
 func screen(all []line, from, width, height int, red, plain string) string {
 	var b strings.Builder
 	for i, l := range slices.Concat(all[:1], all[min(1+from, len(all)):]) {

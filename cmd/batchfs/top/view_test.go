@@ -11,16 +11,17 @@ import (
 	"batchfs/fs/state"
 )
 
-// twoFrames are two looks, a second apart, at a mount whose reader waited for a part of that second, beside a dead mount.
-func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
-	look := func(second int) *frame {
+// twoFrames returns two frames, one second apart, with a dead mount and a mount whose readers
+// waited for the given fraction of that second.
+func twoFrames(waited float64, readers ...*Reader) (first, second *frame) {
+	poll := func(second int) *frame {
 		s := &SequenceStats{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
 		s.waits[5] = uint64(49 * second) // from 32 to 64 µs
 		s.waits[15] = uint64(second)
 		for _, r := range readers {
-			at := *r
-			at.Waited, at.Gap = waited*float64(second), (1-waited)*float64(second)
-			s.Readers = append(s.Readers, &at)
+			reader := *r
+			reader.Waited, reader.Gap = waited*float64(second), (1-waited)*float64(second)
+			s.Readers = append(s.Readers, &reader)
 		}
 		return &frame{time.Unix(int64(second), 0), []*Mount{
 			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unstored: 1, CacheLimit: 1e9, Needed: 4e9, Stored: 3e9,
@@ -28,9 +29,9 @@ func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
 	}
-	then, now = look(1), look(2)
-	now.rate(then)
-	return then, now
+	first, second = poll(1), poll(2)
+	second.rate(first)
+	return first, second
 }
 
 func TestHeadline(t *testing.T) {
@@ -66,11 +67,11 @@ func TestRates(t *testing.T) {
 		t.Errorf("median %v, p99 %v", m, p)
 	}
 	if quantile(make([]uint64, 22), 0.5) != nil {
-		t.Error("of nothing there is a median")
+		t.Error("an empty histogram has a median")
 	}
 }
 
-// Whatever the terminal's size, each line fits, and names of others move no cursor.
+// Every line fits a terminal of any size, and no name can contain control characters.
 func TestScreen(t *testing.T) {
 	_, now := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
 	now.mounts[0].Sequences[0].Errors, now.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
@@ -94,7 +95,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of what was read", "<  cache: 75.0% of 4.0 GB needed is kept"} {
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of the bytes served", "<  cache: 75.0% of the 4.0 GB needed is cached"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}

@@ -10,30 +10,31 @@ import (
 	"batchfs/sampler"
 )
 
-// Bounds of one answer.
+// Limits of one response.
 const (
-	maxNumbers = 1 << 19 // of an array, in all rows
-	maxTokens  = 1 << 13 // of a row
+	maxNumbers = 1 << 19 // per array, in all rows
+	maxTokens  = 1 << 13 // per row
 )
 
 type row struct {
 	Epoch    uint64            `json:"epoch"`
 	Source   int               `json:"source"`
 	Segments []segment         `json:"segments"`
-	Text     []jsontext.String `json:"text"`   // of tokens: those of x and the last of y, unless that is masked
-	Arrays   map[string][]byte `json:"arrays"` // the numbers of each array of the batch
+	Text     []jsontext.String `json:"text"`   // one per token: x, and the last y
+	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
 }
 
-// A segment is tokens that stand side by side in a row and in their file.
+// A segment is a run of tokens that are consecutive both in the row and in their file.
 type segment struct {
 	At       int             `json:"at"` // index in the row
 	Len      int             `json:"len"`
-	Document int64           `json:"document"` // of its first token; -1: unknown
+	Document int64           `json:"document"` // number; -1 if unknown
 	File     jsontext.String `json:"file"`
 	Start    int64           `json:"start"` // index in the file
 }
 
-// rows are rows from, from+1, … of batch k, n of them at most, and of each up to len tokens from at on.
+// rows returns up to n rows of batch k, beginning with row from, and up to len tokens of each,
+// beginning with token at.
 func (s *sequence) rows(q map[string]int64) (list []row, err error) {
 	from, at, tokens := q["from"], min(q["at"], math.MaxInt32), max(min(q["len"], maxTokens), 1)
 	for j := from; j < int64(s.data.Sequence.BatchSize) && j-from < min(q["n"], maxNumbers/tokens); j++ {
@@ -55,8 +56,8 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	}
 	r.Source = source
 	for _, p := range parts {
-		at := s.data.Arrays()[source][0].Locate(p.Start)
-		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, File: jsontext.String(at.Path), Start: at.Index})
+		l := s.data.Arrays()[source][0].Locate(p.Start)
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, File: jsontext.String(l.Path), Start: l.Index})
 	}
 	arrays := q.Batch().Arrays
 	for i, a := range arrays {
@@ -76,7 +77,7 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	return r, nil
 }
 
-// read is up to n numbers of row j of array i of a batch, from one on.
+// read returns up to n numbers of row j of array i of batch k, beginning with number at.
 func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
 	batch := q.Batch()
 	a, size, width := batch.Arrays[i], batch.RowBytes(i), batch.Arrays[i].DType.Size()
@@ -91,7 +92,8 @@ func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
 	return raw, q.Read(raw, k, a.Offset+int64(j)*size+from)
 }
 
-// textsOf are the texts of tokens. A character that several tokens make is in the text of the first. Bytes that make none stay bytes.
+// textsOf returns the texts of tokens. A character that spans several tokens is in the text of the
+// first. Bytes that are not UTF-8 are returned unchanged.
 func textsOf(text textOf, dtype array.DType, raw []byte) (list []jsontext.String) {
 	var all []byte
 	var ends []int

@@ -11,12 +11,12 @@ import (
 	"batchfs/internal/jsontext"
 )
 
-// Bounds of one answer: the page asks again from where it ended.
+// Limits of one response. The page continues with another request.
 const (
-	searched = 1 << 22 // tokens
-	piece    = 1 << 16 // tokens that are made text at once
-	maxHits  = 20
-	around   = 48 // bytes of text before and behind a hit
+	maxSearched = 1 << 22 // tokens
+	pieceLen    = 1 << 16 // tokens to decode at a time
+	maxHits     = 20
+	around      = 48 // bytes of text before and after a hit
 )
 
 type found struct {
@@ -25,23 +25,24 @@ type found struct {
 }
 
 type hit struct {
-	Pos    int64           `json:"pos"` // of the token in which the text begins, among those of all sources
+	Pos    int64           `json:"pos"` // position of its first token among those of all sources
 	Before jsontext.String `json:"before"`
 	After  jsontext.String `json:"after"`
 }
 
-// search looks for a text in the token files, from a position on. It finds none that two files hold together.
+// search searches for a text in the token files, beginning at a position. It does not find a text
+// that spans two files.
 func (s *sequence) search(ctx context.Context, from int64, text string) (*found, error) {
 	if text == "" {
-		return nil, errors.New("text: is empty")
+		return nil, errors.New("text: must not be empty")
 	}
-	f, last := &found{Hits: []hit{}, Next: from}, min(from, s.data.Len())+searched
-	begin := int64(0) // of the source, among the positions of all
+	f, last := &found{Hits: []hit{}, Next: from}, min(from, s.data.Len())+maxSearched
+	begin := int64(0) // position of the source's first token
 	for i, arrays := range s.data.Arrays() {
 		for _, run := range arrays[0].Extents() {
 			end := begin + run.Start + run.Len
 			for f.Next < min(end, last) && len(f.Hits) < maxHits {
-				if err := f.piece(ctx, arrays[0], s.texts[i], begin, end, []byte(text)); err != nil {
+				if err := f.searchPiece(ctx, arrays[0], s.texts[i], begin, end, []byte(text)); err != nil {
 					return nil, err
 				}
 			}
@@ -51,29 +52,30 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*found,
 	return f, nil
 }
 
-// piece searches tokens from Next on, of an array whose positions begin at begin and which may be read up to end.
-func (f *found) piece(ctx context.Context, from *cache.Array, text textOf, begin, end int64, wanted []byte) error {
+// searchPiece searches the next pieceLen tokens for the text wanted, beginning at Next, and
+// advances Next. The array begins at position begin, and the search reads no token at or after end.
+func (f *found) searchPiece(ctx context.Context, from *cache.Array, text textOf, begin, end int64, wanted []byte) error {
 	first := f.Next
-	f.Next = min(first+piece, end)
+	f.Next = min(first+pieceLen, end)
 	if text == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	w := array.Window{Start: first - begin, Len: int(min(f.Next+int64(len(wanted)), end) - first)}
 	return from.Read([]array.Window{w}, func(_ int, raw []byte) error {
 		var all []byte
-		var starts []int // of the text of each token
+		var starts []int // offset of each token's text in all
 		for size := from.DType().Size(); len(raw) > 0; raw = raw[size:] {
 			starts = append(starts, len(all))
 			all = append(all, text(from.DType().Bits(raw))...)
 		}
-		for at, behind := bytes.Index(all, wanted), 0; at >= 0; at = bytes.Index(all[behind:], wanted) {
-			at += behind
-			behind = at + len(wanted)
+		for at, next := bytes.Index(all, wanted), 0; at >= 0; at = bytes.Index(all[next:], wanted) {
+			at += next
+			next = at + len(wanted)
 			pos := first + int64(sort.SearchInts(starts, at+1)-1)
-			if pos >= f.Next { // the next piece finds it
+			if pos >= f.Next { // the next piece has it
 				return nil
 			}
-			before, after := all[max(at-around, 0):at], all[behind:min(behind+around, len(all))]
+			before, after := all[max(at-around, 0):at], all[next:min(next+around, len(all))]
 			f.Hits = append(f.Hits, hit{Pos: pos, Before: jsontext.String(before), After: jsontext.String(after)})
 			if len(f.Hits) == maxHits {
 				f.Next = pos + 1

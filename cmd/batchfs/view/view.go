@@ -1,10 +1,10 @@
-// Package view serves a page for browsers that shows batches as a trainer gets them: their rows as
-// text, the origin of each token, and what is not trained on. It reads only sequences that are
-// open.
+// Package view serves a web page that shows batches as a trainer gets them: their rows as text, the
+// origin of each token, and which tokens are masked. A [View] shows only the sequences that were
+// added to it.
 //
-// Any program on the machine, and any site in a browser there, can send it requests. So its address
-// has a key, and it refuses requests from other sites. Serve it with package web, which refuses
-// requests for other hosts.
+// Any program on the machine, and any site in a browser there, can send requests to the page. So
+// its address contains a secret key, and it rejects requests from other sites. Serve it with
+// package web, which rejects requests for other hosts.
 package view
 
 import (
@@ -30,25 +30,26 @@ import (
 //go:embed page
 var files embed.FS
 
-// A View serves the page. It is safe for concurrent use once all sequences are added.
+// A View serves the page. Once all sequences are added, it is safe for concurrent use.
 type View struct {
-	key       string // in the address
-	named     textOf // of all tokens; nil: see Add
+	key       string // secret part of the address
+	named     textOf // the tokenizer that New was given; nil to use each source's vocab.json
 	sequences []sequence
 }
 
-// A sequence is what the page may show.
+// A sequence is one that the page can show.
 type sequence struct {
-	name  string // as it was asked for
+	name  string // from the command line
 	data  *dataset.Dataset
-	texts []textOf // of each source; nil: unknown
-	eot   *uint32  // the last token of each document; nil: unknown
+	texts []textOf // one for each source; nil if unknown
+	eot   *uint32  // last token of each document; nil if unknown
 }
 
-// A textOf says what text a token stands for.
+// A textOf returns the text of a token.
 type textOf func(token uint64) string
 
-// New makes a page, which shows nothing but what is added. by is empty, or names the tokenizer of all tokens, as for batchfs prepare.
+// New returns a View without sequences. by names the tokenizer of all tokens, like prepare --by, or
+// is empty.
 func New(by string) (*View, error) {
 	v := &View{key: rand.Text()}
 	if by == "" {
@@ -68,20 +69,21 @@ func New(by string) (*View, error) {
 	return v, nil
 }
 
-// Add adds a sequence under a name. Without a tokenizer, the vocab.json beside the token files says what tokens stand for.
+// Add adds a sequence under a name. If New was not given a tokenizer, Add decodes tokens with the
+// vocab.json next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, texts: make([]textOf, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
-		switch beside, _, err := vocabulary.Of(arrays[0].Files()); {
+		switch vocab, _, err := vocabulary.Of(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Elements: // numbers have no text
 		case v.named != nil:
 			s.texts[i] = v.named
 		case err != nil:
 			return err
-		case beside != nil:
-			s.texts[i] = func(token uint64) string { return beside.Text(int(min(token, math.MaxInt))) }
-			if beside.EOTAt == "end" {
-				s.eot = beside.EOT
+		case vocab != nil:
+			s.texts[i] = func(token uint64) string { return vocab.Text(int(min(token, math.MaxInt))) }
+			if vocab.EOTAt == "end" {
+				s.eot = vocab.EOT
 			}
 		}
 	}
@@ -89,14 +91,14 @@ func (v *View) Add(name string, d *dataset.Dataset) error {
 	return nil
 }
 
-// Address is where the page is, if it is served on a listener.
+// Address returns the URL of the page when it is served on a listener.
 func (v *View) Address(on net.Listener) string { return fmt.Sprintf("http://%s/%s/", on.Addr(), v.key) }
 
-// policy lets the page load nothing from elsewhere, and run nothing but its own file.
+// policy allows the page to load nothing from other sites, and to run only its own script.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; " +
 	"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// ServeHTTP refuses requests from other sites and requests without the key.
+// ServeHTTP rejects requests from other sites and requests without the key.
 func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for name, value := range map[string]string{"Content-Security-Policy": policy, "Cross-Origin-Resource-Policy": "same-origin",
 		"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {
@@ -105,31 +107,32 @@ func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch origin := r.Header.Get("Origin"); {
 	case origin != "" && origin != "http://"+r.Host:
-		http.Error(w, "this page answers no other site", http.StatusForbidden)
+		http.Error(w, "this page does not answer other sites", http.StatusForbidden)
 		return
 	case subtle.ConstantTimeCompare([]byte(key), []byte(v.key)) == 0:
-		http.Error(w, "the address has another key than the one that batchfs view printed", http.StatusForbidden)
+		http.Error(w, "wrong key in the address; use the address that batchfs view printed", http.StatusForbidden)
 		return
 	case !slices.Contains([]string{"sequences", "rows", "find", "search"}, path):
 		http.ServeFileFS(w, r, files, "page/"+cmp.Or(path, "index.html"))
 		return
 	}
-	answer, err := v.answer(r, path)
+	response, err := v.respond(r, path)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(answer)
+	json.NewEncoder(w).Encode(response)
 }
 
-func (v *View) answer(r *http.Request, what string) (any, error) {
+// respond returns the response to a request for path, which is encoded as JSON.
+func (v *View) respond(r *http.Request, path string) (any, error) {
 	q, err := numbersOf(r)
 	if err != nil {
 		return nil, err
 	}
 	if q["s"] >= int64(len(v.sequences)) {
-		return nil, fmt.Errorf("s: there are %d sequences (got %d)", len(v.sequences), q["s"])
+		return nil, fmt.Errorf("s: must be below the number of sequences, %d (got %d)", len(v.sequences), q["s"])
 	}
 	s := v.sequences[q["s"]]
 	if rank, named := q["rank"]; named && rank != int64(s.data.Sequence.Rank) {
@@ -137,7 +140,7 @@ func (v *View) answer(r *http.Request, what string) (any, error) {
 			return nil, err
 		}
 	}
-	switch what {
+	switch path {
 	case "rows":
 		return s.rows(q)
 	case "search":
@@ -157,7 +160,7 @@ func (v *View) answer(r *http.Request, what string) (any, error) {
 	return all, nil
 }
 
-// numbersOf are the numbers of a request, by name.
+// numbersOf returns the numbers in the query of a request, by name.
 func numbersOf(r *http.Request) (map[string]int64, error) {
 	all := map[string]int64{}
 	for name, values := range r.URL.Query() {
@@ -166,7 +169,7 @@ func numbersOf(r *http.Request) (map[string]int64, error) {
 		}
 		n, err := strconv.ParseInt(values[0], 10, 64)
 		if err != nil || n < 0 || name == "k" && n >= sampler.MaxBatches {
-			return nil, fmt.Errorf("%s: there is none with the number %q", name, values[0])
+			return nil, fmt.Errorf("%s: no such number: %q", name, values[0])
 		}
 		all[name] = n
 	}

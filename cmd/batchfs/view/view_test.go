@@ -16,7 +16,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// open is a page of all splits of a configuration.
+// open returns a View with all splits of a configuration.
 func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	t.Helper()
 	c, err := flags.Load()
@@ -31,7 +31,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	return v, all
 }
 
-// get asks for something below the page, and returns the status and what was answered.
+// get requests a path below the page, after change has modified the request.
 func get(v *View, path string, change func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8000/"+v.key+"/"+path, nil)
 	if change != nil {
@@ -51,7 +51,8 @@ func decode(t *testing.T, v *View, path string, into any) {
 	testfiles.NoError(t, json.Unmarshal(w.Body.Bytes(), into))
 }
 
-// Requests with a foreign origin or key get nothing, and the page may load and run nothing else.
+// Requests with a wrong origin or key are rejected, and the policy lets the page load and run
+// nothing else.
 func TestWhoMayAsk(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, _ := open(t, config.Flags{})
@@ -84,7 +85,8 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
-// The numbers of rows are those of the batch, in whatever pieces they are asked for, of every kind of split.
+// Rows have the numbers of the batch, however large the parts in which they are requested, for
+// every kind of split.
 func TestRows(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, all := open(t, config.Flags{})
@@ -93,13 +95,14 @@ func TestRows(t *testing.T) {
 		want := make([]byte, batch.Bytes())
 		testfiles.NoError(t, d.Sequence.Read(want, 3, 0))
 		for _, n := range []int{1, 3, 100} {
-			got := make([][]byte, len(batch.Arrays)*d.Sequence.BatchSize) // by array and row
+			got := make([][]byte, len(batch.Arrays)*d.Sequence.BatchSize) // index: array and row
 			for at := 0; at < d.Sequence.BlockSize+1; at += n {
 				var rows []row
 				decode(t, v, fmt.Sprintf("rows?s=%d&k=3&n=9&at=%d&len=%d", s, at, n), &rows)
 				for i, a := range batch.Arrays {
 					for j, r := range rows {
-						if at == 0 || len(a.Shape) > 1 { // other arrays have one number for each row
+						// Arrays with one axis have a single number per row.
+						if at == 0 || len(a.Shape) > 1 {
 							got[i*len(rows)+j] = append(got[i*len(rows)+j], r.Arrays[a.Name]...)
 						}
 					}
@@ -112,7 +115,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A rank gets its rows, and what is not there is refused in words.
+// A rank gets its own rows, and errors explain wrong requests.
 func TestQueries(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, all := open(t, config.Flags{})
@@ -126,8 +129,8 @@ func TestQueries(t *testing.T) {
 		t.Errorf("%+v, want x % x", rows, want)
 	}
 	for path, want := range map[string]string{
-		"rows?s=99": "s: there are 7 sequences (got 99)", "rows?s=-1": `s: there is none with the number "-1"`, "rows?k=1099511627776": "k: there is none",
-		"rows?rank=2": "rank", "find?pos=83": "from 0 to 82", "search": "text: is empty", "rows?n=x": "n: there is none",
+		"rows?s=99": "s: must be below the number of sequences, 7 (got 99)", "rows?s=-1": `s: no such number: "-1"`, "rows?k=1099511627776": "k: no such number",
+		"rows?rank=2": "rank", "find?pos=83": "from 0 to 82", "search": "text: must not be empty", "rows?n=x": "n: no such number",
 	} {
 		if w := get(v, path, nil); w.Code != http.StatusUnprocessableEntity || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%s: %d %s, want %s", path, w.Code, w.Body, want)
@@ -135,13 +138,13 @@ func TestQueries(t *testing.T) {
 	}
 	decode(t, v, "rows?from=9&n=5&len=5", &rows)
 	if len(rows) != 0 {
-		t.Errorf("%d rows behind the last", len(rows))
+		t.Errorf("%d rows after the last", len(rows))
 	}
 }
 
 const vocab = `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16"}`
 
-// text writes data of a token for each byte of a text, in two files.
+// text returns a View of a split with one token for each byte of some texts, each in its own file.
 func text(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -156,12 +159,14 @@ func text(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
 	return open(t, config.Flags{Data: ".", Sets: []string{"batch.block_size=8", "batch.batch_size=1", "batch.order=sequential"}})
 }
 
-// A character is in the text of its first token. Bytes that make none are sent as they are, and so is HTML.
+// A character is in the text of its first token. Bytes that are not UTF-8, and HTML, are sent
+// unchanged.
 func TestText(t *testing.T) {
 	v, _ := text(t, "a\u00e9<b>\xff\xf0\x9f\x98\x80\x00", strings.Repeat("x", 20))
 	var rows []struct{ Text []string }
 	decode(t, v, "rows?n=1&len=9", &rows)
-	if want := []string{"a", "\u00e9", "", "<", "b", ">", "\ufffd", "\ufffd", "\ufffd"}; !slices.Equal(rows[0].Text, want) { // Go's JSON has no half surrogates
+	// encoding/json replaces lone surrogates.
+	if want := []string{"a", "\u00e9", "", "<", "b", ">", "\ufffd", "\ufffd", "\ufffd"}; !slices.Equal(rows[0].Text, want) {
 		t.Errorf("%q, want %q", rows[0].Text, want)
 	}
 	if body := get(v, "rows?n=1&len=9", nil).Body.String(); !strings.Contains(body, `"\udcff","\udcf0","\udc9f"`) || strings.Contains(body, "<b>") {
@@ -169,9 +174,9 @@ func TestText(t *testing.T) {
 	}
 }
 
-// Each place of a text is found once, wherever pieces end, and leads to the row that begins with it.
+// Each occurrence of a text is found once, even across pieces, and leads to a row that contains it.
 func TestSearch(t *testing.T) {
-	filler := strings.Repeat(".", piece-3) // the second needle lies across the end of a piece
+	filler := strings.Repeat(".", pieceLen-3) // the second needle spans two pieces
 	v, all := text(t, "needle"+filler[6:]+"needle..needle........", "dle......needle..........nee")
 	var want []int64
 	whole := "needle" + filler[6:] + "needle..needle........" + "dle......needle..........nee"

@@ -1,5 +1,5 @@
-// Package web serves HTTP to browsers and other programs. It withstands clients that send only half
-// a request, and refuses requests for other hosts.
+// Package web serves HTTP to browsers and other programs. It limits the connections of clients that
+// send incomplete requests, and rejects requests for other hosts.
 package web
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Serve answers requests on a listener until it is closed, and returns the listener's error.
-// Errors of connections go to errorLog, or to standard error if it is nil.
+// Serve serves requests on a listener until it is closed, and returns the listener's error. Errors
+// of connections go to errorLog, or to standard error if it is nil.
 func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) error {
 	open := connections{busy: map[net.Conn]bool{}}
 	server := http.Server{
@@ -31,7 +31,7 @@ func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) er
 	return server.Serve(listener)
 }
 
-// maxConnections bounds the descriptors that clients can take from the process.
+// maxConnections limits how many descriptors clients can take from the process.
 const maxConnections = 64
 
 // connections tracks the open connections of a server. If there are too many, it closes the oldest
@@ -39,10 +39,10 @@ const maxConnections = 64
 type connections struct {
 	mu   sync.Mutex        // guards the fields below
 	all  []net.Conn        // oldest first
-	busy map[net.Conn]bool // connections with a request that is being answered
+	busy map[net.Conn]bool // connections with a request in progress
 }
 
-// connection is the key for the net.Conn of a request in the request's context.
+// connection is the context key for the net.Conn of a request.
 type connection struct{}
 
 // record records new and closed connections. It is the server's ConnState callback.
@@ -70,7 +70,7 @@ func (o *connections) dispensable() net.Conn {
 	return o.all[0]
 }
 
-// remove closes a connection, unless that was done before. The caller must hold mu.
+// remove closes a connection, unless it was removed before. The caller must hold mu.
 func (o *connections) remove(c net.Conn) {
 	if i := slices.Index(o.all, c); i >= 0 {
 		o.all = slices.Delete(o.all, i, i+1)
@@ -78,7 +78,7 @@ func (o *connections) remove(c net.Conn) {
 	}
 }
 
-// track records which connections have a request that handler is answering.
+// track wraps handler to record which connections have a request in progress.
 func (o *connections) track(handler http.Handler) http.Handler {
 	set := func(c net.Conn, busy bool) {
 		o.mu.Lock()
@@ -97,8 +97,8 @@ func (o *connections) track(handler http.Handler) http.Handler {
 	})
 }
 
-// checkHost refuses requests from sites whose name resolves to this machine only in the
-// browser that shows them (DNS rebinding). A request from this machine must be for an IP address,
+// checkHost wraps handler to reject DNS rebinding: requests from a site that made its own name
+// resolve to this machine in a browser here. A request from this machine must be for an IP address,
 // for a name without a dot, because no site can have one, or for the machine's own name. Other
 // machines may know this one by any name.
 func checkHost(handler http.Handler) http.Handler {

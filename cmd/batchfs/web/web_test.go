@@ -21,7 +21,8 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	handler := checkHost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	here := []string{"127.0.0.1:52000", "[::1]:52000", "[::ffff:127.0.0.1]:52000", "10.0.0.7:52000", ""} // 10.0.0.7 is this machine
+	// The server has the address 10.0.0.7.
+	here := []string{"127.0.0.1:52000", "[::1]:52000", "[::ffff:127.0.0.1]:52000", "10.0.0.7:52000", ""}
 	there := "10.0.0.8:52000"
 	for host, allowed := range map[string]bool{
 		"127.0.0.1": true, "127.0.0.1:9137": true, "[::1]:9137": true, "10.0.0.7:9137": true,
@@ -42,8 +43,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// However many connections have sent half a request, a new request is answered, and one that is
-// being answered is finished. Connections with half a request are closed after a while.
+// However many connections have sent an incomplete request, new requests are answered and requests
+// in progress complete. Connections with an incomplete request are closed after a while.
 func TestHalfRequests(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

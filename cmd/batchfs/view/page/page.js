@@ -1,24 +1,28 @@
-// The page of batchfs view. What tokens hold is set as text, never as HTML. Each panel shows the rows of one batch of one sequence; only rows
-// that are seen are asked for and drawn.
+// The page of batchfs view. Each panel shows the rows of one batch of a sequence. Only visible rows
+// are requested and drawn. The text of tokens is always inserted as text, never as HTML.
 
 const $ = id => document.getElementById(id)
-const LINE = 22, CHUNK = 32, PIECE = 4096, TALLEST = 1e7 // pixels; rows of a request; tokens of an open row that are drawn; pixels
-const state = { k: 0, lines: 0, panels: [], active: null, at: null } // at: the token that is pointed at, {panel, j, i}
-const answers = new Map() // by URL, the last one that was used at the end
+const LINE = 22 // pixels
+const CHUNK = 32 // rows per request
+const PIECE = 4096 // tokens of an open row to draw at a time
+const TALLEST = 1e7 // pixels; browsers limit the height of an element
+const state = { k: 0, lines: 0, panels: [], active: null, at: null } // at: the selected token, {panel, j, i}
+const answers = new Map() // by URL, least recently used first
 let sequences = []
 
 const narrow = matchMedia("(max-width: 760px)")
 const count = n => n.toLocaleString("en")
 const button = (text, onclick) => Object.assign(make("button", "", text), { onclick })
 
-// ask sends a request once. The answer gets a value or an error, and is drawn then.
+// ask returns the answer to a request, which it sends unless it did before. Once the answer
+// arrives, it gets a value or an error, and the page is redrawn.
 function ask(path, params) {
   const url = `${path}?${new URLSearchParams(params)}`
   let answer = answers.get(url)
   if (!answer) {
     answer = {}
     const read = async r => r.ok ? { value: await r.json() } : { error: await r.text() }
-    answer.done = fetch(url).then(read).catch(e => ({ error: `${e}: has batchfs view ended?` })).then(got => { soon(); return Object.assign(answer, got) })
+    answer.done = fetch(url).then(read).catch(e => ({ error: `${e}: is batchfs view still running?` })).then(got => { redrawSoon(); return Object.assign(answer, got) })
   }
   answers.delete(url)
   answers.set(url, answer)
@@ -32,7 +36,8 @@ function make(tag, className, ...children) {
   return e
 }
 
-// spell appends a text. Control and format characters, and bytes that are no UTF-8, which are sent as U+DC80 to U+DCFF, become their numbers.
+// spell appends a text to an element. It shows control and format characters as numbers, and so
+// also bytes that are not UTF-8, which are sent as U+DC80 to U+DCFF.
 function spell(parent, text, breaks) {
   const hex = n => n.toString(16).toUpperCase().padStart(n < 256 ? 2 : 4, "0")
   for (const [part, odd] of text.matchAll(/([\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}])|[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}]+/gu)) {
@@ -50,7 +55,7 @@ const views = {
 }
 const digits = { float16: 4, bfloat16: 3, float32: 7, float64: 15 }
 
-// numbersOf are the numbers of an array that is sent in base64. An integer that JavaScript would round stays a BigInt.
+// numbersOf decodes an array sent in base64. Integers that JavaScript would round stay BigInts.
 function numbersOf(dtype, base64) {
   let all = new views[dtype](Uint8Array.from(atob(base64 ?? ""), c => c.charCodeAt(0)).buffer)
   if (dtype === "bfloat16") all = new Float32Array(Uint32Array.from(all, bits => bits << 16).buffer)
@@ -61,24 +66,26 @@ class Panel {
   constructor([s, rank]) {
     this.el = $("panel").content.firstElementChild.cloneNode(true)
     for (const name of ["split", "rank", "facts", "list", "rows"]) this["$" + name] = this.el.querySelector("." + name)
-    this.drawn = new Map() // elements by row, {el, key}
+    this.drawn = new Map() // by row: {el, key}
     this.$split.append(...sequences.map((q, i) => new Option(q.name, i)))
     this.$split.onchange = () => this.use(+this.$split.value)
     this.$rank.onchange = () => this.use(this.s, +this.$rank.value)
-    this.$list.onscroll = this.$list.onpointerleave = soon
+    this.$list.onscroll = this.$list.onpointerleave = redrawSoon
     this.el.addEventListener("focusin", () => { state.active = this })
-    const under = use => e => { // calls use with the row and the token that are under the pointer
+    // under returns an event handler that calls use with the row and the token under the pointer.
+    const under = use => e => {
       const [j, i] = [".row", ".token"].map((name, n) => e.target.closest(name)?.dataset["ji"[n]])
       if (j) use(+j, +(i ?? 0), i)
     }
-    this.$list.onpointermove = under((j, i, on) => { if (on) tell(this, j, i) })
+    this.$list.onpointermove = under((j, i, on) => { if (on) showToken(this, j, i) })
     this.$list.onclick = under((j, i) => this.go(j, i, true))
     this.$list.ondblclick = under(j => this.toggle(j))
-    new ResizeObserver(soon).observe(this.$list)
+    new ResizeObserver(redrawSoon).observe(this.$list)
     this.use(s, rank)
   }
 
-  // use shows a sequence, as a rank gets it. open is the row that is shown in full, {j, at, height}: which, the first token drawn, pixels.
+  // use shows a sequence as seen by a rank. open is the row that is shown in full, if any: its
+  // number j, its first drawn token at, and its height in pixels.
   use(s, rank = sequences[s].info.rank) {
     const q = sequences[s].info
     Object.assign(this, { s, rank, info: q, name: sequences[s].name, text: sequences[s].text, eot: q.eot ?? sequences[s].eot, open: null })
@@ -90,14 +97,15 @@ class Panel {
     this.length = this.tokens ? q.block_size + 1 : q.arrays[0].shape.slice(1).reduce((a, b) => a * b, 1)
     this.masks = q.arrays.filter(a => a.files && /mask/.test(a.name) && a.shape.length === 2)
     const kinds = Object.entries(Object.groupBy(q.arrays, a => `${a.dtype} (${a.shape.join(", ")})`)).map(([kind, all]) => [all.map(a => a.name).join(", "), kind])
-    const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches an epoch", count(q.batches_per_epoch)],
+    const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches per epoch", count(q.batches_per_epoch)],
       ...this.tokens && !this.text ? [["no text:", "--by names the tokenizer"]] : []]
     this.$facts.replaceChildren(...facts.map(([name, value]) => make("span", "", `${name} `, make("b", "", String(value)))))
     this.$facts.title = `${q.sequence}\nfingerprint ${q.fingerprint}`
     changed()
   }
 
-  // Rows have one height, but for the one that is open. If all are taller than an element may be, scrolling by a pixel moves by several.
+  // All rows have the same height, except for an open one. If all rows together are taller than
+  // TALLEST, scrolling by one pixel moves the rows by several.
   get height() { return state.lines * LINE + (this.tokens ? 30 : 20) + (narrow.matches ? 18 : 0) }
   get width() { return Math.max(20, Math.floor((this.$list.clientWidth - (narrow.matches ? 24 : 182)) / 7.83)) }
   get total() { return this.info.batch_size * this.height + this.extra }
@@ -110,7 +118,8 @@ class Panel {
     return Math.max(0, Math.min(this.info.batch_size - 1, Math.floor(y / this.height)))
   }
 
-  // rowsOf is the answer that has a row. An open row has one token more before those that are drawn, which says whether the first is masked.
+  // rowsOf returns the answer that contains a row. For an open row, it includes one more token
+  // before the drawn ones, to tell whether the first one is masked.
   rowsOf(j, k = state.k) {
     const open = this.open?.j === j
     const p = open ? { from: j, n: 1, at: Math.max(0, this.open.at - 1), len: PIECE + 1 } : { from: j - j % CHUNK, n: CHUNK, at: 0, len: this.columns }
@@ -120,7 +129,7 @@ class Panel {
     return { answer, r: answer.value?.[j - p.from] }
   }
 
-  // read makes numbers of the arrays of a row, and cuts a window of several documents where they end.
+  // read decodes the arrays of a row, and splits a window into segments where documents end.
   read(r, at, len) {
     for (const a of this.info.arrays) r.arrays[a.name] = numbersOf(a.dtype, r.arrays[a.name])
     const { y, positions } = r.arrays, [s] = r.segments
@@ -128,14 +137,15 @@ class Panel {
     r.ids = [...r.arrays[this.info.arrays[0].name]]
     if (y && at + len > this.info.block_size && y.at(-1) >= 0) r.ids.push(y.at(-1))
     const windows = this.tokens && (this.info.rows ?? "windows") === "windows"
-    r.whole = !windows || at + r.ids.length >= this.length // then all its documents are known
-    r.end = this.tokens ? r.segments.at(-1).at + r.segments.at(-1).len : Infinity // padding follows
+    r.whole = !windows || at + r.ids.length >= this.length // whether all documents of the row are known
+    r.end = this.tokens ? r.segments.at(-1).at + r.segments.at(-1).len : Infinity // index of the padding
     if (!windows) return
     const begins = [0, ...r.ids.keys().filter(n => n > 0 && (positions ? positions[n] === 0 : r.ids[n - 1] === this.eot)).map(n => at + n)]
     r.segments = begins.map((i, n) => ({ ...s, at: i, start: s.start + i, len: (begins[n + 1] ?? s.len) - i, document: s.document < 0 || at > 0 ? -1 : s.document + n }))
   }
 
-  // draw shows the rows that are seen. Those of another batch stay, pale, until the answer is there.
+  // draw draws the visible rows. Rows of the previous batch stay visible, dimmed, until the answer
+  // for the new batch arrives.
   draw() {
     this.chars = state.lines * this.width
     this.columns = Math.min(this.length, PIECE, Math.max(64, 2 ** Math.ceil(Math.log2(this.chars / 2))))
@@ -161,7 +171,7 @@ class Panel {
       token?.classList?.add("at")
       d.el.style.height = open ? "" : `${this.height}px`
       d.el.style.transform = `translateY(${this.top(j) - y + this.$list.scrollTop}px)`
-      if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, soon()
+      if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, redrawSoon()
       else if (r && token && open && state.at.follow) [d.el, token].forEach(e => e.scrollIntoView({ block: "nearest" })), state.at.follow = false
     }
     this.el.querySelector(".error").textContent = failed ?? ""
@@ -183,7 +193,8 @@ class Panel {
     return el
   }
 
-  // masked says whether no loss is counted where token i is the target. The first of a row is no target, and is shown like the second.
+  // masked reports whether the loss ignores token i as a target. The first token of a row is never
+  // a target, and looks like the second.
   masked(r, i) {
     i = Math.max(i, 1)
     return r.arrays.y?.[i - 1 - r.at] < 0 || this.masks.some(a => r.arrays[a.name][i - (a.at === "x" ? 0 : 1) - r.at] === 0)
@@ -207,7 +218,7 @@ class Panel {
     return out
   }
 
-  // numbers are the arrays of an open row, and buttons to its other tokens.
+  // numbers returns the arrays of an open row, and buttons that lead to its other tokens.
   numbers(r) {
     const list = make("dl", "numbers"), { j, at } = this.open, end = Math.min(at + PIECE, this.length)
     for (const a of this.info.arrays)
@@ -217,14 +228,14 @@ class Panel {
     return list
   }
 
-  // toggle opens a row at the piece that has a token, or closes it.
+  // toggle opens a row at the piece with token i, or closes it.
   toggle(j, i) {
     const at = Math.floor((i ?? 0) / PIECE) * PIECE
     this.open = this.open?.j === j && i === undefined ? null : { j, at, height: this.height }
     this.go(j, i ?? (this.open ? state.at.i : 0))
   }
 
-  // go points at a token, and scrolls there unless it is under the pointer.
+  // go selects a token, and scrolls to it unless still is set.
   go(j, i, still) {
     j = Math.max(0, Math.min(j, this.info.batch_size - 1))
     i = Math.max(0, Math.min(i, this.length - 1))
@@ -233,12 +244,12 @@ class Panel {
     if (i > 0 && this.open?.j !== j && this.drawn.get(j)?.el.querySelector(`[data-i="${i}"]`) === null) return this.toggle(j, i)
     const top = this.top(j), behind = top + Math.min(this.open?.j === j ? this.open.height : this.height, this.$list.clientHeight)
     if (!still) this.$list.scrollTop = Math.min(top, Math.max(this.y, behind - this.$list.clientHeight)) / this.scale
-    soon()
+    redrawSoon()
   }
 }
 
-// tell shows at the bottom what is known of a token.
-function tell(panel, j, i) {
+// showToken shows the details of a token at the bottom of the page.
+function showToken(panel, j, i) {
   const { r } = panel.rowsOf(j), q = panel.info, n = i - r?.at
   if (r?.ids[n] === undefined) return
   const part = (name, value, kind = "") => make("div", kind, make("small", "", name), value)
@@ -258,7 +269,7 @@ function tell(panel, j, i) {
 }
 
 let waiting = 0
-const soon = () => { waiting ||= requestAnimationFrame(draw) }
+const redrawSoon = () => { waiting ||= requestAnimationFrame(draw) }
 
 function draw() {
   waiting = 0
@@ -267,23 +278,23 @@ function draw() {
   const q = panel.info, epoch = state.k / q.batches_per_epoch, wide = panel.text && q.vocab_size > 300 ? 4.5 : 1.1 // characters of a token
   state.lines ||= Math.max(3, Math.min(6, Math.ceil(panel.length * wide / panel.width)))
   for (const p of state.panels) p.draw()
-  tell(state.at.panel, state.at.j, state.at.i)
+  showToken(state.at.panel, state.at.j, state.at.i)
   $("scrub").max = Math.max(q.steps - 1, state.k)
   $("scrub").value = state.k
   if (document.activeElement !== $("k")) $("k").value = state.k
-  $("share").textContent = `epoch ${count(Math.floor(epoch))} · ${Math.floor(100 * (epoch % 1))}%`
+  $("epochs").textContent = `epoch ${count(Math.floor(epoch))} · ${Math.floor(100 * (epoch % 1))}%`
   document.title = `batch ${state.k} · ${state.panels.map(p => p.name).join(" | ")} · batchfs`
 }
 
-let resting // a timer: browsers bound how often an address may change
+let historyTimer // timer; browsers limit how often the address may change
 function changed() {
   for (const [url, a] of answers) if (a.error) answers.delete(url)
-  clearTimeout(resting)
-  resting = setTimeout(() => {
+  clearTimeout(historyTimer)
+  historyTimer = setTimeout(() => {
     history.replaceState(null, "", `#${state.k}`)
     for (const p of state.panels) for (const k of [state.k + 1, state.k - 1]) if (k >= 0 && !p.open) p.rowsOf(p.rowAt(p.y), k)
   }, 200)
-  soon()
+  redrawSoon()
 }
 
 function step(k) {
@@ -291,8 +302,8 @@ function step(k) {
   changed()
 }
 
-// arrange shows sequences, each as a rank gets it: one, or two side by side.
-function arrange(...shown) {
+// showPanels shows one or two panels, each for a pair of a sequence and a rank.
+function showPanels(...shown) {
   state.panels = shown.map(one => new Panel(one))
   state.active = state.panels[0]
   state.at = { panel: state.active, j: 0, i: 0 }
@@ -304,16 +315,17 @@ function arrange(...shown) {
   state.active.$list.focus()
 }
 
-// beside shows a second sequence, or another rank of the only one; or one panel again.
-function beside() {
+// toggleSideBySide switches between one panel and two. The second panel shows the next sequence, or
+// another rank if there is only one.
+function toggleSideBySide() {
   const [a, b] = state.panels, next = (a.s + 1) % sequences.length
-  if (b) arrange([a.s, a.rank])
-  else if (!$("beside").hidden) arrange([a.s, a.rank], [next, next === a.s ? (a.rank + 1) % a.info.world : undefined])
+  if (b) showPanels([a.s, a.rank])
+  else if (!$("beside").hidden) showPanels([a.s, a.rank], [next, next === a.s ? (a.rank + 1) % a.info.world : undefined])
 }
 
-let searches = 0 // how many have begun: an older one ends
+let searches = 0 // number of searches begun; a new one stops older ones
 
-// search lists where a text is, or leads to a position.
+// search lists the occurrences of a text, or goes to a position.
 async function search(text, from = 0) {
   const mine = ++searches, panel = state.active, position = text.match(/^@?\s*([\d,]+)$/)
   if (from === 0) $("hits").replaceChildren()
@@ -337,19 +349,19 @@ async function search(text, from = 0) {
   $("hits").querySelector("button")?.focus()
 }
 
-// list adds something that was found, and returns its button.
+// list adds an occurrence to the list, and returns its button.
 function list(panel, hit, text) {
-  const go = button("", () => lead(panel, hit.pos, box)), box = make("div", "hit", go), whole = text => text.replace(/^[\udc80-\udcff]+|[\udc80-\udcff]+$/gu, "")
+  const go = button("", () => goToToken(panel, hit.pos, box)), box = make("div", "hit", go), whole = text => text.replace(/^[\udc80-\udcff]+|[\udc80-\udcff]+$/gu, "")
   const [before, found, after] = [whole(hit.before), text, whole(hit.after)].map(text => spell(make("span", ""), text))
   go.append(make("div", "text", before, make("mark", "", found), after), make("small", "", `position ${count(hit.pos)}`))
   $("hits").append(box)
   return go
 }
 
-// lead goes to the first batch that holds a token, and lists all.
-async function lead(panel, pos, box) {
+// goToToken lists the batches that contain the token at a position, and goes to the first one.
+async function goToToken(panel, pos, box) {
   box.querySelector(".batches")?.remove()
-  const out = make("div", "batches", "looking at batches …")
+  const out = make("div", "batches", "searching batches …")
   box.append(out)
   const { value, error } = await ask("find", { s: panel.s, rank: panel.rank, pos, epoch: parseInt($("epoch").value) || 0 }).done
   if (error) return out.textContent = error
@@ -377,7 +389,7 @@ const keys = {
   "[": (p, at) => p.go(at.j, p.rowsOf(at.j).r?.segments.findLast(s => s.at < at.i)?.at ?? 0),
   g: () => $("k").select(),
   "/": () => $("text").select(),
-  s: beside,
+  s: toggleSideBySide,
   w: p => (state.panels.find(other => other !== p) ?? p).$list.focus(),
   "?": () => $("keys").showModal(),
   Escape: p => {
@@ -385,7 +397,7 @@ const keys = {
     $("found").hidden = true
     searches++
     p.$list.focus()
-    soon()
+    redrawSoon()
   },
 }
 
@@ -404,11 +416,11 @@ $("forward").onclick = () => step(state.k + 1)
 $("scrub").oninput = () => step(+$("scrub").value)
 $("step").onsubmit = e => { e.preventDefault(); step(parseInt($("k").value.replaceAll(/[,\s]/g, ""))); state.active.$list.focus() }
 $("search").onsubmit = e => { e.preventDefault(); if ($("text").value) search($("text").value) }
-$("beside").onclick = beside
+$("beside").onclick = toggleSideBySide
 $("help").onclick = keys["?"]
 $("close").onclick = () => keys.Escape(state.active)
 
 sequences = (await ask("sequences", {}).done).value
 step(+location.hash.slice(1) || sequences[0].info.start)
 $("beside").hidden = sequences.length === 1 && sequences[0].info.world === 1
-arrange([0])
+showPanels([0])
