@@ -22,8 +22,9 @@ func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
 		Short: "Show, prune or fill the block cache",
-		Long: `The block cache is the directory store.cache_dir of the configuration. It holds blocks of objects that were fetched from a store,
-and all mounts of this host share it. You can delete it at any time, even while batches are served.`,
+		Long: `The block cache is the directory store.cache_dir of the configuration. It holds
+blocks of objects that were fetched from a store, and all mounts of this host share
+it. You can delete it at any time, even while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(
@@ -92,11 +93,13 @@ func fillCommand() *cobra.Command {
 		return fillCache(cmd, o, settings)
 	})
 	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
-	cmd.Long = `Fetch the blocks that one epoch of the SPLITs needs, in the order in which they will be read, until the cache is full. Without a SPLIT,
-all splits are fetched.
+	cmd.Long = `Fetch the blocks that one epoch of the SPLITs needs, in the order in which they will
+be read, until the cache is full. Without a SPLIT, all splits are fetched.
 
-With shuffle_block, only the share of one host is fetched. Name the host with --rank, --world and --local-world, or in the path of
-a SPLIT, as in train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is fetched.`
+With shuffle_block, only the share of one host is fetched. Name the host with
+--rank, --world and --local-world, or in the path of a SPLIT, as in
+train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is
+fetched.`
 	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
 	for _, key := range []string{"rank", "world", "local_world"} {
 		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "setting `"+key+"` of the reader", func(value string) error {

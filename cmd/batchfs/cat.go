@@ -23,15 +23,19 @@ func catCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cat SPLIT",
 		Short: "Write batches to standard output, without a mount",
-		Long: `Write batches to standard output, one after the other: the same bytes as the files batch/<k> of a mount with the same settings.
---format npy writes one array whose first dimension counts the batches, like batches.npy. --format safetensors writes all
-arrays of each batch, like batch/<k>.safetensors. --format info writes info.json and no batch.
+		Long: `Write batches to standard output, one after the other: the same bytes as the files
+batch/<k> of a mount with the same settings. --format npy writes one array whose
+first dimension counts the batches, like batches.npy. --format safetensors writes
+all arrays of each batch, like batch/<k>.safetensors. --format info writes info.json
+and no batch.
 
-With --count 0, cat writes until the reader closes the pipe, so a trainer without /dev/fuse can read its batches from a pipe.
-To resume with the same sequence, pass the identity from info.json with --identity: cat fails if the tokens or settings have changed.
+With --count 0, cat writes until the reader closes the pipe, so a trainer without
+/dev/fuse can read its batches from a pipe. To resume with the same sequence, pass
+the identity from info.json with --identity: cat fails if the tokens or settings
+have changed.
 
-SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its path in a mount. In a mount, the
-mount's configuration applies.`,
+SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its
+path in a mount. In a mount, the mount's configuration applies.`,
 		Example: `  batchfs cat train --from 1000 | xxd | head
   batchfs cat /mnt/batches/train/rank=3,world=8 --from 1000 | sha256sum
   batchfs cat val --data data --count 20 --format npy >val.npy

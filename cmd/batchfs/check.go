@@ -27,16 +27,21 @@ func checkCommand() *cobra.Command {
   arrays whose length differs from that of the tokens
   document indexes that do not increase
 
-If you name several splits, check also finds tokens that two of them share, such as a validation set inside the training data.
+If you name several splits, check also finds tokens that two of them share, such as
+a validation set inside the training data.
 
-A repeated run is found at any position if it has at least 65,536 tokens. --overlap sets another length. The default is a quarter of
-a file if files are small, and larger above 34 billion tokens. The report says which length was used. Check does not find text
-that differs in a token every few thousand, nor runs in which a few numbers repeat over and over.
+A repeated run is found at any position if it has at least 65,536 tokens. --overlap
+sets another length. The default is a quarter of a file if files are small, and
+larger above 34 billion tokens. The report says which length was used. Check does
+not find text that differs in a token every few thousand, nor runs in which a few
+numbers repeat over and over.
 
-You can interrupt a check with Ctrl-C and continue it with the same command: until it ends, its progress is saved in the user's
-cache directory (~/.cache/batchfs). The exit status is 1 if anything is wrong.
+You can interrupt a check with Ctrl-C and continue it with the same command: until
+it ends, its progress is saved in the user's cache directory (~/.cache/batchfs). The
+exit status is 1 if anything is wrong.
 
-SPLIT is a split of the configuration, or its path in a mount. In a mount, the mount's configuration applies.`,
+SPLIT is a split of the configuration, or its path in a mount. In a mount, the
+mount's configuration applies.`,
 		Example: `  batchfs check train
   batchfs check train val --data data --json
   batchfs check /mnt/batches/train --restart`,

@@ -27,14 +27,16 @@ func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [MOUNTPOINT]",
 		Short: "Diagnose why mounting or reading fails, and suggest fixes",
-		Long: `Check everything that a mount needs and print one line for each check: "ok", or "FIX" with the problem and how to fix it. The exit
-status is 1 if anything needs a fix. Doctor changes nothing, and never waits for a mount that hangs.
+		Long: `Check everything that a mount needs and print one line for each check: "ok", or
+"FIX" with the problem and how to fix it. The exit status is 1 if anything needs a
+fix. Doctor changes nothing, and never waits for a mount that hangs.
 
-With a configuration, doctor also checks its token files and its mountpoint, or MOUNTPOINT. If a batchfs is mounted there, doctor
-checks that the user who mounted it can read the token files, and that they have not changed since.
+With a configuration, doctor also checks its token files and its mountpoint, or
+MOUNTPOINT. If a batchfs is mounted there, doctor checks that the user who mounted
+it can read the token files, and that they have not changed since.
 
-With --mounted, doctor checks only the mount at MOUNTPOINT, and fails if nothing is mounted there. Use it for liveness and
-readiness probes, as in Kubernetes.`,
+With --mounted, doctor checks only the mount at MOUNTPOINT, and fails if nothing is
+mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 		Example: `  batchfs doctor
   batchfs doctor /mnt/batches
   batchfs doctor --data data /mnt/batches

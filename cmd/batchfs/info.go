@@ -53,12 +53,15 @@ func infoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
 		Short: "Describe token files: format, number of tokens, range of ids, documents, text",
-		Long: `Print the format, dtype, shape, number of tokens, number of documents and largest id of each file. Info also draws histograms of the
-ids and of the lengths of documents, and shows some text if the vocab.json of batchfs prepare is next to the file. FILE can
-also be the URL of an object; the environment configures its store (AWS_ENDPOINT_URL, AWS_REGION).
+		Long: `Print the format, dtype, shape, number of tokens, number of documents and largest id
+of each file. Info also draws histograms of the ids and of the lengths of documents,
+and shows some text if the vocab.json of batchfs prepare is next to the file. FILE
+can also be the URL of an object; the environment configures its store
+(AWS_ENDPOINT_URL, AWS_REGION).
 
-Info reads only a sample of a file above 64 MiB, 16 blocks of 4 MiB, and says so. --all reads everything. To count
-documents, info needs --eot. In a sample, it counts only documents that are completely inside a block.`,
+Info reads only a sample of a file above 64 MiB, 16 blocks of 4 MiB, and says so.
+--all reads everything. To count documents, info needs --eot. In a sample, it counts
+only documents that are completely inside a block.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --eot 50256 --all
   batchfs info ids.bin --token-dtype uint32 --json
@@ -95,6 +98,7 @@ documents, info needs --eot. In a sample, it counts only documents that are comp
 	}
 	flags.register(cmd)
 	cmd.Flags().Int64Var(&o.EOT, "eot", -1, "`TOKEN` that ends a document")
+	hideDefault(cmd, "eot")
 	cmd.Flags().BoolVar(&o.All, "all", false, "read whole files instead of a sample")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

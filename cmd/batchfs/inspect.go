@@ -22,16 +22,19 @@ func inspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect SPLIT K",
 		Short: "Show where the rows of a batch come from, or find the batches with a token",
-		Long: `Show where each row of batch K comes from: its number among all rows, its epoch, its file, and the index of its first token in that
-file. If the vocab.json of batchfs prepare is next to the token file, inspect also shows the beginning of the row's text; --chars
-sets how much. --json prints the same as the file batch/<k>.json of a mount.
+		Long: `Show where each row of batch K comes from: its number among all rows, its epoch, its
+file, and the index of its first token in that file. If the vocab.json of batchfs
+prepare is next to the token file, inspect also shows the beginning of the row's
+text; --chars sets how much. --json prints the same as the file batch/<k>.json of a
+mount.
 
---find lists the batches of one epoch that contain a given token. TOKEN_INDEX counts all tokens of the split, in the order of
-the files in info.json. This is fast for the orders shuffle and sequential. For the other orders, every row of
-the epoch is examined. In a mixture, --epoch counts the epochs of the token's source.
+--find lists the batches of one epoch that contain a given token. TOKEN_INDEX counts
+all tokens of the split, in the order of the files in info.json. This is fast for
+the orders shuffle and sequential. For the other orders, every row of the epoch is
+examined. In a mixture, --epoch counts the epochs of the token's source.
 
-SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its path in a mount. In a mount, the
-mount's configuration applies.`,
+SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its
+path in a mount. In a mount, the mount's configuration applies.`,
 		Example: `  batchfs inspect train 12345
   batchfs inspect /mnt/batches/train/rank=3,world=8 12345
   batchfs inspect train/rank=3,world=8 12345 --json

@@ -96,7 +96,8 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "batchfs",
 		Short: "Training batches as files: mount token files, read batches with open()",
-		Long: `batchfs serves token files as training batches. Mount them, and a trainer in any language reads a batch by opening a file:
+		Long: `batchfs serves token files as training batches. Mount them, and a trainer in any
+language reads a batch by opening a file:
 
     MOUNTPOINT/train/next       the next (x, y) batch; each open takes a new one
     MOUNTPOINT/train/batch/17   batch 17, the same bytes every time
@@ -110,11 +111,23 @@ MOUNTPOINT/README explains the files of a mount.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(),
-		openCommand(), superviseCommand(), workerCommand(), probeCommand(), catCommand(), inspectCommand(), viewCommand(),
-		infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(),
-		top.Command(), listCommand(), whyCommand(), versionCommand())
+	cobra.EnableCommandSorting = false // help lists the commands in this order
+	addGroup(root, "Token files:", prepare.Command(), infoCommand(), checkCommand(), indexCommand())
+	addGroup(root, "Mounts:", mountCommand(), unmountCommand(), restartCommand(), seekCommand(), listCommand())
+	addGroup(root, "Batches:", catCommand(), inspectCommand(), viewCommand())
+	addGroup(root, "Problems and performance:", doctorCommand(), whyCommand(), top.Command(), bench.Command())
+	addGroup(root, "Object stores:", cacheCommand(), plan.Command())
+	root.AddCommand(openCommand(), superviseCommand(), workerCommand(), probeCommand(), versionCommand())
 	return root
+}
+
+// addGroup adds commands to root under a title of their own in its help.
+func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, cmd := range commands {
+		cmd.GroupID = title
+		root.AddCommand(cmd)
+	}
 }
 
 func versionCommand() *cobra.Command {

@@ -35,20 +35,24 @@ func mountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount [MOUNTPOINT]",
 		Short: "Mount token files as training batches",
-		Long: `Mount the splits of a configuration file, or the token files in a directory, at MOUNTPOINT. MOUNTPOINT must be an empty directory;
-the default is the mountpoint set in the configuration file. Before mounting, batchfs checks every token file and reads
-one batch of every split.
+		Long: `Mount the splits of a configuration file, or the token files in a directory, at
+MOUNTPOINT. MOUNTPOINT must be an empty directory; the default is the mountpoint set
+in the configuration file. Before mounting, batchfs checks every token file and
+reads one batch of every split.
 
-The command runs in the foreground until Ctrl-C, SIGTERM or "batchfs unmount" stops it. With -d it moves to the
-background, and exits with status 0 only once batches can be read.
+The command runs in the foreground until Ctrl-C, SIGTERM or "batchfs unmount" stops
+it. With -d it moves to the background, and exits with status 0 only once batches
+can be read.
 
-This process supervises the mount and starts a worker that serves it. If the worker dies or hangs, another one takes over
-and readers notice nothing. "batchfs restart" replaces the worker on request.
+This process supervises the mount and starts a worker that serves it. If the worker
+dies or hangs, another one takes over and readers notice nothing. "batchfs restart"
+replaces the worker on request.
 
-With --fd, another process mounts, as Kubernetes drivers do: it opens /dev/fuse, calls mount(2) with fd=N, and starts this
-command with that descriptor open. MOUNTPOINT is then the path where readers see the mount, and need not exist here. The other
-process chooses the mount options, such as allow_other, and must unmount: once this command has ended, readers get errors
-until it does.`,
+With --fd, another process mounts, as Kubernetes drivers do: it opens /dev/fuse,
+calls mount(2) with fd=N, and starts this command with that descriptor open.
+MOUNTPOINT is then the path where readers see the mount, and need not exist here.
+The other process chooses the mount options, such as allow_other, and must unmount:
+once this command has ended, readers get errors until it does.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
@@ -67,7 +71,8 @@ func (f *mountFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "move to the background once batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
 		"write the log to this `file` (default: standard error; with -d, a file for each mount in ~/.local/state/batchfs)")
-	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount; serve a mount that was made with /dev/fuse open as this descriptor")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount; serve a mount that was made with /dev/fuse open as this `descriptor`")
+	hideDefault(cmd, "fd")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"behave as on Linux before 6.9: if the worker dies, readers get errors and batchfs mounts again")
 	cmd.Flags().IntVar(&f.parent, "parent", 0, "unmount and exit when the parent process `pid` has ended")
@@ -78,6 +83,10 @@ func (f *mountFlags) register(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 }
+
+// hideDefault hides the default of a numeric flag in help, because it only means that the flag is
+// not set.
+func hideDefault(cmd *cobra.Command, name string) { cmd.Flags().Lookup(name).DefValue = "0" }
 
 // atMostMountpoint rejects more arguments than MOUNTPOINT. Its errors explain how to name token
 // files.

@@ -15,11 +15,13 @@ func restartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "restart MOUNTPOINT",
 		Short: "Reload the configuration and the program of a mount without disturbing its readers",
-		Long: `Replace the worker of the mount at MOUNTPOINT with a new one. The new worker runs the batchfs program that is installed now and
-reads the configuration again. Files stay open, mappings stay valid, and no read fails.
+		Long: `Replace the worker of the mount at MOUNTPOINT with a new one. The new worker runs
+the batchfs program that is installed now and reads the configuration again. Files
+stay open, mappings stay valid, and no read fails.
 
-If the new configuration would change a batch or a file of the mount, it is rejected and the old worker keeps serving. The
-command also fails if a split cannot be read after the restart.
+If the new configuration would change a batch or a file of the mount, it is rejected
+and the old worker keeps serving. The command also fails if a split cannot be read
+after the restart.
 
 SIGHUP to the supervisor of the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",

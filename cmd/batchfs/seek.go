@@ -17,11 +17,13 @@ import (
 func seekCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "seek DIRECTORY N",
-		Short: "Set which batch the next reader of next gets",
-		Long: `Set the cursor of DIRECTORY, which is a split in a mount or a settings directory below it. The next reader of the file next in
-DIRECTORY gets batch N, the following ones N+1, N+2 and so on. Batches that readers have already opened do not change.
+		Short: "Set the number of the batch that next returns",
+		Long: `Set the cursor of DIRECTORY, which is a split in a mount or a settings directory
+below it. The next reader of the file next in DIRECTORY gets batch N, the following
+ones N+1, N+2 and so on. Batches that readers have already opened do not change.
 
-Only root and the user who mounted it may set a cursor. The cursor is kept until unmount, even if another worker takes over.`,
+Only root and the user who mounted it may set a cursor. The cursor is kept until
+unmount, even if another worker takes over.`,
 		Example: `  batchfs seek /mnt/batches/train 1000
   batchfs seek /mnt/batches/train/rank=3,world=8 1000`,
 		Args: cobra.ExactArgs(2),

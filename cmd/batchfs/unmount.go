@@ -20,14 +20,17 @@ func unmountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unmount MOUNTPOINT",
 		Short: "Unmount a batchfs and wait for its processes to end",
-		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. If a process has files open there, batchfs unmounts nothing
-and lists these processes. With --force it unmounts anyway, and they get errors. A mount whose processes have died is always
-unmounted. Other file systems are never unmounted.
+		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. If a process
+has files open there, batchfs unmounts nothing and lists these processes. With
+--force it unmounts anyway, and they get errors. A mount whose processes have died
+is always unmounted. Other file systems are never unmounted.
 
-A process in another mount namespace, such as a container, may hold the mount too. The mount then lives on there, and the error
-says how to find that process and how to end the mount. With --force the mount ends everywhere at once.
+A process in another mount namespace, such as a container, may hold the mount too.
+The mount then lives on there, and the error says how to find that process and how
+to end the mount. With --force the mount ends everywhere at once.
 
-A mount that another process made (mount --fd) is not unmounted, but no longer served. The process that made it must unmount it.`,
+A mount that another process made (mount --fd) is not unmounted, but no longer
+served. The process that made it must unmount it.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),

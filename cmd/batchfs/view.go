@@ -18,17 +18,19 @@ func viewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "view [SPLIT]...",
 		Short: "Show batches in a browser",
-		Long: `Serve a web page that shows batches as a trainer gets them, and print its address. The page shows the rows of a batch as text,
-token by token: which tokens are masked, where documents end, and which file each token comes from. Step through batches with the
-keyboard (? lists the keys), search for a text or a token position, and compare two splits, or one split under two settings,
-side by side.
+		Long: `Serve a web page that shows batches as a trainer gets them, and print its address.
+The page shows the rows of a batch as text, token by token: which tokens are masked,
+where documents end, and which file each token comes from. Step through batches with
+the keyboard (? lists the keys), search for a text or a token position, and compare
+two splits, or one split under two settings, side by side.
 
-The page decodes tokens with the vocab.json of batchfs prepare next to the token files, or with the tokenizer named by --by. Without
-either, it shows numbers. It listens only on 127.0.0.1, and only at the printed address, which contains a secret key. To open it from
-another machine, forward the port, for example with ssh -L.
+The page decodes tokens with the vocab.json of batchfs prepare next to the token
+files, or with the tokenizer named by --by. Without either, it shows numbers. It
+listens only on 127.0.0.1, and only at the printed address, which contains a secret
+key. To open it from another machine, forward the port, for example with ssh -L.
 
-SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its path in a mount. Without SPLIT, the
-page shows all splits of the configuration.`,
+SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its
+path in a mount. Without SPLIT, the page shows all splits of the configuration.`,
 		Example: `  batchfs view --data data
   batchfs view train train/order=shuffle --data data --port 8000
   batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8

@@ -19,11 +19,13 @@ func whyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why PATH",
 		Short: "Explain why a path in a mount cannot be read",
-		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that reads the path sees only an errno, such as
-ENOENT, EINVAL, ESTALE or EIO. The files next, next.npy and so on are opened but not read, because reading would take a batch. The
-exit status is 1 if the path cannot be read.
+		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that
+reads the path sees only an errno, such as ENOENT, EINVAL, ESTALE or EIO. The files
+next, next.npy and so on are opened but not read, because reading would take a
+batch. The exit status is 1 if the path cannot be read.
 
-The status.json of a mount lists the last ten paths that did not exist, and the path of the mount's log.`,
+The status.json of a mount lists the last ten paths that did not exist, and the path
+of the mount's log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {

@@ -21,11 +21,14 @@ func Command() *cobra.Command {
 	return &cobra.Command{
 		Use:   "top [MOUNTPOINT]",
 		Short: "Watch mounts live, and whether training waits for data",
-		Long: `Show all batchfs mounts of this machine, or only the one at MOUNTPOINT, and update the display every second. The first line says
-whether training waits for data: whether any process that reads next spends more than 5% of its time waiting. Top cannot see
-the waits of readers of numbered files, because the kernel serves those from its page cache.
+		Long: `Show all batchfs mounts of this machine, or only the one at MOUNTPOINT, and update
+the display every second. The first line says whether training waits for data:
+whether any process that reads next spends more than 5% of its time waiting. Top
+cannot see the waits of readers of numbered files, because the kernel serves those
+from its page cache.
 
-Scroll with the arrow keys, and quit with q. If the output is not a terminal, top prints one JSON object per second.`,
+Scroll with the arrow keys, and quit with q. If the output is not a terminal, top
+prints one JSON object per second.`,
 		Example: `  batchfs top
   batchfs top /mnt/batches | head -n 3 | python3 -m json.tool --json-lines`,
 		Args: cobra.MaximumNArgs(1),

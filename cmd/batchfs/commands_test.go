@@ -1,0 +1,119 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+var update = flag.Bool("update", false, "write docs/commands.md")
+
+// docs/commands.md is generated from the commands.
+func TestCommandsPage(t *testing.T) {
+	const file = "../../docs/commands.md"
+	page := commandsPage(rootCommand())
+	if *update {
+		testfiles.NoError(t, os.WriteFile(file, []byte(page), 0o644))
+	}
+	text, err := os.ReadFile(file)
+	testfiles.NoError(t, err)
+	if string(text) != page {
+		t.Error("docs/commands.md differs from the commands; regenerate it with: go test ./cmd/batchfs -run CommandsPage -update")
+	}
+}
+
+// commandsPage returns docs/commands.md: an overview by group, and a section for each command.
+func commandsPage(root *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("# Commands\n\n" + toMarkdown(root.Long) +
+		"\n`batchfs COMMAND --help` prints the same text as this page, which is generated from it.\n")
+	for _, group := range root.Groups() {
+		fmt.Fprintf(&b, "\n**%s**\n\n", strings.TrimSuffix(group.Title, ":"))
+		for _, cmd := range root.Commands() {
+			if cmd.GroupID == group.ID {
+				fmt.Fprintf(&b, "- [`%s`](#%s): %s\n", cmd.Name(), strings.ReplaceAll(cmd.CommandPath(), " ", "-"), cmd.Short)
+			}
+		}
+	}
+	for _, group := range append(root.Groups(), &cobra.Group{}) { // the last one has the commands without a group
+		for _, cmd := range root.Commands() {
+			if cmd.GroupID == group.ID {
+				writeCommand(&b, cmd, "##")
+			}
+		}
+	}
+	return b.String()
+}
+
+// writeCommand writes the sections of a command and its subcommands. level is the Markdown of their
+// headings.
+func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
+	if cmd.Hidden {
+		return
+	}
+	fmt.Fprintf(b, "\n%s %s\n\n%s.\n\n```text\n%s\n```\n", level, cmd.CommandPath(), cmd.Short, cmd.UseLine())
+	if cmd.Long != "" {
+		b.WriteString("\n" + toMarkdown(cmd.Long))
+	}
+	var flags strings.Builder
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		name := strings.TrimSuffix("--"+f.Name+" "+value, " ")
+		if f.Shorthand != "" {
+			name = "-" + f.Shorthand + ", " + name
+		}
+		if !slices.Contains([]string{"", "0", "false", "[]"}, f.DefValue) {
+			usage += " (default " + f.DefValue + ")"
+		}
+		fmt.Fprintf(&flags, "- `%s`: %s\n", name, markCode(usage))
+	})
+	if flags.Len() > 0 {
+		b.WriteString("\nFlags:\n\n" + flags.String())
+	}
+	fmt.Fprintf(b, "\nExamples:\n\n```text\n%s\n```\n", strings.ReplaceAll(cmd.Example[2:], "\n  ", "\n"))
+	for _, sub := range cmd.Commands() {
+		writeCommand(b, sub, level+"#")
+	}
+}
+
+// toMarkdown converts a help text to Markdown. Paragraphs with an indent of 4 become blocks of
+// code, those with an indent of 2 become lists.
+func toMarkdown(help string) string {
+	var paragraphs []string
+	for paragraph := range strings.SplitSeq(help, "\n\n") {
+		switch {
+		case strings.HasPrefix(paragraph, "    "):
+			paragraph = "```text\n" + strings.ReplaceAll(paragraph[4:], "\n    ", "\n") + "\n```"
+		case strings.HasPrefix(paragraph, "  "):
+			paragraph = "- " + strings.ReplaceAll(markCode(paragraph[2:]), "\n  ", "\n- ")
+		default:
+			paragraph = markCode(paragraph)
+		}
+		paragraphs = append(paragraphs, paragraph+"\n")
+	}
+	return strings.Join(paragraphs, "\n")
+}
+
+// codeWord matches code in a help text: a quoted command, an option, or a word with a character
+// that occurs only in paths, settings and placeholders.
+var codeWord = regexp.MustCompile(
+	`"batchfs [^"]*"|\B--?[a-z][-a-z]*|[^\s"(]*[/_<>=*~][^\s"]*[^\s".,;:)]|[A-Za-z0-9.]+\.(json|toml|npy|bin|txt)\b`)
+
+// markCode marks the code in a help text for Markdown.
+func markCode(text string) string {
+	return codeWord.ReplaceAllStringFunc(text, func(code string) string {
+		return "`" + strings.Trim(code, `"'`) + "`"
+	})
+}
