@@ -53,9 +53,9 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			if is := d.Identity(); identity != "" && is != identity {
+			if current := d.Identity(); identity != "" && current != identity {
 				return fmt.Errorf("%s has the identity %s, but --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
-					"again to continue with the new ones", args[0], is, identity)
+					"again to continue with the new ones", args[0], current, identity)
 			}
 			s, out := d.Served(), cmd.OutOrStdout()
 			if format == "info" {
@@ -106,16 +106,16 @@ func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, rea
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
 		part := buf[:min(int64(len(buf)), n-off)]
-		k, at := from+uint64(off/size), off%size
+		k, offset := from+uint64(off/size), off%size
 		if !oneReadSpansBatches {
-			part = part[:min(int64(len(part)), size-at)]
+			part = part[:min(int64(len(part)), size-offset)]
 		}
-		if f.Format != header.FormatRaw && at == 0 && (off == 0 || f.Batches == 0) {
+		if f.Format != header.FormatRaw && offset == 0 && (off == 0 || f.Batches == 0) {
 			if _, err := out.Write(f.Header(k, metadata)); err != nil {
 				return err
 			}
 		}
-		if err := read(part, k, at); err != nil {
+		if err := read(part, k, offset); err != nil {
 			return err
 		}
 		if _, err := out.Write(part); err != nil {

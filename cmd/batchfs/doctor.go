@@ -64,7 +64,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 			}
 			return nil
 		}),
-		ValidArgsFunction: directories,
+		ValidArgsFunction: completeDirs,
 	}
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&mounted, "mounted", false, "check only the mount at MOUNTPOINT, and fail if there is none")
@@ -167,8 +167,8 @@ func (d *doctor) checkWithin(hint, what string, examine func() (string, error)) 
 	var detail string
 	ended := make(chan error, 1)
 	go func() {
-		said, err := examine()
-		detail = said
+		finding, err := examine()
+		detail = finding
 		ended <- err
 	}()
 	var err error

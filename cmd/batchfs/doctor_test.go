@@ -11,16 +11,16 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// machine returns a doctor that examines a machine with these files, and the doctor's output.
-func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buffer) {
+// newTestDoctor returns a doctor that examines a machine with these files, and the doctor's output.
+func newTestDoctor(t *testing.T, files map[string]string) (d *doctor, out *bytes.Buffer) {
 	t.Helper()
-	said = new(bytes.Buffer)
-	d = newDoctor(said)
+	out = new(bytes.Buffer)
+	d = newDoctor(out)
 	d.root = t.TempDir()
 	for name, text := range files {
 		testfiles.Write(t, map[string]string{filepath.Join(d.root, name): text})
 	}
-	return d, said
+	return d, out
 }
 
 func TestDoctor(t *testing.T) {
@@ -63,12 +63,12 @@ func TestDoctor(t *testing.T) {
 			group + "/b/memory.max": mib(500), group + "/b/memory.current": mib(100), group + "/memory.max": gib, group + "/memory.current": mib(800)},
 			"ok   memory: 224 MiB are free"},
 	} {
-		d, said := machine(t, test.files)
+		d, out := newTestDoctor(t, test.files)
 		if ok := d.check(test.name, func() (string, error) { return test.check(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
 			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.wrong)
 		}
-		if !strings.HasPrefix(said.String(), test.want) || strings.Count(said.String(), "\n") != 1 {
-			t.Errorf("%s %v:\n got %swant %s", test.name, test.files, said, test.want)
+		if !strings.HasPrefix(out.String(), test.want) || strings.Count(out.String(), "\n") != 1 {
+			t.Errorf("%s %v:\n got %swant %s", test.name, test.files, out, test.want)
 		}
 	}
 }
@@ -79,16 +79,16 @@ func TestDoctorOnAccess(t *testing.T) {
 		mapped, busy int64
 		names        bool
 	}{{0, 0, false}, {90, 10, false}, {50, 50, true}} {
-		said := remapsInWords(test.mapped, test.busy)
-		if !strings.HasPrefix(said, fmt.Sprintf("of %d reads", test.mapped+test.busy)) || strings.Contains(said, `memory.access = "pread"`) != test.names {
-			t.Errorf("%d and %d: %s", test.mapped, test.busy, said)
+		out := remapsInWords(test.mapped, test.busy)
+		if !strings.HasPrefix(out, fmt.Sprintf("of %d reads", test.mapped+test.busy)) || strings.Contains(out, `memory.access = "pread"`) != test.names {
+			t.Errorf("%d and %d: %s", test.mapped, test.busy, out)
 		}
 	}
 }
 
 // A check that hangs is reported, and the other checks still run.
 func TestDoctorDoesNotWait(t *testing.T) {
-	d, said := machine(t, nil)
+	d, out := newTestDoctor(t, nil)
 	d.limit = 10 * time.Millisecond
 	stuck := make(chan struct{})
 	defer close(stuck)
@@ -104,7 +104,7 @@ func TestDoctorDoesNotWait(t *testing.T) {
 	d.limit = time.Minute
 	d.check("memory", d.memory)
 	for i, want := range []string{"FIX  splits.train: no answer in 10ms: the disk or ", "FIX  splits.far: no answer in 10ms: the store or the network ", "ok   memory: "} {
-		if got := strings.Split(said.String(), "\n")[i]; !strings.HasPrefix(got, want) {
+		if got := strings.Split(out.String(), "\n")[i]; !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -36,10 +36,10 @@ func (f *fileFlags) options() (cache.Options, error) {
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
-	return o, cmp.Or(mustBe("--format", f.format, format.Names()), mustBe("--token-dtype", o.DType, array.DTypes()))
+	return o, cmp.Or(checkWord("--format", f.format, format.Names()), checkWord("--token-dtype", o.DType, array.DTypes()))
 }
 
-func mustBe[S ~string](flag string, value S, words []S) error {
+func checkWord[S ~string](flag string, value S, words []S) error {
 	if slices.Contains(words, value) {
 		return nil
 	}

@@ -92,8 +92,8 @@ func TestInspectWithoutText(t *testing.T) {
 		`{"kind": "char", "tokens": ["a"`: broken,
 		"\xff":                            "vocab.json: invalid character",
 	} {
-		here := t.TempDir()
-		t.Chdir(here)
+		dir := t.TempDir()
+		t.Chdir(dir)
 		testfiles.Positions(t, map[string]int{"train.bin": 50})
 		if vocab != "" {
 			testfiles.Write(t, map[string]string{"vocab.json": vocab})
@@ -101,7 +101,7 @@ func TestInspectWithoutText(t *testing.T) {
 		args := []string{"train", "3", "--data", ".", "--set", "batch.block_size=4"}
 		out, err := runHere(t.Context(), inspectCommand(), args...)
 		switch {
-		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "splits.train: "+here+"/"+want)):
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "splits.train: "+dir+"/"+want)):
 			t.Errorf("%q: error %v, want %s", vocab, err, want)
 		case want == "" && (err != nil || strings.Contains(out, "\n    ") || strings.Count(out, "\nrow ") != 12):
 			t.Errorf("%q: %v, and\n%s", vocab, err, out)

@@ -40,9 +40,9 @@ func TestManual(t *testing.T) {
 	for command, words := range marked {
 		page, err := os.ReadFile(filepath.Join(pages, strings.ReplaceAll(command, " ", "-")+".1"))
 		testfiles.NoError(t, err)
-		shown := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(page))
+		text := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(page))
 		for _, word := range words {
-			if !strings.Contains(shown, word) {
+			if !strings.Contains(text, word) {
 				t.Errorf("the manual page of %s does not show %s, which was taken for Markdown", command, word)
 			}
 		}

@@ -59,7 +59,7 @@ once this command has ended, readers get errors until it does.`,
   batchfs mount -c config.toml --fd 3 /mnt/batches`,
 		Args:              atMostMountpoint,
 		RunE:              f.run,
-		ValidArgsFunction: directories,
+		ValidArgsFunction: completeDirs,
 	}
 	f.register(cmd)
 	return cmd
@@ -116,7 +116,7 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
-	var s starting
+	var s pendingMount
 	if err := untilInterrupted(cmd.Context(), func() error { return s.begin(f, cmd, args) }); err != nil {
 		return err
 	}
@@ -138,9 +138,9 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}))
 }
 
-// A starting is a mount that is about to start. It holds what a supervisor needs, whether that is
-// this process or one in the background.
-type starting struct {
+// A pendingMount is a mount that is about to start. It holds what a supervisor needs, whether that
+// is this process or one in the background.
+type pendingMount struct {
 	connection  *os.File // FUSE connection from --fd, or nil
 	snapshot    *dataset.Snapshot
 	description []string // lines for the user about the splits that are served
@@ -149,7 +149,7 @@ type starting struct {
 	log         *os.File // file named by --log; nil without --log or in the background
 }
 
-func (s *starting) begin(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
+func (s *pendingMount) begin(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
 	if cmd.Flags().Changed("fd") {
 		if s.connection, err = mount.HandedOver(f.fd); err != nil {
 			return fmt.Errorf("--fd: %w", err)
@@ -180,14 +180,14 @@ func stopAfterParent(parent int) {
 	syscall.Kill(os.Getpid(), syscall.SIGTERM)
 }
 
-func (s *starting) describe(out io.Writer) {
+func (s *pendingMount) describe(out io.Writer) {
 	for _, line := range s.description {
 		printf(out, "%s\n", line)
 	}
 }
 
 // inBackground starts a supervisor in the background, and returns once batches can be read.
-func (s *starting) inBackground(cmd *cobra.Command) error {
+func (s *pendingMount) inBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
 	daemon, ready, err := startSupervisor(logFile, s.connection, s.file)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"batchfs/fs/mount"
 )
 
-var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+var completeDirs = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 
 // checkMountpoint checks that the mountpoint of c is an empty directory, and returns its path,
 // absolute and without symbolic links. It unmounts any batchfs there whose processes have died.
@@ -46,7 +46,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
 	}
 	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
-		if used.file != "" && inside(abs, used.file) {
+		if used.file != "" && isInside(abs, used.file) {
 			return "", fmt.Errorf("%s: %s is inside the mountpoint %s, and the mount would hide it; choose another path", used.key, used.file, path)
 		}
 	}
@@ -63,8 +63,8 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	return abs, nil
 }
 
-// inside reports whether a file is in dir, at any depth. The file need not exist.
-func inside(dir, file string) bool {
+// isInside reports whether a file is in dir, at any depth. The file need not exist.
+func isInside(dir, file string) bool {
 	real, err := filepath.EvalSymlinks(file)
 	if err != nil {
 		real, err = filepath.EvalSymlinks(filepath.Dir(file))

@@ -22,9 +22,9 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// An opened is a message from the open command to the process that started it. The last message has
-// either Err or a Snapshot and a Description. The messages before it report progress.
-type opened struct {
+// An openMessage is a message from the open command to the process that started it. The last
+// message has either Err or a Snapshot and a Description. The messages before it report progress.
+type openMessage struct {
 	Files, Total int64 // files opened, and files to open
 	Snapshot     *dataset.Snapshot
 	Description  []string // lines for the user about the splits that are served
@@ -78,11 +78,11 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 
 // lastMessage returns the last message of the open command. Until it arrives, it shows the progress
 // on standard error, if that is a terminal.
-func lastMessage(from io.Reader) (o opened, err error) {
+func lastMessage(from io.Reader) (o openMessage, err error) {
 	messages := gob.NewDecoder(from)
 	var progress *terminal.Progress
 	for {
-		o = opened{}
+		o = openMessage{}
 		if err := messages.Decode(&o); err != nil || o.Snapshot != nil || o.Err != "" {
 			return o, err
 		}
@@ -105,12 +105,12 @@ func openCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			// The parent decides when to stop.
 			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-			messages, last := gob.NewEncoder(cmd.OutOrStdout()), make(chan *opened)
+			messages, last := gob.NewEncoder(cmd.OutOrStdout()), make(chan *openMessage)
 			var progress dataset.Progress
 			go func() {
 				o, err := f.open(args, &progress)
 				if err != nil {
-					o = &opened{Err: err.Error()}
+					o = &openMessage{Err: err.Error()}
 				}
 				last <- o
 			}()
@@ -120,7 +120,7 @@ func openCommand() *cobra.Command {
 					return messages.Encode(o)
 				case <-time.After(progressInterval):
 					if total := progress.Total.Load(); total > 0 {
-						messages.Encode(opened{Files: progress.Opened.Load(), Total: total})
+						messages.Encode(openMessage{Files: progress.Opened.Load(), Total: total})
 					}
 				}
 			}
@@ -130,7 +130,7 @@ func openCommand() *cobra.Command {
 	return cmd
 }
 
-func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
+func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
 	raw, err := f.Read()
 	if err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	}
 	snapshot.NoResend = f.noResend
 	snapshot.Log, err = f.logPath(mountpoint)
-	return &opened{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
+	return &openMessage{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
 // chooseMountpoint returns the absolute path of the mountpoint. It checks the mountpoint unless

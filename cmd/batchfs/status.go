@@ -17,7 +17,7 @@ import (
 type statusReport struct {
 	log        string       // log file of the mount; empty for standard error
 	budget     int64        // limit on the memory of the worker, in bytes
-	tableBytes func() int64 // memory of the sequences, in bytes
+	tableBytes func() int64 // memory of tables of windows, in bytes
 	blockBytes func() int64 // memory of cache blocks, in bytes; -1 if no split reads from a store
 }
 

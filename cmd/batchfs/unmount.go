@@ -51,7 +51,7 @@ served. The process that made it must unmount it.`,
 			printf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		}),
-		ValidArgsFunction: directories,
+		ValidArgsFunction: completeDirs,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount even if processes have files open there")
 	return cmd
@@ -86,7 +86,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 		unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0)
 		return fmt.Errorf("%s is unmounted, but its supervisor, process %d, is stopped; let it end with: kill -CONT %[2]d", path, m.Supervisor)
 	}
-	if supervisor >= 0 && !ended(supervisor, force) {
+	if supervisor >= 0 && !awaitEnd(supervisor, force) {
 		return fmt.Errorf("%s is unmounted here, but process %[2]d still serves it: it may be mounted in another namespace too; "+
 			"to find that, run as root: grep ' %[3]s ' /proc/[0-9]*/mountinfo; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
 	}
@@ -105,7 +105,7 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	if err := unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0); err != nil {
 		return fmt.Errorf("process %d, the supervisor of %s: %w", m.Supervisor, m.Mountpoint, err)
 	}
-	if !ended(supervisor, force) {
+	if !awaitEnd(supervisor, force) {
 		return fmt.Errorf("%s: process %d lets readers finish, for mount.grace or until the process that mounted it unmounts it; "+
 			"to end it now: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
 	}
@@ -113,9 +113,9 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	return nil
 }
 
-// ended waits up to 10 s for a process to end, and reports whether it did. With force it keeps
+// awaitEnd waits up to 10 s for a process to end, and reports whether it did. With force it keeps
 // sending SIGTERM, so that the process ends even while files are open.
-func ended(pidfd int, force bool) bool {
+func awaitEnd(pidfd int, force bool) bool {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if force {
 			unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0)

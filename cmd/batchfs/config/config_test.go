@@ -295,7 +295,7 @@ func TestTokenFiles(t *testing.T) {
 	for _, name := range []string{"b.bin", "a.bin", "[ab].bin", "c/1.bin", "c/0.bin"} {
 		testfiles.Write(t, map[string]string{filepath.Join(dir, name): ""})
 	}
-	here, err := os.Getwd()
+	wd, err := os.Getwd()
 	testfiles.NoError(t, err)
 	file := filepath.Join(dir, "config.toml")
 	const name = "it's [mine]*/config.toml:2: splits.a.tokens: "
@@ -312,7 +312,7 @@ func TestTokenFiles(t *testing.T) {
 		{tokens: `"?.bin"`, want: []string{dir + "/a.bin", dir + "/b.bin"}},
 		{tokens: `["c/*.bin", "b.bin"]`, want: []string{dir + "/c/0.bin", dir + "/c/1.bin", dir + "/b.bin"}},
 		{tokens: `"/none"`, want: []string{"/none"}},
-		{tokens: `"` + here + `/*/b.bin"`, want: []string{here + "/" + dir + "/b.bin"}},
+		{tokens: `"` + wd + `/*/b.bin"`, want: []string{wd + "/" + dir + "/b.bin"}},
 		{tokens: `"x*.bin"`, err: name + `must name files that exist (got "` + dir + `/x*.bin", which matches none)`},
 		{tokens: `"x["`, err: name + `must be a path or a glob: syntax error in pattern (got "x[")`},
 		{set: "a.bin", want: []string{"a.bin"}},
@@ -331,7 +331,7 @@ func TestTokenFiles(t *testing.T) {
 		got, err := c.Splits[0].Files(nil)
 		for i, path := range test.want {
 			if !filepath.IsAbs(path) {
-				test.want[i] = filepath.Join(here, path)
+				test.want[i] = filepath.Join(wd, path)
 			}
 		}
 		if !slices.Equal(got[0].Main, test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
@@ -368,7 +368,7 @@ func FuzzConfig(f *testing.F) {
 		f.Add(text, "splits.a.tokens=[\"x\", 'y']")
 		f.Add(train, text)
 	}
-	at := regexp.MustCompile(`(?s)\A(?:config\.toml:([1-9][0-9]*): .|--set )`)
+	prefix := regexp.MustCompile(`(?s)\A(?:config\.toml:([1-9][0-9]*): .|--set )`)
 	f.Fuzz(func(t *testing.T, text, set string) {
 		c, err := decodeText(text, set)
 		again, errAgain := decodeText(text, set)
@@ -376,7 +376,7 @@ func FuzzConfig(f *testing.F) {
 			t.Fatalf("once %v, then %v", err, errAgain)
 		}
 		if err != nil {
-			found := at.FindStringSubmatch(err.Error())
+			found := prefix.FindStringSubmatch(err.Error())
 			if found == nil {
 				t.Fatalf("does not say where: %v", err)
 			}

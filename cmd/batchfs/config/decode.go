@@ -119,10 +119,10 @@ func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 
 // decodeKey sets the field of c, or of batch for a key of [batch], from the key k of a document.
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
-	at, v := keyRef{d, k}, d.value(k)
+	ref, v := keyRef{d, k}, d.value(k)
 	if k[0] == "splits" && len(k) > 1 {
 		if err := checkName(k[1]); err != nil {
-			return fmt.Errorf("%s: %w", at, err)
+			return fmt.Errorf("%s: %w", ref, err)
 		}
 	}
 	targets := map[string]any{"batch": batch, "memory": &c.Memory, "mount": &c.Mount, "store": &c.Store, "log": &c.Log, "splits": nil}
@@ -130,42 +130,42 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	switch {
 	case known && (len(k) == 1 || len(k) == 2 && k[0] == "splits"):
 		if _, isTable := v.(map[string]any); !isTable {
-			return fmt.Errorf("%s: must be a table, [%s] (got %s)", at, k, show(v))
+			return fmt.Errorf("%s: must be a table, [%s] (got %s)", ref, k, show(v))
 		}
 		if len(k) == 2 {
-			c.split(at, batch)
+			c.split(ref, batch)
 		}
 		return nil
 	case len(k) == 1 && k[0] == "mountpoint":
-		return setKey(at, v, c, nil, &topTable)
+		return setKey(ref, v, c, nil, &topTable)
 	case len(k) == 2 && k[0] == "batch":
-		return setKey(at, v, batch, batch.keyRefs, &batchTable)
+		return setKey(ref, v, batch, batch.keyRefs, &batchTable)
 	case len(k) == 2 && known:
 		i := slices.IndexFunc(allTables, func(t *table) bool { return t.name == "["+k[0]+"]" })
-		return setKey(at, v, target, nil, allTables[i])
+		return setKey(ref, v, target, nil, allTables[i])
 	case len(k) == 3 && k[0] == "splits":
-		return c.split(at, batch).decodeKey(at, v)
+		return c.split(ref, batch).decodeKey(ref, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
 		if tables(d.value(k[:3])) == nil { // such as sources.weight = 1
-			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRules[k[2]])
+			return fmt.Errorf("%s: unknown key; %s must be %s", ref, k[2], listRules[k[2]])
 		}
 		return nil // decoded together with the whole list
 	}
-	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
+	return unknownKey(ref, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
 }
 
-func (s *Split) decodeKey(at keyRef, v any) error {
-	switch at.key[2] {
+func (s *Split) decodeKey(ref keyRef, v any) error {
+	switch ref.key[2] {
 	case "tokens":
-		s.dir = at.doc.relative("")
+		s.dir = ref.doc.relative("")
 	case "sources":
-		s.dir = at.doc.relative("")
-		return s.setSources(at, v)
+		s.dir = ref.doc.relative("")
+		return s.setSources(ref, v)
 	case "arrays":
-		s.alignedDir, s.keyRefs["arrays"] = at.doc.relative(""), at
-		return setAligned(at, v, &s.Aligned)
+		s.alignedDir, s.keyRefs["arrays"] = ref.doc.relative(""), ref
+		return setAligned(ref, v, &s.Aligned)
 	}
-	return setKey(at, v, s, s.keyRefs, &batchTable, &splitTable)
+	return setKey(ref, v, s, s.keyRefs, &batchTable, &splitTable)
 }
 
 func checkName(name string) error {
@@ -179,12 +179,12 @@ func checkName(name string) error {
 }
 
 // split returns the split that a key names. It adds a new split as a copy of [batch].
-func (c *Config) split(at keyRef, batch *Split) *Split {
-	if s, err := c.Named(at.key[1]); err == nil {
+func (c *Config) split(ref keyRef, batch *Split) *Split {
+	if s, err := c.Named(ref.key[1]); err == nil {
 		return s
 	}
 	s := *batch
-	s.Name, s.named, s.keyRefs = at.key[1], at, maps.Clone(batch.keyRefs)
+	s.Name, s.named, s.keyRefs = ref.key[1], ref, maps.Clone(batch.keyRefs)
 	c.Splits = append(c.Splits, &s)
 	return &s
 }
@@ -195,16 +195,16 @@ var listRules = map[string]string{
 	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
 }
 
-func (s *Split) setSources(at keyRef, v any) (err error) {
-	s.keyRefs["sources"] = at
+func (s *Split) setSources(ref keyRef, v any) (err error) {
+	s.keyRefs["sources"] = ref
 	delete(s.keyRefs, "sources.arrays")
-	if s.Sources, err = decodeTables[Source](at, v, &sourceTable, "tokens", "weight"); err != nil {
+	if s.Sources, err = decodeTables[Source](ref, v, &sourceTable, "tokens", "weight"); err != nil {
 		return err
 	}
 	for i, table := range tables(v) {
 		if arrays, ok := table["arrays"]; ok {
-			s.keyRefs["sources.arrays"] = at.inner(strconv.Itoa(i))
-			if err := setAligned(at.inner(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {
+			s.keyRefs["sources.arrays"] = ref.inner(strconv.Itoa(i))
+			if err := setAligned(ref.inner(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {
 				return err
 			}
 		}
@@ -213,25 +213,25 @@ func (s *Split) setSources(at keyRef, v any) (err error) {
 }
 
 // setAligned decodes aligned arrays from a list of tables, which may be empty.
-func setAligned(at keyRef, v any, list *[]AlignedArray) (err error) {
+func setAligned(ref keyRef, v any, list *[]AlignedArray) (err error) {
 	if none, ok := v.([]any); ok && len(none) == 0 {
 		*list = []AlignedArray{}
 		return nil
 	}
-	*list, err = decodeTables[AlignedArray](at, v, &arrayTable, "files", "name")
+	*list, err = decodeTables[AlignedArray](ref, v, &arrayTable, "files", "name")
 	return err
 }
 
 // decodeTables decodes a list of tables. Each table needs the required keys.
-func decodeTables[C any](at keyRef, v any, keys *table, required ...string) (all []C, err error) {
+func decodeTables[C any](ref keyRef, v any, keys *table, required ...string) (all []C, err error) {
 	list := tables(v)
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRules[at.key[len(at.key)-1]], show(v))
+		return nil, fmt.Errorf("%s: must be %s (got %s)", ref, listRules[ref.key[len(ref.key)-1]], show(v))
 	}
 	for i, table := range list {
 		var c C
 		keys.setInitial(&c)
-		item := at.inner(strconv.Itoa(i))
+		item := ref.inner(strconv.Itoa(i))
 		for _, name := range slices.Sorted(maps.Keys(table)) {
 			if err := setKey(item.inner(name), table[name], &c, nil, keys); err != nil {
 				return nil, err
@@ -247,10 +247,10 @@ func decodeTables[C any](at keyRef, v any, keys *table, required ...string) (all
 	return all, nil
 }
 
-// setKey sets the field of c for the key at, which must be in one of the known tables. It records
+// setKey sets the field of c for the key ref, which must be in one of the known tables. It records
 // the key in refs, unless refs is nil.
-func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) error {
-	name := at.key[len(at.key)-1]
+func setKey(ref keyRef, v any, c any, refs map[string]keyRef, known ...*table) error {
+	name := ref.key[len(ref.key)-1]
 	var names []string
 	for _, t := range known {
 		k := t.find(name)
@@ -261,32 +261,32 @@ func setKey(at keyRef, v any, c any, refs map[string]keyRef, known ...*table) er
 			continue
 		}
 		if path, isText := v.(string); k.isFile && isText && path != "" {
-			v = at.doc.relative(path)
+			v = ref.doc.relative(path)
 		}
 		if k.set != nil && !k.set(c, v) { // the caller decodes lists of tables
-			return fmt.Errorf("%s: must be %s (got %s)", at, k.rule, show(v))
+			return fmt.Errorf("%s: must be %s (got %s)", ref, k.rule, show(v))
 		}
 		if refs != nil {
-			refs[name] = at
+			refs[name] = ref
 		}
 		return nil
 	}
 	slices.Sort(names)
-	return unknownKey(at, names)
+	return unknownKey(ref, names)
 }
 
 // unknownKey returns the error for a key that its table does not have. It names the table that has
 // the key, or else lists the keys of this table.
-func unknownKey(at keyRef, names []string) error {
-	name := at.key[len(at.key)-1]
+func unknownKey(ref keyRef, names []string) error {
+	name := ref.key[len(ref.key)-1]
 	for _, t := range allTables {
 		home := t.name
 		if t == &batchTable {
 			home += " or [splits.X]"
 		}
 		if t.find(name) != nil {
-			return fmt.Errorf("%s: unknown key; %s belongs in %s", at, name, home)
+			return fmt.Errorf("%s: unknown key; %s belongs in %s", ref, name, home)
 		}
 	}
-	return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
+	return fmt.Errorf("%s: unknown key; must be one of %s", ref, strings.Join(names, ", "))
 }

@@ -53,13 +53,13 @@ func (s *Split) InPath() bool { return s.base != nil }
 
 // Values returns the values of all keys that a path may set, by key.
 func (s *Split) Values() map[string]any {
-	all := map[string]any{}
+	values := map[string]any{}
 	for _, key := range batchTable.keys {
 		if key.inPath {
-			all[key.name] = key.get(s)
+			values[key.name] = key.get(s)
 		}
 	}
-	return all
+	return values
 }
 
 // Path returns the canonical path of the split below the mountpoint: its name, followed by a slash

@@ -41,11 +41,11 @@ func (s *Split) fixedByMount() map[string]any {
 	for i := range sources {
 		sources[i].VocabSize = 0
 	}
-	all := map[string]any{"sources": sources, "arrays": s.Aligned}
+	settings := map[string]any{"sources": sources, "arrays": s.Aligned}
 	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {
 		if k.get != nil && !k.restart {
-			all[k.name] = k.get(s)
+			settings[k.name] = k.get(s)
 		}
 	}
-	return all
+	return settings
 }

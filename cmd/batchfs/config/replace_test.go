@@ -10,7 +10,7 @@ import (
 func TestCanReplace(t *testing.T) {
 	const fix = "; to change it, unmount and mount again"
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
-	for _, test := range []struct{ old, now, want string }{
+	for _, test := range []struct{ old, new, want string }{
 		{train, train, ""},
 		{train, "memory.access = 'map'\nlog.level = 'debug'\nmount.timeout = '1s'\n" + train + "on_change = 'follow'", ""},
 		{train, train + "seed = 1337", ""}, // the default
@@ -30,10 +30,10 @@ func TestCanReplace(t *testing.T) {
 	} {
 		old, err := decodeText(test.old)
 		testfiles.NoError(t, err)
-		now, err := decodeText(test.now)
+		c, err := decodeText(test.new)
 		testfiles.NoError(t, err)
-		if got := fmt.Sprint(now.CanReplace(old)); got != test.want && !(test.want == "" && got == "<nil>") {
-			t.Errorf("%q, then %q:\n got %s\nwant %s", test.old, test.now, got, test.want)
+		if got := fmt.Sprint(c.CanReplace(old)); got != test.want && !(test.want == "" && got == "<nil>") {
+			t.Errorf("%q, then %q:\n got %s\nwant %s", test.old, test.new, got, test.want)
 		}
 	}
 }

@@ -89,11 +89,11 @@ func Mounts(mountpoint string) ([]*Mount, error) {
 // A watcher polls mounts repeatedly. Only every few seconds does it find the mounts and map their
 // memory, because that is expensive.
 type watcher struct {
-	found  []*watched
+	found  []*watchedMount
 	listed time.Time // when found was updated
 }
 
-type watched struct {
+type watchedMount struct {
 	*mount.Mounted
 	shared *state.Shared // nil if err is not nil
 	err    error
@@ -120,7 +120,7 @@ func (w *watcher) poll(mountpoint string) (mounts []*Mount, err error) {
 		for _, m := range all {
 			if mountpoint == "" || m.Mountpoint == mountpoint {
 				shared, err := m.State()
-				w.found = append(w.found, &watched{m, shared, err})
+				w.found = append(w.found, &watchedMount{m, shared, err})
 			}
 		}
 		w.listed = time.Now()
@@ -132,7 +132,7 @@ func (w *watcher) poll(mountpoint string) (mounts []*Mount, err error) {
 	return mounts, nil
 }
 
-func (w *watched) poll() *Mount {
+func (w *watchedMount) poll() *Mount {
 	m := &Mount{Mountpoint: w.Mountpoint, State: w.state(), Supervisor: w.Supervisor, User: w.Owner}
 	s := w.shared
 	if s == nil || m.State == "dead" {
@@ -153,7 +153,7 @@ func (w *watched) poll() *Mount {
 	return m
 }
 
-func (w *watched) state() string {
+func (w *watchedMount) state() string {
 	err := cmp.Or(w.CheckAlive(), w.err)
 	switch {
 	case errors.Is(err, mount.ErrElsewhere):

@@ -52,9 +52,9 @@ func (s *SequenceStats) since(old *SequenceStats, seconds float64) *Rates {
 	}
 	r.WaitMedian, r.WaitP99 = quantile(waits[:], 0.5), quantile(waits[:], 0.99)
 	for _, reader := range s.Readers {
-		for _, before := range old.Readers {
-			if before.PID == reader.PID {
-				waited, gap := max(reader.Waited-before.Waited, 0), max(reader.Gap-before.Gap, 0)
+		for _, oldReader := range old.Readers {
+			if oldReader.PID == reader.PID {
+				waited, gap := max(reader.Waited-oldReader.Waited, 0), max(reader.Gap-oldReader.Gap, 0)
 				reader.WaitedFraction = fraction(waited, waited+gap)
 			}
 		}
@@ -88,8 +88,8 @@ func quantile(waits []uint64, q float64) *float64 {
 	low, high := 0.0, 0.0
 	for i, n := range waits {
 		low, high = high, state.WaitBounds[min(i, len(state.WaitBounds)-1)].Seconds()
-		if here := float64(n); below+here >= wanted && here > 0 {
-			value := low + (high-low)*(wanted-below)/here
+		if count := float64(n); below+count >= wanted && count > 0 {
+			value := low + (high-low)*(wanted-below)/count
 			return &value
 		}
 		below += float64(n)

@@ -24,7 +24,7 @@ const waitsTooLong = 0.05
 // sequence in the last minute, by mountpoint and sequence.
 func (f *frame) lines(history map[string][]float64, width int) []line {
 	all := []line{f.headline()}
-	name := min(max(width-68, 12), 40)
+	nameWidth := min(max(width-68, 12), 40)
 	for _, m := range f.mounts {
 		all = append(all, line{}, line{fmt.Sprintf("%s  %s", m.Mountpoint, m.State), m.State == "dead" || m.State == "stuck"})
 		if m.Processes == nil {
@@ -35,10 +35,10 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 			all = append(all, m.storeLines()...)
 		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
-			name, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
+			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
 		for _, s := range m.Sequences {
 			past := history[m.Mountpoint+"\x00"+s.Name]
-			all = append(all, s.lines(name, past[max(0, len(past)-max(width-60-name, 0)):])...)
+			all = append(all, s.lines(nameWidth, past[max(0, len(past)-max(width-60-nameWidth, 0)):])...)
 		}
 	}
 	return all
@@ -106,7 +106,8 @@ func (m *Mount) storeLines() []line {
 	return []line{{text: text}, {cached, uncached}}
 }
 
-func (s *SequenceStats) lines(name int, history []float64) []line {
+// lines renders a sequence: its name in nameWidth columns, its rates, and a sparkline of history.
+func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 	r, epoch := s.Rates, "-"
 	if r == nil {
 		r = &Rates{}
@@ -115,12 +116,12 @@ func (s *SequenceStats) lines(name int, history []float64) []line {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)
 	}
 	var all []line
-	shown := s.Name
-	if utf8.RuneCountInString(shown) > name {
-		all, shown = []line{{text: "  " + shown}}, ""
+	name := s.Name
+	if utf8.RuneCountInString(name) > nameWidth { // gets a line of its own
+		all, name = []line{{text: "  " + name}}, ""
 	}
 	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
-		name, shown, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
+		nameWidth, name, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
 	for _, reader := range s.Readers {
 		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedFraction))
 		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > waitsTooLong})

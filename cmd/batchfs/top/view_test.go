@@ -47,8 +47,8 @@ func TestHeadline(t *testing.T) {
 		{0, []*Reader{python}, "No: python 12 waits 0.0%", false},
 		{0, nil, "Not visible", false},
 	} {
-		_, now := twoFrames(test.waited, test.readers...)
-		if got := now.headline(); !strings.Contains(got.text, test.want) || got.isBad != test.isBad {
+		_, f := twoFrames(test.waited, test.readers...)
+		if got := f.headline(); !strings.Contains(got.text, test.want) || got.isBad != test.isBad {
 			t.Errorf("%+v: %+v", test, got)
 		}
 	}
@@ -58,8 +58,8 @@ func TestHeadline(t *testing.T) {
 }
 
 func TestRates(t *testing.T) {
-	_, now := twoFrames(0.25, &Reader{PID: 12, Command: "python"})
-	r := now.mounts[0].Sequences[0].Rates
+	_, f := twoFrames(0.25, &Reader{PID: 12, Command: "python"})
+	r := f.mounts[0].Sequences[0].Rates
 	if r.Batches != 50 || r.Bytes != 1e6 || *r.Ready != 0 || math.Abs(*r.Waited-0.25) > 1e-9 {
 		t.Errorf("%+v", r)
 	}
@@ -73,14 +73,14 @@ func TestRates(t *testing.T) {
 
 // Every line fits a terminal of any size, and no name can contain control characters.
 func TestScreen(t *testing.T) {
-	_, now := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
-	now.mounts[0].Sequences[0].Errors, now.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
+	_, f := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
+	f.mounts[0].Sequences[0].Errors, f.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
 	for range 40 {
-		now.mounts[0].Sequences = append(now.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1"})
+		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1"})
 	}
 	history := map[string][]float64{"/mnt/a\x00train": {0, 1, 2, 4}}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
-		all := now.lines(history, size[0])
+		all := f.lines(history, size[0])
 		for _, from := range []int{0, 7, len(all), len(all) + 3} {
 			shown := screen(all, from, size[0], size[1], "", "")
 			lines := strings.Split(shown, "\n")
@@ -94,7 +94,7 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
-	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
+	red := screen(f.lines(history, 200), 0, 200, 60, "<", ">")
 	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of the bytes served", "<  cache: 75.0% of the 4.0 GB needed is cached"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)

@@ -19,7 +19,7 @@ const (
 	around      = 48 // bytes of text before and after a hit
 )
 
-type found struct {
+type searchResult struct {
 	Hits []hit `json:"hits"`
 	Next int64 `json:"next"` // position to search from
 }
@@ -32,11 +32,11 @@ type hit struct {
 
 // search searches for a text in the token files, beginning at a position. It does not find a text
 // that spans two files.
-func (s *sequence) search(ctx context.Context, from int64, text string) (*found, error) {
+func (s *sequence) search(ctx context.Context, from int64, text string) (*searchResult, error) {
 	if text == "" {
 		return nil, errors.New("text: must not be empty")
 	}
-	f, last := &found{Hits: []hit{}, Next: from}, min(from, s.data.Len())+maxSearched
+	f, last := &searchResult{Hits: []hit{}, Next: from}, min(from, s.data.Len())+maxSearched
 	begin := int64(0) // position of the source's first token
 	for i, arrays := range s.data.Arrays() {
 		for _, run := range arrays[0].Extents() {
@@ -54,7 +54,7 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*found,
 
 // searchPiece searches the next pieceLen tokens for the text wanted, beginning at Next, and
 // advances Next. The array begins at position begin, and the search reads no token at or after end.
-func (f *found) searchPiece(ctx context.Context, from *cache.Array, text textOf, begin, end int64, wanted []byte) error {
+func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text textOf, begin, end int64, wanted []byte) error {
 	first := f.Next
 	f.Next = min(first+pieceLen, end)
 	if text == nil || ctx.Err() != nil {

@@ -189,7 +189,7 @@ func TestSearch(t *testing.T) {
 		want = append(want, int64(at))
 	}
 	var got []int64
-	for f := (found{}); f.Next < all[0].Len(); {
+	for f := (searchResult{}); f.Next < all[0].Len(); {
 		decode(t, v, fmt.Sprintf("search?text=needle&from=%d", f.Next), &f)
 		for _, hit := range f.Hits {
 			got = append(got, hit.Pos)
@@ -218,7 +218,7 @@ func TestSearch(t *testing.T) {
 			}
 		}
 	}
-	var none found
+	var none searchResult
 	decode(t, v, "search?text="+url.QueryEscape("no such text"), &none)
 	if len(none.Hits) != 0 || none.Next != all[0].Len() {
 		t.Errorf("%+v", none)
