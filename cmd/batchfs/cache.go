@@ -102,7 +102,7 @@ train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is
 fetched.`
 	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
 	for _, key := range []string{"rank", "world", "local_world"} {
-		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "setting `"+key+"` of the reader", func(value string) error {
+		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "`NUMBER` for the setting "+key+" of the reader", func(value string) error {
 			settings = append(settings, key+"="+value)
 			return nil
 		})

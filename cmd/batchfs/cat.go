@@ -66,10 +66,10 @@ path in a mount. In a mount, the mount's configuration applies.`,
 		}),
 	}
 	src.Register(cmd)
-	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
-	cmd.Flags().Uint64Var(&count, "count", 1, "number of batches; 0 means no limit")
-	cmd.Flags().StringVar(&format, "format", "raw", "output format: raw, npy (one NumPy array of shape (count, ...)), safetensors or info")
-	cmd.Flags().StringVar(&identity, "identity", "", "fail unless the sequence has this identity, from info.json")
+	cmd.Flags().Uint64Var(&from, "from", 0, "begin with this batch `NUMBER`")
+	cmd.Flags().Uint64Var(&count, "count", 1, "write this `NUMBER` of batches; 0 means no limit")
+	cmd.Flags().StringVar(&format, "format", "raw", "output `FORMAT`: raw, npy (one NumPy array of shape (count, ...)), safetensors or info")
+	cmd.Flags().StringVar(&identity, "identity", "", "fail unless the sequence has this `IDENTITY`, from info.json")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(catFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

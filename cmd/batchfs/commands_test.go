@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -44,6 +45,11 @@ func commandsPage(root *cobra.Command) string {
 			}
 		}
 	}
+	var configuration config.Flags
+	flags := &cobra.Command{}
+	configuration.Register(flags)
+	b.WriteString("\n## Configuration\n\nCommands that read splits share these flags. [config.toml](../config.toml) explains every key.\n\n")
+	flags.Flags().VisitAll(func(f *pflag.Flag) { b.WriteString(flagItem(f)) })
 	for _, group := range append(root.Groups(), &cobra.Group{}) { // the last one has the commands without a group
 		for _, cmd := range root.Commands() {
 			if cmd.GroupID == group.ID {
@@ -64,28 +70,35 @@ func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
 	if cmd.Long != "" {
 		b.WriteString("\n" + toMarkdown(cmd.Long))
 	}
-	var flags strings.Builder
+	flags, readsSplits := "", cmd.Flags().Lookup("set") != nil
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || f.Name == "help" {
-			return
+		if isShared := readsSplits && slices.Contains([]string{"config", "data", "set"}, f.Name); !isShared && !f.Hidden && f.Name != "help" {
+			flags += flagItem(f)
 		}
-		value, usage := pflag.UnquoteUsage(f)
-		name := strings.TrimSuffix("--"+f.Name+" "+value, " ")
-		if f.Shorthand != "" {
-			name = "-" + f.Shorthand + ", " + name
-		}
-		if !slices.Contains([]string{"", "0", "false", "[]"}, f.DefValue) {
-			usage += " (default " + f.DefValue + ")"
-		}
-		fmt.Fprintf(&flags, "- `%s`: %s\n", name, markCode(usage))
 	})
-	if flags.Len() > 0 {
-		b.WriteString("\nFlags:\n\n" + flags.String())
+	if readsSplits {
+		flags += "- `-c`, `--data`, `--set`: see [configuration](#configuration)\n"
+	}
+	if flags != "" {
+		b.WriteString("\nFlags:\n\n" + flags)
 	}
 	fmt.Fprintf(b, "\nExamples:\n\n```text\n%s\n```\n", strings.ReplaceAll(cmd.Example[2:], "\n  ", "\n"))
 	for _, sub := range cmd.Commands() {
 		writeCommand(b, sub, level+"#")
 	}
+}
+
+// flagItem returns a list item that explains a flag.
+func flagItem(f *pflag.Flag) string {
+	value, usage := pflag.UnquoteUsage(f)
+	name := strings.TrimSuffix("--"+f.Name+" "+value, " ")
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	if !slices.Contains([]string{"", "0", "false", "[]"}, f.DefValue) {
+		usage += " (default " + f.DefValue + ")"
+	}
+	return fmt.Sprintf("- `%s`: %s\n", name, markCode(usage))
 }
 
 // toMarkdown converts a help text to Markdown. Paragraphs with an indent of 4 become blocks of

@@ -70,7 +70,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().IntVar(&chars, "chars", 200, "show at most this `NUMBER` of characters of each row, or of each document in it")
 	cmd.Flags().Int64Var(&find, "find", 0, "find the batches that contain the token at this `TOKEN_INDEX`")
-	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: search this epoch")
+	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: search this `EPOCH`")
 	return cmd
 }
 

@@ -45,7 +45,7 @@ path in a mount. Without SPLIT, the page shows all splits of the configuration.`
 	}
 	src.Register(cmd)
 	cmd.Flags().StringVar(&by, "by", "", "`TOKENIZER` of the tokens: gpt2, cl100k, o200k or the path of a tokenizer.json")
-	cmd.Flags().Uint16Var(&port, "port", 0, "serve on this port (default: any free port)")
+	cmd.Flags().Uint16Var(&port, "port", 0, "serve on this `PORT` (default: any free port)")
 	return cmd
 }
 
