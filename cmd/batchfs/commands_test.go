@@ -50,7 +50,8 @@ func commandsPage(root *cobra.Command) string {
 	configuration.Register(flags)
 	b.WriteString("\n## Configuration\n\nCommands that read splits share these flags. [config.toml](../config.toml) explains every key.\n\n")
 	flags.Flags().VisitAll(func(f *pflag.Flag) { b.WriteString(flagItem(f)) })
-	for _, group := range append(root.Groups(), &cobra.Group{}) { // the last one has the commands without a group
+	// The empty group stands for the commands without a group.
+	for _, group := range append(root.Groups(), &cobra.Group{}) {
 		for _, cmd := range root.Commands() {
 			if cmd.GroupID == group.ID {
 				writeCommand(&b, cmd, "##")

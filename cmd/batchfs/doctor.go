@@ -190,7 +190,6 @@ func errNoReply(limit time.Duration, hint string) error {
 	return fmt.Errorf("no answer in %v: %s", limit, hint)
 }
 
-// at returns the path of a file of the machine.
 func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
 
 func (d *doctor) device() (string, error) {

@@ -45,7 +45,7 @@ type Memory struct {
 
 // Portions divides the memory budget of a worker. All fields are in bytes.
 type Portions struct {
-	Prefetch int64 // prefetched batches
+	Prefetch int64
 	Blocks   int64 // cache blocks of objects
 	Texts    int64 // contents of open text files, such as status.json
 	Tables   int64 // positions of the windows for each block size

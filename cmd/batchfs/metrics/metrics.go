@@ -28,7 +28,7 @@ func Handler(shared *state.Shared) http.Handler {
 // stat and read when a number grows.
 const step = 4096
 
-// Text returns the current metrics, padded with empty lines to a multiple of step.
+// Text returns the current metrics, padded with empty lines to a multiple of 4096 bytes.
 func Text(shared *state.Shared) []byte {
 	w := page{header: http.Header{}}
 	Handler(shared).ServeHTTP(&w, &http.Request{Method: http.MethodGet, Header: http.Header{}})
@@ -225,7 +225,7 @@ func Open(shared *state.Shared) (open []SequenceStats) {
 	return open
 }
 
-// A Process is a process of a mount.
+// A Process describes a process of a mount.
 type Process struct {
 	Name     string `json:"name"` // supervisor, worker or standby
 	PID      int    `json:"pid"`

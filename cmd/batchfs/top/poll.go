@@ -23,20 +23,20 @@ type Mount struct {
 	Mountpoint string `json:"mountpoint"`
 	// State is serving, stuck, dead, elsewhere (in another PID namespace) or closed (to this user).
 	State      string `json:"state"`
-	Supervisor int    `json:"supervisor"`
-	User       int    `json:"user"`
+	Supervisor int    `json:"supervisor"` // process ID
+	User       int    `json:"user"`       // user ID of whoever mounted
 
 	Version    string            `json:"version,omitempty"`
 	Uptime     float64           `json:"uptime_seconds,omitempty"`
 	Takeovers  uint64            `json:"takeovers"`
-	Waiting    int64             `json:"requests_waiting"`
-	Fetched    int64             `json:"fetched_bytes"`
+	Waiting    int64             `json:"requests_waiting"` // because others use token files
+	Fetched    int64             `json:"fetched_bytes"`    // from stores
 	Requests   int64             `json:"store_requests"`
-	Hits       int64             `json:"cache_hits"`
-	Waits      int64             `json:"cache_waits"`
-	Unstored   int64             `json:"cache_unkept_blocks"`
-	Failed     int64             `json:"cache_failed_blocks"`
-	Slow       int64             `json:"cache_slow_blocks"`
+	Hits       int64             `json:"cache_hits"`          // reads of blocks in the cache
+	Waits      int64             `json:"cache_waits"`         // reads that waited for a block
+	Unstored   int64             `json:"cache_unkept_blocks"` // the cache was full
+	Failed     int64             `json:"cache_failed_blocks"` // the disk failed
+	Slow       int64             `json:"cache_slow_blocks"`   // the disk was too slow
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
 	Needed     int64             `json:"cache_needed_bytes"` // for one epoch of its readers

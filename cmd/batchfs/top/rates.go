@@ -12,7 +12,8 @@ type frame struct {
 	mounts []*Mount
 }
 
-// Rates are the changes of a sequence since an earlier poll. It belongs to one goroutine.
+// Rates holds what happened to a sequence since an earlier poll. Shares are fractions from 0 to 1.
+// It belongs to one goroutine.
 type Rates struct {
 	Batches    float64  `json:"batches_per_second"`
 	Bytes      float64  `json:"bytes_per_second"`
