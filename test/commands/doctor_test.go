@@ -102,7 +102,7 @@ func TestDoctorOfTokens(t *testing.T) {
 		{e2e.Gone, d.Path + ": no such file or directory; put the file back, or unmount and mount again"},
 		{e2e.Denied, d.Path + ": permission denied; as its owner, chmod a+r " + d.Path},
 		{e2e.Failing, d.Path + ": input/output error"},
-		{e2e.Hang, "no answer in 5s, the disk or file server seems to be stuck"},
+		{e2e.Hang, "no answer in 5s: the disk or file server seems to be stuck"},
 	} {
 		d.Set(t, test.mode)
 		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "serves "+m.Dir+" now") ||
