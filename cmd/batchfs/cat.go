@@ -54,7 +54,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
 			if current := d.Identity(); identity != "" && current != identity {
-				return fmt.Errorf("%s has the identity %s, but --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
+				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
 					"again to continue with the new ones", args[0], current, identity)
 			}
 			s, out := d.Served(), cmd.OutOrStdout()
