@@ -11,7 +11,7 @@ import (
 
 // Aligned arrays of a split and of its sources can be written in any form of TOML, and have
 // defaults.
-func TestArraysBesideTokens(t *testing.T) {
+func TestAlignedArrays(t *testing.T) {
 	mask := AlignedArray{Name: "mask", Files: []string{"mask.npy"}, At: sampler.AtY, Format: "auto"}
 	top := AlignedArray{Name: "top_k", Files: []string{"a.bin", "b-*.bin"}, At: sampler.AtX, DType: array.Float16, Shape: []int{4, 2}, Format: "headerless", Tensor: "t"}
 	for text, want := range map[string][][]AlignedArray{

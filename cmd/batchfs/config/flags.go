@@ -15,7 +15,7 @@ import (
 	"batchfs/cache/blob"
 )
 
-// Flags are the flags of a command that say where its configuration comes from.
+// Flags holds the flags that say where the configuration of a command comes from.
 type Flags struct {
 	Config string   // path of the configuration file
 	Data   string   // directory of token files, which overrides the file

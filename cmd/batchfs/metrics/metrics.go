@@ -164,7 +164,7 @@ const maxSequences = 1000
 
 func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
 	send(errorsOf.desc, errorsOf.kind, errorsOf.value(&c.Sequences[0]), "", "")
-	open := Open(c.Shared)
+	open := OpenSequences(c.Shared)
 	for _, s := range open[:min(len(open), maxSequences)] {
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
@@ -208,9 +208,9 @@ type SequenceStats struct {
 	Split, Settings string
 }
 
-// Open returns the open sequences. It skips repeated names, which can occur because another process
-// may add and remove sequences at the same time.
-func Open(shared *state.Shared) (open []SequenceStats) {
+// OpenSequences returns the open sequences. It skips repeated names, which can occur because
+// another process may add and remove sequences at the same time.
+func OpenSequences(shared *state.Shared) (open []SequenceStats) {
 	seen := map[string]bool{}
 	for n := range shared.SequencesUsed() {
 		e := &shared.Sequences[n+1]

@@ -147,7 +147,7 @@ func (w *watchedMount) poll() *Mount {
 	m.Needed, m.Stored = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
-	for _, open := range metrics.Open(s) {
+	for _, open := range metrics.OpenSequences(s) {
 		m.Sequences = append(m.Sequences, sequenceStatsOf(s, open, readers[open.Number]))
 	}
 	return m

@@ -184,7 +184,7 @@ func sparkline(values []float64) string {
 }
 
 // screen renders the first line and then the lines from 1+from, as many as fit, without control
-// characters. Bad news begins with red and ends with plain.
+// characters. It writes red before a line of bad news, and plain after it.
 func screen(all []line, from, width, height int, red, plain string) string {
 	var b strings.Builder
 	for i, l := range slices.Concat(all[:1], all[min(1+from, len(all)):]) {
