@@ -4,11 +4,11 @@ package state
 // sent, its request may be counted again.
 const maxCounted = 1 << 14
 
-// CountOnce calls count, which counts request id as succeeded or failed, unless the request has
-// been counted before: it may fail after it has timed out, and a worker may die before it sends the
+// CountOnce calls count, which counts a request as succeeded or failed, unless the request was
+// counted before: it may fail after it has timed out, or be resent because a worker died before its
 // reply. If a worker dies within CountOnce, the request may be counted twice, but it is never lost.
 //
-// The caller serializes calls for the same request.
+// Callers must serialize calls for the same request.
 func (s *Shared) CountOnce(id uint64, count func()) {
 	id &^= Resent
 	if last := &s.counted[id/2%maxCounted]; last.Load() != id {

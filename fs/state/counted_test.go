@@ -2,7 +2,7 @@ package state
 
 import "testing"
 
-// A request is counted once, as what it was first, whatever later workers do with it.
+// Only the first outcome of a request counts, whatever later workers do with it.
 func TestCountOnce(t *testing.T) {
 	_, shared := mapSections(t, func(_ int, bytes uint64) uint64 { return bytes })
 	succeeded, failed := 0, 0

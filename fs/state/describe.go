@@ -12,16 +12,12 @@ type sequenceInfo struct {
 }
 
 // Fingerprint returns the fingerprint of a sequence's tokens, or "" before Describe.
-func (s *Shared) Fingerprint(sequence int) string {
-	return getText(s.infos[sequence].fingerprint[:])
-}
+func (s *Shared) Fingerprint(sequence int) string { return getText(s.infos[sequence].fingerprint[:]) }
 
-// EpochBatches returns the number of batches in an epoch of a sequence, or 0 if its order has no
-// epochs.
+// EpochBatches returns the number of batches per epoch, or 0 if the order has no epochs.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.infos[sequence].epochBatches.Load() }
 
-// Describe records the fingerprint and epoch length of a sequence, and the weights of its sources
-// if it is a mixture.
+// Describe records the fingerprint and epoch length of a sequence, and a mixture's weights.
 func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, weights []float64) {
 	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
@@ -33,18 +29,17 @@ func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64,
 // MaxSources is the number of sources of a mixture that are counted separately.
 const MaxSources = 64
 
-// A SourceRows counts the rows of one source in the batches of a split and of all its settings
-// directories. It is safe for concurrent use.
+// A SourceRows counts the rows from one source that a split and all its settings directories
+// deliver. It is safe for concurrent use.
 type SourceRows struct {
 	Rows   atomic.Uint64 // rows in batches whose first byte was delivered
-	weight atomic.Uint64 // bits of a float64
+	weight atomic.Uint64 // math.Float64bits
 }
 
-// Weight returns the fraction of the rows that come from the source, or 0 if there is no such
-// source.
+// Weight returns the fraction of rows that come from the source, or 0 if there is no such source.
 func (r *SourceRows) Weight() float64 { return math.Float64frombits(r.weight.Load()) }
 
-// Program returns the version of the batchfs that serves.
+// Program returns the version of the serving batchfs.
 func (s *Shared) Program() string { return getText(s.mountState.program[:]) }
 
 // SetProgram sets what Program returns.

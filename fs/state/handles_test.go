@@ -20,14 +20,13 @@ func newTestHandles(t testing.TB) *Handles {
 	return NewHandles(shared)
 }
 
-// read returns the number that a request of thread 0 is assigned.
+// read returns the number assigned to a request of thread 0.
 func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
 	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, Span: r, Version: version})
 	return k, err == nil
 }
 
-// A killedAt is the value with which a worker panics at a failpoint.
-type killedAt string
+type killedAt string // name of the failpoint at which a worker panics
 
 // killAt runs f until it reaches a failpoint for the n-th time, and reports whether it did.
 func killAt(point string, n int, f func()) (dead bool) {
@@ -59,9 +58,8 @@ func failpointsIn(f func()) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// If a worker dies at any failpoint while it opens a file, seeks or takes a number, and its
-// successor gets the same requests again, then each number goes to one read, none is skipped, and a
-// resent read gets the same number.
+// If a worker dies at any failpoint of Open, Seek or AssignBatch and its successor gets the same
+// requests again, each number goes to one read, and none is skipped.
 func TestKilledWorkers(t *testing.T) {
 	const size = 1000
 	file := Span{0, size, size}

@@ -7,42 +7,41 @@ import (
 	"batchfs/cache/counts"
 )
 
-// A Version is the number of times that the tokens of a split have changed since the mount began.
+// A Version counts how often the tokens of a split have changed since the mount began.
 type Version uint64
 
-// MaxSequences bounds the numbers of sequences, which are from 1 to MaxSequences-1.
+// MaxSequences limits the numbers of sequences: they are from 1 to MaxSequences-1.
 const MaxSequences = 1 << 16
 
 // Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
 // unless a method or field says otherwise. Any process may read it at any time. Only the serving
-// worker writes it, except for the fields marked as the supervisor's.
+// worker writes it, except for fields marked as the supervisor's.
 type Shared struct {
 	*mountState
 	*Counters
-	// Sequences has the state of each sequence, by number. Element 0 counts the errors of requests
-	// that belong to no sequence.
+	// Sequences is indexed by number. Element 0 counts the errors of requests that belong to none.
 	Sequences *[MaxSequences]SequenceState
 	slots     *[MaxHandles]slot
-	// manyRanges has the byte ranges of slots with more than fewRanges of them. Its pages take no
-	// memory until they are written.
+	// manyRanges has the ranges of slots with more than maxInline. Pages that were never written
+	// take no memory.
 	manyRanges  *[MaxHandles][2][maxRanges]byteRange
 	assignments *[maxAssignments]assignment
-	unfinished  *[maxUnfinished]unfinished
+	unfinished  *[maxUnfinished]unfinishedRead
 	names       *names
 	attempts    *[maxAttempts]attempt
 	readers     *[MaxHandles]ReaderStats // one per slot
 	infos       *[MaxSequences]sequenceInfo
-	// Sources counts the rows from each source of a mixture, by the split's number. The last
-	// element of a split also counts the rows of all further sources.
+	// Sources counts rows by split number and source. A split's last element also counts the rows
+	// of all further sources.
 	Sources *[MaxSequences][MaxSources]SourceRows
-	counted *[maxCounted]atomic.Uint64 // ids of the requests counted last: see CountOnce
+	counted *[maxCounted]atomic.Uint64 // request ids: see CountOnce
 	lookups *lookups
 
 	base  unsafe.Pointer // start of the mapping
-	bytes uintptr        // length of the mapping
+	bytes uintptr        // its length
 }
 
-// sections returns the sections of the memory, in the order of the header.
+// sections returns the sections in the order of the header.
 func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
@@ -51,31 +50,31 @@ func (s *Shared) sections() []section {
 	}
 }
 
-// mountState is the section for the mount as a whole. New fields go at its end, because processes
-// of other builds map it too.
+// mountState describes the mount as a whole. New fields go at its end, because processes of other
+// builds map it too.
 type mountState struct {
-	Began     int64         // time of the mount and of its files, in nanoseconds since 1970
-	Closing   atomic.Uint32 // nonzero if files can no longer be opened; the supervisor's
+	Began     int64         // time of the mount and its files, in nanoseconds since 1970
+	Closing   atomic.Uint32 // nonzero once files can no longer be opened; the supervisor's
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
 	Crashes   atomic.Uint64 // workers that ended by themselves or hung; the supervisor's
 	Heartbeat atomic.Int64  // clock.Now when the worker last answered a ping; the supervisor's
 
 	Init      Text // INIT, the kernel's first request on a connection
-	InitReply Text // reply to Init
+	InitReply Text
 
 	HandedOver  Text          // what mount.Adopt recorded, or empty
 	LastRestart Text          // why the last restart was refused, or empty; the supervisor's
-	Restarts    atomic.Uint64 // restarts that have ended, refused or not; the supervisor's
+	Restarts    atomic.Uint64 // restarts that succeeded or were refused; the supervisor's
 
-	assigning struct { // assignment in progress, unless id is 0: see Handles.takeNumber
+	assigning struct { // assignment in progress (Handles.takeNumber), unless id is 0
 		id, fh, number, version atomic.Uint64
 	}
 
-	sequencesUsed atomic.Uint64 // highest sequence number ever used
-	slotsUsed     atomic.Uint64 // slots ever used
-	assigned      atomic.Uint64 // assignments ever recorded
-	_             atomic.Uint64 // index into unfinished, of older builds
+	sequencesUsed       atomic.Uint64 // highest sequence number ever used
+	slotsUsed           atomic.Uint64 // slots ever used
+	assignmentsRecorded atomic.Uint64 // assignments ever recorded
+	_                   atomic.Uint64 // used by older builds
 
 	Supervisor, Standby atomic.Int64 // process ids, at most a second old; the supervisor's
 	program             [64]byte     // version of the worker's batchfs, padded with zeros
@@ -83,8 +82,8 @@ type mountState struct {
 
 // Counters are the counters of a mount. They outlive its workers.
 type Counters struct {
-	Replies     atomic.Uint64 // requests that have a reply
-	TextHandles atomic.Uint64 // times that a text file was opened
+	Replies     atomic.Uint64 // requests with a reply
+	TextHandles atomic.Uint64 // opened text files
 	Remaps      counts.Remaps
 
 	Store  counts.Store
@@ -101,7 +100,7 @@ type Counters struct {
 type Gauges struct {
 	Waiting atomic.Int64 // requests that wait for admission
 
-	// Sizes of the cache directory, which mounts may share, in bytes; 0 without such a directory.
+	// Sizes in bytes of the cache directory, which mounts may share; 0 without one.
 	CacheUsed, CacheLimit    atomic.Int64 // cache blocks; store.cache_bytes
 	CacheNeeded, CacheStored atomic.Int64 // blocks that readers need per epoch; those stored
 	CacheFree, CacheDisk     atomic.Int64 // disk space free for this user; size of the disk
@@ -112,19 +111,18 @@ type SequenceCounters struct {
 	Reads           atomic.Uint64 // requests that delivered batches
 	Bytes           atomic.Uint64 // bytes of batches delivered
 	Errors          atomic.Uint64 // failed requests
-	NumbersReturned atomic.Uint64 // numbers returned by Handles.Rollback and Release
-	Batches         atomic.Uint64 // 1 + the highest batch number delivered, even in part
+	NumbersReturned atomic.Uint64 // numbers returned to the cursor
+	Batches         atomic.Uint64 // 1 + the highest batch number delivered, at least in part
 	Begun           atomic.Uint64 // batches whose first byte was delivered
 	Ready           atomic.Uint64 // requests that delivered prefetched batches
-	Gap             atomic.Int64  // nanoseconds from replies for next to the next requests
-	Waited          atomic.Int64  // nanoseconds waited for next, after the first request
-	Waits           WaitHistogram // waits of all requests for next
+	Gap             atomic.Int64  // nanoseconds from replies to the readers' next requests
+	Waited          atomic.Int64  // nanoseconds waited for next, first requests excluded
+	Waits           WaitHistogram // all requests for next
 
 	_ [32 - 9 - 23]uint64 // reserved for later builds
 }
 
-// RecordBatch records in Batches that bytes of batch k were delivered. It is safe for concurrent
-// use.
+// RecordBatch raises Batches to k+1, if it is less. It is safe for concurrent use.
 func (c *SequenceCounters) RecordBatch(k uint64) {
 	for old := c.Batches.Load(); old <= k && !c.Batches.CompareAndSwap(old, k+1); old = c.Batches.Load() {
 	}
@@ -136,87 +134,85 @@ type Text struct {
 	bytes [4096]byte
 }
 
-// A SequenceState is the state of one sequence.
+// A SequenceState is the state of one sequence. See Shared for its concurrent use.
 type SequenceState struct {
-	used      atomic.Uint64 // nonzero if the sequence exists; written last, cleared first
-	start     atomic.Uint64 // initial cursor
-	user      atomic.Uint64 // id of the user who looked it up first
-	name      [maxName]byte // padded with zeros
-	lastError [512]byte     // padded with zeros
+	used          atomic.Uint64 // nonzero if the sequence exists; written last, cleared first
+	initialCursor atomic.Uint64
+	user          atomic.Uint64 // id of the user who looked it up first
+	name          [maxName]byte // padded with zeros
+	lastError     [512]byte     // padded with zeros
 
-	// Lookups is the number of lookups of its files that the kernel has not forgotten; 0 for
-	// splits.
+	// Lookups counts lookups of its files that the kernel has not forgotten; 0 for splits.
 	Lookups atomic.Uint64
-	Cursor  atomic.Uint64 // number that the next reader of next takes, unless seek is set: see Next
+	Cursor  atomic.Uint64 // see Next
 	seek    atomic.Uint64 // 1 + requested cursor, or 0; set by commands, cleared by the worker
-	// WaitingSince is the clock.Now at which its oldest request began, if that has waited for more
-	// than a second; otherwise 0.
+	// WaitingSince is the clock.Now at which its oldest request began, or 0 if none has waited for
+	// a second.
 	WaitingSince atomic.Int64
 
 	SequenceCounters
 }
 
-// maxName is the size of a name in bytes: a split has at most 100, and settings fewer than 200.
+// maxName is the size of a name in bytes. A split has at most 100, and settings fewer than 200.
 const maxName = 344
 
-// MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open in a
-// mount at the same time.
+// MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open at
+// the same time.
 const MaxHandles = 1 << 16
 
 // A slot holds the state of one open handle: see handleState.
 type slot struct {
-	sequence   atomic.Uint64 // number of the sequence; 0 if the slot is free
-	opener     atomic.Uint64 // id of the request that opened the handle
-	opens      atomic.Uint64 // handles that have had the slot; part of their numbers
-	flags      atomic.Uint64 // hasBatch etc.; version of the batch's tokens
-	number     atomic.Uint64 // number of the batch
-	assignedTo atomic.Uint64 // id of the request that the number was assigned to
-	size       atomic.Uint64 // size of the file, in bytes
-	reads      atomic.Uint64 // requests that have read the batch
-	counted    atomic.Uint64 // id of the request that reads counted last
-	thread     atomic.Uint64 // thread in the middle of a read(2) of the batch, if cut is not 0
-	cut        atomic.Uint64 // offset of the next request of that read(2)
-	lastFrom   atomic.Uint64 // offset of the request after which the batch was whole
-	lastTo     atomic.Uint64 // end of that request
-	lastThread atomic.Uint64 // thread that sent it
-	current    atomic.Uint64 // index of the valid list: 0 or 1
-	lists      [2]rangeList  // delivered ranges of the batch
+	sequence        atomic.Uint64 // sequence number; 0 if the slot is free
+	openRequest     atomic.Uint64 // id of the OPEN request
+	generation      atomic.Uint64 // handles that have had the slot; part of the handle number
+	flags           atomic.Uint64 // see hasBatch
+	number          atomic.Uint64 // batch number
+	assignedRequest atomic.Uint64 // id of the request for which the number was taken
+	size            atomic.Uint64 // file size in bytes
+	reads           atomic.Uint64 // requests that read the batch
+	lastCounted     atomic.Uint64 // id of the last request in reads
+	cutThread       atomic.Uint64 // thread in the middle of a read(2), unless cutOffset is 0
+	cutOffset       atomic.Uint64 // offset of that read(2)'s next request
+	lastFrom        atomic.Uint64 // offset of the request that completed the batch
+	lastTo          atomic.Uint64 // end of that request
+	lastThread      atomic.Uint64 // thread that sent it
+	currentList     atomic.Uint64 // index in lists
+	lists           [2]rangeList  // delivered ranges of the batch
 }
 
-// A rangeList holds byte ranges in ascending order, with gaps between them.
+// A rangeList holds at most maxRanges ascending byte ranges, with gaps between them.
 type rangeList struct {
-	n   atomic.Uint64
-	few [fewRanges]byteRange // used if n <= fewRanges, else Shared.manyRanges
+	n      atomic.Uint64
+	inline [maxInline]byteRange // used if n <= maxInline, else Shared.manyRanges
 }
 
 type byteRange struct{ from, to int64 }
 
-// A rangeList has at most maxRanges ranges. A read that would need more fails with ErrRanges.
 const (
-	fewRanges = 3
+	maxInline = 3
 	maxRanges = 128
 )
 
-// An unfinished read(2) was cut into several requests by the kernel, and another thread began a
-// batch on its handle before the last of them arrived.
-type unfinished struct {
-	fh      atomic.Uint64 // number of the handle; if it is 0 or closed, the element is free
-	thread  atomic.Uint64 // thread of the read(2)
-	cut     atomic.Uint64 // offset of its next request
-	number  atomic.Uint64 // number of its batch
-	version atomic.Uint64 // version of the batch's tokens
+// An unfinishedRead is a read(2) that the kernel cut into several requests. Before the last of them
+// arrived, another thread began a batch on the handle.
+type unfinishedRead struct {
+	fh        atomic.Uint64 // handle; if it is 0 or closed, the element is free
+	thread    atomic.Uint64
+	cutOffset atomic.Uint64 // offset of the next request
+	number    atomic.Uint64 // batch number
+	version   atomic.Uint64
 }
 
 const maxUnfinished = 1 << 8
 
-// Bits of slot.flags
+// Bits of slot.flags. The version of the batch's tokens begins at bit versionShift.
 const (
 	hasBatch      = 1 << iota // the handle holds a batch
 	tentative                 // opened with O_NONBLOCK: see Handles.Release
-	hasUnfinished             // some of its reads may be unfinished
-	sought                    // a seek moved the cursor after number was assigned: never return it
+	hasUnfinished             // it may have an unfinishedRead
+	neverReturn               // a seek moved the cursor after number was taken
 
-	versionShift = 8 // the version of the tokens begins at this bit
+	versionShift = 8
 )
 
 // An assignment is the batch number of a request. Threads that share a handle can have several
@@ -227,15 +223,15 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt is a resent request that has no reply yet. A later request can overwrite it.
+// An attempt is a resent request without a reply. A later request can overwrite it.
 type attempt struct {
-	id      atomic.Uint64 // request id, or 0
+	id      atomic.Uint64 // request id; or 0
 	crashes atomic.Uint64 // Crashes when the request was first resent
 }
 
 const maxAttempts = 1 << 12
 
-// A Name is a name in a directory, as it was looked up.
+// A Name is a name that was looked up in a directory.
 type Name struct {
 	Dir  uint64 // inode number of the directory
 	Name string // at most 255 bytes

@@ -9,48 +9,45 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// lookups supplements SequenceState.Lookups. It records the requests that were counted there, and
-// the inode numbers of the settings directories that the kernel may know.
+// lookups records the requests counted in SequenceState.Lookups, and the inode numbers of the
+// settings directories that the kernel may know.
 type lookups struct {
-	worker   atomic.Uint64 // Workers when a build with this section last took over
-	counting struct {      // lookup that CountLookup is counting
-		id     atomic.Uint64 // request id; 0 if there is none
+	worker   atomic.Uint64 // value of Workers when a build with this section last took over
+	counting struct {      // lookup in progress in CountLookup
+		id     atomic.Uint64 // request id; or 0
 		number atomic.Uint64 // sequence number
-		count  atomic.Uint64 // lookups of the sequence, this one included
+		count  atomic.Uint64 // lookups of the sequence, including this one
 	}
-	counted     [maxLookups]lookup // latest requests, at index id/2 modulo maxLookups
+	counted     [maxLookups]lookup // latest requests: see lookupAt
 	directories [MaxSequences]directories
 }
 
-// A lookup is a request and the sequence that it was counted for.
-type lookup struct{ id, number atomic.Uint64 }
+type lookup struct{ id, number atomic.Uint64 } // request id; sequence number
 
 const maxLookups = 1 << 12
 
-// directories lists the settings directories of one sequence. There can be several: the kernel may
-// look up "a=1,b=2", "b=2,a=1" and "a=1/b=2", and each has its own inode.
+// directories lists the settings directories of one sequence. There can be several, because
+// "a=1,b=2", "b=2,a=1" and "a=1/b=2" each have their own inode.
 type directories struct {
-	// complete is nonzero if inodes has every directory that was looked up since the sequence
-	// began.
-	complete atomic.Uint64
-	retired  atomic.Int64                  // clock.Now when the number was retired; or 0
-	inodes   [maxDirectories]atomic.Uint64 // inode numbers; 0 marks an unused element
+	// complete is nonzero if inodes has every directory of the sequence that was looked up.
+	complete  atomic.Uint64
+	retiredAt atomic.Int64                  // clock.Now of Retire; or 0
+	inodes    [maxDirectories]atomic.Uint64 // 0 if unused
 }
 
-// maxDirectories is the number of directories recorded per sequence. A sequence with more of them
-// is never retired.
+// maxDirectories is the number of directories recorded per sequence. A sequence with more is never
+// retired.
 const maxDirectories = 14
 
-// BeginWorker counts this worker, which is about to serve, and returns the number of workers so
-// far.
+// BeginWorker counts this process, which is about to serve, and returns the number of workers.
 func (s *Shared) BeginWorker() uint64 {
 	n := s.Workers.Add(1)
 	s.lookups.worker.Store(n)
 	return n
 }
 
-// ResumeLookups completes the count of a lookup during which the previous worker died. If an
-// earlier build without recorded directories served last, it marks the directories as incomplete.
+// ResumeLookups completes a CountLookup during which the previous worker died. If that worker was
+// of an earlier build, which records no directories, it marks the directories as incomplete.
 func (s *Shared) ResumeLookups() {
 	l := s.lookups
 	if l.worker.Load() != s.Workers.Load() {
@@ -64,9 +61,9 @@ func (s *Shared) ResumeLookups() {
 	l.counting.id.Store(0)
 }
 
-// CountLookup counts request id, a lookup of a file of a sequence. Each request is counted once,
-// even if a worker dies after counting it and the next one handles it again. Callers must serialize
-// calls of CountLookup, Add, Remove and the methods below.
+// CountLookup counts a lookup of a file of a sequence. Each request id is counted once, even if a
+// worker dies after counting it and the next one handles it again. Callers must serialize calls of
+// CountLookup, Add, Remove and the methods below.
 func (s *Shared) CountLookup(number int, id uint64) {
 	if l := s.lookupAt(id); id&Resent != 0 && l.id.Load() == id&^Resent && l.number.Load() == uint64(number) {
 		return
@@ -93,8 +90,8 @@ func (s *Shared) finishCounting() {
 
 func (s *Shared) lookupAt(id uint64) *lookup { return &s.lookups.counted[id&^Resent/2%maxLookups] }
 
-// RecordDirectory records the inode number of a directory of a sequence. It must be called before
-// the kernel learns of the directory.
+// RecordDirectory records a directory of a sequence. It must be called before the kernel learns of
+// the directory.
 func (s *Shared) RecordDirectory(number int, inode uint64) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
@@ -109,8 +106,8 @@ func (s *Shared) RecordDirectory(number int, inode uint64) {
 	d.complete.Store(0)
 }
 
-// Directories returns the inode numbers of the directories through which the kernel may know files
-// of a sequence. ok is false if some of them were not recorded.
+// Directories returns the inode numbers of the directories through which the kernel may know a
+// sequence. ok is false if some were not recorded.
 func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
@@ -122,18 +119,18 @@ func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 }
 
 // Retire ends a sequence with more counted lookups than the kernel will forget. Its number should
-// be reused only when there are no others.
+// be reused only if there are no others.
 func (s *Shared) Retire(number int) {
-	s.lookups.directories[number].retired.Store(clock.Now())
+	s.lookups.directories[number].retiredAt.Store(clock.Now())
 	s.Sequences[number].Lookups.Store(0)
 	failpoint.Hit("retire")
 	s.Remove(number)
 }
 
-// Free returns the numbers of ended sequences: those that may be reused at any time, and those that
-// were retired, oldest first.
+// Free returns the numbers of ended sequences: those that may be reused, and those that were
+// retired, oldest first.
 func (s *Shared) Free() (free, retired []int) {
-	retiredAt := func(number int) int64 { return s.lookups.directories[number].retired.Load() }
+	retiredAt := func(number int) int64 { return s.lookups.directories[number].retiredAt.Load() }
 	for number := 1; number <= s.SequencesUsed(); number++ {
 		switch {
 		case s.Sequences[number].Used():
@@ -147,11 +144,10 @@ func (s *Shared) Free() (free, retired []int) {
 	return free, retired
 }
 
-// beginLookups discards the directories and counted requests of the previous sequence with this
-// number.
+// beginLookups discards the records of the previous sequence with this number.
 func (s *Shared) beginLookups(number int) {
 	d := &s.lookups.directories[number]
-	d.retired.Store(0)
+	d.retiredAt.Store(0)
 	if d.inodes[0].Load() == 0 {
 		d.complete.Store(1)
 		return

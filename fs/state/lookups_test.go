@@ -5,15 +5,13 @@ import (
 	"testing"
 )
 
-// addSettings begins a sequence in a settings directory of train, and returns its number.
 func addSettings(s *Shared) int {
 	number := s.NewNumber()
 	s.Add(number, "train/seed=1", 0, 0)
 	return number
 }
 
-// A lookup is counted once, even if a worker dies at any failpoint and the kernel resends the
-// request.
+// Each lookup is counted once, even if a worker dies at any failpoint and the kernel resends it.
 func TestLookupsAreCountedOnce(t *testing.T) {
 	all := failpointsIn(func() { s := newTestHandles(t).shared; s.CountLookup(addSettings(s), 2) })
 	if len(all) < 3 {
@@ -33,8 +31,7 @@ func TestLookupsAreCountedOnce(t *testing.T) {
 	}
 }
 
-// A resent lookup that was counted for a sequence is counted again for the next sequence with the
-// same number.
+// A resent lookup is counted again if another sequence now has the number.
 func TestLookupsOfANewSequence(t *testing.T) {
 	s := newTestHandles(t).shared
 	number := addSettings(s)

@@ -12,18 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A header begins the file and says where the sections are. Processes of other builds read it and
-// the sections too. A section therefore keeps its number and each field keeps its offset, and a
-// section may only grow at its end. Elements of arrays cannot grow, so a new field for them needs a
-// new section.
+// A header begins the file and locates the sections. Because processes of other builds read the
+// file too, a section keeps its number, a field keeps its offset, and a section may only grow at
+// its end. Elements of arrays cannot grow: a new field for them needs a new section.
 type header struct {
 	Magic    [8]byte
 	Version  uint64 // headerVersion
 	Sections [64]sectionRange
 }
 
-// A sectionRange is the place of a section in the file. Its offset is a multiple of the page size.
-type sectionRange struct{ Offset, Bytes uint64 }
+type sectionRange struct{ Offset, Bytes uint64 } // Offset is a multiple of the page size
 
 var (
 	magic     = [8]byte{'b', 'a', 't', 'c', 'h', 'f', 's'}
@@ -32,17 +30,16 @@ var (
 
 const headerVersion = 1
 
-// A section is a part of the shared memory that one field of Shared points to.
+// A section is the part of the shared memory that one field of Shared points to.
 type section struct {
-	field *unsafe.Pointer // address of the field
-	bytes uint64          // size of what it points to
+	pointer *unsafe.Pointer // address of the field
+	bytes   uint64          // size of what it points to
 }
 
 func sectionAt[T any](field **T) section {
 	return section{(*unsafe.Pointer)(unsafe.Pointer(field)), uint64(unsafe.Sizeof(**field))}
 }
 
-// roundToPages rounds bytes up to a multiple of the page size.
 func roundToPages(bytes uint64) uint64 {
 	page := uint64(os.Getpagesize())
 	return (bytes + page - 1) / page * page
@@ -74,8 +71,7 @@ func IsShared(file *os.File) bool {
 	return err == nil && prefix == magic
 }
 
-// New creates the shared memory of a mount. It lives as long as the file is open or mapped
-// anywhere.
+// New creates the shared memory of a mount. It lives as long as the file is open or mapped.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -129,7 +125,7 @@ func Map(file *os.File) (*Shared, error) {
 	}
 	addr := s.base
 	for i, known := range s.sections() {
-		*known.field = addr
+		*known.pointer = addr
 		if n := min(known.bytes, h.Sections[i].Bytes); n > 0 {
 			_, err := unix.MmapPtr(int(file.Fd()), int64(h.Sections[i].Offset), addr, uintptr(n), prot, unix.MAP_SHARED|unix.MAP_FIXED)
 			if err != nil {

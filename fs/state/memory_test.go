@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// mapSections creates and maps a file with this build's sections, whose sizes change alters, and
-// more.
+// mapSections creates and maps a file with this build's sections, resized by change, and the
+// sections in more.
 func mapSections(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "shared"))
@@ -27,7 +27,6 @@ func mapSections(t *testing.T, change func(i int, bytes uint64) uint64, more ...
 	return file, s
 }
 
-// mapAgain maps the file once more, like another process.
 func mapAgain(t *testing.T, file *os.File) *Shared {
 	t.Helper()
 	s, err := Map(file)
@@ -36,7 +35,7 @@ func mapAgain(t *testing.T, file *os.File) *Shared {
 	return s
 }
 
-// checkShared writes to s, and checks that other sees it.
+// checkShared writes to s, and checks that other sees the values.
 func checkShared(t *testing.T, s, other *Shared) {
 	t.Helper()
 	s.Worker.Store(77)
@@ -49,8 +48,7 @@ func checkShared(t *testing.T, s, other *Shared) {
 	}
 }
 
-// A file of a later build, with more and longer sections, can be used, and its additions are left
-// alone.
+// A file of a later build can be used, and its additions stay unchanged.
 func TestLongerSections(t *testing.T) {
 	file, s := mapSections(t, func(_ int, bytes uint64) uint64 { return bytes + 10_000 }, section{bytes: 5000})
 	h, err := readHeader(file)
@@ -74,11 +72,11 @@ func TestLongerSections(t *testing.T) {
 	}
 }
 
-// Whatever the file of an earlier build lacks reads as zero. It can be written, but only this
-// process sees that.
+// Whatever the file of an earlier build lacks reads as zero. Only this process sees what it writes
+// there.
 func TestShorterSections(t *testing.T) {
 	size := uint64(unsafe.Sizeof(SequenceState{}))
-	// Counters, Sequences, names, attempts, counted and lookups.
+	// These are Counters, Sequences, names, attempts, counted and lookups.
 	short := map[int]uint64{1: 8, 2: 2 * size, 7: 0, 8: 0, 12: 0, 13: 0}
 	file, s := mapSections(t, func(i int, bytes uint64) uint64 {
 		if n, ok := short[i]; ok {
@@ -110,7 +108,6 @@ func TestShorterSections(t *testing.T) {
 	}
 }
 
-// A file with an inconsistent header, or of a build without headers, is rejected.
 func TestForgedHeader(t *testing.T) {
 	for name, test := range map[string]struct {
 		forge  func(h *header)

@@ -1,7 +1,7 @@
 package state
 
-// RecordName records a name that was looked up, so that the kernel can be told to forget it later.
-// Callers must serialize calls.
+// RecordName records a name, so that the kernel can be told to forget it later. Callers must
+// serialize calls.
 func (s *Shared) RecordName(n Name) {
 	next := &s.names.ring[s.names.recorded.Load()%maxNames]
 	next.dir.Store(n.Dir)
@@ -9,7 +9,7 @@ func (s *Shared) RecordName(n Name) {
 	s.names.recorded.Add(1)
 }
 
-// NamesRecorded returns the number of names that were ever recorded.
+// NamesRecorded returns the number of names ever recorded.
 func (s *Shared) NamesRecorded() uint64 { return s.names.recorded.Load() }
 
 // NameFrom returns name i, or the oldest one if name i was overwritten, and its number. The last

@@ -5,7 +5,6 @@ import (
 	"testing"
 )
 
-// The latest names are available to the next worker, oldest first.
 func TestNames(t *testing.T) {
 	s := newTestHandles(t).shared
 	var want []Name
@@ -22,8 +21,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A resent request fails once MaxAttempts workers have crashed since it was first resent, whatever
-// other requests were resent. Workers that were killed do not count.
+// A resent request is exhausted once MaxAttempts workers have crashed since it was first resent,
+// whatever other requests were resent. Workers that were killed do not count.
 func TestExhausted(t *testing.T) {
 	s := newTestHandles(t).shared
 	const id = 2 | Resent

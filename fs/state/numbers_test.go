@@ -2,15 +2,15 @@ package state
 
 import "testing"
 
-// A step is an action of a reader, and the batch number that it should get. The file has 12 parts.
-// The zero value reads the whole batch through handle 0.
+// A step is an action of a reader of a file with 12 parts. The zero value reads the whole batch
+// through handle 0, and expects batch 0.
 type step struct {
 	do       string // "fail", "roll back", "release", "seek", or "" to read
-	fh       int    // handle, opened by its first step
-	nonblock bool   // whether the handle is opened with O_NONBLOCK
-	id       uint64 // request id; if an earlier step has the same, it is resent to a new worker
+	fh       int    // handle; its first step opens it
+	nonblock bool
+	id       uint64 // request id; if an earlier step has it, the request is resent to a new worker
 	thread   uint64
-	from, to int64 // parts; if to is 0, it is the end of the file
+	from, to int64 // parts; if to is 0, it means the end of the file
 	version  Version
 	cut      bool // see ReadRequest
 	pastEnd  bool // see ReadRequest
@@ -18,11 +18,10 @@ type step struct {
 }
 
 const (
-	failed    = -1 // the request must fail
+	failed    = -1
 	anyNumber = -2
 )
 
-// A steps runs steps on the handles of a mount with one sequence.
 type steps struct {
 	h       *Handles
 	handles map[int]uint64
@@ -85,13 +84,11 @@ func (s *steps) run(t *testing.T, i int, st step) {
 	}
 }
 
-// Reads get the right batch, whatever was read before, by whichever thread and from whichever
-// version of the tokens.
 func TestNumbers(t *testing.T) {
 	for name, test := range map[string]struct {
 		steps []step
 		times int
-		uses  int // batches used each time
+		uses  int // batches read each time
 	}{
 		"a batch a read":     {[]step{{}}, 5, 1},
 		"backwards":          {[]step{{from: 8}, {from: 4, to: 8}, {to: 4}}, 5, 1},
@@ -111,7 +108,7 @@ func TestNumbers(t *testing.T) {
 		"threads that read together": {[]step{{to: 4, thread: 1, cut: true}, {from: 4, to: 8, thread: 2, cut: true}, {from: 8, thread: 1}}, 5, 1},
 
 		"a failed read is retried": {[]step{{do: "fail", id: 1}, {}, {id: 1, want: 1}}, 1, 0},
-		// A batch that was delivered whole stays whole; without its end, it does not.
+		// A whole batch stays whole if a repeated read fails, but not if the read of its end does.
 		"the end fails": {[]step{
 			{}, {do: "fail", from: 11}, {want: 1}, {fh: 2, to: 11, want: 2}, {do: "fail", fh: 2, from: 11, want: 2}, {fh: 2, want: 2},
 		}, 1, 0},
@@ -133,7 +130,7 @@ func TestNumbers(t *testing.T) {
 			{id: 1}, {id: 2, want: 1}, {id: 1, version: 1}, {id: 2, version: 1, want: 1}, {version: 1, want: 2}, {version: 1, want: 3},
 		}, 1, 0},
 		"changed tokens between y and x": {[]step{
-			// The reader must begin again with y.
+			// The reader must start again with y.
 			{from: 6}, {to: 6}, {from: 6, want: 1}, {to: 6, version: 1, want: failed},
 			{from: 6, version: 1, want: 1}, {to: 6, version: 1, want: 1}, {from: 6, version: 1, want: 2}, {to: 6, version: 1, want: 2},
 			{fh: 2, from: 6, want: 3}, {fh: 2, id: 1, to: 6, want: 3}, {fh: 2, id: 1, to: 6, version: 1, want: failed},
@@ -193,8 +190,8 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// If there is no room to set a read(2) aside, the read that would interrupt it fails, and never
-// gets bytes of another batch. All other threads get the rest of their batches.
+// If there is no room for another unfinishedRead, a read that would interrupt another thread fails.
+// All other threads get the rest of their batches.
 func TestTooManyUnfinishedReads(t *testing.T) {
 	s := newSteps(t)
 	const last = maxUnfinished + 1

@@ -11,40 +11,40 @@ import (
 // shared memory.
 func (h *Handles) rangesOf(fh uint64) []byteRange {
 	s := h.slot(fh)
-	l := s.current.Load()
+	l := s.currentList.Load()
 	return h.list(fh, l, s.lists[l].n.Load())
 }
 
-// list returns the memory for n ranges in list l of a handle.
+// list returns the memory of n ranges in list l of a handle.
 func (h *Handles) list(fh, l, n uint64) []byteRange {
-	if n > fewRanges {
+	if n > maxInline {
 		return h.shared.manyRanges[fh%MaxHandles][l][:n]
 	}
-	return h.slot(fh).lists[l].few[:n]
+	return h.slot(fh).lists[l].inline[:n]
 }
 
-// setRanges replaces the ranges of a handle. It writes the other list first, so the old ranges stay
-// if the worker dies in the middle. The error is ErrRanges.
+// setRanges replaces the ranges of a handle. If the worker dies in the middle, the old ranges stay.
+// The error is ErrRanges.
 func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 	if len(ranges) > maxRanges {
 		return ErrRanges
 	}
 	s, n := h.slot(fh), uint64(len(ranges))
-	l := 1 - s.current.Load()
+	l := 1 - s.currentList.Load()
 	copy(h.list(fh, l, n), ranges)
 	s.lists[l].n.Store(n)
 	failpoint.Hit("listed")
-	s.current.Store(l)
+	s.currentList.Store(l)
 	failpoint.Hit("delivered")
 	return nil
 }
 
-func (s *slot) forgetRanges() { s.lists[s.current.Load()].n.Store(0) }
+func (s *slot) forgetRanges() { s.lists[s.currentList.Load()].n.Store(0) }
 
-// addRange adds what r reads to the delivered ranges of its handle, and reports whether any of it
-// is new. The error is ErrRanges.
+// addRange records that r is delivered, and reports whether any byte was not delivered before. The
+// error is ErrRanges.
 func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
-	old, merged := h.rangesOf(r.FH), make([]byteRange, 0, fewRanges+1)
+	old, merged := h.rangesOf(r.FH), make([]byteRange, 0, maxInline+1)
 	joined := byteRange{r.Off, r.end()}
 	for _, o := range old {
 		if joined.from <= o.to && o.from <= joined.to {
@@ -66,9 +66,9 @@ func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
 	return true, h.setRanges(r.FH, merged)
 }
 
-// removeRange removes what r reads from the delivered ranges of its handle.
+// removeRange records that r is not delivered after all.
 func (h *Handles) removeRange(r ReadRequest) {
-	left := make([]byteRange, 0, fewRanges+1)
+	left := make([]byteRange, 0, maxInline+1)
 	for _, old := range h.rangesOf(r.FH) {
 		if before := (byteRange{old.from, min(old.to, r.Off)}); before.from < before.to {
 			left = append(left, before)
@@ -77,6 +77,6 @@ func (h *Handles) removeRange(r ReadRequest) {
 			left = append(left, after)
 		}
 	}
-	// Dropping a range that does not fit is safe: it counts as not delivered.
+	// A range that does not fit may be dropped: it counts as not delivered.
 	h.setRanges(r.FH, left[:min(len(left), maxRanges)])
 }

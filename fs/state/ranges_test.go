@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The delivered ranges are those that a table of bytes has.
+// The delivered ranges always agree with a table of bytes.
 func TestRanges(t *testing.T) {
 	const size = 200
 	h := newTestHandles(t)
@@ -42,7 +42,6 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// covers reports whether the byte at off was delivered.
 func (h *Handles) covers(fh uint64, off int64) bool {
 	return slices.ContainsFunc(h.rangesOf(fh), func(p byteRange) bool { return p.from <= off && off < p.to })
 }
@@ -65,8 +64,8 @@ func TestTooManyRanges(t *testing.T) {
 	}
 }
 
-// Threads that share a handle each get a batch of their own, although the kernel cuts their
-// read(2)s in three, in whatever order the requests arrive and wherever workers die.
+// Threads that share a handle each get their own batch, although the kernel cuts their read(2)s in
+// three, in whatever order requests arrive and wherever workers die.
 func TestCutReads(t *testing.T) {
 	const part = 100
 	spans := []Span{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}

@@ -8,11 +8,10 @@ import (
 	"batchfs/internal/clock"
 )
 
-// WaitHistogram counts how long requests waited, from their receipt by a worker until their
-// replies.
+// WaitHistogram counts how long requests waited for their replies. It is safe for concurrent use.
 type WaitHistogram struct {
-	Sum     atomic.Int64                       // sum of all waits, in nanoseconds
-	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds; longer ones
+	Sum     atomic.Int64                       // nanoseconds
+	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds; longer waits
 }
 
 // WaitBounds are the upper bounds of the buckets: 2 µs, 4 µs, … 2.1 s.
@@ -28,17 +27,17 @@ func (w *WaitHistogram) record(d time.Duration) {
 	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1)
 }
 
-// A ReaderStats measures a thread that reads next: how long its requests waited, from the second
-// one on, and how much time passed between them. It belongs to the slot of the thread's handle.
-// When a thread opens next again, it gets the same slot back if possible (pickSlot).
+// A ReaderStats measures a thread that reads next, from its second request on. It belongs to the
+// slot of the thread's handle. When a thread opens next again, it gets the same slot if possible
+// (pickSlot). See Shared for its concurrent use.
 type ReaderStats struct {
-	Sequence atomic.Uint64 // sequence number; 0 if no thread has read here
+	Sequence atomic.Uint64 // sequence number; 0 if there was no reader
 	Thread   atomic.Uint64 // thread id
-	Waited   atomic.Int64  // nanoseconds between requests and their replies
-	Gap      atomic.Int64  // nanoseconds between replies and the next requests
+	Waited   atomic.Int64  // nanoseconds from requests to their replies
+	Gap      atomic.Int64  // nanoseconds from replies to the next requests
 
-	// changedAt is the clock.Now of the last reply. While the reader waits for a reply, it is the
-	// negated clock.Now at which its request began.
+	// changedAt is the clock.Now of the last reply or, while the reader waits for one, the negated
+	// clock.Now at which its request began.
 	changedAt atomic.Int64
 }
 
@@ -49,7 +48,7 @@ func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 	return changedAt < 0, time.Duration(clock.Now() - max(changedAt, -changedAt))
 }
 
-// Readers returns the readers of all slots that were ever used. Sequence is 0 in unused elements.
+// Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.
 func (s *Shared) Readers() []ReaderStats { return s.readers[:s.slotsUsed.Load()] }
 
 // A ReadTimer measures one request for bytes of next. The zero value does nothing. It belongs to
@@ -58,11 +57,11 @@ type ReadTimer struct {
 	reader        *ReaderStats
 	sequence      *SequenceState
 	began         int64
-	hasReadBefore bool // whether it is not the reader's first request
+	hasReadBefore bool
 }
 
-// BeginRead starts the timer of request id of a thread, which has already waited for admission. If
-// the request was resent, its time began when it was first sent.
+// BeginRead starts the timer of a request that has already waited for admission. The time of a
+// resent request began when it was first sent.
 func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, waited time.Duration) ReadTimer {
 	began := clock.Now() - int64(waited)
 	r := ReadTimer{reader: &s.readers[fh%MaxHandles], sequence: &s.Sequences[sequence], began: began}
@@ -96,18 +95,18 @@ func (r ReadTimer) End() {
 	r.sequence.Waits.record(time.Duration(now - r.began))
 }
 
-// Discard records that the request failed before its reply was ready. The wait does not count.
+// Discard records that the request failed. The wait does not count.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
-		r.reader.changedAt.CompareAndSwap(-r.began, clock.Now()) // a newer request stays
+		r.reader.changedAt.CompareAndSwap(-r.began, clock.Now()) // unless a newer request has begun
 	}
 }
 
 // EndFailedRead records that a request for a handle of next failed.
 func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].changedAt.Store(clock.Now()) }
 
-// pickSlot returns the index in free, which must not be empty, of a slot that this thread had for
-// this sequence before, or else the last index. It checks only a few slots; if more readers open
+// pickSlot returns the index in free of a slot that this thread had for this sequence before, or
+// else the last index. free must not be empty. It checks only a few slots; if more readers open
 // next for each batch, their statistics may be mixed up.
 func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	last := len(h.free) - 1
@@ -119,7 +118,6 @@ func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	return last
 }
 
-// beginReader resets r unless it already measures this thread and sequence.
 func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
 		return

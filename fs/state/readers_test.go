@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A reader that opens next again continues with its counters, and a new reader begins at 0.
+// A reader that opens next again continues with its counters; a new reader starts at 0.
 func TestReadersKeepTheirCounters(t *testing.T) {
 	h := newTestHandles(t)
 	shared, id := h.shared, uint64(0)
@@ -19,7 +19,7 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 		h.Release(fh)
 		return &shared.readers[fh%MaxHandles]
 	}
-	first, _ := h.Open(1, 7, false, 1) // takes the first slot
+	first, _ := h.Open(1, 7, false, 1)
 	second := read(8)
 	h.Release(first)
 	waited := second.Waited.Load()
@@ -34,7 +34,6 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 	}
 }
 
-// A wait lasts from the beginning of a request until its reply, even if the request is resent.
 func TestWaitsOutliveWorkers(t *testing.T) {
 	shared := newTestHandles(t).shared
 	fh, _ := NewHandles(shared).Open(1, 7, false, 2)

@@ -10,17 +10,17 @@ func (q *SequenceState) Next() uint64 {
 	return q.Cursor.Load()
 }
 
-// Seek sets the batch number that the next reader of next will take, and returns the previous one.
-// Readers keep the batches that they hold. Any process may call Seek, even if no worker is alive,
-// because the worker moves the cursor before it assigns the next number.
+// Seek sets the number that Next returns, and returns the previous one. Readers keep the batches
+// that they hold. Any process may call Seek, even if no worker is alive, because the worker moves
+// the cursor before it assigns the next number.
 func (q *SequenceState) Seek(number uint64) (previous uint64) {
 	previous = q.Next()
 	q.seek.Store(number + 1)
 	return previous
 }
 
-// applySeek moves the cursor of a sequence to the number set by Seek. If the worker dies in the
-// middle, the next worker repeats it. The caller holds mu.
+// applySeek moves the cursor to the number set by Seek. If the worker dies in the middle, the next
+// one repeats it. The caller holds mu.
 func (h *Handles) applySeek(sequence uint64) {
 	q := &h.shared.Sequences[sequence]
 	seek := q.seek.Load()
@@ -29,7 +29,7 @@ func (h *Handles) applySeek(sequence uint64) {
 	}
 	for i := range h.shared.slotsUsed.Load() {
 		if s := &h.shared.slots[i]; s.sequence.Load() == sequence {
-			s.flags.Or(sought) // or returning its batch could undo the seek
+			s.flags.Or(neverReturn) // or Rollback and Release could undo the seek
 		}
 	}
 	failpoint.Hit("seek")

@@ -1,10 +1,10 @@
-// Package state holds the state that the processes of a mount share: a block of memory with a fixed
-// layout, which outlives every worker.
+// Package state holds the state that the processes of a mount share, in memory with a fixed layout
+// that outlives every worker.
 //
 // [Shared] is what a replacement worker needs: the agreement with the kernel, the cursor of each
-// sequence, and the batch that each open handle of next holds. The supervisor owns the memory, the
-// serving worker writes it, and commands such as doctor read it. [Handles] assigns handles and
-// batch numbers in it. A worker may be killed between any two instructions; its successor completes
+// sequence, and the batch of each open handle of next. The supervisor owns the memory, the serving
+// worker writes it, and commands such as doctor read it. [Handles] assigns handles and batch
+// numbers in it. A worker may be killed between any two instructions; its successor completes
 // whatever is half done.
 package state
 
@@ -38,9 +38,9 @@ func (q *SequenceState) LastError() string { return getText(q.lastError[:]) }
 // SetLastError records an error. Callers must serialize calls of SetLastError and LastError.
 func (q *SequenceState) SetLastError(text string) { setText(q.lastError[:], text) }
 
-// CursorMoved reports whether the cursor has left its initial position. Such a sequence must never
-// be forgotten, because it would assign the same numbers again.
-func (q *SequenceState) CursorMoved() bool { return q.Next() != q.start.Load() }
+// CursorMoved reports whether the cursor has left its initial position. If such a sequence were
+// forgotten, it would assign the same numbers again.
+func (q *SequenceState) CursorMoved() bool { return q.Next() != q.initialCursor.Load() }
 
 func setText(b []byte, text string) {
 	clear(b)
@@ -54,11 +54,11 @@ func getText(b []byte) string {
 	return string(b)
 }
 
-// SequencesUsed returns the highest number that a sequence has ever had, at most MaxSequences-1.
+// SequencesUsed returns the highest number that a sequence has ever had.
 func (s *Shared) SequencesUsed() int { return int(min(s.sequencesUsed.Load(), MaxSequences-1)) }
 
-// NewNumber returns a number that no sequence has had yet, or 0 if there are none left. Callers
-// must serialize calls of NewNumber, Add and Remove.
+// NewNumber returns a number that no sequence has had, or 0 if none is left. Callers must serialize
+// calls of NewNumber, Add and Remove.
 func (s *Shared) NewNumber() int {
 	if s.SequencesUsed() == MaxSequences-1 {
 		return 0
@@ -66,13 +66,12 @@ func (s *Shared) NewNumber() int {
 	return int(s.sequencesUsed.Add(1))
 }
 
-// Add begins a sequence under an unused number. The cursor begins at start. user is the id of the
-// user who looked the sequence up first.
-func (s *Shared) Add(number int, name string, start uint64, user uint32) {
+// Add begins a sequence under an unused number. user is the id of the user who looked it up first.
+func (s *Shared) Add(number int, name string, initialCursor uint64, user uint32) {
 	q := &s.Sequences[number]
-	q.Cursor.Store(start)
+	q.Cursor.Store(initialCursor)
 	q.seek.Store(0)
-	q.start.Store(start)
+	q.initialCursor.Store(initialCursor)
 	q.user.Store(uint64(user))
 	q.SequenceCounters = SequenceCounters{}
 	q.WaitingSince.Store(0)
@@ -83,11 +82,11 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.used.Store(1)
 }
 
-// Remove ends a sequence, so that its number can be reused.
+// Remove ends a sequence. Its number can be reused.
 func (s *Shared) Remove(number int) { s.Sequences[number].used.Store(0) }
 
-// NewConnection discards the handles, names and requests of the previous connection. Cursors and
-// counters stay.
+// NewConnection discards handles, names and requests of the previous connection, but not cursors
+// and counters.
 func (s *Shared) NewConnection() {
 	s.Init.Set(nil)
 	s.InitReply.Set(nil)
@@ -108,14 +107,14 @@ func (s *Shared) NewConnection() {
 	clear(s.lookups.counted[:])
 }
 
-// SinceHeartbeat returns the time since the worker last answered the supervisor, which pings it
-// every second.
+// SinceHeartbeat returns the time since the worker last answered a ping, which it gets every
+// second.
 func (s *Shared) SinceHeartbeat() time.Duration {
 	return time.Duration(clock.Now() - s.Heartbeat.Load())
 }
 
-// Waiting returns the sequences whose token files have not responded for more than a second: for
-// each name, how long the oldest request has waited.
+// Waiting returns the names of the sequences whose token files have not responded for more than a
+// second, and how long their oldest requests have waited.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {

@@ -7,21 +7,21 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// ErrShared is the error of a read that begins a batch while another thread is in the middle of a
-// read(2) on the same handle, if there is no room to record where that thread continues.
+// ErrShared is the error of a read that would interrupt another thread's read(2) on the same handle
+// if there is no room for another unfinishedRead.
 var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB on shared handles of next: "+
 	"let each thread open next itself, or read batch/<k>", maxUnfinished)
 
-// setAside records that a read(2) is unfinished: its batch, which the handle no longer holds, and
-// the offset in rest at which it continues. The error is ErrShared.
-func (h *Handles) setAside(rest ReadRequest, number uint64) error {
+// recordUnfinished records that a read(2) of a batch that the handle no longer holds continues at
+// rest.Off. The error is ErrShared.
+func (h *Handles) recordUnfinished(rest ReadRequest, number uint64) error {
 	h.slot(rest.FH).flags.Or(hasUnfinished)
 	u := cmp.Or(h.findUnfinished(rest)) // the thread's own element or a free one
 	if u == nil {
 		return ErrShared
 	}
 	u.thread.Store(rest.Thread)
-	u.cut.Store(uint64(rest.Off))
+	u.cutOffset.Store(uint64(rest.Off))
 	u.number.Store(number)
 	u.version.Store(uint64(rest.Version))
 	u.fh.Store(rest.FH)
@@ -29,9 +29,9 @@ func (h *Handles) setAside(rest ReadRequest, number uint64) error {
 	return nil
 }
 
-// findUnfinished returns the unfinished read(2) of the thread that sends r, and a free element.
-// Either can be nil.
-func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinished) {
+// findUnfinished returns the unfinishedRead of the thread that sends r, and a free element. Either
+// can be nil.
+func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinishedRead) {
 	if h.slot(r.FH).flags.Load()&hasUnfinished == 0 {
 		return nil, nil
 	}
@@ -47,15 +47,15 @@ func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinished) {
 	return own, free
 }
 
-// otherAssignment returns the assignment of a request whose batch is not the one that its handle
-// holds, or nil. Such a request either continues an unfinished read(2), or was resent, in which
-// case a is its earlier assignment. Any other request ends the unfinished read(2) of its thread.
+// otherAssignment returns the assignment of a request for another batch than its handle holds, or
+// nil. Such a request either continues an unfinished read(2), or was resent, in which case a is its
+// earlier assignment. Any other request ends the unfinished read(2) of its thread.
 func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)
 	switch {
 	case a != nil && a.number.Load() != s.number.Load():
 		other = a
-	case u != nil && r.Off > 0 && r.Off == int64(u.cut.Load()):
+	case u != nil && r.Off > 0 && r.Off == int64(u.cutOffset.Load()):
 		other = h.recordAssignment(r.ID, u.number.Load(), Version(u.version.Load()))
 	}
 	switch {
@@ -63,7 +63,7 @@ func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other 
 		err = ErrOutdated
 	case other != nil && r.Cut:
 		r.Off = r.end()
-		err = h.setAside(r, other.number.Load())
+		err = h.recordUnfinished(r, other.number.Load())
 	case u != nil:
 		u.fh.Store(0)
 	}
