@@ -25,8 +25,8 @@ import (
 )
 
 // A FileSystem is the file system that a Guard wraps. It must be safe for concurrent use. For each
-// request, the Guard calls a cost method, the handler and, for a READ, Done. A FileSystem never
-// calls its Guard.
+// request, the Guard calls a cost method, the handler and, for a READ, Done. The FileSystem never
+// calls the Guard.
 //
 // The cancel channel of a handler is closed when the request times out.
 type FileSystem interface {
@@ -42,7 +42,7 @@ type FileSystem interface {
 	CostOfOpen(in *fuse.OpenIn) Cost
 	CostOfRead(in *fuse.ReadIn) Cost
 
-	// Done counts a READ that succeeded in time, before its reply is sent.
+	// Done counts a READ that succeeded before the timeout. Its reply is about to be sent.
 	Done(in *fuse.ReadIn, reply fuse.ReadResult)
 
 	// Rollback undoes the side effects of request id, which timed out or panicked: a READ of next
@@ -54,7 +54,7 @@ type FileSystem interface {
 	FailRequest(id, node uint64, err error) fuse.Status
 }
 
-// A Cost is what a request needs. Requests without rows are admitted immediately.
+// A Cost is what a request needs. Requests with 0 rows are admitted immediately.
 type Cost struct {
 	Split int   // split whose limits apply; 0 if the request belongs to none
 	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
@@ -68,7 +68,7 @@ type Cost struct {
 // Pages is a byte range of a file; To is exclusive.
 type Pages struct{ From, To uint64 }
 
-// A Guard guards a FileSystem. It is safe for concurrent use.
+// A Guard is a file system with limits and timeouts. It is safe for concurrent use.
 //
 // Lock order: mu, then the locks that FileSystem.Rollback takes.
 type Guard struct {
@@ -78,14 +78,14 @@ type Guard struct {
 	// mu guards the fields below, the fields of their elements, and the attempts in Options.Shared.
 	mu        sync.Mutex
 	splits    []split    // indexed by number
-	requests  []*request // registered requests, whose handlers have not returned
-	abandoned int        // number of registered requests that timed out
-	stopped   bool       // whether timeouts are off, because another process takes over
+	requests  []*request // registered requests
+	abandoned int        // registered requests that timed out
+	stopped   bool       // whether timeouts are off
 }
 
 // Options configure a Guard.
 type Options struct {
-	Splits     int   // number of splits; they are numbered from 1
+	Splits     int   // number of splits, which are numbered from 1
 	ReplyBytes int64 // memory for the replies of all splits, in bytes
 	Shared     *state.Shared
 	Timeout    time.Duration                        // limit on the time from request to reply
@@ -93,30 +93,30 @@ type Options struct {
 	Panicked   func(p any) fuse.Status              // reports a handler's panic, returns the reply
 
 	// Stalled returns how long a background check of a split's token files has been blocked, or 0.
-	// It is nil if there are no such checks.
+	// It can be nil.
 	Stalled func(split int) time.Duration
 }
 
 // A request is registered until its handler returns.
 type request struct {
-	id, node uint64
-	split    int
-	class    *class        // limits that apply; nil if there are none
-	reply    int64         // bytes that it takes from class.replies
-	pages    Pages         // pages that it loads into the page cache
-	ticks    int           // age in ticks, because a clock also runs while this process is stopped
-	waits    bool          // whether it is in class.queue
-	waited   time.Duration // time spent in class.queue
-	admitted chan struct{} // receives a value when a queued request is admitted
-	timedOut bool
-	cancel   chan struct{} // closed when the request times out
+	id, node   uint64
+	split      int
+	class      *class // nil if no limits apply
+	replyBytes int64  // taken from class.freeReplyBytes
+	pages      Pages  // see Cost.Pages
+	ticks      int    // age in ticks; a clock would also count while this process is stopped
+	isQueued   bool
+	waited     time.Duration // time in class.queue
+	admitted   chan struct{} // receives a value on admission from class.queue
+	timedOut   bool
+	cancel     chan struct{} // closed when the request times out
 }
 
 // requestPool recycles requests that did not time out. Their channels are open and empty.
 var requestPool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
 
 const (
-	// longWait is the age of a request from which Shared reports its split as unresponsive.
+	// longWait is the age from which a request makes its split count as unresponsive.
 	longWait = time.Second
 
 	// pageCachePause delays the error of a READ for the page cache. For some mappings, the kernel
@@ -126,7 +126,7 @@ const (
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
 
-// New returns a Guard for inner. The caller must start Run.
+// New returns a Guard that wraps inner. The caller must start Run.
 func New(inner FileSystem, o Options) *Guard {
 	o.Shared.Gauges.Waiting.Store(0)
 	o.Shared.ReplyBytes.Store(0)
@@ -135,16 +135,16 @@ func New(inner FileSystem, o Options) *Guard {
 
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
 
-// The following opcodes may block. All other requests go directly to the FileSystem.
+// The following opcodes may block. All other requests go directly to the FileSystem. If a handler
+// succeeds after the timeout, its effects are undone:
 //
-//	opcode   cost                 if the handler succeeds after the timeout, undone by
+//	opcode   cost                 undone by
 //	LOOKUP   1 row or nothing     FORGET
 //	GETATTR  nothing              -
 //	OPEN     1 row or nothing     RELEASE
 //	READ     its rows and reply   Discard
 //
-// Rollback returns the batch number of a READ at the timeout already, without waiting for the
-// handler.
+// The batch number of a READ does not wait for the handler: Rollback returns it at the timeout.
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.serve(header, g.CostOfLookup(header, name), nil,
@@ -234,8 +234,8 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 	}
 	r = requestPool.Get().(*request)
 	*r = request{
-		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: cost.Pages,
-		waits: waits, admitted: r.admitted, cancel: r.cancel,
+		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, replyBytes: reply, pages: cost.Pages,
+		isQueued: waits, admitted: r.admitted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)
 	switch {
@@ -257,8 +257,7 @@ func (g *Guard) overlapsTimedOut(node uint64, pages Pages) bool {
 	})
 }
 
-// endRequest unregisters a request whose handler has returned, and admits others. It reports
-// whether the request timed out.
+// endRequest unregisters a request whose handler has returned, and admits others.
 func (g *Guard) endRequest(r *request) (timedOut bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -274,7 +273,7 @@ func (g *Guard) endRequest(r *request) (timedOut bool) {
 	return false
 }
 
-// recordReply counts the reply of a request that was sent, or is about to be. The caller holds mu.
+// recordReply counts a reply, which may not have been sent yet. The caller holds mu.
 func (g *Guard) recordReply(id uint64) {
 	g.opts.Shared.EndAttempt(id)
 	g.opts.Shared.Replies.Add(1)
@@ -287,7 +286,7 @@ func (g *Guard) Run() {
 	}
 }
 
-// tick times out requests, and records in the shared memory which splits do not respond.
+// tick times out requests, and records which splits do not respond.
 func (g *Guard) tick() {
 	timedOut, longest := g.timeOutRequests()
 	for _, r := range timedOut {
@@ -309,8 +308,8 @@ func (g *Guard) timeoutError() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
 }
 
-// timeOutRequests replies with an error to the requests that have exceeded the timeout, and returns
-// them. It also returns the age of each split's oldest request.
+// timeOutRequests sends an error for each request that has exceeded the timeout, and returns these
+// requests and, for each split, the age of its oldest request.
 func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -337,7 +336,7 @@ func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration)
 	return timedOut, longest
 }
 
-// Stop turns timeouts off. After it returns, Run sends no more errors.
+// Stop turns timeouts off, because another process takes over. Afterwards, Run sends no errors.
 func (g *Guard) Stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

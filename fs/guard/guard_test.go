@@ -22,15 +22,15 @@ import (
 // handle n reads n rows; every other request checks the token files.
 type disk struct {
 	fuse.RawFileSystem
-	onHandle func()       // called by every handler, unless nil
+	onHandle func()       // called by every handler; can be nil
 	waited   atomic.Int64 // READs that waited for admission
 
 	mu         sync.Mutex
 	gate       chan struct{} // nil if the disk does not hang
-	running    int           // handlers now
-	maxRunning int           // most handlers at the same time
-	calls      []string      // calls of methods that are neither handlers nor cost methods
-	costs      atomic.Int64  // calls of cost methods
+	running    int
+	maxRunning int
+	calls      []string // calls of methods that are neither handlers nor cost methods
+	costs      atomic.Int64
 }
 
 func (d *disk) SetDebug(bool)                                {}
@@ -67,7 +67,6 @@ func (d *disk) record(format string, args ...any) {
 	d.calls = append(d.calls, fmt.Sprintf(format, args...))
 }
 
-// handle implements all handlers.
 func (d *disk) handle() fuse.Status {
 	d.mu.Lock()
 	d.running++
@@ -107,7 +106,6 @@ func (d *disk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn
 	return fuse.ReadResultData(buf), d.handle()
 }
 
-// hang blocks new handlers until release is called.
 func (d *disk) hang() (release func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -156,14 +154,12 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 	return g
 }
 
-// timeOutAll advances the clock until every request has timed out.
 func (g *testGuard) timeOutAll() {
 	for range 10 {
 		g.tick()
 	}
 }
 
-// read sends a READ of the given rows of a split, with a reply of size bytes.
 func (g *testGuard) read(split, rows, size int) fuse.Status {
 	in := &fuse.ReadIn{Fh: uint64(rows), Size: uint32(size), ReadFlags: fuse.READ_LOCKOWNER}
 	in.NodeId, in.Unique = uint64(split), g.lastID.Add(2)
@@ -189,7 +185,6 @@ func (g *testGuard) expectIdle(t *testing.T) {
 	}
 }
 
-// ServeRead learns how long its request waited for admission.
 func TestWaitedForAdmission(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
 	release := g.disk.hang()
@@ -207,8 +202,8 @@ func TestWaitedForAdmission(t *testing.T) {
 	}
 }
 
-// While the handler of a timed-out READ still waits for its pages, other READs of the same pages
-// fail immediately. Other pages can be read, and so can these once the disk responds again.
+// While the handler of a timed-out READ is still running, other READs of its pages fail
+// immediately. Other pages can be read, and so can these once the disk responds again.
 func TestTimedOutPages(t *testing.T) {
 	g := newTestGuard(t, 2, 0)
 	fill := func(node, offset uint64) fuse.Status {
@@ -240,7 +235,6 @@ func TestTimedOutPages(t *testing.T) {
 	g.expectIdle(t)
 }
 
-// Requests that time out get an error, and the effects of their handlers are undone.
 func TestTimedOutRequests(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
 	release := g.disk.hang()
@@ -279,7 +273,6 @@ func TestTimedOutRequests(t *testing.T) {
 	g.expectIdle(t)
 }
 
-// For each request, the Guard calls a cost method, the handler and, if a READ succeeds, Done.
 func TestCalls(t *testing.T) {
 	g := newTestGuard(t, 1, 64<<20)
 	handled := 0
@@ -310,7 +303,7 @@ func TestStalledSplit(t *testing.T) {
 }
 
 // If the files of a split do not respond, few requests use them, the others wait, and all time out.
-// Other splits are not affected. Once the files respond, requests succeed.
+// Other splits are not affected.
 func TestHangingSplit(t *testing.T) {
 	const readers = 500
 	short := shortPermits(2)
@@ -347,7 +340,6 @@ func TestHangingSplit(t *testing.T) {
 	}
 }
 
-// A handler that panics returns an error and is rolled back.
 func TestPanic(t *testing.T) {
 	g := newTestGuard(t, 1, 64<<20)
 	g.disk.onHandle = func() { panic("at the disco") }
@@ -357,7 +349,6 @@ func TestPanic(t *testing.T) {
 	g.expectIdle(t)
 }
 
-// A request fails if it is unfinished while too many workers crash.
 func TestExhaustedRequest(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
@@ -371,10 +362,9 @@ func TestExhaustedRequest(t *testing.T) {
 	}
 }
 
-// The memory of replies is limited. Small replies do not count.
 func TestReplyMemoryIsLimited(t *testing.T) {
 	const limit = 4 << 20
-	g := newTestGuard(t, 1, 2*limit) // half for each class
+	g := newTestGuard(t, 1, 2*limit) // limit for each class
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
@@ -404,8 +394,8 @@ type slicedData struct{ fuse.ReadResult }
 
 func (slicedData) Slices() ([][]byte, fuse.Status) { return nil, fuse.OK }
 
-// A request that times out in the queue leaves it, and the requests behind it are admitted. While
-// many requests wait, the buffers of sent replies are freed.
+// The requests behind one that times out in the queue are admitted. While many requests wait, the
+// buffers of sent replies are freed.
 func TestTimeoutInQueue(t *testing.T) {
 	g := newTestGuard(t, 1, 0) // memory for one reply of mount.MaxRequest in each class
 	release := g.disk.hang()
@@ -433,7 +423,6 @@ func TestTimeoutInQueue(t *testing.T) {
 	g.expectIdle(t)
 }
 
-// If the queue is full, further requests fail.
 func TestQueueIsFull(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
 	release := g.disk.hang()
