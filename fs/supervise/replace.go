@@ -11,9 +11,9 @@ import (
 	"batchfs/internal/clock"
 )
 
-// appointWorker makes the standby the worker, or starts one with Options.Worker(reload).
+// appointWorker makes the standby the worker or, without a standby, starts Options.Worker(reload).
 func (s *supervisor) appointWorker(reload bool) (err error) {
-	if !s.servingSince.IsZero() && !s.resends() {
+	if !s.servingSince.IsZero() && !s.kernelResends() {
 		if err := s.remount(); err != nil {
 			return err
 		}
@@ -48,7 +48,6 @@ func (s *supervisor) promote() error {
 	return nil
 }
 
-// recordServing records that the worker serves.
 func (s *supervisor) recordServing() {
 	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.servingSince.IsZero()
 	p.isServing = true
@@ -77,8 +76,8 @@ func (s *supervisor) recordServing() {
 	s.ensureStandby()
 }
 
-// workerFailed kills a process that has ended or should end. If it was the worker, another one will
-// be tried.
+// workerFailed kills a process that has ended or should end. If it was the worker, another will be
+// tried.
 func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 	p.kill()
 	switch {
@@ -99,7 +98,7 @@ func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 			s.workerFailed(s.standby, errors.New("the worker ended during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
-			s.attempts, s.failures, s.warned = 0, 0, false
+			s.attempts, s.failures, s.loggedShortage = 0, 0, false
 		}
 	}
 	return s.scheduleRetry(why, p.isReload)
@@ -114,8 +113,8 @@ func (s *supervisor) drainSnapshots() {
 	}
 }
 
-// scheduleRetry records why there is no worker and when to try again. It returns an error if too
-// many attempts failed. A lack of resources is no reason to give up, because it may pass.
+// scheduleRetry records why there is no worker and when to try again, or returns an error if too
+// many attempts failed. Lack of resources is no reason to give up, because it may pass.
 func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	s.worker = nil
 	if s.servingSince.IsZero() {
@@ -130,8 +129,8 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	s.attempts++
 	if !errors.As(why, new(resourceError)) {
 		s.failures++
-	} else if s.attempts > 1 && !s.warned {
-		s.warned = true
+	} else if s.attempts > 1 && !s.loggedShortage {
+		s.loggedShortage = true
 		s.Log.Error("no worker serves, because the machine starts none or kills it: readers wait until an attempt succeeds", "err", why)
 	}
 	if s.failures > maxFailures {
@@ -144,10 +143,10 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	return nil
 }
 
-// ensureStandby starts a standby if there is none, because starting one takes long while readers
-// keep every processor busy.
+// ensureStandby starts a standby if there is none. Starting one only after the worker has ended
+// would take long while readers keep every processor busy.
 func (s *supervisor) ensureStandby() {
-	if s.standby != nil || !s.graceEnd.IsZero() || !s.resends() {
+	if s.standby != nil || !s.graceEnd.IsZero() || !s.kernelResends() {
 		return
 	}
 	var err error
@@ -156,9 +155,8 @@ func (s *supervisor) ensureStandby() {
 	}
 }
 
-// resends reports whether the kernel resends requests that a dead worker left unanswered, according
-// to its INIT request.
-func (s *supervisor) resends() bool {
+// kernelResends reports whether the kernel resends requests that a dead worker left unanswered.
+func (s *supervisor) kernelResends() bool {
 	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
 	request := s.shared.Init.Get()
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
@@ -174,8 +172,7 @@ func (s *supervisor) setSnapshot(file *os.File) {
 	}
 }
 
-// restart starts the worker of a restart. If one is in progress, a second request shares its
-// outcome.
+// restart starts the worker of a restart. A request during a restart shares its outcome.
 func (s *supervisor) restart() {
 	var next *workerProcess
 	var err error
@@ -184,7 +181,7 @@ func (s *supervisor) restart() {
 		return
 	case !s.graceEnd.IsZero():
 		err = errors.New("the mount is ending: it waits only for files that are still open")
-	case s.Connection != nil && !s.resends():
+	case s.Connection != nil && !s.kernelResends():
 		err = errors.New("the mount was handed over: before Linux 6.9, it ends with its worker")
 	default:
 		next, err = s.startProcess(true)
@@ -205,21 +202,22 @@ func (s *supervisor) refuseRestart(err error) {
 	s.endRestart(err.Error())
 }
 
-// endRestart reports to the waiting command why the restart was refused, or "" if it succeeded.
+// endRestart tells the waiting command why the restart was refused, or "" if it succeeded.
 func (s *supervisor) endRestart(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
 	s.shared.Restarts.Add(1)
 }
 
-// switchToStandby ends the worker and makes the process of a restart the worker.
+// switchToStandby replaces the worker by the standby, which a restart started.
 func (s *supervisor) switchToStandby() error {
 	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)
 	}
 	s.worker.kill()
 	s.drainSnapshots()
-	// Without resending, the standby's connection ends now. Its snapshot may be outdated, too.
-	if next := s.standby; !s.resends() || s.Snapshot != next.snapshot {
+	// If the kernel does not resend, the standby's connection ends now. Its snapshot may be
+	// outdated, too.
+	if next := s.standby; !s.kernelResends() || s.Snapshot != next.snapshot {
 		next.kill()
 		s.standby = nil
 	}

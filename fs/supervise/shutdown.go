@@ -16,7 +16,6 @@ var (
 	errUnmounted = errors.New("the mount was unmounted") // the kernel closed the connection
 )
 
-// isDisconnected reports whether the kernel has closed the connection.
 func (s *supervisor) isDisconnected() bool {
 	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
 	n, err := unix.Poll(poll, 0)
@@ -41,10 +40,10 @@ func (s *supervisor) stop() error {
 	return err
 }
 
-// tryUnmount unmounts unless files are open, but not a mount that was handed over, which its maker
-// must unmount. It returns errStopped if the mount is gone or the grace period is over.
+// tryUnmount unmounts unless files are open. It leaves a mount that was handed over to its maker.
+// It returns errStopped if the mount is gone or the grace period is over.
 func (s *supervisor) tryUnmount() error {
-	err := error(unix.EBUSY) // also for detached mounts, so that their readers get the grace period
+	err := error(unix.EBUSY) // detached mounts get the grace period, too
 	if s.Connection == nil {
 		if current, _ := s.mounted.Refresh(); current != nil {
 			err = current.Unmount(false)

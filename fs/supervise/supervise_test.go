@@ -24,8 +24,7 @@ import (
 
 var noError = testwait.NoError
 
-// This test binary is also the worker that the supervisor under test starts; WORKER says how it
-// behaves.
+// The supervisor under test starts this test binary as its worker, with WORKER set.
 func TestMain(m *testing.M) {
 	if behavior := os.Getenv("WORKER"); behavior != "" {
 		runWorker(behavior)
@@ -34,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runWorker is a worker that serves no requests. It ends with its supervisor.
+// runWorker is a worker that serves no requests. It exits with its supervisor.
 func runWorker(behavior string) {
 	w, err := ConnectSupervisor()
 	if err != nil {
@@ -77,8 +76,7 @@ func runWorker(behavior string) {
 	w.AnswerPings(func() {})
 }
 
-// A testRun is a supervisor under test. Instead of a connection, it has a pipe, which disconnect
-// breaks.
+// A testRun is a supervisor with a pipe as its connection, which disconnect breaks.
 type testRun struct {
 	*supervisor
 	restart, stop chan os.Signal
@@ -102,7 +100,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 	noError(t, err)
 	memory, shared, err := state.New()
 	noError(t, err)
-	// INIT, from a kernel that resends requests.
+	// This is INIT from a kernel that resends requests.
 	request := make([]byte, 104)
 	binary.NativeEndian.PutUint32(request[56:], 1<<7)
 	shared.Init.Set(request)
@@ -142,14 +140,14 @@ func (r *testRun) awaitServing(t *testing.T) {
 	}
 }
 
-// start starts the supervisor in a goroutine, which owns its fields until await returns.
+// start runs the supervisor in a goroutine, which owns its fields until await returns.
 func (r *testRun) start(t *testing.T) {
 	t.Helper()
 	r.awaitServing(t)
 	go func() { r.done <- r.run() }()
 }
 
-// run runs the supervisor until the mount ends, without the error errUnmounted.
+// run is like supervisor.run, but returns nil for errUnmounted.
 func (r *testRun) run() error {
 	if err := r.supervisor.run(); err != errUnmounted {
 		return err
@@ -162,14 +160,12 @@ func (r *testRun) await(t *testing.T) error {
 	return testwait.For(t, "the end of the supervisor", r.done)
 }
 
-// end ends the mount.
 func (r *testRun) end(t *testing.T) error {
 	t.Helper()
 	r.disconnect()
 	return r.await(t)
 }
 
-// children returns the ids of the running child processes of this process.
 func children() (pids []string) {
 	for _, thread := range process.Threads(os.Getpid()) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", thread))
@@ -179,8 +175,7 @@ func children() (pids []string) {
 	return pids
 }
 
-// The standby replaces a worker that ends, and another standby is started. Workers that were not
-// killed count as crashes.
+// Workers that were killed do not count as crashes.
 func TestEndedWorkerIsReplaced(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.start(t)
@@ -201,7 +196,7 @@ func TestEndedWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A worker that answers no pings is replaced at the fourth one, however much time has passed: the
+// A worker that answers no pings is replaced at the fourth, whatever time has passed, because the
 // supervisor itself may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
 	r := newTestRun(t, "serve")
@@ -224,8 +219,7 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A restart replaces the worker. If the new worker refuses, its reason is reported and the old one
-// keeps serving.
+// If the new worker of a restart fails, the reason is reported and the old worker keeps serving.
 func TestRestart(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.start(t)
@@ -259,7 +253,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// If no worker serves yet, Stop ends the mount without waiting for the grace period.
+// Without a worker that serves, Stop does not wait for the grace period.
 func TestStopBeforeItServes(t *testing.T) {
 	r := newTestRun(t, "hang")
 	r.Grace = time.Hour
@@ -274,7 +268,6 @@ func TestStopBeforeItServes(t *testing.T) {
 	}
 }
 
-// In the grace period, restarts are refused with a reason.
 func TestRestartInTheGracePeriod(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.graceEnd = time.Now().Add(time.Minute)
@@ -284,7 +277,6 @@ func TestRestartInTheGracePeriod(t *testing.T) {
 	}
 }
 
-// Workers that end before they serve are tried again, but not forever.
 func TestGivingUp(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.start(t)
@@ -302,7 +294,7 @@ func TestGivingUp(t *testing.T) {
 }
 
 // If the machine starts no worker or kills each one, the supervisor logs that once and keeps
-// trying. Meanwhile, it still obeys Stop and the end of the mount.
+// trying, but still obeys Stop and the end of the mount.
 func TestMachineLetsNoneServe(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -352,7 +344,6 @@ func TestMachineLetsNoneServe(t *testing.T) {
 	}
 }
 
-// A worker that does not serve in time after its promotion is replaced.
 func TestOverdueWorker(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.awaitServing(t)
@@ -368,8 +359,8 @@ func TestOverdueWorker(t *testing.T) {
 	}
 }
 
-// runnableTime returns the processor time of a process that could use a processor, and the whole
-// period for any other process.
+// runnableTime is the processor time of a process that could use a processor, and the whole period
+// for any other process.
 func TestRunnableTime(t *testing.T) {
 	const period = time.Hour
 	for script, all := range map[string]bool{"while :; do :; done": false, "sleep 1000 & wait": true, "kill -STOP $$": true} {
@@ -391,8 +382,7 @@ func TestRunnableTime(t *testing.T) {
 	}
 }
 
-// If the kernel does not resend requests, a mount that was handed over ends with its worker, and
-// restarts are refused.
+// If the kernel does not resend requests, a mount that was handed over ends with its worker.
 func TestHandedOverWithoutResend(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.Connection, r.NoResend = r.connection, true

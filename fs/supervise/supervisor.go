@@ -2,8 +2,8 @@
 //
 // [Run] is the supervisor. It mounts, and holds the connection to the kernel and the shared state,
 // but serves nothing itself. It runs a worker, which serves, and a standby, which it promotes when
-// the worker ends or hangs. Both call [ConnectSupervisor] and exchange short messages with the
-// supervisor over a socket.
+// the worker ends or hangs. Both call [ConnectSupervisor] and exchange messages with the supervisor
+// over a socket.
 package supervise
 
 import (
@@ -27,22 +27,21 @@ import (
 
 // Options configure a supervisor.
 type Options struct {
-	// Connection is the connection of a mount that another process made, from mount.HandedOver, or
-	// nil to mount. Run closes it.
+	// Connection is the connection of a mount that was handed over, or nil to mount. Run closes it.
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
-	// Worker returns the command of a worker, which must call ConnectSupervisor. The supervisor
-	// adds descriptors to it; the command's own begin at ExtraFd. If reload is set, the worker
-	// should read the program and the configuration anew.
+	// Worker returns the command of a worker, which must call ConnectSupervisor. The descriptors in
+	// its ExtraFiles begin at ExtraFd. With reload, it should load the program and the
+	// configuration anew.
 	Worker   func(reload bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // replaces the worker
 	Stop     <-chan os.Signal // unmounts; a second signal skips the grace period
-	Grace    time.Duration    // time for open files to be closed when the mount ends
-	NoResend bool             // act as if the kernel did not resend requests (before Linux 6.9)
+	Grace    time.Duration    // time for open files to be closed before the mount ends
+	NoResend bool             // act as if the kernel did not resend requests, like Linux before 6.9
 
 	Serving   func(*state.Shared) // called when the first worker serves
-	Restarted func(pid int)       // called when a restart succeeded, with the worker's process id
+	Restarted func(pid int)       // called when a restart succeeded
 	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }
@@ -53,37 +52,37 @@ type supervisor struct {
 	mounted    *mount.Mounted
 	connection *os.File
 	shared     *state.Shared
-	memory     *os.File // file of shared
+	memory     *os.File // file that shared maps
 
-	worker  *workerProcess // serving or about to; nil until retryAt
-	standby *workerProcess // standby, or the worker of a restart; can be nil
+	worker  *workerProcess // serving, or about to; nil until retryAt
+	standby *workerProcess // standby, or the new worker of a restart, or nil
 	retryAt time.Time
 
 	servingSince  time.Time     // when a worker last began to serve; zero before the first
 	repliesBefore uint64        // Replies when the worker was promoted
-	unresponsive  time.Duration // runnable time of the worker since its last pong
+	unresponsive  time.Duration // worker's runnable time since its last pong
 
-	lastFailure error     // why the last worker stopped serving; nil while one serves
-	failedAt    time.Time // when it stopped
+	lastFailure error     // why no worker serves, or nil
+	failedAt    time.Time // when the last worker stopped serving
 
-	// Reset after a worker has replied to a request or served for settledAfter.
-	attempts int  // attempts to have a worker serve
-	failures int  // attempts that failed, except for lack of resources
-	warned   bool // whether it was logged that the machine lets no worker serve
+	// These are reset once a worker has replied to a request or served for settledAfter.
+	attempts       int  // attempts to get a worker to serve
+	failures       int  // attempts that failed, except for lack of resources
+	loggedShortage bool // whether a lack of resources was logged
 
-	backOff           time.Duration // pause before the second attempt; it doubles up to maxBackOff
+	backOff           time.Duration // pause before the second attempt; doubles up to maxBackOff
 	pingEvery         time.Duration
-	unresponsiveLimit time.Duration // runnable time without a pong after which a worker hangs
+	unresponsiveLimit time.Duration // longest runnable time of a worker without a pong
 
-	graceEnd time.Time // end of the grace period; zero unless the mount is ending
+	graceEnd time.Time // end of the grace period, or zero
 }
 
 const (
-	maxMessages     = 64                     // queued messages of a worker, which sends few
-	startLimit      = 20 * time.Second       // runnable time in which a process must get ready
-	checkEvery      = 50 * time.Millisecond  // interval of checkProcesses
+	maxMessages     = 64                     // queued messages of a worker
+	startLimit      = 20 * time.Second       // runnable time for a process to get ready
+	checkEvery      = 50 * time.Millisecond  // interval of calls of checkProcesses
 	settledAfter    = 200 * time.Millisecond // service time after which attempts are reset
-	maxFailures     = 10                     // failed attempts in a row after which Run gives up
+	maxFailures     = 10                     // consecutive failed attempts after which Run gives up
 	maxBackOff      = time.Second            // longest pause between attempts
 	reservedThreads = 8                      // threads that a supervisor needs at most
 )
@@ -97,8 +96,7 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 
 // Run mounts at an absolute path and keeps a worker serving until the mount ends. It returns nil if
 // the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a worker
-// served. Run does not unmount what another process mounted; when the connection ends, the readers
-// of such a mount get errors.
+// served. It does not unmount a mount that was handed over, but its readers get errors.
 func Run(mountpoint string, o Options) error {
 	// Workers die with the thread that started them (Pdeathsig).
 	runtime.LockOSThread()
@@ -120,26 +118,26 @@ func Run(mountpoint string, o Options) error {
 	}
 	shared.Supervisor.Store(int64(os.Getpid()))
 	s := newSupervisor(o, mounted, connection, shared, memory)
-	defer func() { // both fields may have changed by then
+	defer func() { // both fields may change
 		s.connection.Close()
 		s.Snapshot.Close()
 	}()
 	err = s.serve()
 	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) {
-		err = errors.Join(err, busy) // EBUSY: another file system is mounted over it
+		err = errors.Join(err, busy) // EBUSY: something is mounted over it
 	}
 	return err
 }
 
-// reserveThreads starts all threads that this process will need; Go keeps them. If Go needed
-// another thread and got none, it would end the process, and with it the mount.
+// reserveThreads starts all threads that this process will need; Go keeps them. If it could not get
+// a thread later, Go would end the process and with it the mount.
 func reserveThreads() {
 	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // limits the threads that Go starts
 	var started sync.WaitGroup
 	started.Add(reservedThreads)
 	for range reservedThreads {
 		go func() {
-			runtime.LockOSThread() // gives each goroutine its own thread
+			runtime.LockOSThread() // so each goroutine has its own thread
 			started.Done()
 			started.Wait()
 			runtime.UnlockOSThread()
@@ -176,8 +174,7 @@ func (s *supervisor) processes() []*workerProcess {
 	return slices.DeleteFunc([]*workerProcess{s.worker, s.standby}, func(p *workerProcess) bool { return p == nil })
 }
 
-// run keeps a worker serving. It returns why the mount ends: errUnmounted, errStopped or another
-// error.
+// run keeps a worker serving, and returns why the mount ends.
 func (s *supervisor) run() error {
 	ping, check := time.NewTicker(s.pingEvery), time.NewTicker(checkEvery)
 	defer ping.Stop()
@@ -214,7 +211,7 @@ func (s *supervisor) run() error {
 	return errUnmounted
 }
 
-// handleMessage handles a message of a process. The zero message means that the process has ended.
+// handleMessage handles a message of a process. The zero message means that it has ended.
 func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	switch {
 	case m.text == msgSnapshot && p.isServing:
@@ -241,8 +238,8 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	return nil
 }
 
-// ping sends a ping, or replaces a worker that hangs. It measures how long the worker could have
-// run since its last pong, because either process may have been stopped or waited for a processor.
+// ping sends a ping, or replaces a worker that hangs. Only the time that the worker could have run
+// counts, because either process may have been stopped or have waited for a processor.
 func (s *supervisor) ping() error {
 	if s.standby != nil {
 		s.shared.Standby.Store(int64(s.standby.cmd.Process.Pid))
@@ -258,9 +255,9 @@ func (s *supervisor) ping() error {
 	return nil
 }
 
-// checkProcesses finds what no message reports: a process that takes too long to get ready, or has
-// ended but keeps its socket open in a thread that cannot be killed. In the grace period, it also
-// unmounts if no files are open.
+// checkProcesses finds a process that takes too long to get ready, or that has ended without
+// closing its socket because one of its threads cannot be killed. In the grace period, it unmounts
+// if no files are open.
 func (s *supervisor) checkProcesses() error {
 	for _, p := range s.processes() {
 		limit := startLimit
@@ -271,7 +268,7 @@ func (s *supervisor) checkProcesses() error {
 		switch {
 		case isDying:
 			return s.workerFailed(p, p.failure(message{}))
-		// If messages are queued, this process is behind, not p.
+		// If messages are queued, it is the supervisor that is slow.
 		case !p.isServing && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0:
 			return s.workerFailed(p, fmt.Errorf("the new worker was not ready within %v", limit))
 		}

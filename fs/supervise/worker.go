@@ -19,29 +19,28 @@ const (
 	sharedFd
 	socketFd
 	snapshotFd
-	// ExtraFd is the first of the descriptors that Options.Worker put into ExtraFiles.
+	// ExtraFd is the first descriptor from the command's own ExtraFiles: see Options.Worker.
 	ExtraFd
 )
 
-// ErrReplaced is the error of a worker that should exit, because another one serves or the mount
-// ends.
+// ErrReplaced means that a worker should exit, because another one serves or the mount ends.
 var ErrReplaced = errors.New("another process serves")
 
-// ErrPanicked is the error of a worker that should be replaced, because a request panicked.
+// ErrPanicked means that a worker should be replaced, because a request panicked.
 var ErrPanicked = errors.New("a request panicked")
 
-// A Worker connects this process, a worker or standby, to its supervisor. It belongs to one
-// goroutine, except that any goroutine may call Refuse and Publish.
+// A Worker connects a worker or standby to its supervisor. It belongs to one goroutine, except that
+// any goroutine may call Refuse and Publish.
 type Worker struct {
-	Snapshot   *os.File      // latest snapshot of the supervisor
-	Shared     *state.Shared // state of the mount
-	Connection int           // descriptor of the connection to the kernel, /dev/fuse
+	Snapshot   *os.File // supervisor's latest snapshot
+	Shared     *state.Shared
+	Connection int // descriptor of /dev/fuse
 
 	conn *net.UnixConn // socket to the supervisor
 }
 
-// ConnectSupervisor returns the Worker of this process, which a supervisor must have started.
-// Errors are reported to the supervisor, too.
+// ConnectSupervisor returns the Worker of this process, which a supervisor must have started. It
+// also reports errors to the supervisor.
 func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
@@ -64,13 +63,13 @@ func ConnectSupervisor() (*Worker, error) {
 // Refuse reports to the supervisor why this process cannot serve.
 func (w *Worker) Refuse(err error) { fdpass.Send(w.conn, msgRefused+err.Error(), nil) }
 
-// Publish gives the supervisor a snapshot for new workers, and closes it.
+// Publish gives the supervisor a snapshot for new workers, and closes the file.
 func (w *Worker) Publish(snapshot *os.File) error {
 	defer snapshot.Close()
 	return fdpass.Send(w.conn, msgSnapshot, snapshot)
 }
 
-// AwaitPromotion waits until this process should serve, or returns ErrReplaced if it never will.
+// AwaitPromotion waits until this process should serve, or returns ErrReplaced if it never should.
 func (w *Worker) AwaitPromotion() error {
 	if err := fdpass.Send(w.conn, msgPrepared, nil); err != nil {
 		return err
@@ -83,22 +82,22 @@ func (w *Worker) AwaitPromotion() error {
 	return nil
 }
 
-// raiseOOMScore makes the kernel more likely to kill this process if memory runs out. A process
-// starts with its supervisor's score, and raises it once as a standby and once as the worker,
-// because no reader notices when a worker dies.
+// raiseOOMScore makes the kernel more likely to kill this process if memory runs out, because no
+// reader notices when a worker dies. A standby raises the score that it inherits from the
+// supervisor, and raises it again when it becomes the worker.
 func raiseOOMScore() {
 	const file, step, maxScore = "/proc/self/oom_score_adj", 250, 1000
 	text, _ := os.ReadFile(file)
 	if score, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		os.WriteFile(file, []byte(strconv.Itoa(min(score+step, maxScore))), 0) // errors do no harm
+		os.WriteFile(file, []byte(strconv.Itoa(min(score+step, maxScore))), 0) // best effort
 	}
 }
 
 // Serving reports to the supervisor that this process serves.
 func (w *Worker) Serving() error { return fdpass.Send(w.conn, msgServing, nil) }
 
-// AnswerPings answers pings until the supervisor tells this process to end, or is gone. check must
-// block while this process cannot answer requests.
+// AnswerPings answers pings until this process should exit. check must block while this process
+// cannot answer requests.
 func (w *Worker) AnswerPings(check func()) {
 	for {
 		text, _, err := fdpass.Receive(w.conn)

@@ -15,17 +15,17 @@ import (
 	"batchfs/internal/process"
 )
 
-// Messages between a supervisor and its workers. Their texts never change, because the processes
-// can be of different versions.
+// Messages, and who sends them. Their texts never change, because supervisor and worker can be of
+// different versions.
 const (
-	msgPrepared = "prepared" // worker: it is ready to serve
-	msgServe    = "serve"    // supervisor: serve, because no other worker does
-	msgServing  = "serving"  // worker: it serves
-	msgLeave    = "go"       // supervisor: exit, because another worker will serve
+	msgPrepared = "prepared" // worker: ready to serve
+	msgServe    = "serve"    // supervisor: begin to serve
+	msgServing  = "serving"  // worker: requests are being served
+	msgLeave    = "go"       // supervisor: exit, so that another worker can serve
 	msgPing     = "ping"     // supervisor
-	msgPong     = "pong"     // worker: reply to a ping
-	msgSnapshot = "snapshot" // worker: a file from which new workers should start
-	msgRefused  = "refused " // worker: it cannot serve, followed by the reason
+	msgPong     = "pong"     // worker
+	msgSnapshot = "snapshot" // worker: comes with a snapshot for new workers
+	msgRefused  = "refused " // worker: the reason why it cannot serve follows
 )
 
 type message struct {
@@ -33,8 +33,8 @@ type message struct {
 	file *os.File // snapshot, or nil
 }
 
-// A workerProcess is a worker or standby, as its supervisor sees it. It can end in any of these
-// states:
+// A workerProcess is the supervisor's view of a worker or standby. The process can end in any of
+// these states:
 //
 //	state      flag         entered when
 //	starting   -            the process is started
@@ -42,18 +42,18 @@ type message struct {
 //	promoted   isPromoted   the supervisor sends msgServe
 //	serving    isServing    it sends msgServing
 //
-// Except for listen, it belongs to the supervisor's goroutine.
+// Except for listen, a workerProcess belongs to the supervisor's goroutine.
 type workerProcess struct {
 	cmd      *exec.Cmd
 	conn     *net.UnixConn
-	messages chan message  // received messages; closed when the process closes its socket
+	messages chan message  // closed when the process closes its socket
 	ended    chan struct{} // closed when the process has ended
 
 	snapshot          *os.File      // snapshot that the process started from
-	publishedSnapshot *os.File      // snapshot that it sent before it served, or nil
-	cpu               time.Duration // processor time up to the last call of runnableTime
-	startupTime       time.Duration // runnable time in which it has been getting ready
-	isReload          bool          // whether a restart started it and is not over yet
+	publishedSnapshot *os.File      // snapshot that it sent before it served
+	cpuTime           time.Duration // processor time up to the last runnableTime
+	startupTime       time.Duration // runnable time spent getting ready
+	isReload          bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool
 	isServing         bool
@@ -68,10 +68,10 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 		cmd: cmd, conn: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}), snapshot: snapshot,
 	}
 	cmd.ExtraFiles = append([]*os.File{connection, memory, theirs, snapshot}, cmd.ExtraFiles...)
-	// Its own process group keeps Ctrl-C for the supervisor, which then unmounts.
+	// Because of Setpgid, Ctrl-C reaches only the supervisor, which then unmounts.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = cmd.Start()
-	theirs.Close() // otherwise the socket would stay open when the worker ends
+	theirs.Close() // or the socket would stay open when the process ends
 	if err != nil {
 		ours.Close()
 		return nil, err
@@ -96,10 +96,10 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-// send sends a message. It fails if the process has ended, which closes messages as well.
+// send fails if the process has ended, which messages reports as well.
 func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
-// inbox returns the channel of messages, or nil, which blocks forever, if p is nil.
+// inbox returns p.messages, or nil if p is nil.
 func (p *workerProcess) inbox() <-chan message {
 	if p == nil {
 		return nil
@@ -107,31 +107,30 @@ func (p *workerProcess) inbox() <-chan message {
 	return p.messages
 }
 
-// runnableTime returns for how much of a period that has just passed the process could run: the
-// processor time that it got if one of its threads waits for a processor, or else the whole period.
-// So a worker on a busy machine is not taken for one that hangs.
+// runnableTime returns how long the process could run within a period that has just passed: if one
+// of its threads waits for a processor, the processor time that it got, or else the whole period.
+// So a worker on a busy machine is not mistaken for one that hangs.
 func (p *workerProcess) runnableTime(period time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
 		return period
 	}
-	got := stat.CPU - p.cpu
-	p.cpu = stat.CPU
+	got := stat.CPU - p.cpuTime
+	p.cpuTime = stat.CPU
 	if p.hasThread("R") {
 		return min(got, period)
 	}
 	return period
 }
 
-// isOverdue reports whether the process takes too long to get ready. It must be called every
-// checkEvery.
+// isOverdue reports whether the process took too long to get ready. Call it every checkEvery.
 func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	p.startupTime += p.runnableTime(checkEvery)
 	return p.startupTime > limit
 }
 
-// failure kills a process that has ended or sent an unexpected message, and returns why it does not
-// serve. m is that message, or zero.
+// failure kills a process that sent an unexpected message m or, if m is zero, has ended. It returns
+// why the process does not serve.
 func (p *workerProcess) failure(m message) error {
 	p.kill()
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
@@ -147,13 +146,13 @@ func (p *workerProcess) failure(m message) error {
 	return err
 }
 
-// A resourceError means that a worker failed because the machine lacked memory or processes.
-// Another attempt may succeed.
+// A resourceError means that a worker failed for lack of memory or processes. Another attempt may
+// succeed.
 type resourceError struct{ error }
 
-// isResourceFailure reports whether a process that ended by itself lacked memory or threads:
-// SIGKILL is what the kernel sends when memory runs out, and Go exits with status 2 if it gets no
-// thread or memory at the start.
+// isResourceFailure reports whether a process that ended by itself lacked memory or threads: the
+// kernel sends SIGKILL when memory runs out, and Go exits with status 2 if it gets no thread or
+// memory at the start.
 func (p *workerProcess) isResourceFailure() bool {
 	status := p.status()
 	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.isServing
@@ -167,7 +166,7 @@ func (p *workerProcess) describeExit() string {
 	}
 }
 
-// status returns how the process ended, or its main thread if other threads remain.
+// status returns how the process ended or, if other threads remain, how its main thread did.
 func (p *workerProcess) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
@@ -180,7 +179,7 @@ func (p *workerProcess) status() syscall.WaitStatus {
 	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
-// mainThreadStatus returns how the main thread ended, if it has ended while others remain.
+// mainThreadStatus returns whether and how the main thread ended while others remain.
 func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return stat.Ended, err == nil && stat.State == 'Z'
@@ -191,20 +190,18 @@ const (
 	killedLimit  = 20 * time.Second // time for a killed process to end
 )
 
-// kill kills the process and waits for its end. It may be serving: its requests do not fail,
-// because another worker answers them.
+// kill kills the process and waits for its end. If it serves, another worker answers its requests.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
 }
 
 // awaitEnd waits until the process ends, so that it cannot write to the shared memory while the
-// next worker does. It gives up early if all remaining threads wait in the kernel and cannot be
-// killed: for a disk, or for a request that the next worker must answer. These threads do nothing
-// else.
+// next worker does. It gives up early if all remaining threads are stuck in the kernel, where they
+// wait for a disk or for a request that the next worker must answer. They do nothing else.
 func (p *workerProcess) awaitEnd(limit time.Duration) {
 	const every, enough = 2 * time.Millisecond, 10
-	stuck := 0 // consecutive checks that found only such threads
+	stuck := 0 // consecutive checks that found only stuck threads
 	for end := time.Now().Add(limit); stuck < enough && time.Now().Before(end); {
 		select {
 		case <-p.ended:
@@ -217,7 +214,7 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 	}
 }
 
-// hasThread reports whether any thread is in one of these states of /proc: R, S, D, T, …
+// hasThread reports whether any thread is in one of these /proc states, such as R, S, D or T.
 func (p *workerProcess) hasThread(states string) bool {
 	pid := p.cmd.Process.Pid
 	return slices.ContainsFunc(process.Threads(pid), func(thread int) bool {
