@@ -19,9 +19,9 @@ import (
 	"batchfs/internal/process"
 )
 
-// selfSource returns the source that the kernel's table shows for a mount whose supervisor is this
-// process: batchfs:PID:BEGAN:NAMESPACE. BEGAN is when the process began, in clock ticks since boot,
-// because process ids are reused. NAMESPACE is the inode number of its PID namespace.
+// selfSource returns the source of mounts whose supervisor is this process, for the kernel's table:
+// batchfs:PID:BEGAN:NAMESPACE. BEGAN is the process's start time in clock ticks since boot, because
+// process ids are reused. NAMESPACE is the inode number of its PID namespace.
 func selfSource() (source string, err error) {
 	if isProcForeign() {
 		return "", errors.New("/proc belongs to another PID namespace, and batchfs needs one that shows its own processes: " +
@@ -31,13 +31,12 @@ func selfSource() (source string, err error) {
 	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.Began, pidNamespace()), err
 }
 
-// isProcForeign reports whether /proc belongs to another PID namespace.
 func isProcForeign() bool {
 	pid, _ := os.Readlink("/proc/self")
 	return pid != strconv.Itoa(os.Getpid())
 }
 
-// pidNamespace returns the inode number of this process's PID namespace, or 0 if it is unknown.
+// pidNamespace returns the inode number of this process's PID namespace, or 0 if unknown.
 func pidNamespace() uint64 {
 	var st unix.Stat_t
 	unix.Stat("/proc/self/ns/pid", &st)
@@ -45,18 +44,18 @@ func pidNamespace() uint64 {
 }
 
 // Mounted describes a mount, according to the kernel's table of mounts. Reading the table never
-// hangs, even if the mount does. A Mounted is immutable and safe for concurrent use.
+// hangs, even if the mount does. A Mounted is safe for concurrent use.
 type Mounted struct {
 	Mountpoint string // absolute path
-	Root       string // mounted path within the batchfs: "/", or a subdirectory after mount --bind
+	Root       string // mounted path within the batchfs: "/", or another path after mount --bind
 	Device     string // MAJOR:MINOR
 	Supervisor int    // process id of the supervisor, which may have ended
 	Owner      int    // id of the user who mounted
 	AllowOther bool   // whether other users may enter
-	HandedOver bool   // whether another process mounted; then the supervisor cannot unmount
-	began      uint64 // start time of the supervisor, in clock ticks since boot
-	namespace  uint64 // PID namespace of the supervisor; 0 if unknown
-	source     string // source in the kernel's table
+	HandedOver bool   // whether another process mounted, and must unmount
+	began      uint64 // supervisor's start time in clock ticks since boot
+	namespace  uint64 // supervisor's PID namespace; 0 if unknown
+	source     string // see selfSource
 	id         int    // mount id
 }
 
@@ -69,8 +68,8 @@ func Find(mountpoint string) (*Mounted, error) {
 	return mounts[len(mounts)-1], nil // the last mount hides the others
 }
 
-// All returns the mounts of this machine, including those that were handed over to supervisors of
-// this user, but only the last one at each path.
+// All returns the mounts of this machine, including those handed over to supervisors of this user,
+// but only the last one at each path.
 func All() (all []*Mounted, err error) {
 	found, err := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Root == "/" })
 	if err != nil {
@@ -85,7 +84,7 @@ func All() (all []*Mounted, err error) {
 	return all, nil
 }
 
-// Refresh returns the mount as it is now, or nil if it is gone. Its directory may have been moved.
+// Refresh returns the mount as it is now, perhaps in a moved directory, or nil if it is gone.
 func (m *Mounted) Refresh() (*Mounted, error) {
 	mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
 	if len(mounts) == 0 {
@@ -99,8 +98,8 @@ func (m *Mounted) setSource(source string) {
 	fmt.Sscanf(source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
 }
 
-// listMounts returns the mounts in the kernel's table that wanted accepts. Entries for other file
-// systems are nil.
+// listMounts returns the wanted mounts of the kernel's table. Entries for other file systems are
+// nil.
 func listMounts(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !wanted(i), false })
 	if err != nil {
@@ -152,7 +151,7 @@ func (m *Mounted) verify() error {
 	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {
 		return ErrDead
 	}
-	file, err := m.findMemfd(stateMemory)
+	file, err := m.findMemfd(stateMemfd)
 	if err == nil {
 		return file.Close()
 	}
@@ -162,8 +161,7 @@ func (m *Mounted) verify() error {
 	return ErrDead
 }
 
-// Credential returns the user and groups with which the supervisor and its workers read token
-// files.
+// Credential returns the user and groups as which the supervisor and its workers read token files.
 func (m *Mounted) Credential() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
 // IsStopped reports whether a signal has stopped the supervisor.
@@ -196,12 +194,12 @@ func (m *Mounted) Pidfd() (int, error) {
 	return fd, nil
 }
 
-// IsDead reports whether no process will ever serve the mount again. It waits up to a second for a
-// reply from the mount.
+// IsDead reports whether no process will ever serve the mount again. It waits at most a second for
+// the mount to reply.
 func (m *Mounted) IsDead() bool {
 	reply := make(chan error, 1)
 	go func() {
-		var st unix.Statfs_t // never cached by the kernel
+		var st unix.Statfs_t // the kernel never caches it
 		reply <- unix.Statfs(m.Mountpoint, &st)
 	}()
 	select {
@@ -209,12 +207,12 @@ func (m *Mounted) IsDead() bool {
 		return err == unix.ENOTCONN || err == unix.ECONNABORTED
 	case <-time.After(time.Second):
 		// A thread of a killed worker may still hold the connection, while it waits for the reply
-		// to another request. But if the supervisor is alive, another worker will reply.
+		// to another request. If the supervisor is alive, another worker will reply.
 		return errors.Is(m.CheckAlive(), ErrDead)
 	}
 }
 
-// OpenedBy describes the processes that use the mount, as far as this user may inspect them.
+// OpenedBy describes the processes that use the mount and that this user may inspect.
 func (m *Mounted) OpenedBy() (users []string) {
 	for _, pid := range process.All() {
 		for _, use := range m.usesBy(process.Dir(pid)) {
@@ -227,8 +225,7 @@ func (m *Mounted) OpenedBy() (users []string) {
 	return users
 }
 
-// usesBy describes how the process with directory proc uses the mount. It touches no file of the
-// mount.
+// usesBy describes how the process with directory proc uses the mount. It does not touch the mount.
 func (m *Mounted) usesBy(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
@@ -263,7 +260,7 @@ func (m *Mounted) State() (*state.Shared, error) {
 }
 
 func (m *Mounted) mapState() (*state.Shared, error) {
-	file, err := m.openMemfd(stateMemory, os.O_RDWR)
+	file, err := m.openMemfd(stateMemfd, os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -293,10 +290,10 @@ func permissionError(err error) error {
 	return fmt.Errorf("only root and the user who mounted can inspect a mount: %w", err)
 }
 
-const stateMemory = "batchfs" // name of the memfd from state.New
+const stateMemfd = "batchfs" // name of the memfd from state.New
 
-// findMemfd opens a memfd of the supervisor by its name, with O_PATH. A log of the Python package
-// has the same name as the shared memory, which is therefore recognized by its content.
+// findMemfd opens a memfd of the supervisor by name, with O_PATH. A log of the Python package has
+// the same name as the shared memory, which must therefore be recognized by its content.
 func (m *Mounted) findMemfd(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
@@ -312,13 +309,13 @@ func (m *Mounted) findMemfd(name string) (*os.File, error) {
 			continue
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
-		if errors.Is(err, os.ErrNotExist) { // closed meanwhile: there is a newer one
+		if errors.Is(err, os.ErrNotExist) { // replaced meanwhile
 			return m.findMemfd(name)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if isMemfd(file, m.Owner) && (name != stateMemory || holdsState(file)) {
+		if isMemfd(file, m.Owner) && (name != stateMemfd || holdsState(file)) {
 			return file, nil
 		}
 		file.Close()
@@ -326,8 +323,8 @@ func (m *Mounted) findMemfd(name string) (*os.File, error) {
 	return nil, fmt.Errorf("process %d is not the supervisor of a mount", m.Supervisor)
 }
 
-// isMemfd reports whether file is a memfd of the user owner. The name does not prove that, because
-// a user can create a file with that name in a mount namespace.
+// isMemfd reports whether file is a memfd that belongs to owner. The name is no proof: in a mount
+// namespace, a user can create a file with that name.
 func isMemfd(file *os.File, owner int) bool {
 	info, err := file.Stat()
 	if err != nil {
@@ -337,9 +334,9 @@ func isMemfd(file *os.File, owner int) bool {
 	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner
 }
 
-// holdsState reports whether memory is the shared memory of a mount. Opening a memfd never blocks.
-func holdsState(memory *os.File) bool {
-	file, err := reopen(memory, os.O_RDONLY)
+// holdsState reports whether a memfd holds the shared memory of a mount. It never blocks.
+func holdsState(memfd *os.File) bool {
+	file, err := reopen(memfd, os.O_RDONLY)
 	if err != nil {
 		return false
 	}

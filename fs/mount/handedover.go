@@ -15,8 +15,8 @@ import (
 	"batchfs/internal/process"
 )
 
-// HandedOver returns the connection of a mount that another process made and handed over as
-// descriptor fd. The error says how to fix it.
+// HandedOver returns the connection of a mount that another process made and handed over as fd. The
+// error says how to fix the problem.
 func HandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
@@ -30,7 +30,7 @@ func HandedOver(fd int) (*os.File, error) {
 	if err := unix.SetNonblock(fd, false); err != nil { // workers block in read(2)
 		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 	}
-	// INIT, the kernel's first request, is available when mount(2) returns.
+	// INIT, the kernel's first request, is available once mount(2) has returned.
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	switch n, err := unix.Poll(poll, 0); {
 	case err != nil:
@@ -44,11 +44,11 @@ func HandedOver(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// ErrServed means that the first request of a connection was already read.
+// ErrServed means that a connection's first request was already read.
 var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
 
 // Adopt records in shared that this process is the supervisor of a mount that was handed over.
-// mountpoint is the path that readers use, which need not exist here.
+// Readers use the path mountpoint, which need not exist here.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
 	source, err := selfSource()
 	if err != nil {
@@ -86,13 +86,13 @@ func FindHandedOver(path string) (found *Mounted) {
 	return found
 }
 
-// handedOverMounts returns the mounts that were handed over to running supervisors of this user.
+// handedOverMounts returns the mounts handed over to running supervisors of this user.
 func handedOverMounts() (all []*Mounted) {
 	for _, pid := range process.All() {
 		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 			continue
 		}
-		source, mountpoint, _ := strings.Cut(readHandedOver(pid), " ")
+		source, mountpoint, _ := strings.Cut(adoptionRecord(pid), " ")
 		if m := newHandedOver(source, mountpoint); mountpoint != "" && m.CheckAlive() == nil {
 			all = append(all, m)
 		}
@@ -100,8 +100,8 @@ func handedOverMounts() (all []*Mounted) {
 	return all
 }
 
-// readHandedOver returns what Adopt recorded in the shared memory of a process of this user, or "".
-func readHandedOver(pid int) string {
+// adoptionRecord returns what Adopt recorded in a process of this user, or "".
+func adoptionRecord(pid int) string {
 	shared, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).mapState()
 	if err != nil {
 		return ""

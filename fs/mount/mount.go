@@ -23,11 +23,11 @@ import (
 
 const fsType = "fuse.batchfs"
 
-// MaxRequest is the size of the largest read request in bytes, which is the kernel's default limit.
+// MaxRequest is the size of the largest READ in bytes, the kernel's default limit.
 const MaxRequest = 1 << 20
 
-// ReadAhead is the kernel's read-ahead for a mount, in bytes. More was not faster, and a page fault
-// in a mapping reads as much.
+// ReadAhead is the kernel's read-ahead for a mount, in bytes. More was not faster, and each page
+// fault in a mapping reads as much.
 const ReadAhead = MaxRequest
 
 // SetReadAhead sets the kernel's read-ahead for a device MAJOR:MINOR. Only root may.
@@ -69,15 +69,15 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// lockDir opens the empty directory at an absolute path and locks it against other processes that
-// mount there. If a batchfs is mounted there, lockDir fails without touching it.
+// lockDir opens an empty directory and locks it against other processes that mount there. If a
+// batchfs is mounted there, lockDir fails without touching it.
 func lockDir(mountpoint string) (*os.File, error) {
 	pathFd, err := openPath(mountpoint)
 	if err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
 	defer unix.Close(pathFd)
-	// This comes after openPath, so the directory cannot be a batchfs.
+	// Checking after openPath ensures that pathFd is not a batchfs, where Openat could hang.
 	if err := checkNotMounted(mountpoint); err != nil {
 		return nil, err
 	}
@@ -109,8 +109,7 @@ func checkNotMounted(mountpoint string) error {
 	return err
 }
 
-// openPath opens a directory by its absolute path with O_PATH. A symbolic link in the path is
-// ENOTDIR.
+// openPath opens a directory by its absolute path, with O_PATH. A symbolic link in it is ENOTDIR.
 func openPath(path string) (fd int, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err = unix.Open("/", flags, 0)
@@ -146,7 +145,7 @@ func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File
 	return connectAsUser(mountpoint, source, allowOther)
 }
 
-// OpenDevice opens path, which is /dev/fuse except in tests. The error says how to fix it.
+// OpenDevice opens path, which is /dev/fuse except in tests. The error says how to fix the problem.
 func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -193,8 +192,8 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 	return connection, nil
 }
 
-// FindFusermount returns the path of fusermount3, with which ordinary users mount. The error says
-// how to fix it. etc is /etc, except in tests.
+// FindFusermount returns the path of fusermount3, with which ordinary users mount. etc is /etc,
+// except in tests. The error says how to fix the problem.
 func FindFusermount(etc string) (helper string, err error) {
 	if helper, err = lookUpFusermount(); err != nil {
 		return "", err
@@ -206,7 +205,7 @@ func FindFusermount(etc string) (helper string, err error) {
 	}
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
-		// Without mtab, fusermount3 mounts but refuses to unmount.
+		// Without it, fusermount3 mounts but refuses to unmount.
 		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
 	}
 	return helper, nil
@@ -221,8 +220,8 @@ func lookUpFusermount() (string, error) {
 }
 
 // Unmount unmounts this mount and no other, even if its directory was moved. It returns nil if the
-// mount is already gone. The error is EBUSY if files are open, or if another file system is mounted
-// over it. With force, open files do not matter, and their readers get errors.
+// mount is already gone, and EBUSY if files are open or another file system is mounted over it.
+// With force, open files do not matter, and their readers get errors.
 func (m *Mounted) Unmount(force bool) error {
 	const tries = 20
 	for try := 1; ; try++ {
@@ -240,7 +239,7 @@ func (m *Mounted) Unmount(force bool) error {
 			unix.Close(parent)
 			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
 		}
-		if try == tries { // before that, it may have been moved meanwhile
+		if try == tries { // earlier tries may have failed because it was moved
 			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 		}
 	}
@@ -249,7 +248,7 @@ func (m *Mounted) Unmount(force bool) error {
 func (m *Mounted) unmount(dir int, name string, force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
-		// MNT_FORCE ends the connection even if a process that is stuck still holds it.
+		// MNT_FORCE ends the connection even if a stuck process holds it.
 		flags |= unix.MNT_FORCE | unix.MNT_DETACH
 	}
 	err := unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", dir, name), flags)
@@ -273,7 +272,7 @@ func (m *Mounted) isAt(dir int, name string) bool {
 	return err == nil && m.containsFile(info)
 }
 
-// containsFile reports whether a file is in this mount, according to its fdinfo in /proc.
+// containsFile reports whether a file is in this mount, given its fdinfo from /proc.
 func (m *Mounted) containsFile(fdinfo []byte) bool {
 	return bytes.Contains(fdinfo, fmt.Appendf(nil, "mnt_id:\t%d\n", m.id))
 }
@@ -298,7 +297,7 @@ func (m *Mounted) unmountAsUser(force bool) error {
 	case err != nil:
 		return fmt.Errorf("cannot unmount %s: %s (%w)", m.Mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 resolved the path itself
+	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 resolves the path itself
 		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved in the meantime", m.Mountpoint))
 	}
 	return nil

@@ -23,8 +23,7 @@ import (
 
 var noError = testwait.NoError
 
-// newTestMount mounts with this process as the supervisor, and serves nothing. It unmounts at the
-// end of the test.
+// newTestMount mounts with this process as the supervisor, and serves nothing.
 func newTestMount(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
 	t.Helper()
 	needFUSE(t)
@@ -54,7 +53,7 @@ func needFUSE(t *testing.T) {
 	}
 }
 
-// Find finds a mount and its supervisor without touching the mount, which would hang.
+// Find does not touch the mount, which would hang.
 func TestFind(t *testing.T) {
 	connected, connection, _ := newTestMount(t)
 	dir := connected.Mountpoint
@@ -89,8 +88,6 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A process counts as the supervisor only if its id, start time, user and PID namespace are those
-// of the mount, and if it holds the shared memory of a mount.
 func TestForgedSource(t *testing.T) {
 	m, _, _ := newTestMount(t)
 	innocent := exec.Command("sleep", "infinity")
@@ -149,7 +146,6 @@ func TestForgedMemory(t *testing.T) {
 	}
 }
 
-// Snapshot opens the latest snapshot of the supervisor.
 func TestSnapshot(t *testing.T) {
 	m, _, _ := newTestMount(t)
 	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "is not the supervisor") {
@@ -172,7 +168,7 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// Unmount finds a mount whose directory was moved, and leaves alone what is mounted there later.
+// Unmount finds a mount whose directory was moved, and no later mount with the same id.
 func TestUnmount(t *testing.T) {
 	m, _, _ := newTestMount(t)
 	moved := filepath.Dir(m.Mountpoint) + "-moved"
@@ -201,7 +197,6 @@ func TestUnmount(t *testing.T) {
 	}
 }
 
-// Unmount leaves a mount alone if another one is mounted over it.
 func TestUnmountUnderAnother(t *testing.T) {
 	m, _, _ := newTestMount(t)
 	if err := unix.Mount("tmpfs", m.Mountpoint, "tmpfs", 0, ""); err != nil {
@@ -218,8 +213,6 @@ func TestUnmountUnderAnother(t *testing.T) {
 	}
 }
 
-// If several processes mount on a directory at the same time, one succeeds and the others leave
-// nothing.
 func TestConcurrentConnect(t *testing.T) {
 	needFUSE(t)
 	dir := t.TempDir()
@@ -250,7 +243,6 @@ func TestConcurrentConnect(t *testing.T) {
 	}
 }
 
-// Connect mounts only on the directory itself, never on the target of a link.
 func TestConnectFollowsNoLink(t *testing.T) {
 	needFUSE(t)
 	dir, victim := t.TempDir(), t.TempDir()
@@ -265,8 +257,8 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	}
 }
 
-// While another process keeps exchanging a directory of the path with a link, Connect and Unmount
-// never mount or unmount anything that the link leads to.
+// Even while a directory in the path is repeatedly swapped with a link, Connect and Unmount never
+// affect the target of the link.
 func TestExchangedWithLink(t *testing.T) {
 	needFUSE(t)
 	if os.Geteuid() != 0 {
@@ -323,7 +315,6 @@ func TestExchangedWithLink(t *testing.T) {
 	}
 }
 
-// FindFusermount says what an ordinary user needs in order to mount, and how to fix it.
 func TestFindFusermount(t *testing.T) {
 	etc, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
@@ -335,7 +326,7 @@ func TestFindFusermount(t *testing.T) {
 	}
 	expect("apt-get install fuse3")
 	noError(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755))
-	// id fails for a user without an entry in passwd.
+	// The real id fails for a user without an entry in passwd.
 	noError(t, os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755))
 	expect(fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
 	noError(t, os.Remove(filepath.Join(bin, "id")))
