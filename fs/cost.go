@@ -12,7 +12,7 @@ import (
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
 	s := t.sequences.peek(dir.sequence())
-	return t.cost(dir, namesSettings(dir, name) || s != nil && s.Spec().Follows || s == nil && dir.sequence() > 0)
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Spec().Follows || s == nil && dir.sequence() > 0)
 }
 
 func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
@@ -37,7 +37,7 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	if fillsPageCache(in) {
 		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
 	}
-	switch _, isText := i.kind().entry().content.(text); {
+	switch _, isText := i.kind().entry().content.(textContent); {
 	case isText:
 	case s == nil:
 		c.Rows, c.Reply = int64(in.Size), int(in.Size) // a row has at least one byte

@@ -80,9 +80,9 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// settingsDir returns the inode of the settings directory name in dir. The hash leaves out dir's
+// settingsInode returns the inode of the settings directory name in dir. The hash leaves out dir's
 // sequence, because that sequence may end and begin again under another number.
-func settingsDir(sequence int, dir inode, name string) inode {
+func settingsInode(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%s", dir.rest(), name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)

@@ -28,27 +28,27 @@ type content interface {
 
 // kindTable has an entry for each kind, in the order in which directories list them.
 var kindTable = []kindEntry{
-	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, parent: rootDir, name: "README", content: text{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
-	{kind: statusFile, parent: rootDir, name: "status.json", content: text{render: (*tree).status}},
-	{kind: metricsFile, parent: rootDir, name: "metrics", content: text{render: (*tree).metrics}},
-	{kind: splitDir, parent: rootDir, content: directory{}},
+	{kind: rootDir, content: directoryContent{}},
+	{kind: readmeFile, parent: rootDir, name: "README", content: textContent{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
+	{kind: statusFile, parent: rootDir, name: "status.json", content: textContent{render: (*tree).status}},
+	{kind: metricsFile, parent: rootDir, name: "metrics", content: textContent{render: (*tree).metrics}},
+	{kind: splitDir, parent: rootDir, content: directoryContent{}},
 
 	{kind: nextRaw, parent: splitDir, name: "next", content: batchContent{selector: nextBatch}},
 	{kind: nextNPY, parent: splitDir, name: "next.npy", content: batchContent{selector: nextBatch, format: npy}},
 	{kind: nextSafe, parent: splitDir, name: "next.safetensors", content: batchContent{selector: nextBatch, format: safetensors}},
-	{kind: cursorFile, parent: splitDir, name: "cursor", content: text{render: (*tree).cursor}},
-	{kind: batchDir, parent: splitDir, name: "batch", content: directory{}},
+	{kind: cursorFile, parent: splitDir, name: "cursor", content: textContent{render: (*tree).cursor}},
+	{kind: batchDir, parent: splitDir, name: "batch", content: directoryContent{}},
 	{kind: batchRaw, parent: batchDir, name: "", content: batchContent{selector: oneBatch}},
 	{kind: batchNPY, parent: batchDir, name: ".npy", content: batchContent{selector: oneBatch, format: npy}},
 	{kind: batchSafe, parent: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
 	{kind: batchArrayNPY, parent: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
-	{kind: batchJSON, parent: batchDir, name: ".json", content: origins{}},
+	{kind: batchJSON, parent: batchDir, name: ".json", content: originContent{}},
 	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
 	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
 	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
-	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokens{}},
-	{kind: infoFile, parent: splitDir, name: "info.json", content: text{render: (*tree).info, length: Batches.InfoLen}},
+	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokensContent{}},
+	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: Batches.InfoLen}},
 }
 
 // byKind has the entry of each kind. Entries of unused numbers are empty.
@@ -67,7 +67,7 @@ func (k kind) batches() batchContent {
 	return b
 }
 
-func (k kind) isDir() bool { return k.entry().content == directory{} }
+func (k kind) isDir() bool { return k.entry().content == directoryContent{} }
 
 func (k kind) mode() uint32 {
 	if k.isDir() {
@@ -82,7 +82,7 @@ func (k kind) showsOneArray() bool { return k.batches().oneArray }
 // isLiveText reports whether each handle shows a text as it was when the handle was opened. Such
 // texts are never cached.
 func (k kind) isLiveText() bool {
-	_, isText := k.entry().content.(text)
+	_, isText := k.entry().content.(textContent)
 	return isText && k != readmeFile
 }
 
@@ -92,9 +92,9 @@ func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spans
 // spansBatches reports whether the files show more than one batch: batches.* and tokens.bin.
 func (k kind) spansBatches() bool { return k.batches().selector == everyBatch || k == tokensFile }
 
-type directory struct{}
+type directoryContent struct{}
 
-func (directory) size(*tree, inode, Batches) int64 { return 0 }
+func (directoryContent) size(*tree, inode, Batches) int64 { return 0 }
 
 type batchContent struct {
 	selector batchSelector
@@ -143,27 +143,29 @@ func (b batchContent) header(i inode, s Batches, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computed content can be read from its Batches at any offset.
-type computed interface {
+// A computedContent content can be read from its Batches at any offset.
+type computedContent interface {
 	content
 	read(i inode, s Batches, dst []byte, off int64) error
 }
 
-// origins is the content of batch/<k>.json.
-type origins struct{}
+// originContent is the content of batch/<k>.json.
+type originContent struct{}
 
-func (origins) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
+func (originContent) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
 
-func (origins) read(i inode, s Batches, dst []byte, off int64) error {
+func (originContent) read(i inode, s Batches, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
-// tokens is the content of tokens.bin.
-type tokens struct{}
+// tokensContent is the content of tokens.bin.
+type tokensContent struct{}
 
-func (tokens) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
+func (tokensContent) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
 
-func (tokens) read(_ inode, s Batches, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
+func (tokensContent) read(_ inode, s Batches, dst []byte, off int64) error {
+	return s.ReadTokens(dst, off)
+}
 
 // firstBatch returns the number of the first batch that a numbered file shows.
 func (i inode) firstBatch() uint64 {

@@ -9,7 +9,7 @@ import (
 )
 
 // A limitedLog is a log for lines that readers can cause without limit. In each interval of
-// limitEvery, it logs at most maxLines lines, each once. It is safe for concurrent use.
+// limitInterval, it logs at most maxLines lines, each once. It is safe for concurrent use.
 //
 // Lock order: mu last.
 type limitedLog struct {
@@ -20,20 +20,20 @@ type limitedLog struct {
 }
 
 const (
-	limitEvery = 10 * time.Second
-	maxLines   = 100
+	limitInterval = 10 * time.Second
+	maxLines      = 100
 )
 
 func newLimitedLog(log *slog.Logger) *limitedLog {
 	return &limitedLog{Logger: log, logged: map[string]bool{}}
 }
 
-// limited logs a line or drops it. A later line says how many were dropped.
-func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
+// tryLog logs a line or drops it. A later line says how many were dropped.
+func (l *limitedLog) tryLog(level slog.Level, msg string, args ...any) {
 	line := fmt.Sprint(msg, args)
 	l.mu.Lock()
 	if len(l.logged) == 0 {
-		time.AfterFunc(limitEvery, l.reportDropped)
+		time.AfterFunc(limitInterval, l.reportDropped)
 	}
 	drop := l.logged[line] || len(l.logged) == maxLines
 	if drop {

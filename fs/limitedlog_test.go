@@ -28,7 +28,7 @@ func TestReadersCannotFloodTheLog(t *testing.T) {
 			}
 			tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, fmt.Sprint("colour=", n), &fuse.EntryOut{})
 		}
-		time.Sleep(limitEvery)
+		time.Sleep(limitInterval)
 		synctest.Wait()
 		lines := log.String()
 		for line, want := range map[string]int{"a request failed": 1, "no such settings": maxLines, fmt.Sprint("lines=", reads-1): 1, fmt.Sprint("lines=", reads-maxLines): 1} {

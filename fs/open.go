@@ -9,8 +9,9 @@ import (
 	"batchfs/fs/state"
 )
 
-// uncached is for files whose handles differ in content, because all handles share the page cache.
-const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+// uncachedFlags is for files whose handles differ in content, because all handles share the page
+// cache.
+const uncachedFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
@@ -23,7 +24,7 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isNext():
 		return t.openNext(i, in, cancel, out)
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.openText(i, cancel), uncached
+		out.Fh, out.OpenFlags = t.openText(i, cancel), uncachedFlags
 	case k.isNumbered():
 		s, err := t.refresh(i, cancel)
 		if err != nil {
@@ -56,10 +57,10 @@ func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *f
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
-		t.log.limited(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
+		t.log.tryLog(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
 		return fuse.Status(syscall.ENFILE)
 	}
-	out.Fh, out.OpenFlags = fh, uncached
+	out.Fh, out.OpenFlags = fh, uncachedFlags
 	return fuse.OK
 }
 

@@ -22,9 +22,9 @@ type prefetcher struct {
 	permits  permits
 	log      *limitedLog
 
-	mu      sync.Mutex
-	readers []*inOrder   // least recently used first; guarded by mu, as are the elements' fields
-	used    atomic.Int64 // bytes reserved for all slots; written with mu held
+	mu        sync.Mutex
+	readers   []*sequentialReader // least recently used first; guarded by mu, as are the elements' fields
+	slotBytes atomic.Int64        // bytes reserved for all slots; written with mu held
 }
 
 // permits limits how many prefetches of each split may run at the same time.
@@ -36,9 +36,10 @@ type permits interface {
 	EndPrefetch(split int)
 }
 
-// An inOrder represents one or more readers of a sequence that read in order, and holds the batches
-// prefetched for them. Readers that are close together share one, and may overtake each other.
-type inOrder struct {
+// A sequentialReader represents one or more readers of a sequence that read in order, and holds the
+// batches prefetched for them. Readers that are close together share one, and may overtake each
+// other.
+type sequentialReader struct {
 	sequence  Batches
 	batchSize int64   // bytes
 	next      uint64  // one more than the highest batch number requested
@@ -57,14 +58,14 @@ type slot struct {
 const (
 	notRequested = -1
 
-	maxInOrder = 256 // independent readers of one mount that may prefetch at the same time
+	maxReaders = 256 // independent readers of one mount that may prefetch at the same time
 	maxLag     = 64  // batches by which a reader may trail another that shares its slots
 )
 
 // request records that batch k of s is being read. If k was prefetched, request returns its slot,
 // which the caller must RUnlock; otherwise the slot is nil. If a prefetch of k is running, request
 // waits for it.
-func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
+func (p *prefetcher) request(s Batches, k uint64) (*sequentialReader, *slot) {
 	if p.depth == 0 {
 		return nil, nil
 	}
@@ -81,7 +82,7 @@ func (p *prefetcher) request(s Batches, k uint64) (*inOrder, *slot) {
 }
 
 // record does what request does, but neither waits for a prefetch nor locks the slot.
-func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
+func (p *prefetcher) record(s Batches, k uint64) (*sequentialReader, *slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.find(s, k)
@@ -102,8 +103,8 @@ func (p *prefetcher) record(s Batches, k uint64) (*inOrder, *slot) {
 	return r, sl
 }
 
-// find returns the inOrder that batch k continues, or a new one. The caller holds mu.
-func (p *prefetcher) find(s Batches, k uint64) *inOrder {
+// find returns the sequentialReader that batch k continues, or a new one. The caller holds mu.
+func (p *prefetcher) find(s Batches, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
 			if i < len(p.readers)-1 {
@@ -112,34 +113,34 @@ func (p *prefetcher) find(s Batches, k uint64) *inOrder {
 			return r
 		}
 	}
-	if len(p.readers) == maxInOrder {
+	if len(p.readers) == maxReaders {
 		p.evict()
 	}
-	r := &inOrder{sequence: s, batchSize: s.Spec().Batch.Bytes(), next: k + 1}
+	r := &sequentialReader{sequence: s, batchSize: s.Spec().Batch.Bytes(), next: k + 1}
 	p.readers = append(p.readers, r)
 	return r
 }
 
-// evict discards the least recently used inOrder and its slots. The caller holds mu.
+// evict discards the least recently used sequentialReader and its slots. The caller holds mu.
 func (p *prefetcher) evict() {
 	r := p.readers[0]
-	p.used.Add(-int64(len(r.slots)) * r.batchSize)
+	p.slotBytes.Add(-int64(len(r.slots)) * r.batchSize)
 	r.slots = []*slot{} // not nil, so that a request that still uses r does not allocate again
 	p.readers = slices.Delete(p.readers, 0, 1)
 }
 
 // allocate gives r its slots, if there is memory for two or more, and evicts others for them. The
 // caller holds mu.
-func (p *prefetcher) allocate(r *inOrder) {
+func (p *prefetcher) allocate(r *sequentialReader) {
 	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
 	r.slots = []*slot{}
 	if n < 2 {
 		return
 	}
-	for p.used.Load()+n*r.batchSize > p.maxBytes {
+	for p.slotBytes.Load()+n*r.batchSize > p.maxBytes {
 		p.evict()
 	}
-	p.used.Add(n * r.batchSize)
+	p.slotBytes.Add(n * r.batchSize)
 	for range n {
 		sl := &slot{batch: MaxBatches} // no batch has this number
 		sl.sent.Store(notRequested)
@@ -149,7 +150,7 @@ func (p *prefetcher) allocate(r *inOrder) {
 
 // run prefetches the batches that follow the last one requested, until all of them are prefetched
 // or a request needs the permit. It is called after a reply has been sent.
-func (p *prefetcher) run(r *inOrder, split int) {
+func (p *prefetcher) run(r *sequentialReader, split int) {
 	for p.permits.TryPrefetch(split) {
 		sl := p.claim(r)
 		if sl != nil {
@@ -164,11 +165,11 @@ func (p *prefetcher) run(r *inOrder, split int) {
 
 // compute fills a claimed slot and unlocks it. It drops errors and panics, because the request for
 // that batch computes it again and reports them to the reader.
-func (p *prefetcher) compute(r *inOrder, sl *slot) {
+func (p *prefetcher) compute(r *sequentialReader, sl *slot) {
 	defer sl.Unlock()
 	defer func() {
 		if v := recover(); v != nil {
-			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will compute it again", "panic", v, "stack", string(debug.Stack()))
+			p.log.tryLog(slog.LevelError, "prefetching a batch panicked; its reader will compute it again", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	sl.valid = readInParts(r.sequence, sl.bytes, sl.batch) == nil
@@ -188,7 +189,7 @@ func readInParts(s Batches, dst []byte, k uint64) error {
 // claim returns a write-locked slot for one of the next batches that is not prefetched yet, or nil
 // if there is none. It skips a slot whose batch is partly sent, because the reader will come back
 // for the rest.
-func (p *prefetcher) claim(r *inOrder) *slot {
+func (p *prefetcher) claim(r *sequentialReader) *slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := uint64(len(r.slots))
@@ -210,7 +211,7 @@ func (p *prefetcher) claim(r *inOrder) *slot {
 // isPartlySent reports whether a reader is in the middle of the batch in sl. Some readers take only
 // the main arrays, so a batch counts as sent once its main arrays are. A batch that is maxLag or
 // more behind k does not count, because its reader has probably stopped.
-func (r *inOrder) isPartlySent(sl *slot, k uint64) bool {
+func (r *sequentialReader) isPartlySent(sl *slot, k uint64) bool {
 	sent := sl.sent.Load()
 	return sent >= 0 && sent < r.sequence.Spec().Batch.MainBytes() && sl.batch+maxLag > k
 }

@@ -129,8 +129,8 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 				for _, r := range tr.prefetcher.readers {
 					used += int64(len(r.slots)) * r.batchSize
 				}
-				if used != tr.prefetcher.used.Load() || used > tr.prefetcher.maxBytes {
-					t.Errorf("%d bytes are reserved, counted as %d, of %d", used, tr.prefetcher.used.Load(), tr.prefetcher.maxBytes)
+				if used != tr.prefetcher.slotBytes.Load() || used > tr.prefetcher.maxBytes {
+					t.Errorf("%d bytes are reserved, counted as %d, of %d", used, tr.prefetcher.slotBytes.Load(), tr.prefetcher.maxBytes)
 				}
 				tr.prefetcher.mu.Unlock()
 			}

@@ -132,7 +132,7 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 		timer.Discard()
 		return fuse.ReadResultData(buf), nil
 	}
-	if file, ok := sp.inode.kind().entry().content.(computed); ok {
+	if file, ok := sp.inode.kind().entry().content.(computedContent); ok {
 		return fuse.ReadResultData(buf), file.read(sp.inode, sp.sequence, buf, sp.off)
 	}
 	failpoint.Hit("read")
@@ -167,7 +167,7 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 
 // takePrefetched is [prefetcher.request] for the batch of a span. At the beginning of a batch, it
 // also checks the token files, and returns no slot if they have changed.
-func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*inOrder, *slot) {
+func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReader, *slot) {
 	r, sl := t.prefetcher.request(sp.sequence, sp.batch)
 	if sl == nil {
 		return r, nil
@@ -207,7 +207,7 @@ func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) erro
 // logUncached logs which program maps next*, because SIGBUS does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-	t.log.limited(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+
+	t.log.tryLog(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+
 		"it should read the file, or map batch/<k> or batches.npy instead",
 		"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 }

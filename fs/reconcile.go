@@ -13,23 +13,23 @@ import (
 // The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
 // either. However, it may not know the directory yet, because the thread that looked it up has not
 // run since the reply was sent, or a FORGET may be on its way. A sequence is therefore retired only
-// if the kernel knows none of its directories asksToRetire times in a row, and nothing was looked
+// if the kernel knows none of its directories missesToRetire times in a row, and nothing was looked
 // up or forgotten in the meantime. If the kernel knows a file of a retired sequence after all,
 // reading the file fails with ESTALE: the number is reused only after all other numbers were.
 type doubt struct {
-	asked int // how often in a row the kernel has known no directory; guarded by sequenceTable.mu
+	misses int // how often in a row the kernel has known no directory; guarded by sequenceTable.mu
 }
 
 const (
-	asksToRetire = 3
-	askPause     = 2 * time.Second  // shortest pause before the kernel is asked again
-	maxAskPause  = 16 * time.Second // longest pause
+	missesToRetire = 3
+	askPause       = 2 * time.Second  // shortest pause before the kernel is asked again
+	maxAskPause    = 16 * time.Second // longest pause
 )
 
-// disturb resets asked after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
-func (d *doubt) disturb() {
+// reset resets asked after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
+func (d *doubt) reset() {
 	if d != nil {
-		d.asked = 0
+		d.misses = 0
 	}
 }
 
@@ -38,7 +38,7 @@ func (d *doubt) disturb() {
 func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
-		left, unknown := q.ask(knows)
+		left, unknown := q.askKernel(knows)
 		switch {
 		case left == 0:
 			return
@@ -50,9 +50,9 @@ func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	}
 }
 
-// ask asks the kernel once about each sequence in doubt. It returns the number of sequences that
-// remain in doubt, and how many of them the kernel does not seem to know.
-func (q *sequenceTable) ask(knows func(directory uint64) bool) (left, unknown int) {
+// askKernel asks the kernel once about each sequence in doubt. It returns the number of sequences
+// that remain in doubt, and how many of them the kernel does not seem to know.
+func (q *sequenceTable) askKernel(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
 	q.mu.Unlock()
@@ -76,14 +76,14 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.asked++ // before asking, so that disturb can reset it in the meantime
+		d.misses++ // before asking, so that disturb can reset it in the meantime
 	}
 	return directories
 }
 
 // endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
-// not known it asksToRetire times in a row. It reports whether the kernel did not know the sequence
-// but must be asked again.
+// not known it missesToRetire times in a row. It reports whether the kernel did not know the
+// sequence but must be asked again.
 func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -92,9 +92,9 @@ func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	case d == nil:
 		return false
 	case known:
-		d.asked = 0
+		d.misses = 0
 		return false
-	case d.asked < asksToRetire:
+	case d.misses < missesToRetire:
 		return true
 	}
 	if q.drop(number) {

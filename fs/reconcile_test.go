@@ -13,12 +13,12 @@ import (
 // A kernel simulates lookups and FORGETs of settings while workers die, so that some of their
 // replies and some FORGETs are lost.
 type kernel struct {
-	tree    *tree
-	train   inode
-	known   map[uint64]string // settings of each known directory, by node
-	lookups map[uint64]uint64 // lookups not forgotten yet, by node
-	replies []fuse.EntryOut   // replies whose readers have not run since they were sent
-	names   map[uint64]string // settings in each reply ever sent, by node
+	tree        *tree
+	train       inode
+	known       map[uint64]string // settings of each known directory, by node
+	lookups     map[uint64]uint64 // lookups not forgotten yet, by node
+	unprocessed []fuse.EntryOut   // replies whose readers have not run since they were sent
+	namesSent   map[uint64]string // settings in each reply ever sent, by node
 }
 
 // lookUp looks settings up. If lost is set, the worker dies before it replies, and the request is
@@ -36,17 +36,17 @@ func (k *kernel) lookUp(t *testing.T, seed int, lost bool) {
 		header.Unique |= state.Resent
 		k.tree.Lookup(nil, &header, name, &out)
 	}
-	k.names[out.NodeId] = name
-	k.replies = append(k.replies, out)
+	k.namesSent[out.NodeId] = name
+	k.unprocessed = append(k.unprocessed, out)
 }
 
 // runReaders lets all readers process their replies.
 func (k *kernel) runReaders() {
-	for _, out := range k.replies {
-		k.known[out.NodeId] = k.names[out.NodeId]
+	for _, out := range k.unprocessed {
+		k.known[out.NodeId] = k.namesSent[out.NodeId]
 		k.lookups[out.NodeId]++
 	}
-	k.replies = nil
+	k.unprocessed = nil
 }
 
 func (k *kernel) forget(node uint64, lost bool) {
@@ -69,7 +69,7 @@ func (k *kernel) takeover(t *testing.T) {
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tr := newTestTree(t, counting("train", 100))
-	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, names: map[uint64]string{}}
+	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, namesSent: map[uint64]string{}}
 	check := func() {
 		t.Helper()
 		for node, name := range k.known {
@@ -96,7 +96,7 @@ func TestReconcile(t *testing.T) {
 		case op < 62:
 			k.takeover(t)
 		case op < 75:
-			k.tree.sequences.ask(k.knows)
+			k.tree.sequences.askKernel(k.knows)
 			k.runReaders() // no reader waits that long
 		}
 		check()
@@ -104,7 +104,7 @@ func TestReconcile(t *testing.T) {
 	k.runReaders()
 	k.takeover(t)
 	for left := 1; left > 0; {
-		left, _ = k.tree.sequences.ask(k.knows)
+		left, _ = k.tree.sequences.askKernel(k.knows)
 		if left <= len(k.known) {
 			break
 		}
@@ -122,8 +122,8 @@ func TestRetiredNumbersAreUsedLast(t *testing.T) {
 	dir := tr.find("train")
 	lost := tr.sequences.mustLookUp(t, dir, "seed=1000000")
 	tr = takeOver(t, tr.shared, s)
-	for range asksToRetire {
-		tr.sequences.ask(func(uint64) bool { return false })
+	for range missesToRetire {
+		tr.sequences.askKernel(func(uint64) bool { return false })
 	}
 	if tr.sequences.get(lost) != nil {
 		t.Fatal("the kernel does not know the directory, and it is still there")

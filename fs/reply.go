@@ -16,8 +16,8 @@ type reply struct {
 	split      int
 	timer      state.ReadTimer
 	prefetcher *prefetcher
-	reader     *inOrder // reader to prefetch for; may be nil
-	slot       *slot    // prefetched batch that parts[1] aliases, read-locked; may be nil
+	reader     *sequentialReader // reader to prefetch for; may be nil
+	slot       *slot             // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	span       span   // what the READ gets
 	firstBegun uint64 // first batch whose first byte is in the reply; equal to end if there is none

@@ -100,12 +100,12 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 	dir := tr.find("train")
 	known := map[state.Name]int{} // names that the kernel knows, and their sequences
 	for round := range 20 {
-		for i := range maxRecent + 76 {
+		for i := range maxValidNames + 76 {
 			name := fmt.Sprintf("seed=%d", 10_000*round+i)
 			known[state.Name{Dir: uint64(dir), Name: name}] = tr.sequences.mustLookUp(t, dir, name)
 		}
 		tr = takeOver(t, tr.shared, s)
-		for tr.shared.NamesRecorded()-tr.sequences.invalidated > maxRecent {
+		for tr.shared.NamesRecorded()-tr.sequences.namesInvalidated > maxValidNames {
 			n := tr.sequences.nextOutdatedName()
 			if number, ok := known[n]; ok { // the kernel sends a FORGET
 				tr.sequences.forget(number, 1)
@@ -114,7 +114,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 		}
 	}
 	tr.sequences.check(t)
-	if used := tr.shared.SequencesUsed(); used > 2*maxRecent+1000 {
+	if used := tr.shared.SequencesUsed(); used > 2*maxValidNames+1000 {
 		t.Errorf("%d numbers are used, %d names are known", used, len(known))
 	}
 }

@@ -20,9 +20,10 @@ import (
 //
 // The splits have the first numbers, from 1. The others are splits under the settings of a path,
 // such as train/rank=3,world=8: they begin when they are looked up, and end when the kernel has
-// forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated,
-// oldest first, so that the kernel forgets them; open files keep working. A flood of lookups may
-// overwrite names before they are invalidated; the kernel forgets those when it needs the memory.
+// forgotten all their files, unless their cursor has moved. Names beyond maxValidNames are
+// invalidated, oldest first, so that the kernel forgets them; open files keep working. A flood of
+// lookups may overwrite names before they are invalidated; the kernel forgets those when it needs
+// the memory.
 //
 // The shared state holds what the next worker must know. That worker creates the Batches of
 // settings at their first use.
@@ -39,21 +40,21 @@ type sequenceTable struct {
 	splitNumbers [state.MaxSequences]atomic.Uint32
 
 	// mu guards all fields below, and the lookups, names and last errors in the shared state.
-	mu             sync.Mutex
-	byName         map[string]int // number of each sequence
-	freeNumbers    []int          // numbers of ended sequences
-	retiredNumbers []int          // numbers of retired sequences, oldest first; reused last
-	doubts         map[int]*doubt // sequences whose lookup count may be too high, by number
-	settingsByUser map[uint32]int // number of settings that each user was the first to look up
-	invalidated    uint64         // recorded names that have been invalidated or overwritten
-	tooMany        *sync.Cond     // signaled when names may need invalidation; its lock is mu
+	mu               sync.Mutex
+	byName           map[string]int // number of each sequence
+	freeNumbers      []int          // numbers of ended sequences
+	retiredNumbers   []int          // numbers of retired sequences, oldest first; reused last
+	doubts           map[int]*doubt // sequences whose lookup count may be too high, by number
+	settingsByUser   map[uint32]int // number of settings that each user was the first to look up
+	namesInvalidated uint64         // recorded names that have been invalidated or overwritten
+	tooManyNames     *sync.Cond     // signaled when names may need invalidation; its lock is mu
 }
 
 const (
-	// maxRecent is how many of the latest names are not invalidated. If an invalidated name is in
+	// maxValidNames is how many of the latest names are not invalidated. If an invalidated name is in
 	// use, the kernel looks it up again. Invalidations should be rare, because one may wait in the
 	// kernel for another lookup, in a thread that cannot be killed.
-	maxRecent = 1 << 10
+	maxValidNames = 1 << 10
 
 	// invalidators is how many goroutines invalidate names. An invalidation waits while any lookup
 	// runs in the same directory.
@@ -76,7 +77,7 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log
 		doubts:         map[int]*doubt{},
 		settingsByUser: map[uint32]int{},
 	}
-	q.tooMany = sync.NewCond(&q.mu)
+	q.tooManyNames = sync.NewCond(&q.mu)
 	shared.ResumeLookups()
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
@@ -150,7 +151,7 @@ func (q *sequenceTable) get(number int) Batches {
 	_, settings, _ := strings.Cut(name, "/")
 	s, err := split.With(settings)
 	if err != nil {
-		q.log.limited(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
+		q.log.tryLog(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
 		return nil
 	}
 	q.mu.Lock()
@@ -209,7 +210,7 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 		return nil, 0, syscall.ESTALE, nil
 	}
 	if s, err = parent.With(name); err != nil {
-		q.log.limited(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
+		q.log.tryLog(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, 0, syscall.ENOENT, err
 		}
@@ -218,10 +219,10 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user, id)
 	switch errno {
 	case syscall.EDQUOT:
-		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+		q.log.tryLog(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
 			"uid", user, "settings_per_user", q.access.SettingsPerUser)
 	case syscall.ENOSPC:
-		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
+		q.log.tryLog(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 	}
 	return s, number, errno, nil
 }
@@ -242,11 +243,11 @@ func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint
 		}
 	}
 	if number > q.splits {
-		q.shared.RecordDirectory(number, uint64(settingsDir(number, inode(name.Dir), name.Name)))
+		q.shared.RecordDirectory(number, uint64(settingsInode(number, inode(name.Dir), name.Name)))
 		q.addLookup(number, id)
 	}
 	q.shared.RecordName(name)
-	q.tooMany.Signal()
+	q.tooManyNames.Signal()
 	return number, 0
 }
 
@@ -264,7 +265,7 @@ func (q *sequenceTable) countLookup(number int, id uint64) {
 // addLookup counts request id as a lookup in settings. The caller holds mu.
 func (q *sequenceTable) addLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
-	q.doubts[number].disturb()
+	q.doubts[number].reset()
 }
 
 // invalidate makes the kernel forget outdated names, forever. The next worker repeats it.
@@ -279,11 +280,11 @@ func (q *sequenceTable) invalidate(server *fuse.Server) {
 func (q *sequenceTable) nextOutdatedName() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.shared.NamesRecorded()-q.invalidated <= maxRecent {
-		q.tooMany.Wait()
+	for q.shared.NamesRecorded()-q.namesInvalidated <= maxValidNames {
+		q.tooManyNames.Wait()
 	}
-	q.invalidated, n = q.shared.NameFrom(q.invalidated)
-	q.invalidated++
+	q.namesInvalidated, n = q.shared.NameFrom(q.namesInvalidated)
+	q.namesInvalidated++
 	return n
 }
 
@@ -298,7 +299,7 @@ func (q *sequenceTable) forget(number int, lookups uint64) {
 	if !seq.Used() { // retired
 		return
 	}
-	q.doubts[number].disturb()
+	q.doubts[number].reset()
 	if seq.Lookups.Add(-min(lookups, seq.Lookups.Load())) == 0 && q.drop(number) {
 		q.shared.Remove(number)
 		q.freeNumbers = append(q.freeNumbers, number)
@@ -364,5 +365,5 @@ var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its setting
 // isSettings reports whether a name consists of settings. No split or file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
 
-// namesSettings reports whether name in directory dir is a settings directory.
-func namesSettings(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }
+// isSettingsDir reports whether name in directory dir is a settings directory.
+func isSettingsDir(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }

@@ -235,7 +235,7 @@ func TestIdleSettings(t *testing.T) {
 
 func TestOldNamesAreInvalidated(t *testing.T) {
 	q, dir := trainSequences(t)
-	const n = maxRecent + 10
+	const n = maxValidNames + 10
 	for i := range n {
 		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
@@ -245,13 +245,13 @@ func TestOldNamesAreInvalidated(t *testing.T) {
 			outdated <- q.nextOutdatedName()
 		}
 	}()
-	for i := range n - maxRecent {
+	for i := range n - maxValidNames {
 		if p := testwait.For(t, "a name to be forgotten", outdated); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
 			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
 	q.mustLookUp(t, dir, "seed=last")
-	if p := testwait.For(t, "another name to be forgotten", outdated); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
+	if p := testwait.For(t, "another name to be forgotten", outdated); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxValidNames)}) {
 		t.Errorf("the next name is %v", p)
 	}
 }
@@ -259,10 +259,10 @@ func TestOldNamesAreInvalidated(t *testing.T) {
 // A changingSplit simulates a split that follows changes of its tokens. In version v, the bytes of
 // batches are those of a counting sequence XOR v.
 type changingSplit struct {
-	name    string
-	size    int64
-	version atomic.Uint64
-	reading func() // called in the middle of a read
+	name       string
+	size       int64
+	version    atomic.Uint64
+	duringRead func() // called in the middle of a read
 }
 
 func (c *changingSplit) latest() *fake {
@@ -271,8 +271,8 @@ func (c *changingSplit) latest() *fake {
 	fill := s.read
 	s.Version, s.Follows, s.Steps = Version(v), true, 5-v%2
 	s.read = func(dst []byte, k uint64, off int64) error {
-		if c.reading != nil {
-			c.reading()
+		if c.duringRead != nil {
+			c.duringRead()
 		}
 		if c.version.Load() != v {
 			return fmt.Errorf("changed: %w", syscall.ESTALE)
@@ -365,19 +365,19 @@ func TestNextFollowsChanges(t *testing.T) {
 
 	// Several changes during a read.
 	times := 5
-	c.reading = func() {
+	c.duringRead = func() {
 		if times--; times >= 0 {
 			c.version.Add(1)
 		}
 	}
 	expect(first, "batch 8 of version 9")
-	c.reading = nil
+	c.duringRead = nil
 	expect(first, "batch 9 of version 9")
 
 	// A change during a read, while another handle takes the next number.
 	other := tr.openFile(t, "train/next", 0)
-	c.reading = func() {
-		c.reading = nil
+	c.duringRead = func() {
+		c.duringRead = nil
 		expect(other, "batch 11 of version 9")
 		c.version.Add(1)
 	}
@@ -397,9 +397,9 @@ func TestNextFollowsChanges(t *testing.T) {
 	expectStale(framed, headerBytes)
 
 	// If changes never end, the read fails and takes no number.
-	c.reading = func() { c.version.Add(1) }
+	c.duringRead = func() { c.version.Add(1) }
 	expectStale(first, 0)
-	c.reading = nil
+	c.duringRead = nil
 	expect(first, fmt.Sprintf("batch 16 of version %d", c.version.Load()))
 }
 

@@ -8,40 +8,40 @@ import (
 	"batchfs/fs/state"
 )
 
-// texts caches the text of each open handle of a live text. Beyond maxBytes, all texts are dropped.
-// A text that is missing, also because another worker opened the handle, is rendered again when it
-// is read. A texts is safe for concurrent use.
+// textCache caches the text of each open handle of a live text. Beyond maxBytes, all texts are
+// dropped. A text that is missing, also because another worker opened the handle, is rendered again
+// when it is read. A texts is safe for concurrent use.
 //
 // Lock order: mu last.
-type texts struct {
+type textCache struct {
 	maxBytes int64
 	mu       sync.Mutex
-	open     map[uint64][]byte // text of each handle; guarded by mu
+	byHandle map[uint64][]byte // text of each handle; guarded by mu
 	bytes    atomic.Int64      // total length of the texts; written with mu held
 }
 
-func (t *texts) put(fh uint64, text []byte) {
+func (t *textCache) put(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.bytes.Load()+int64(len(text)) > t.maxBytes {
-		clear(t.open)
+		clear(t.byHandle)
 		t.bytes.Store(0)
 	}
-	t.bytes.Add(int64(len(text) - len(t.open[fh])))
-	t.open[fh] = text
+	t.bytes.Add(int64(len(text) - len(t.byHandle[fh])))
+	t.byHandle[fh] = text
 }
 
-func (t *texts) get(fh uint64) []byte {
+func (t *textCache) get(fh uint64) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.open[fh]
+	return t.byHandle[fh]
 }
 
-func (t *texts) release(fh uint64) {
+func (t *textCache) release(fh uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.bytes.Add(-int64(len(t.open[fh])))
-	delete(t.open, fh)
+	t.bytes.Add(-int64(len(t.byHandle[fh])))
+	delete(t.byHandle, fh)
 }
 
 // The low textBits of a handle are the length of its text, in bytes.
@@ -49,7 +49,7 @@ const textBits = 32
 
 // openText renders a text and returns a new handle for it.
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
-	rendered := i.kind().entry().content.(text).render(t, i, cancel)
+	rendered := i.kind().entry().content.(textContent).render(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
 	t.texts.put(fh, rendered)
 	return fh
@@ -59,7 +59,7 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 // the beginning of a text must not get the end of another, so if the text is missing and a new one
 // has another length, the result is nil unless off is 0.
 func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
-	content, isText := i.kind().entry().content.(text)
+	content, isText := i.kind().entry().content.(textContent)
 	if !isText {
 		return nil
 	}
@@ -82,13 +82,13 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 	return rendered
 }
 
-// A text is a content that is rendered when a file is opened.
-type text struct {
+// A textContent is a content that is rendered when a file is opened.
+type textContent struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
 	length func(Batches) int64 // length in bytes; nil if only render knows it
 }
 
-func (x text) size(t *tree, i inode, s Batches) int64 {
+func (x textContent) size(t *tree, i inode, s Batches) int64 {
 	switch {
 	case x.length == nil:
 		return int64(len(x.render(t, i, nil)))
@@ -128,7 +128,7 @@ type LiveSplit struct {
 
 func (t *tree) live() Live {
 	l := Live{
-		Shared: t.shared, PrefetchBytes: t.prefetcher.used.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
+		Shared: t.shared, PrefetchBytes: t.prefetcher.slotBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
 		Splits: map[string]LiveSplit{},
 	}
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {
@@ -151,11 +151,11 @@ func (t *tree) live() Live {
 func (t *tree) status(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
-	return t.o.Status.JSON(t.live())
+	return t.opts.Status.JSON(t.live())
 }
 
 func (t *tree) metrics(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
-	return t.o.Status.Metrics(t.shared)
+	return t.opts.Status.Metrics(t.shared)
 }

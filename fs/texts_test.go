@@ -27,16 +27,16 @@ func TestTextsAreBounded(t *testing.T) {
 			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
 				t.Errorf("%s/info.json at %d: %q, %v", names[n], off, text, status)
 			}
-			if tr.texts.bytes.Load() > maxTextBytes || len(tr.texts.open) > 1 {
-				t.Fatalf("%d texts of %d bytes are cached", len(tr.texts.open), tr.texts.bytes.Load())
+			if tr.texts.bytes.Load() > maxTextBytes || len(tr.texts.byHandle) > 1 {
+				t.Fatalf("%d texts of %d bytes are cached", len(tr.texts.byHandle), tr.texts.bytes.Load())
 			}
 		}
 	}
 	for _, r := range readers {
 		r.close()
 	}
-	if tr.texts.bytes.Load() != 0 || len(tr.texts.open) != 0 {
-		t.Errorf("when all are closed, %d bytes of %d texts are cached", tr.texts.bytes.Load(), len(tr.texts.open))
+	if tr.texts.bytes.Load() != 0 || len(tr.texts.byHandle) != 0 {
+		t.Errorf("when all are closed, %d bytes of %d texts are cached", tr.texts.bytes.Load(), len(tr.texts.byHandle))
 	}
 }
 

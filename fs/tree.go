@@ -30,7 +30,7 @@ type tree struct {
 	handles            *state.Handles
 	sequences          *sequenceTable
 	readme             []byte
-	texts              texts
+	texts              textCache
 	badNames           atomic.Pointer[[]BadName] // last ten that this worker found, latest first
 
 	// statusMu is held while status.json or metrics is rendered, which may take long. It comes
@@ -39,7 +39,7 @@ type tree struct {
 
 	prefetcher *prefetcher
 	log        *limitedLog
-	o          Options
+	opts       Options
 }
 
 // forever is the longest attribute timeout that the kernel accepts.
@@ -57,10 +57,10 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 		handles:       state.NewHandles(shared),
 		sequences:     sequences,
 		readme:        renderReadme(mountpoint, splits),
-		texts:         texts{maxBytes: o.Memory.TextBytes, open: map[uint64][]byte{}},
+		texts:         textCache{maxBytes: o.Memory.TextBytes, byHandle: map[uint64][]byte{}},
 		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, log: log},
 		log:           log,
-		o:             o,
+		opts:          o,
 	}
 	t.badNames.Store(new([]BadName))
 	return t, nil
@@ -133,24 +133,24 @@ func (t *tree) size(i inode, s Batches) int64 {
 
 // Values of st_blksize. C's stdio reads blocks of that size, and seeks to multiples of it.
 const (
-	stdioBlock = headerBytes // not the page size, which is larger on some machines
+	stdioBlksize = headerBytes // not the page size, which is larger on some machines
 
 	// Reading the first block of next again takes a new batch, so the block must be smaller than
 	// what programs read from next. The first block of files with a header is only the header.
-	nextBlock = 512
+	nextBlksize = 512
 )
 
 func (t *tree) attributes(i inode, s Batches, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Access.Mode, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.opts.Access.Mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = out.Mode|t.o.Access.Mode>>2, 2
+		out.Mode, out.Nlink = out.Mode|t.opts.Access.Mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
-	out.Blksize = stdioBlock
+	out.Blksize = stdioBlksize
 	if i.kind() == nextRaw {
-		out.Blksize = nextBlock
+		out.Blksize = nextBlksize
 	}
-	out.Owner = fuse.Owner{Uid: t.o.Access.UID, Gid: t.o.Access.GID}
+	out.Owner = fuse.Owner{Uid: t.opts.Access.UID, Gid: t.opts.Access.GID}
 	began := time.Unix(0, t.shared.Began)
 	out.SetTimes(&began, &began, &began)
 }
@@ -170,7 +170,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	if t.isForgotten(dir, t.sequence(dir)) {
 		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}
-	if namesSettings(dir, name) {
+	if isSettingsDir(dir, name) {
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
@@ -196,7 +196,7 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 		t.recordBadName(dir, name, err.Error())
 	}
 	if errno == 0 {
-		t.fillEntry(settingsDir(number, dir, name), s, forever, out)
+		t.fillEntry(settingsInode(number, dir, name), s, forever, out)
 	}
 	return fuse.Status(errno)
 }
@@ -248,7 +248,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 }
 
 func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	out.Bsize, out.Frsize, out.NameLen = stdioBlock, stdioBlock, maxNameLen
+	out.Bsize, out.Frsize, out.NameLen = stdioBlksize, stdioBlksize, maxNameLen
 	return fuse.OK
 }
 
@@ -267,6 +267,6 @@ func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 		}
 	}
 	name := t.sequences.recordError(inode(node).sequence(), id, err.Error())
-	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
+	t.log.tryLog(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

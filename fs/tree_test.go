@@ -138,7 +138,7 @@ func (t *tree) find(path string) inode {
 	for name := range strings.SplitSeq(path, "/") {
 		if isSettings(name) {
 			_, number, _, _ := t.sequences.lookup(i, name, 0, lastUnique.Add(2), nil)
-			i = settingsDir(number, i, name)
+			i = settingsInode(number, i, name)
 		} else {
 			i = t.lookup(i, name)
 		}
