@@ -11,8 +11,8 @@ import (
 	"batchfs/fs/header"
 )
 
-// manyArrays returns a sequence whose batches have as many arrays as allowed, with the longest
-// names and all dtypes.
+// manyArrays returns a sequence with as many arrays as allowed, with the longest names and all
+// dtypes.
 func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
@@ -29,7 +29,7 @@ func manyArrays(rows int) *fake {
 	return s
 }
 
-// contentOf returns the header and the bytes of batches that a file must show, given its name.
+// contentOf returns what a file must contain, given its name. The header has headerLen bytes.
 func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
 	arr, size := s.Batch.Stack(), s.Batch.MainBytes()
@@ -66,7 +66,7 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 	return content, headerLen
 }
 
-// Any read of any file returns that slice of the file's content.
+// A read of any range of a file returns that slice of its content.
 func TestAnyReadIsASlice(t *testing.T) {
 	three := counting("train", 120)
 	three.Batch = array.NewBatch(2,
@@ -111,8 +111,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 	}
 }
 
-// Each array besides the main ones has its own files, which are listed and described in README. No
-// other arrays have files.
+// Each array besides the main ones has its own files, which README describes. No other arrays do.
 func TestArrayFiles(t *testing.T) {
 	tr := newTestTree(t, manyArrays(3))
 	listed := 0
@@ -150,7 +149,7 @@ func TestArrayFiles(t *testing.T) {
 
 // Every header is a page long, whatever the arrays are. cmd/batchfs limits the metadata.
 func TestLongestHeaders(t *testing.T) {
-	// The largest number of axes whose product is still a valid size.
+	// Many axes, whose product is a large but valid size.
 	axes := make([]int, 30)
 	for i := range axes {
 		axes[i] = 1

@@ -7,7 +7,6 @@ import (
 	"strings"
 )
 
-// explainBadName returns why a directory has no file of this name.
 func (t *tree) explainBadName(dir inode, name string) string {
 	var names []string
 	for _, e := range t.listDir(dir, 0) {
@@ -35,11 +34,11 @@ func (t *tree) explainBadName(dir inode, name string) string {
 	return fmt.Sprintf("%q cannot follow a batch number, but %s or nothing can", name[len(digits):], existing)
 }
 
-// A BadName is a path that was looked up, and the reason why it does not exist.
+// A BadName is a path that was looked up but does not exist, and the reason.
 type BadName struct{ Path, Why string }
 
-// recordBadName records a name for status.json, unless it begins with a dot, because programs look
-// for .git everywhere.
+// recordBadName records a name for status.json. It ignores names like .git, because programs look
+// for them everywhere.
 func (t *tree) recordBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return

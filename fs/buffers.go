@@ -6,18 +6,17 @@ import (
 	"sync"
 )
 
-// maxWrite is the longest write in bytes. Nobody writes, but go-fuse's buffers for requests have
-// room for such a write.
+// maxWrite is the longest write, in bytes. Nobody writes, but go-fuse's request buffers have room
+// for one.
 const maxWrite = 4096
 
 // residentBuffers makes a *fuse.Server read requests into buffers whose first two pages are in
-// memory. While a process is being killed, the kernel cannot add a page to it, and ends a request
-// that needs one with EIO; a request that it could copy goes to the next worker. Replies need no
-// such care, because a handler has just written them.
+// memory. While a process is being killed, the kernel cannot add pages to it. If it needs one to
+// deliver a request, the request fails with EIO instead of going to the next worker. Replies
+// need no such care, because a handler has just written them.
 //
-// residentBuffers returns the pool of the buffers. It is a private field of the server in go-fuse
-// v2.12.1, which has no public way to replace it. If a version keeps its buffers elsewhere,
-// residentBuffers returns an error.
+// The result is the pool of the buffers, a private field of the server in go-fuse v2.12.1, which
+// has no public way to replace it. If a version has no such field, residentBuffers fails.
 func residentBuffers(server any) (*sync.Pool, error) {
 	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[sync.Pool]() {
@@ -28,7 +27,7 @@ func residentBuffers(server any) (*sync.Pool, error) {
 	if _, ok := allocate().([]byte); !ok {
 		return nil, fmt.Errorf("readPool of %T does not hold []byte, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
 	}
-	*pool = sync.Pool{New: func() any { // drops the buffer allocated above
+	*pool = sync.Pool{New: func() any {
 		buf := allocate().([]byte)
 		// A READ fits into the first page, and a LOOKUP into both.
 		buf[0], buf[4095] = 0, 0

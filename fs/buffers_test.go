@@ -52,7 +52,7 @@ func TestUnknownGoFuseVersion(t *testing.T) {
 	}
 }
 
-// Reads may be longer than writes. A worker allows the same writes as the build that mounted.
+// Reads may be longer than writes, whose limit comes from the build that mounted.
 func TestHandshake(t *testing.T) {
 	shared := newShared(t)
 	for _, maxWrite := range []uint32{maxWrite, 1 << 20} {
@@ -69,7 +69,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// shakeHands simulates the handshake of a worker with the kernel. It returns the reply to INIT.
+// shakeHands simulates a worker's handshake with the kernel, and returns the reply to INIT.
 func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"batchfs/fs/guard"
 )
 
-// These methods return what a request will need. They do no I/O and create no Batches, because the
-// request is not admitted yet. For a Batches that does not exist yet, they return an upper bound.
+// The cost methods do no I/O and create no Batches, because the request is not admitted yet. If the
+// Batches does not exist yet, they return an upper bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
@@ -22,10 +22,10 @@ func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
 	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile)
 }
 
-// cost returns the cost of a request that reads no batch, but may check token files.
-func (t *tree) cost(i inode, checks bool) guard.Cost {
+// cost returns the cost of a request that reads no batch.
+func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
-	if checks {
+	if checksFiles {
 		c.Rows = 1
 	}
 	return c
@@ -52,6 +52,5 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	return c
 }
 
-// fillsPageCache reports whether a READ fills the page cache. A READ for an uncached read(2) has a
-// lock owner.
+// fillsPageCache reports whether a READ is for the page cache. Any other READ has a lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }

@@ -23,11 +23,11 @@ import (
 //	            others: 0
 type inode uint64
 
-// MaxBatches bounds batch numbers: every batch number is less.
+// MaxBatches is one more than the highest batch number.
 const MaxBatches = array.MaxBatches
 
-// A kind is a kind of file; see kindTable. Never renumber the kinds, because inode numbers contain
-// them, and the kernel remembers those when another version of the program takes over.
+// A kind is a kind of file; see kindTable. Never renumber kinds: the kernel remembers inode
+// numbers, which contain them, when another version of the program takes over.
 type kind uint8
 
 const (
@@ -71,7 +71,7 @@ func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 // rest returns bits 24-63.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// arrayShift is the position of the array index in the rest of a file that shows a single array.
+// arrayShift is the position of the array index in the rest of an inode of a single array.
 const arrayShift = 36
 
 func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
@@ -80,13 +80,12 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// settingsInode returns the inode of the settings directory name in dir. The hash leaves out dir's
-// sequence, because that sequence may end and begin again under another number.
 func settingsInode(sequence int, dir inode, name string) inode {
+	// Leave out dir's sequence, which may end and begin again under another number.
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%s", dir.rest(), name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
 
-// SequenceOf returns the number of the sequence of the file with inode number ino.
+// SequenceOf returns the sequence number in an inode number.
 func SequenceOf(ino uint64) int { return inode(ino).sequence() }

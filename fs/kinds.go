@@ -11,22 +11,22 @@ import (
 
 type kindEntry struct {
 	kind   kind
-	parent kind // kind of the directory that holds the files; 0 for the root directory
+	parent kind // kind of the directory that has the files; 0 for the root
 
-	// Name in that directory, or in batch/ what follows the batch number. % stands for the name of
-	// an array. "" for splits, whose names are configured.
+	// Name of the file, or in batch/ the part after the batch number. % stands for the name of an
+	// array. It is empty for splits, whose names are configured.
 	name    string
 	content content
 }
 
-// A content is what the files of a kind show. It also decides how they are cached.
+// A content is what the files of a kind show.
 type content interface {
 	// size returns the size of file i in bytes. s is its sequence, or nil for a file of the whole
 	// mount.
 	size(t *tree, i inode, s Batches) int64
 }
 
-// kindTable has an entry for each kind, in the order in which directories list them.
+// kindTable is in the order in which directories list files.
 var kindTable = []kindEntry{
 	{kind: rootDir, content: directoryContent{}},
 	{kind: readmeFile, parent: rootDir, name: "README", content: textContent{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
@@ -51,7 +51,7 @@ var kindTable = []kindEntry{
 	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: Batches.InfoLen}},
 }
 
-// byKind has the entry of each kind. Entries of unused numbers are empty.
+// byKind is kindTable indexed by kind. Unused numbers have empty entries.
 var byKind = func() (all [maxKinds]kindEntry) {
 	for _, e := range kindTable {
 		all[e.kind] = e
@@ -79,14 +79,15 @@ func (k kind) mode() uint32 {
 func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
 func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
-// isLiveText reports whether each handle shows a text as it was when the handle was opened. Such
-// texts are never cached.
+// isLiveText reports whether the files are texts that change. Each handle shows the text as it was
+// when the handle was opened, so the page cache is not used.
 func (k kind) isLiveText() bool {
 	_, isText := k.entry().content.(textContent)
 	return isText && k != readmeFile
 }
 
-// isNumbered reports whether the files change only with the tokens: batch/*, batches.*, tokens.bin.
+// isNumbered reports whether the files are batch/*, batches.* or tokens.bin, which change only when
+// the tokens do.
 func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
 // spansBatches reports whether the files show more than one batch: batches.* and tokens.bin.
@@ -100,8 +101,8 @@ type batchContent struct {
 	selector batchSelector
 	format   header.Format
 
-	// Whether the file shows only the array whose index is in the inode. Otherwise, it shows all
-	// arrays in safetensors format, and the main ones in other formats.
+	// Whether the file shows a single array, whose index is in the inode. Other files show
+	// header.AllArrays.
 	oneArray bool
 }
 
@@ -109,7 +110,7 @@ type batchSelector uint8
 
 const (
 	nextBatch  batchSelector = iota + 1 // batch that the handle holds
-	oneBatch                            // batch whose number is in the file's name
+	oneBatch                            // batch in the file's name
 	everyBatch                          // batches 0 to Spec.Steps-1
 )
 
@@ -134,7 +135,6 @@ func (b batchContent) frame(i inode, s Batches) header.Frame {
 
 func (b batchContent) size(_ *tree, i inode, s Batches) int64 { return b.frame(i, s).Size() }
 
-// byteRange returns which bytes of each batch a file shows: size bytes, starting at byte from.
 func (b batchContent) byteRange(i inode, s Batches) (from, size int64) {
 	return b.frame(i, s).ByteRange()
 }
@@ -143,13 +143,12 @@ func (b batchContent) header(i inode, s Batches, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computedContent content can be read from its Batches at any offset.
+// A computedContent is read from its Batches, without a header or prefetching.
 type computedContent interface {
 	content
 	read(i inode, s Batches, dst []byte, off int64) error
 }
 
-// originContent is the content of batch/<k>.json.
 type originContent struct{}
 
 func (originContent) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
@@ -158,7 +157,6 @@ func (originContent) read(i inode, s Batches, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
-// tokensContent is the content of tokens.bin.
 type tokensContent struct{}
 
 func (tokensContent) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
@@ -167,7 +165,7 @@ func (tokensContent) read(_ inode, s Batches, dst []byte, off int64) error {
 	return s.ReadTokens(dst, off)
 }
 
-// firstBatch returns the number of the first batch that a numbered file shows.
+// firstBatch returns the first batch number of a numbered file.
 func (i inode) firstBatch() uint64 {
 	switch {
 	case i.kind().spansBatches():

@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// A limitedLog is a log for lines that readers can cause without limit. In each interval of
-// limitInterval, it logs at most maxLines lines, each once. It is safe for concurrent use.
+// A limitedLog keeps readers from flooding the log. In each limitInterval, it logs at most maxLines
+// lines, each once. It is safe for concurrent use.
 //
 // Lock order: mu last.
 type limitedLog struct {
 	*slog.Logger
-	mu      sync.Mutex
-	logged  map[string]bool // lines logged in this interval; guarded by mu
-	dropped int             // lines not logged in this interval; guarded by mu
+
+	mu      sync.Mutex // guards the fields below, which are about the current interval
+	logged  map[string]bool
+	dropped int
 }
 
 const (

@@ -9,8 +9,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// uncachedFlags is for files whose handles differ in content, because all handles share the page
-// cache.
+// uncachedFlags are for files whose handles differ in content, because all handles of a file share
+// the page cache.
 const uncachedFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {

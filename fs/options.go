@@ -19,23 +19,23 @@ type Options struct {
 
 // Memory limits what a worker keeps in memory.
 type Memory struct {
-	PrefetchBatches int   // batches to prefetch for each reader that reads in order
-	PrefetchBytes   int64 // limit for prefetched batches, in bytes
-	ReplyBytes      int64 // limit for all other replies, in bytes
-	TextBytes       int64 // limit for the texts of open files, in bytes
+	PrefetchBatches int   // batches to prefetch for each sequential reader
+	PrefetchBytes   int64 // limit for all prefetched batches
+	ReplyBytes      int64 // limit for all replies
+	TextBytes       int64 // limit for the texts of all open files
 }
 
 // Access is who owns the files and who may do what.
 type Access struct {
 	Mode            uint32 // permission bits of files; readers of files may list directories
-	UID, GID        uint32 // owner of the files
-	SettingsPerUser int    // limit on the settings directories of each user, except root and UID
+	UID, GID        uint32
+	SettingsPerUser int // limit on the settings directories of each user, except root and UID
 }
 
-// Status renders texts for package fs, which does not know the sampler, the stores, the
-// configuration or the format of metrics. The functions are called one at a time.
+// Status renders status.json and metrics, which need more than package fs knows. The functions are
+// called one at a time.
 type Status struct {
 	ProgramVersion string
-	JSON           func(Live) []byte                   // returns status.json
-	Metrics        func(counters *state.Shared) []byte // returns metrics
+	JSON           func(Live) []byte
+	Metrics        func(counters *state.Shared) []byte
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // A prefetcher computes batches before they are requested, for readers that read in order, by
-// number or through next*. After a goroutine sends a reply, it computes the next batches, so a
+// number or through next*. The goroutine that has sent a reply computes the next batches, so a
 // sequence without readers costs nothing.
 //
 // A prefetcher is safe for concurrent use. Lock order: mu, then TryLock of a slot. A slot's lock is
@@ -23,7 +23,7 @@ type prefetcher struct {
 	log      *limitedLog
 
 	mu        sync.Mutex
-	readers   []*sequentialReader // least recently used first; guarded by mu, as are the elements' fields
+	readers   []*sequentialReader // least recently used first; mu guards it and its elements
 	slotBytes atomic.Int64        // bytes reserved for all slots; written with mu held
 }
 
@@ -36,9 +36,8 @@ type permits interface {
 	EndPrefetch(split int)
 }
 
-// A sequentialReader represents one or more readers of a sequence that read in order, and holds the
-// batches prefetched for them. Readers that are close together share one, and may overtake each
-// other.
+// A sequentialReader holds the batches prefetched for readers that read a sequence in order.
+// Readers that are close together share one, and may overtake each other.
 type sequentialReader struct {
 	sequence  Batches
 	batchSize int64   // bytes
@@ -49,7 +48,7 @@ type sequentialReader struct {
 // A slot holds one batch, either prefetched or being prefetched, or is still empty.
 type slot struct {
 	sync.RWMutex        // write-locked while the batch is computed, read-locked while it is sent
-	batch        uint64 // batch number; written with prefetcher.mu held as well
+	batch        uint64 // written with prefetcher.mu held as well
 	valid        bool   // whether bytes holds the whole batch
 	bytes        []byte
 	sent         atomic.Int64 // bytes of the batch sent; notRequested before the first request
@@ -58,31 +57,30 @@ type slot struct {
 const (
 	notRequested = -1
 
-	maxReaders = 256 // independent readers of one mount that may prefetch at the same time
+	maxReaders = 256 // sequentialReaders of a mount
 	maxLag     = 64  // batches by which a reader may trail another that shares its slots
 )
 
-// request records that batch k of s is being read. If k was prefetched, request returns its slot,
-// which the caller must RUnlock; otherwise the slot is nil. If a prefetch of k is running, request
-// waits for it.
-func (p *prefetcher) request(s Batches, k uint64) (*sequentialReader, *slot) {
+// acquireSlot records that batch k of s is being read. If k was prefetched, it returns the slot,
+// which the caller must RUnlock; otherwise the slot is nil. It waits for a running prefetch of k.
+func (p *prefetcher) acquireSlot(s Batches, k uint64) (*sequentialReader, *slot) {
 	if p.depth == 0 {
 		return nil, nil
 	}
-	r, prefetched := p.record(s, k)
+	r, prefetched := p.recordRequest(s, k)
 	if prefetched == nil {
 		return r, nil
 	}
 	prefetched.RLock()
-	if prefetched.batch != k || !prefetched.valid { // reused for another batch, or its read failed
+	if prefetched.batch != k || !prefetched.valid { // reused, or the prefetch failed
 		prefetched.RUnlock()
 		return r, nil
 	}
 	return r, prefetched
 }
 
-// record does what request does, but neither waits for a prefetch nor locks the slot.
-func (p *prefetcher) record(s Batches, k uint64) (*sequentialReader, *slot) {
+// recordRequest is acquireSlot, but neither waits for a prefetch nor locks the slot.
+func (p *prefetcher) recordRequest(s Batches, k uint64) (*sequentialReader, *slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.find(s, k)
@@ -103,7 +101,7 @@ func (p *prefetcher) record(s Batches, k uint64) (*sequentialReader, *slot) {
 	return r, sl
 }
 
-// find returns the sequentialReader that batch k continues, or a new one. The caller holds mu.
+// find returns the reader that batch k continues, or a new one. The caller holds mu.
 func (p *prefetcher) find(s Batches, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
@@ -121,7 +119,7 @@ func (p *prefetcher) find(s Batches, k uint64) *sequentialReader {
 	return r
 }
 
-// evict discards the least recently used sequentialReader and its slots. The caller holds mu.
+// evict discards the least recently used reader and its slots. The caller holds mu.
 func (p *prefetcher) evict() {
 	r := p.readers[0]
 	p.slotBytes.Add(-int64(len(r.slots)) * r.batchSize)
@@ -129,8 +127,8 @@ func (p *prefetcher) evict() {
 	p.readers = slices.Delete(p.readers, 0, 1)
 }
 
-// allocate gives r its slots, if there is memory for two or more, and evicts others for them. The
-// caller holds mu.
+// allocate gives r its slots if two or more fit, and evicts other readers for them. The caller
+// holds mu.
 func (p *prefetcher) allocate(r *sequentialReader) {
 	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
 	r.slots = []*slot{}
@@ -148,8 +146,8 @@ func (p *prefetcher) allocate(r *sequentialReader) {
 	}
 }
 
-// run prefetches the batches that follow the last one requested, until all of them are prefetched
-// or a request needs the permit. It is called after a reply has been sent.
+// run prefetches the batches after the last one requested, until none is left or requests are
+// waiting.
 func (p *prefetcher) run(r *sequentialReader, split int) {
 	for p.permits.TryPrefetch(split) {
 		sl := p.claim(r)
@@ -164,7 +162,7 @@ func (p *prefetcher) run(r *sequentialReader, split int) {
 }
 
 // compute fills a claimed slot and unlocks it. It drops errors and panics, because the request for
-// that batch computes it again and reports them to the reader.
+// the batch will compute it again and report them.
 func (p *prefetcher) compute(r *sequentialReader, sl *slot) {
 	defer sl.Unlock()
 	defer func() {
@@ -175,8 +173,8 @@ func (p *prefetcher) compute(r *sequentialReader, sl *slot) {
 	sl.valid = readInParts(r.sequence, sl.bytes, sl.batch) == nil
 }
 
-// readInParts reads all of batch k, in parts as long as requests, because reading a part of a long
-// row takes memory for that part.
+// readInParts reads batch k in parts as long as requests, because a read of a long row takes memory
+// in proportion to the part that is read.
 func readInParts(s Batches, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
@@ -187,8 +185,8 @@ func readInParts(s Batches, dst []byte, k uint64) error {
 }
 
 // claim returns a write-locked slot for one of the next batches that is not prefetched yet, or nil
-// if there is none. It skips a slot whose batch is partly sent, because the reader will come back
-// for the rest.
+// if there is none. It spares batches that are partly sent, because the reader will come back for
+// the rest.
 func (p *prefetcher) claim(r *sequentialReader) *slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()

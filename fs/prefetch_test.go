@@ -15,8 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// recording returns a counting sequence, and a function that returns its batches in the order in
-// which they were read.
+// recording returns a counting sequence, and a function that returns which batches were read.
 func recording(name string, batchBytes int64) (s *fake, batchesRead func() []uint64) {
 	var mu sync.Mutex
 	var list []uint64
@@ -62,11 +61,11 @@ func TestNoPrefetchForOtherReaders(t *testing.T) {
 	tr := newTestTree(t, s)
 	for _, k := range []int{7, 3000, 5, 2000, 1000, 0} {
 		r := tr.openFile(t, fmt.Sprintf("train/batch/%d", k), 0)
-		for range 3 { // the same batch again
+		for range 3 {
 			r.readBatch(t, 1000)
 		}
 	}
-	// The kernel itself reads batches.bin ahead.
+	// batches.bin is read ahead by the kernel, not by the prefetcher.
 	all := tr.openFile(t, "train/batches.bin", 0)
 	for off := range int64(4) {
 		all.read(1000*off, 1000)
@@ -84,7 +83,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 		splits = append(splits, counting(name, size))
 	}
 	tr := newTestTree(t, splits...)
-	tr.prefetcher.maxBytes = 100_000 // two batches of the largest sequence, or more of the others
+	tr.prefetcher.maxBytes = 100_000 // fewer than two huge batches, which are then not prefetched
 	var wg sync.WaitGroup
 	for worker := range 8 {
 		wg.Go(func() {
@@ -97,7 +96,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 				switch {
 				case worker < 4:
 				case random.IntN(20) == 0:
-					k = uint64(random.IntN(1000)) // a jump
+					k = uint64(random.IntN(1000))
 					fallthrough
 				default:
 					path += fmt.Sprintf("/%d", k)
@@ -158,7 +157,7 @@ func TestPrefetchErrors(t *testing.T) {
 	tr := newTestTree(t, s)
 	next := tr.openFile(t, "train/next", 0)
 	next.readBatch(t, 1000)
-	next.readBatch(t, 1000) // 2 and 3 are ready
+	next.readBatch(t, 1000) // prefetches 2 and 3
 	changed = fmt.Errorf("changed (%w)", syscall.ESTALE)
 	if _, status := next.read(0, 1000); status != fuse.Status(syscall.ESTALE) {
 		t.Errorf("changed: %v", status)

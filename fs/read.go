@@ -86,8 +86,8 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, e
 	if err != nil {
 		return span{}, err
 	}
-	// The handle has the whole version, and an inode in batch/ only its low bits. Compare it before
-	// the size, because a reader of old tokens must get an error rather than the end of a shorter
+	// Compare the version in the handle, because an inode in batch/ has only the low bits. Do so
+	// before the size is used: a reader of old tokens must get an error, not the end of a shorter
 	// new file. A live text gets here only if its reader began another text.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return span{}, state.ErrOutdated
@@ -165,10 +165,10 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	return r, nil
 }
 
-// takePrefetched is [prefetcher.request] for the batch of a span. At the beginning of a batch, it
-// also checks the token files, and returns no slot if they have changed.
+// takePrefetched is [prefetcher.acquireSlot] for a span. At the beginning of a batch, it also
+// checks the token files, and returns no slot if they have changed.
 func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReader, *slot) {
-	r, sl := t.prefetcher.request(sp.sequence, sp.batch)
+	r, sl := t.prefetcher.acquireSlot(sp.sequence, sp.batch)
 	if sl == nil {
 		return r, nil
 	}
@@ -183,13 +183,12 @@ func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReade
 	return r, sl
 }
 
-// replyLen returns how many bytes a READ of file i gets.
 func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges fills dst from a file that shows size bytes of each of batches k, k+1, …, starting
-// at byte from of each batch. off is the offset in that file.
+// readByteRanges fills dst with the bytes from offset off of a file without a header. The file has
+// size bytes of each of the batches k, k+1, …, starting at byte from of each batch.
 func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) error {
 	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)
@@ -204,7 +203,7 @@ func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) erro
 	return nil
 }
 
-// logUncached logs which program maps next*, because SIGBUS does not say why.
+// logUncached logs which program maps next*, because its SIGBUS does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 	t.log.tryLog(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+

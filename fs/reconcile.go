@@ -7,26 +7,27 @@ import (
 )
 
 // A doubt tracks a sequence of settings whose lookups were counted by an earlier worker. The count
-// may be too high, but never too low: the earlier worker may have died after it read a FORGET, or
-// while the kernel was copying its reply to a lookup.
+// may be too high, but never too low: that worker may have died after it read a FORGET, or while
+// the kernel was copying its reply to a lookup.
 //
 // The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
-// either. However, it may not know the directory yet, because the thread that looked it up has not
-// run since the reply was sent, or a FORGET may be on its way. A sequence is therefore retired only
-// if the kernel knows none of its directories missesToRetire times in a row, and nothing was looked
-// up or forgotten in the meantime. If the kernel knows a file of a retired sequence after all,
-// reading the file fails with ESTALE: the number is reused only after all other numbers were.
+// either. However, the thread that looked the directory up may not have run since the reply was
+// sent, or a FORGET may be on its way. A sequence is therefore retired only if the kernel knows
+// none of its directories missesToRetire times in a row, without a lookup or a FORGET in between.
+// Should the kernel know a file of a retired sequence after all, reading it fails with ESTALE: the
+// number is reused only when all others are in use.
 type doubt struct {
-	misses int // how often in a row the kernel has known no directory; guarded by sequenceTable.mu
+	misses int // times in a row that the kernel knew no directory; guarded by sequenceTable.mu
 }
 
 const (
 	missesToRetire = 3
-	askPause       = 2 * time.Second  // shortest pause before the kernel is asked again
-	maxAskPause    = 16 * time.Second // longest pause
+
+	minAskPause = 2 * time.Second
+	maxAskPause = 16 * time.Second
 )
 
-// reset resets asked after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
+// reset is called after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
 func (d *doubt) reset() {
 	if d != nil {
 		d.misses = 0
@@ -36,22 +37,22 @@ func (d *doubt) reset() {
 // reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
 // not run inside a request, because knows waits for the kernel.
 func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
-	for pause := askPause; ; {
+	for pause := minAskPause; ; {
 		time.Sleep(pause)
 		left, unknown := q.askKernel(knows)
 		switch {
 		case left == 0:
 			return
 		case unknown > 0:
-			pause = askPause
+			pause = minAskPause
 		default:
 			pause = min(2*pause, maxAskPause)
 		}
 	}
 }
 
-// askKernel asks the kernel once about each sequence in doubt. It returns the number of sequences
-// that remain in doubt, and how many of them the kernel does not seem to know.
+// askKernel asks the kernel once about each sequence in doubt. It returns how many remain in doubt,
+// and how many of those the kernel did not know.
 func (q *sequenceTable) askKernel(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
@@ -76,14 +77,13 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.misses++ // before asking, so that disturb can reset it in the meantime
+		d.misses++ // before asking, because reset may be called in the meantime
 	}
 	return directories
 }
 
-// endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
-// not known it missesToRetire times in a row. It reports whether the kernel did not know the
-// sequence but must be asked again.
+// endAsking records whether the kernel knows a sequence, and retires the sequence after
+// missesToRetire misses in a row. It reports whether the sequence was missed, but not retired.
 func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

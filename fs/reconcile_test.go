@@ -15,10 +15,10 @@ import (
 type kernel struct {
 	tree        *tree
 	train       inode
-	known       map[uint64]string // settings of each known directory, by node
+	known       map[uint64]string // settings, by node
 	lookups     map[uint64]uint64 // lookups not forgotten yet, by node
-	unprocessed []fuse.EntryOut   // replies whose readers have not run since they were sent
-	namesSent   map[uint64]string // settings in each reply ever sent, by node
+	unprocessed []fuse.EntryOut
+	namesSent   map[uint64]string // settings, by node
 }
 
 // lookUp looks settings up. If lost is set, the worker dies before it replies, and the request is
@@ -40,8 +40,7 @@ func (k *kernel) lookUp(t *testing.T, seed int, lost bool) {
 	k.unprocessed = append(k.unprocessed, out)
 }
 
-// runReaders lets all readers process their replies.
-func (k *kernel) runReaders() {
+func (k *kernel) processReplies() {
 	for _, out := range k.unprocessed {
 		k.known[out.NodeId] = k.namesSent[out.NodeId]
 		k.lookups[out.NodeId]++
@@ -89,7 +88,7 @@ func TestReconcile(t *testing.T) {
 		case op < 40:
 			k.lookUp(t, random.IntN(200), op < 4)
 			if op%3 > 0 {
-				k.runReaders()
+				k.processReplies()
 			}
 		case op < 60 && len(k.known) > 0:
 			k.forget(anyKnown(), op < 50)
@@ -97,11 +96,11 @@ func TestReconcile(t *testing.T) {
 			k.takeover(t)
 		case op < 75:
 			k.tree.sequences.askKernel(k.knows)
-			k.runReaders() // no reader waits that long
+			k.processReplies() // long before the kernel is asked again
 		}
 		check()
 	}
-	k.runReaders()
+	k.processReplies()
 	k.takeover(t)
 	for left := 1; left > 0; {
 		left, _ = k.tree.sequences.askKernel(k.knows)

@@ -12,15 +12,15 @@ import (
 // A reply is the fuse.ReadResult of a READ from batches. After it is sent, Done prefetches the next
 // batches.
 type reply struct {
-	parts      [2][]byte // bytes to send
+	parts      [2][]byte
 	split      int
 	timer      state.ReadTimer
 	prefetcher *prefetcher
-	reader     *sequentialReader // reader to prefetch for; may be nil
+	reader     *sequentialReader // may be nil
 	slot       *slot             // prefetched batch that parts[1] aliases, read-locked; may be nil
 
-	span       span   // what the READ gets
-	firstBegun uint64 // first batch whose first byte is in the reply; equal to end if there is none
+	span       span
+	firstBegun uint64 // first batch whose first byte is in the reply; end if there is none
 	end        uint64 // one more than the last batch with bytes in the reply; 0 if there is none
 }
 

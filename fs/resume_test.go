@@ -98,7 +98,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 	s := counting("train", 1000)
 	tr := newTestTree(t, s)
 	dir := tr.find("train")
-	known := map[state.Name]int{} // names that the kernel knows, and their sequences
+	known := map[state.Name]int{} // sequence numbers of names that the kernel knows
 	for round := range 20 {
 		for i := range maxValidNames + 76 {
 			name := fmt.Sprintf("seed=%d", 10_000*round+i)

@@ -30,30 +30,29 @@ import (
 //
 // Lock order: mu, then only the locks of package state.
 type sequenceTable struct {
-	shared   *state.Shared
-	log      *limitedLog // not the tree's, so that bad paths do not use up its limit
-	access   Access
-	splits   int
-	byNumber [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
+	shared     *state.Shared
+	log        *limitedLog // not the tree's, so that bad paths do not use up its limit
+	access     Access
+	splitCount int
+	byNumber   [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
 
-	// Number of the split to which a sequence belongs or belonged.
-	splitNumbers [state.MaxSequences]atomic.Uint32
+	splitNumbers [state.MaxSequences]atomic.Uint32 // see splitOf
 
 	// mu guards all fields below, and the lookups, names and last errors in the shared state.
 	mu               sync.Mutex
 	byName           map[string]int // number of each sequence
 	freeNumbers      []int          // numbers of ended sequences
-	retiredNumbers   []int          // numbers of retired sequences, oldest first; reused last
-	doubts           map[int]*doubt // sequences whose lookup count may be too high, by number
+	retiredNumbers   []int          // oldest first; reused last
+	doubts           map[int]*doubt
 	settingsByUser   map[uint32]int // number of settings that each user was the first to look up
-	namesInvalidated uint64         // recorded names that have been invalidated or overwritten
+	namesInvalidated uint64         // recorded names that were invalidated or overwritten
 	tooManyNames     *sync.Cond     // signaled when names may need invalidation; its lock is mu
 }
 
 const (
-	// maxValidNames is how many of the latest names are not invalidated. If an invalidated name is in
-	// use, the kernel looks it up again. Invalidations should be rare, because one may wait in the
-	// kernel for another lookup, in a thread that cannot be killed.
+	// maxValidNames is how many of the latest names are not invalidated. If an invalidated name is
+	// in use, the kernel looks it up again. Invalidations should be rare, because one may wait in
+	// the kernel for another lookup, in a thread that cannot be killed.
 	maxValidNames = 1 << 10
 
 	// invalidators is how many goroutines invalidate names. An invalidation waits while any lookup
@@ -61,7 +60,7 @@ const (
 	invalidators = 8
 )
 
-// maxNameLen is the length of the longest file name, in bytes. StatFs reports it.
+// maxNameLen is the length of the longest file name, in bytes.
 const maxNameLen = 255
 
 func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
@@ -72,7 +71,7 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log
 		shared:         shared,
 		log:            newLimitedLog(log),
 		access:         access,
-		splits:         len(splits),
+		splitCount:     len(splits),
 		byName:         map[string]int{},
 		doubts:         map[int]*doubt{},
 		settingsByUser: map[uint32]int{},
@@ -88,7 +87,7 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log
 	return q, q.resume(splits)
 }
 
-// resume takes over the sequences that an earlier worker recorded in the shared state.
+// resume takes over the sequences in the shared state from an earlier worker.
 func (q *sequenceTable) resume(splits []Batches) error {
 	bySplit := map[string]Batches{}
 	for _, s := range splits {
@@ -115,18 +114,18 @@ func (q *sequenceTable) resume(splits []Batches) error {
 			continue
 		}
 		q.indexName(number, seq.Name(), seq.User())
-		if number > q.splits && seq.Lookups.Load() > 0 {
+		if number > q.splitCount && seq.Lookups.Load() > 0 {
 			q.doubts[number] = &doubt{}
 		}
 	}
 	q.freeNumbers, q.retiredNumbers = q.shared.Free()
-	if mounted < q.splits {
+	if mounted < q.splitCount {
 		return errors.New("the configuration has splits that are not mounted")
 	}
 	return nil
 }
 
-// peek returns the sequence of a number if this process already has it, and otherwise nil.
+// peek returns the sequence of a number, or nil if this process has not created it.
 func (q *sequenceTable) peek(number int) Batches {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
@@ -134,10 +133,10 @@ func (q *sequenceTable) peek(number int) Batches {
 	return nil
 }
 
-// get returns the sequence of a number. It returns nil if there is none, as for number 0, or if its
-// settings no longer suit the tokens.
+// get returns the sequence of a number, which it creates if needed. It returns nil if the number is
+// not in use or if the settings no longer suit the tokens.
 func (q *sequenceTable) get(number int) Batches {
-	if s := q.peek(number); s != nil || number <= q.splits {
+	if s := q.peek(number); s != nil || number <= q.splitCount {
 		return s
 	}
 	q.mu.Lock()
@@ -164,7 +163,7 @@ func (q *sequenceTable) get(number int) Batches {
 }
 
 // add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
-// holds mu, or is the only one to use the table.
+// holds mu, unless nobody else uses the table yet.
 func (q *sequenceTable) add(s Batches, user uint32) (number int) {
 	if n := len(q.freeNumbers); n > 0 {
 		number, q.freeNumbers = q.freeNumbers[n-1], q.freeNumbers[:n-1]
@@ -189,8 +188,8 @@ func (q *sequenceTable) describe(number int, s Batches) {
 	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
-// indexName records the name of a sequence that user looked up. The caller holds mu, or is the only
-// one to use the table.
+// indexName records the name of a sequence that user looked up. The caller holds mu, unless nobody
+// else uses the table yet.
 func (q *sequenceTable) indexName(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
 	q.byName[name] = number
@@ -202,8 +201,8 @@ func (q *sequenceTable) indexName(number int, name string, user uint32) {
 // 0.
 func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[number].Load()) }
 
-// lookup returns the sequence of directory dir under the settings in name, and its number. It
-// counts request id of a user as a lookup. If the settings are wrong, err is the reason.
+// lookup returns the sequence of dir under the settings in name, and its number. It counts the
+// lookup, which is request id. If the settings are wrong, err is the reason.
 func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Batches, number int, errno syscall.Errno, err error) {
 	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
 	if parent == nil {
@@ -227,9 +226,9 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 	return s, number, errno, nil
 }
 
-// acquire returns the number of a sequence that a user looked up by name, and counts request id as
-// a lookup. It fails with EDQUOT if the user has too many settings directories, and with ENOSPC if
-// all numbers are in use.
+// acquire returns the number of a sequence, which it adds if needed, and counts the lookup. It
+// fails with EDQUOT if the user has too many settings directories, and with ENOSPC if all numbers
+// are in use.
 func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -242,7 +241,7 @@ func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint
 			return 0, syscall.ENOSPC
 		}
 	}
-	if number > q.splits {
+	if number > q.splitCount {
 		q.shared.RecordDirectory(number, uint64(settingsInode(number, inode(name.Dir), name.Name)))
 		q.addLookup(number, id)
 	}
@@ -251,10 +250,10 @@ func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint
 	return number, 0
 }
 
-// countLookup counts request id as a lookup of a file of a sequence. It does not count lookups in
-// splits, because splits never end.
+// countLookup counts request id as a lookup in a sequence. It ignores splits, because they never
+// end.
 func (q *sequenceTable) countLookup(number int, id uint64) {
-	if number <= q.splits {
+	if number <= q.splitCount {
 		return
 	}
 	q.mu.Lock()
@@ -262,13 +261,14 @@ func (q *sequenceTable) countLookup(number int, id uint64) {
 	q.addLookup(number, id)
 }
 
-// addLookup counts request id as a lookup in settings. The caller holds mu.
+// addLookup is countLookup for callers that hold mu. number is not a split.
 func (q *sequenceTable) addLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 	q.doubts[number].reset()
 }
 
-// invalidate makes the kernel forget outdated names, forever. The next worker repeats it.
+// invalidate makes the kernel forget outdated names. It never returns. The next worker invalidates
+// the same names again.
 func (q *sequenceTable) invalidate(server *fuse.Server) {
 	for {
 		n := q.nextOutdatedName()
@@ -289,7 +289,7 @@ func (q *sequenceTable) nextOutdatedName() (n state.Name) {
 }
 
 func (q *sequenceTable) forget(number int, lookups uint64) {
-	if number <= q.splits {
+	if number <= q.splitCount {
 		return
 	}
 	failpoint.Hit("forget")
@@ -365,5 +365,4 @@ var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its setting
 // isSettings reports whether a name consists of settings. No split or file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
 
-// isSettingsDir reports whether name in directory dir is a settings directory.
 func isSettingsDir(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }

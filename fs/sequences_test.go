@@ -62,7 +62,6 @@ func (q *sequenceTable) check(t *testing.T) {
 	}
 }
 
-// The weights of sources take no shared memory for each of a split's settings.
 func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := counting("train", 100)
 	mixture.spec.SourceWeights = []float64{0.75, 0.25}
@@ -84,8 +83,8 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	}
 }
 
-// A sequence keeps its number, through takeovers, while the kernel knows a file or if its cursor
-// has moved. Otherwise, the number is reused, and nothing of the old sequence is left.
+// A sequence keeps its number, also after a takeover, while the kernel knows one of its files or if
+// its cursor has moved. Otherwise, the number is reused, and nothing of the sequence is left.
 func TestSequenceNumbers(t *testing.T) {
 	type known struct {
 		number  int
@@ -209,8 +208,8 @@ func TestSettingsQuota(t *testing.T) {
 	q.check(t)
 }
 
-// If the kernel has forgotten settings, only a cursor that has moved is kept, and status.json
-// counts them.
+// If the kernel has forgotten settings whose cursor has moved, only their cursor is kept, and
+// status.json counts them.
 func TestIdleSettings(t *testing.T) {
 	tr := newTestTree(t, counting("train", 100))
 	q := tr.sequences
@@ -262,7 +261,7 @@ type changingSplit struct {
 	name       string
 	size       int64
 	version    atomic.Uint64
-	duringRead func() // called in the middle of a read
+	duringRead func()
 }
 
 func (c *changingSplit) latest() *fake {
@@ -293,7 +292,7 @@ func (c *changingSplit) latest() *fake {
 	return s
 }
 
-// identify returns the batch and the version that data is.
+// identify describes data as a batch and a version.
 func (c *changingSplit) identify(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
@@ -409,7 +408,7 @@ func TestRepeatedRequestsUnderChanges(t *testing.T) {
 	tr, c := newChangingTree(t, size)
 	r := tr.openFile(t, "train/next", 0)
 	for k := range 10 {
-		r.read(size, 0) // another request
+		r.read(size, 0)
 		for range 3 {
 			data, status := r.repeat(0, size)
 			if got, want := c.identify(data), fmt.Sprintf("batch %d of version %d", k, c.version.Load()); !status.Ok() || got != want {
@@ -456,7 +455,7 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 	}
 }
 
-// All parts of the reply to a lookup are of one version.
+// A reply to a lookup never mixes two versions.
 func TestLookupsUnderChanges(t *testing.T) {
 	tr, c := newChangingTree(t, 1000)
 	stop := make(chan struct{})

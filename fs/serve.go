@@ -31,7 +31,7 @@ import (
 // may still be running then, so the process should exit.
 func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) error {
 	log := newLimitedLog(o.Log)
-	stop := make(chan error, 2) // reasons to stop serving
+	stop := make(chan error, 2)
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
 	panicked := func(p any) fuse.Status {
 		// The fault may lie in this process, so another one takes over.
@@ -112,17 +112,17 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 	}
 }
 
-// tuneRuntime sets GOGC and GOMAXPROCS for a process that serves, unless the environment sets them.
-// In a standby, more collections would take more memory than they free.
+// tuneRuntime sets GOGC and GOMAXPROCS for serving, unless the environment sets them. In a standby,
+// a lower GOGC would cost more memory than it frees.
 func tuneRuntime() {
 	if os.Getenv("GOGC") == "" {
-		// There is little garbage, so resident memory does not grow in a million batches.
+		// Collect often, so that resident memory does not grow in the first million batches.
 		debug.SetGCPercent(50)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		// Go counts a thread that waits for a request as running, until the runtime has seen the
-		// thread wait twice. Unless more threads may run, the runtime checks every 20 microseconds,
-		// which takes up to a sixth of the processor time of batches.
+		// Go counts a thread that waits for a request as running until the runtime has seen it wait
+		// twice. If no further thread may run, the runtime checks every 20 microseconds, which
+		// takes up to a sixth of the processor time.
 		const spareThreads = 4
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareThreads)
 	}
@@ -159,8 +159,8 @@ func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountO
 }
 
 // handshake returns a server on the worker's connection, and the server's own descriptor. The
-// kernel sends INIT only to the first worker. Later workers send the same request to the server
-// over a socket, and its reply must be the same.
+// kernel sends INIT only to the first worker. Later workers pass a copy of it to their server over
+// a socket, and the reply must be the same.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
@@ -223,9 +223,9 @@ func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }
 
-// detachConnection replaces the server's connection, descriptor fd, with /dev/null, and interrupts
-// the threads that read from it. If a process dies while the kernel copies a request to it, the
-// request may fail. The kernel sends all unanswered requests to the next worker.
+// detachConnection replaces the server's descriptor fd with /dev/null and interrupts the threads
+// that read from it. Otherwise, a request may fail because this process exits while the kernel
+// copies the request to it. The next worker gets all unanswered requests.
 func detachConnection(fd int, served <-chan struct{}) {
 	devNull, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -245,10 +245,9 @@ func detachConnection(fd int, served <-chan struct{}) {
 	}
 }
 
-// notifyResend is FUSE_NOTIFY_RESEND: since Linux 6.9, the kernel resends every unanswered request.
+// notifyResend is the message FUSE_NOTIFY_RESEND.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
-// errorReply returns the reply to a request that failed.
 func errorReply(id uint64, errno syscall.Errno) []byte {
 	reply := binary.NativeEndian.AppendUint32(nil, 16) // length, in bytes
 	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))

@@ -8,15 +8,15 @@ import (
 	"batchfs/fs/state"
 )
 
-// textCache caches the text of each open handle of a live text. Beyond maxBytes, all texts are
-// dropped. A text that is missing, also because another worker opened the handle, is rendered again
-// when it is read. A texts is safe for concurrent use.
+// A textCache holds the text of each open handle of a live text. If the texts would exceed
+// maxBytes, it drops all of them. A missing text, for example of a handle that an earlier worker
+// opened, is rendered again when it is read. A textCache is safe for concurrent use.
 //
 // Lock order: mu last.
 type textCache struct {
 	maxBytes int64
 	mu       sync.Mutex
-	byHandle map[uint64][]byte // text of each handle; guarded by mu
+	byHandle map[uint64][]byte // guarded by mu
 	bytes    atomic.Int64      // total length of the texts; written with mu held
 }
 
@@ -47,7 +47,6 @@ func (t *textCache) release(fh uint64) {
 // The low textBits of a handle are the length of its text, in bytes.
 const textBits = 32
 
-// openText renders a text and returns a new handle for it.
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 	rendered := i.kind().entry().content.(textContent).render(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
@@ -55,9 +54,9 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 	return fh
 }
 
-// textForRead returns the text of handle fh of file i, or nil if i is not a text. A reader that has
-// the beginning of a text must not get the end of another, so if the text is missing and a new one
-// has another length, the result is nil unless off is 0.
+// textForRead returns the text of handle fh of file i, or nil if i is not a text. If the text is
+// missing, it renders a new one, and returns nil if its length differs and off is not 0, because a
+// reader that has the beginning of a text must not get the end of another.
 func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(textContent)
 	if !isText {
@@ -82,7 +81,7 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 	return rendered
 }
 
-// A textContent is a content that is rendered when a file is opened.
+// A textContent is rendered when a file is opened.
 type textContent struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
 	length func(Batches) int64 // length in bytes; nil if only render knows it
@@ -92,7 +91,7 @@ func (x textContent) size(t *tree, i inode, s Batches) int64 {
 	switch {
 	case x.length == nil:
 		return int64(len(x.render(t, i, nil)))
-	case s == nil: // forgotten in the meantime
+	case s == nil: // the kernel has forgotten the sequence
 		return 0
 	}
 	return x.length(s)
@@ -113,11 +112,11 @@ func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 // Live is the part of status.json that only package fs knows.
 type Live struct {
 	Shared        *state.Shared
-	PrefetchBytes int64                // memory of prefetched batches
-	TextBytes     int64                // memory of the texts of open files
-	BadNames      []BadName            // names that do not exist, latest first
-	Splits        map[string]LiveSplit // splits, and settings in use, by path
-	IdleSettings  int                  // settings kept only because their cursor has moved
+	PrefetchBytes int64
+	TextBytes     int64
+	BadNames      []BadName            // latest first
+	Splits        map[string]LiveSplit // keys are paths
+	IdleSettings  int                  // settings that remain only because their cursor has moved
 }
 
 // A LiveSplit is a split, or settings in use.
@@ -136,7 +135,7 @@ func (t *tree) live() Live {
 		t.sequences.mu.Lock()
 		used, name, lastError := seq.Used(), seq.Name(), seq.LastError()
 		t.sequences.mu.Unlock()
-		isSplit := number <= t.sequences.splits
+		isSplit := number <= t.sequences.splitCount
 		switch {
 		case !used:
 		case !isSplit && seq.Lookups.Load() == 0:

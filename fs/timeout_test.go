@@ -21,7 +21,7 @@ var canceled = func() <-chan struct{} {
 	return c
 }()
 
-// guarded returns a Guard around the tree, whose requests never time out.
+// guarded returns a Guard whose requests never time out.
 func (t *tree) guarded(splits int) *guard.Guard {
 	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.opts.Memory.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
 		Panicked: func(any) fuse.Status { return fuse.EIO }})

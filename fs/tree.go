@@ -31,10 +31,9 @@ type tree struct {
 	sequences          *sequenceTable
 	readme             []byte
 	texts              textCache
-	badNames           atomic.Pointer[[]BadName] // last ten that this worker found, latest first
+	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
 
-	// statusMu is held while status.json or metrics is rendered, which may take long. It comes
-	// before all other locks.
+	// statusMu is held while status.json or metrics is rendered. It comes before all other locks.
 	statusMu sync.Mutex
 
 	prefetcher *prefetcher
@@ -66,13 +65,12 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 	return t, nil
 }
 
-// sequence returns the sequence of a file, or nil if there is none.
 func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
 
-// isForgotten reports whether the sequence of file i is gone. s is the result of t.sequence(i).
+// isForgotten reports whether file i had a sequence that is gone. s is the result of t.sequence(i).
 func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
 
-// listDir returns the files in a directory. In batch/, they are those of batch k, and their names
+// listDir returns the files in a directory. In batch/, it returns the files of batch k, whose names
 // lack the number.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
@@ -87,7 +85,7 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 		switch {
 		case e.parent != dir.kind():
 		case e.kind == splitDir:
-			for n := 1; n <= t.sequences.splits; n++ {
+			for n := 1; n <= t.sequences.splitCount; n++ {
 				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
 			}
 		case e.kind.showsOneArray() && k < 1<<arrayShift:
@@ -95,7 +93,7 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 				i := makeArrayInode(e.kind, dir.sequence(), s.Spec().Batch.Main+n, k).withVersion(s.Spec().Version)
 				add(strings.Replace(e.name, "%", a.Name, 1), i)
 			}
-		case e.kind.showsOneArray(): // its inode has no room for such a large k
+		case e.kind.showsOneArray(): // an inode has no room for such a large k
 		case e.kind.isNumbered():
 			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(s.Spec().Version))
 		case e.kind == batchDir:
@@ -135,8 +133,8 @@ func (t *tree) size(i inode, s Batches) int64 {
 const (
 	stdioBlksize = headerBytes // not the page size, which is larger on some machines
 
-	// Reading the first block of next again takes a new batch, so the block must be smaller than
-	// what programs read from next. The first block of files with a header is only the header.
+	// Reading the first block of next again takes a new batch, so a block is smaller than what
+	// programs read from next. In files with a header, the first block is only the header.
 	nextBlksize = 512
 )
 
@@ -186,7 +184,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		t.recordBadName(dir, name, t.explainBadName(dir, name))
 	}
 	t.fillEntry(i, s, timeout, out)
-	t.sequences.countLookup(i.sequence(), header.Unique) // last, because the steps above may wait
+	t.sequences.countLookup(i.sequence(), header.Unique) // last, because the steps above may block
 	return fuse.OK
 }
 
@@ -201,8 +199,8 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 	return fuse.Status(errno)
 }
 
-// fillEntry fills in the reply to a lookup that found i. The kernel may cache the reply, also for
-// noSuchInode, until the timeout.
+// fillEntry fills in the reply to a lookup that found i or noSuchInode. The kernel may cache it
+// until the timeout.
 func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)

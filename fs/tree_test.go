@@ -97,7 +97,6 @@ func newTestTree(t testing.TB, sequences ...Batches) *tree {
 	return takeOver(t, newShared(t), sequences...)
 }
 
-// newShared returns the shared state of a new mount.
 func newShared(t testing.TB) *state.Shared {
 	t.Helper()
 	file, shared, err := state.New()
@@ -109,7 +108,6 @@ func newShared(t testing.TB) *state.Shared {
 	return shared
 }
 
-// maxTextBytes limits the texts of a tree in tests.
 const maxTextBytes = 32 << 20
 
 // takeOver returns the tree of a worker that continues from the shared state.
@@ -132,7 +130,6 @@ func takeOver(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
 	return tr
 }
 
-// find returns the inode of a path.
 func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
@@ -288,7 +285,6 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-// Files that cannot be read fail at open, because some programs do not check whether a read failed.
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
 	tr := newTestTree(t, s)
@@ -322,7 +318,6 @@ func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
 	}
 }
 
-// An open status.json or cursor does not change, and the size of status.json never does.
 func TestOpenTextsDoNotChange(t *testing.T) {
 	tr := newTestTree(t, counting("train", 1000))
 	cursor, status := tr.openFile(t, "train/cursor", 0), tr.openFile(t, "status.json", 0)

@@ -20,11 +20,10 @@ type Frame struct {
 	Batches uint64 // length of the first axis, in batches; 0 for one batch without such an axis
 }
 
-// AllArrays is the Array of a Frame with several arrays: all of them in safetensors format, and the
-// main ones in other formats.
+// AllArrays selects all arrays in safetensors format, and the main ones in other formats.
 const AllArrays = -1
 
-// ByteRange returns which bytes of each batch the file has: size bytes, starting at byte from.
+// ByteRange returns which part of each batch's bytes the file has.
 func (f Frame) ByteRange() (from, size int64) {
 	switch {
 	case f.Format == FormatSafetensors:

@@ -12,9 +12,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// Bytes is the length of every header, in bytes. It is a page, so that a mapped array is aligned,
-// and C's fseek to the array does not read the beginning of the file again, which in next.npy would
-// take the next batch.
+// Bytes is the length of every header: a page, so that a mapped array is aligned, and so that C's
+// fseek to the array does not read the header again, which would take the next batch of next.npy.
 const Bytes = 4096
 
 // NPY returns the header of a .npy file, version 1.0, for an array in C order of little-endian
@@ -27,7 +26,7 @@ func NPY(dtype array.DType, shape ...int) []byte {
 		tuple += ","
 	}
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	const prefix = 10 // length of magic, version and length, in bytes
+	const prefix = 10 // magic, version and length, in bytes
 	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
 	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
 }
@@ -38,8 +37,7 @@ func Dims(shape []int) string {
 }
 
 // Safetensors returns the header of a .safetensors file of batch k: the length of the rest as a
-// little-endian uint64, and JSON that lists the tensors, padded with spaces. The JSON has the
-// metadata and the batch number.
+// little-endian uint64, then JSON with the tensors, the metadata and k, padded with spaces.
 //
 // Format: https://huggingface.co/docs/safetensors
 func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte {
@@ -58,7 +56,7 @@ func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte
 	if err != nil {
 		panic(err) // impossible for these types
 	}
-	const prefix = 8 // bytes
+	const prefix = 8
 	padding := strings.Repeat(" ", Bytes-prefix-len(text))
 	return append(append(binary.LittleEndian.AppendUint64(nil, Bytes-prefix), text...), padding...)
 }
