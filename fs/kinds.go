@@ -143,7 +143,7 @@ func (b batchContent) header(i inode, s Batches, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computedContent is read from its Batches, without a header or prefetching.
+// A computedContent has no header. A Batches computes any part of it.
 type computedContent interface {
 	content
 	read(i inode, s Batches, dst []byte, off int64) error

@@ -51,7 +51,7 @@ type slot struct {
 	batch        uint64 // written with prefetcher.mu held as well
 	valid        bool   // whether bytes holds the whole batch
 	bytes        []byte
-	sent         atomic.Int64 // bytes of the batch sent; notRequested before the first request
+	sent         atomic.Int64 // bytes sent; notRequested before the first request
 }
 
 const (

@@ -138,7 +138,7 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(sp.inode.sequence()), timer: timer, span: sp}
-	// rest is the part of buf after the header, and off its offset from the header's end.
+	// rest is the part of buf after the header; off is its offset after the header.
 	file, rest, off := sp.inode.kind().batches(), buf, sp.off
 	if file.format != raw {
 		if off < headerBytes {

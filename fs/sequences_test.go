@@ -292,7 +292,7 @@ func (c *changingSplit) latest() *fake {
 	return s
 }
 
-// identify describes data as a batch and a version.
+// identify names the batch and the version that data shows.
 func (c *changingSplit) identify(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {

@@ -122,7 +122,7 @@ func tuneRuntime() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		// Go counts a thread that waits for a request as running until the runtime has seen it wait
 		// twice. If no further thread may run, the runtime checks every 20 microseconds, which
-		// takes up to a sixth of the processor time.
+		// takes up to a sixth of the processor time of batches.
 		const spareThreads = 4
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareThreads)
 	}
@@ -249,7 +249,7 @@ func detachConnection(fd int, served <-chan struct{}) {
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
 func errorReply(id uint64, errno syscall.Errno) []byte {
-	reply := binary.NativeEndian.AppendUint32(nil, 16) // length, in bytes
+	reply := binary.NativeEndian.AppendUint32(nil, 16) // length
 	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))
 	return binary.NativeEndian.AppendUint64(reply, id)
 }

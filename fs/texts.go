@@ -81,10 +81,10 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 	return rendered
 }
 
-// A textContent is rendered when a file is opened.
+// A textContent is rendered as a whole.
 type textContent struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
-	length func(Batches) int64 // length in bytes; nil if only render knows it
+	length func(Batches) int64 // bytes; nil if only render knows it
 }
 
 func (x textContent) size(t *tree, i inode, s Batches) int64 {

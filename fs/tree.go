@@ -33,7 +33,7 @@ type tree struct {
 	texts              textCache
 	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
 
-	// statusMu is held while status.json or metrics is rendered. It comes before all other locks.
+	// statusMu is held while status.json or metrics is rendered. Lock order: statusMu first.
 	statusMu sync.Mutex
 
 	prefetcher *prefetcher

@@ -26,7 +26,7 @@ func NPY(dtype array.DType, shape ...int) []byte {
 		tuple += ","
 	}
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	const prefix = 10 // magic, version and length, in bytes
+	const prefix = 10 // magic, version and length
 	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
 	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
 }
