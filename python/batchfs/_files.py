@@ -16,7 +16,7 @@ from ._split import read_rest
 _NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
 
-_GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
+_GONE = "the supervisor of the mount is gone. Mount again: batches are the same by number"
 _SETTINGS = frozenset(
     "batch_size block_size documents dtype eot join layout local_world mask_targets on_change order rank rows seed shuffle_block split "
     "token_dtype torch_state world".split()
