@@ -24,10 +24,10 @@ type stub struct {
 	values  []int64 // if not nil, the numbers
 	zeros   bool    // whether all numbers are 0
 
-	mu        sync.Mutex // guards the fields below
-	bytes     int64      // total read
-	maxWindow int        // bytes of the largest window
-	windows   int        // most windows in one Read
+	mu             sync.Mutex // guards the fields below
+	bytesRead      int64      // total read
+	maxWindowBytes int        // bytes of the largest window
+	mostWindows    int        // most windows in one Read
 }
 
 func (s *stub) DType() array.DType                  { return s.dtype }
@@ -44,10 +44,10 @@ func (s *stub) Len() int64 {
 
 func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 	s.mu.Lock()
-	s.windows = max(s.windows, len(ws))
+	s.mostWindows = max(s.mostWindows, len(ws))
 	for _, w := range ws {
 		size := w.Len * s.dtype.Size()
-		s.bytes, s.maxWindow = s.bytes+int64(size), max(s.maxWindow, size)
+		s.bytesRead, s.maxWindowBytes = s.bytesRead+int64(size), max(s.maxWindowBytes, size)
 	}
 	s.mu.Unlock()
 	for i, w := range ws {
@@ -78,7 +78,7 @@ func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
 }
 
 // numbersOf returns how many numbers an element of an array has.
-func numbersOf(a Array) int64 { return int64(columnOf(a).numbers) }
+func numbersOf(a Array) int64 { return int64(columnOf(a).elementNumbers) }
 
 // expectedBatch computes batch k number by number, from the segments of its rows.
 func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch []byte) {
@@ -249,8 +249,8 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 		}
 		read := test.end - test.off
 		rowsRead := read/q.Batch().RowBytes(0) + 1
-		if slack := (2*read/request + 2*rowsRead + 2) * 8; from.bytes > read+slack || from.maxWindow > request+16 {
-			t.Errorf("%v: %d bytes are fetched for %d, %d at once", test.axes, from.bytes, read, from.maxWindow)
+		if slack := (2*read/request + 2*rowsRead + 2) * 8; from.bytesRead > read+slack || from.maxWindowBytes > request+16 {
+			t.Errorf("%v: %d bytes are fetched for %d, %d at once", test.axes, from.bytesRead, read, from.maxWindowBytes)
 		}
 	}
 }
@@ -273,11 +273,11 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 		mask   int64
 	}{{"source", 0, 0}, {"mask", 0, 4000}, {"x", 8000, 0}} {
 		for _, a := range arrays {
-			a.bytes = 0
+			a.bytesRead = 0
 		}
 		a := q.Batch().Arrays[slices.IndexFunc(q.Batch().Arrays, func(a array.Array) bool { return a.Name == test.name })]
 		must(t, q.Read(make([]byte, a.Bytes()), 5, a.Offset))
-		if tokens, mask := arrays[0].bytes+arrays[2].bytes, arrays[1].bytes+arrays[3].bytes; tokens != test.tokens || mask != test.mask {
+		if tokens, mask := arrays[0].bytesRead+arrays[2].bytesRead, arrays[1].bytesRead+arrays[3].bytesRead; tokens != test.tokens || mask != test.mask {
 			t.Errorf("%s: %d bytes of tokens and %d of masks are read, want %d and %d", test.name, tokens, mask, test.tokens, test.mask)
 		}
 	}

@@ -9,30 +9,30 @@ import (
 
 // A batchArray is one array of a batch.
 type batchArray struct {
-	name    string
-	dtype   array.DType
-	derived derivation // origin of its numbers
-	column  int        // if copied, number of the array in the source; 0 is the main one
-	first   int        // index in the source's row of the first number
-	shape   []int      // shape of a row
-	masked  bool       // whether a target of another document than its x is maskedTarget
-	filler  int64      // padding of a row
+	name        string
+	dtype       array.DType
+	derived     derivation // origin of its numbers
+	column      int        // if copied, number of the array in the source; 0 is the main one
+	firstNumber int        // index in the source's row of the first number
+	shape       []int      // shape of a row
+	masked      bool       // whether a target of another document than its x is maskedTarget
+	padding     int64      // padding of a row
 
-	rowLen  int       // numbers in a row
-	size    int       // bytes of a number
-	offset  int       // bytes from the start of the batch
-	convert converter // if copied, converts the stored numbers to dtype
+	rowNumbers  int       // numbers in a row
+	numberBytes int       // bytes of a number
+	offset      int       // bytes from the start of the batch
+	convert     converter // if copied, converts the stored numbers to dtype
 }
 
 // A derivation is where the numbers of an array come from.
 type derivation uint8
 
 const (
-	copied        derivation = iota // read from the source
-	documentEnds                    // 0, the index after each document's last token in x, then T
-	documentIndex                   // index of each x within the part of its document in the row
-	tokensOfRow                     // number of x that are tokens; the others are padding
-	sourceOfRow                     // number of the row's source
+	copied           derivation = iota // read from the source
+	derivedCuSeqlens                   // 0, the index after each document's last token in x, then T
+	derivedPositions                   // index of each x within the part of its document in the row
+	derivedLengths                     // number of x that are tokens; the others are padding
+	derivedSource                      // number of the row's source
 )
 
 // maskedTarget is the target that PyTorch's cross entropy ignores by default.
@@ -48,14 +48,14 @@ type batchLayout struct {
 
 // A sourceColumn is an array of a source; all sources of a mixture have the same columns.
 type sourceColumn struct {
-	stored  array.DType // dtype in the files
-	width   int         // bytes of a number
-	numbers int         // numbers in an element
+	stored         array.DType // dtype in the files
+	numberBytes    int         // bytes of a number
+	elementNumbers int         // numbers in an element
 }
 
 // decimal formats number i of raw.
 func (c sourceColumn) decimal(raw []byte, i int) string {
-	return c.stored.Text(c.stored.Bits(raw[i*c.width:]))
+	return c.stored.Text(c.stored.Bits(raw[i*c.numberBytes:]))
 }
 
 func columnOf(a Array) sourceColumn {
@@ -83,14 +83,14 @@ func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, erro
 	others := s.alignedArrays(arrays, l.columns)
 	if s.Documents {
 		others = append(others,
-			batchArray{name: "cu_seqlens", dtype: array.Int32, derived: documentEnds, shape: []int{s.BlockSize + 1}},
-			batchArray{name: "positions", dtype: array.Int32, derived: documentIndex, shape: []int{s.BlockSize}})
+			batchArray{name: "cu_seqlens", dtype: array.Int32, derived: derivedCuSeqlens, shape: []int{s.BlockSize + 1}},
+			batchArray{name: "positions", dtype: array.Int32, derived: derivedPositions, shape: []int{s.BlockSize}})
 	}
 	if s.hasDocumentRows() {
-		others = append(others, batchArray{name: "lengths", dtype: array.Int32, derived: tokensOfRow})
+		others = append(others, batchArray{name: "lengths", dtype: array.Int32, derived: derivedLengths})
 	}
 	if sources > 1 {
-		others = append(others, batchArray{name: "source", dtype: array.Int16, derived: sourceOfRow})
+		others = append(others, batchArray{name: "source", dtype: array.Int16, derived: derivedSource})
 	}
 	// Larger numbers come first, so that each is aligned if B*T is even.
 	slices.SortStableFunc(others, func(a, b batchArray) int { return b.dtype.Size() - a.dtype.Size() })
@@ -100,7 +100,7 @@ func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, erro
 
 func (s *Settings) mainArrays(axes []int) []batchArray {
 	tokens := func(name string, first, n int) batchArray {
-		return batchArray{name: name, dtype: s.DType, first: first, shape: []int{n}, filler: int64(s.EOT)}
+		return batchArray{name: name, dtype: s.DType, firstNumber: first, shape: []int{n}, padding: int64(s.EOT)}
 	}
 	switch s.Layout {
 	case Elements:
@@ -110,7 +110,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 	}
 	x, y := tokens("x", 0, s.BlockSize), tokens("y", 1, s.BlockSize)
 	if s.MaskTargets {
-		y.masked, y.filler = true, maskedTarget
+		y.masked, y.padding = true, maskedTarget
 	}
 	return []batchArray{x, y}
 }
@@ -121,7 +121,7 @@ func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list [
 		if s.Layout != Elements {
 			p.shape = slices.Insert(slices.Clone(p.shape), 0, s.BlockSize)
 			if b.At == AtY {
-				p.first = columns[i+1].numbers
+				p.firstNumber = columns[i+1].elementNumbers
 			}
 		}
 		list = append(list, p)
@@ -138,10 +138,10 @@ func (l *batchLayout) place(rows, main int) error {
 	bytes := 0.0 // approximate, because the size may overflow an integer
 	for i := range l.arrays {
 		p := &l.arrays[i]
-		p.rowLen, p.size = 1, p.dtype.Size()
-		arrayBytes := float64(rows * p.size)
+		p.rowNumbers, p.numberBytes = 1, p.dtype.Size()
+		arrayBytes := float64(rows * p.numberBytes)
 		for _, axis := range p.shape {
-			p.rowLen *= axis
+			p.rowNumbers *= axis
 			arrayBytes *= float64(axis)
 		}
 		bytes += arrayBytes
@@ -161,11 +161,11 @@ func (l *batchLayout) place(rows, main int) error {
 	return nil
 }
 
-func (p *batchArray) marksDocuments() bool {
-	return p.derived == documentEnds || p.derived == documentIndex
+func (p *batchArray) isFromDocuments() bool {
+	return p.derived == derivedCuSeqlens || p.derived == derivedPositions
 }
 
-func (p *batchArray) rowBytes() int { return p.rowLen * p.size }
+func (p *batchArray) rowBytes() int { return p.rowNumbers * p.numberBytes }
 
 // rowOffset returns the offset of row j in a buffer whose batch begins at base.
 func (p *batchArray) rowOffset(base, j int) int { return base + p.offset + j*p.rowBytes() }

@@ -29,12 +29,12 @@ func newConverter(to, from array.DType) converter {
 	}
 }
 
-type uinteger interface {
+type unsigned interface {
 	uint8 | uint16 | uint32 | uint64
 }
 
 type integer interface {
-	uinteger | int8 | int16 | int32 | int64
+	unsigned | int8 | int16 | int32 | int64
 }
 
 // converters[to][from] converts between integer dtypes of different sizes.

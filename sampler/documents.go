@@ -25,10 +25,10 @@ type Segment struct {
 type documentRows struct {
 	documents Documents
 	windowSpec
-	sums    prefixSums // rows up to the end of each group
-	packers sync.Pool  // *groupPacker values
-	tables  *Tables
-	cached  []atomic.Pointer[rowGroup] // one per group; nil unless it is cached
+	sums       prefixSums // rows up to the end of each group
+	packerPool sync.Pool  // *groupPacker values
+	tables     *Tables
+	cached     []atomic.Pointer[rowGroup] // one per group; nil unless it is cached
 }
 
 // groupDocuments is the number of documents in a group. Larger groups need less padding, but more
@@ -74,7 +74,7 @@ type groupSegment struct {
 func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
 	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, cached: make([]atomic.Pointer[rowGroup], groups)}
-	r.packers.New = func() any {
+	r.packerPool.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
 			p.packer = newPacker(int(w.len))
@@ -90,8 +90,8 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 	var counting sync.WaitGroup
 	for i := range workers {
 		counting.Go(func() {
-			p := r.packers.Get().(*groupPacker)
-			defer r.packers.Put(p)
+			p := r.packerPool.Get().(*groupPacker)
+			defer r.packerPool.Put(p)
 			for g := i; g < groups && errs[i] == nil; g += workers {
 				r.sums[g], errs[i] = r.load(p, int64(g))
 			}
@@ -138,11 +138,11 @@ func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 		return rows + int64(len(p.rests)), nil
 	}
 	p.packer.pack(p.rests)
-	return rows + int64(len(p.packer.count)), nil
+	return rows + int64(len(p.packer.segmentCounts)), nil
 }
 
-// lay builds p.group from the documents that were loaded last.
-func (r *documentRows) lay(p *groupPacker) {
+// layOut builds p.group from the documents that were loaded last.
+func (r *documentRows) layOut(p *groupPacker) {
 	p.nextSegment = append(p.nextSegment[:0], p.rests...) // at most this many rows
 	clear(p.nextSegment)
 	p.rowRuns, p.segments = p.rowRuns[:0], p.segments[:0]
@@ -165,8 +165,8 @@ func (r *documentRows) lay(p *groupPacker) {
 		}
 		into, segments := rest, int32(1)
 		if p.packer != nil {
-			into = int(p.packer.row[rest])
-			segments = p.packer.count[into]
+			into = int(p.packer.rowOf[rest])
+			segments = p.packer.segmentCounts[into]
 		}
 		if p.nextSegment[into] == 0 {
 			p.nextSegment[into] = begin(1, segments) + 1
@@ -228,12 +228,12 @@ func (r *documentRows) loadGroup(number int64) (*rowGroup, error) {
 	if found := r.cached[number].Load(); found != nil {
 		return found, nil
 	}
-	p := r.packers.Get().(*groupPacker)
-	defer r.packers.Put(p)
+	p := r.packerPool.Get().(*groupPacker)
+	defer r.packerPool.Put(p)
 	if _, err := r.load(p, number); err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", number*groupDocuments, min((number+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.lay(p)
+	r.layOut(p)
 	g := &rowGroup{slices.Clone(p.rowRuns), slices.Clone(p.segments)}
 	cacheTable(r.tables, &r.cached[number], g, 16*int64(len(g.rowRuns)+len(g.segments)))
 	return g, nil

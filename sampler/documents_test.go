@@ -207,7 +207,7 @@ func TestBlocksPermute(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &starts{disjoint: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
+		w := &starts{disjointCount: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
 		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.wholeShare().runLen))
 		var last []uint64
 		for epoch := range uint64(attempts(3, 20)) {
@@ -225,7 +225,7 @@ func TestBlocksPermute(t *testing.T) {
 				t.Errorf("%+v: epochs %d and %d are in one order", test, epoch-1, epoch)
 			}
 			last = epochRows
-			for pool := range slices.Chunk(epochRows, int(o.pool.n)) {
+			for pool := range slices.Chunk(epochRows, int(o.fullPool.n)) {
 				blocks := map[uint64]bool{}
 				for _, row := range pool {
 					blocks[(row+uint64(test.rows)-o.offset(epoch))%uint64(test.rows)/o.runLen] = true

@@ -20,7 +20,7 @@ func (q *Sequence) Elements(j, index int) (list []string) {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}
 	for _, p := range q.layout.arrays[:q.layout.batch.Main] {
-		if column := index - p.first; column >= 0 && column < p.rowLen {
+		if column := index - p.firstNumber; column >= 0 && column < p.rowNumbers {
 			list = append(list, fmt.Sprintf("%s[%d, %d]", p.name, j, column))
 		}
 	}
@@ -38,7 +38,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, err
 	}
 	o := from.order
-	r, groupBatch, worldBatch := uint64(from.hostShare.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
+	r, groupBatch, worldBatch := uint64(from.hostShare.windows), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	globalRow := func(index uint64) uint64 {
 		row := q.mixture.rowOf(source, index)
 		return row/groupBatch*worldBatch + uint64(host)*groupBatch + row%groupBatch
@@ -56,10 +56,10 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	if err != nil {
 		return nil, err
 	}
-	if p, ok := o.(*epochs); ok {
+	if p, ok := o.(*epochOrder); ok {
 		for _, held := range ranges {
-			first := int64(sort.Search(int(p.n), func(i int) bool { return p.windowStart(int64(i)) >= held.from }))
-			for i := first; i < p.n && p.windowStart(i) < held.to; i++ {
+			first := int64(sort.Search(int(p.windows), func(i int) bool { return p.windowStart(int64(i)) >= held.from }))
+			for i := first; i < p.windows && p.windowStart(i) < held.to; i++ {
 				if row := p.inverse(epoch, uint64(i)); row < rows {
 					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - p.windowStart(i))})
 				}
@@ -99,6 +99,6 @@ func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int
 	})
 	s := q.Settings
 	s.Rank = host*ranks + s.Rank%ranks
-	from, err = q.sources[i].with(s, i)
+	from, err = q.sources[i].bind(s, i)
 	return from, ranks, host, err
 }

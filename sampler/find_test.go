@@ -67,7 +67,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 		together, _ := q.epochGroup()
 		for i := range q.sources {
 			rows, period := q.Weight(i)
-			last = max(last, (epochs*uint64(q.sources[i].hostShare.n)/uint64(rows)+2)*uint64(period)/uint64(q.BatchSize*together)+1)
+			last = max(last, (epochs*uint64(q.sources[i].hostShare.windows)/uint64(rows)+2)*uint64(period)/uint64(q.BatchSize*together)+1)
 		}
 	}
 	for k := range last + 1 {
@@ -132,7 +132,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 		}
 	}
 	for range attempts(30, 300) {
-		s := someShared(r)
+		s := randomHosts(r)
 		if ranks, err := s.ranks(s.open(t)); err == nil {
 			checkFind(t, ranks, 1)
 		}

@@ -51,28 +51,28 @@ func TestGolden(t *testing.T) {
 // A golden is settings, with the keys of config.toml, and some batches under them.
 type golden struct {
 	// Elements in each file. Across all files, number i is i, truncated to the dtype.
-	Files      []int          `json:"files,omitempty"`
-	Sources    []goldenSource `json:"sources,omitempty"` // replaces Files
-	Join       bool           `json:"join"`
-	TokenDType array.DType    `json:"token_dtype"`
-	Shape      []int          `json:"shape,omitempty"`
-	Arrays     []goldenArray  `json:"arrays,omitempty"` // number i of array n is i+n+1
-	EOT        uint64         `json:"eot,omitempty"`
-	Documents  bool           `json:"documents,omitempty"`
-	Mask       bool           `json:"mask_targets,omitempty"`
-	Split      string         `json:"split"`
-	BatchSize  int            `json:"batch_size"`
-	BlockSize  int            `json:"block_size"`
-	DType      array.DType    `json:"dtype"`
-	Layout     Layout         `json:"layout"`
-	Order      Order          `json:"order"`
-	Seed       uint64         `json:"seed"`
-	TorchState string         `json:"torch_state,omitempty"` // file in testdata
-	Rank       int            `json:"rank"`
-	World      int            `json:"world"`
-	Block      int64          `json:"shuffle_block,omitempty"`
-	LocalWorld int            `json:"local_world,omitempty"`
-	Batches    []string       `json:"batches"`
+	Files        []int          `json:"files,omitempty"`
+	Sources      []goldenSource `json:"sources,omitempty"` // replaces Files
+	Join         bool           `json:"join"`
+	TokenDType   array.DType    `json:"token_dtype"`
+	Shape        []int          `json:"shape,omitempty"`
+	Arrays       []goldenArray  `json:"arrays,omitempty"` // number i of array n is i+n+1
+	EOT          uint64         `json:"eot,omitempty"`
+	Documents    bool           `json:"documents,omitempty"`
+	MaskTargets  bool           `json:"mask_targets,omitempty"`
+	Split        string         `json:"split"`
+	BatchSize    int            `json:"batch_size"`
+	BlockSize    int            `json:"block_size"`
+	DType        array.DType    `json:"dtype"`
+	Layout       Layout         `json:"layout"`
+	Order        Order          `json:"order"`
+	Seed         uint64         `json:"seed"`
+	TorchState   string         `json:"torch_state,omitempty"` // file in testdata
+	Rank         int            `json:"rank"`
+	World        int            `json:"world"`
+	ShuffleBlock int64          `json:"shuffle_block,omitempty"`
+	LocalWorld   int            `json:"local_world,omitempty"`
+	Batches      []string       `json:"batches"`
 }
 
 type goldenSource struct {
@@ -90,8 +90,8 @@ type goldenArray struct {
 func (g *golden) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
-		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.Mask,
-		ShuffleBlock: g.Block, LocalWorld: g.LocalWorld,
+		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets,
+		ShuffleBlock: g.ShuffleBlock, LocalWorld: g.LocalWorld,
 	}
 	if g.EOT > 0 {
 		s.Ends = EndsByToken

@@ -6,18 +6,18 @@ import "math/bits"
 // those in the host's part of the source. If this part begins in the middle of an extent, windows
 // start at the cut; from the next extent on, they are the source's own.
 type hostShare struct {
-	starts *starts
-	n      int64 // number of windows
-	start  int64 // position at which the part begins
-	head   int64 // windows in the extent that the cut divides
-	first  int64 // number in the source of the first window after the head
-	runLen int64 // windows in a run of a runShuffle; 0: shuffle all at once
+	starts         *starts
+	windows        int64 // number of windows
+	begin          int64 // position at which the part begins
+	headWindows    int64 // windows in the extent that the cut divides
+	firstAfterHead int64 // number in the source of the first window after the head
+	runLen         int64 // windows in a run of a runShuffle; 0: shuffle all at once
 }
 
 func (s *starts) wholeShare() hostShare {
-	share := hostShare{starts: s, n: s.disjoint}
+	share := hostShare{starts: s, windows: s.disjointCount}
 	if groups := int64(len(s.groups())); groups > 0 {
-		share.runLen = (s.disjoint + groups - 1) / groups
+		share.runLen = (s.disjointCount + groups - 1) / groups
 	}
 	return share
 }
@@ -27,14 +27,14 @@ func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
-	s := hostShare{starts: w, start: from, runLen: max(runBytes/(w.step*int64(column.width*column.numbers)), 1)}
+	s := hostShare{starts: w, begin: from, runLen: max(runBytes/(w.step*int64(column.numberBytes*column.elementNumbers)), 1)}
 	extent, first := w.extentOf(from)
-	if s.first = first; from > extent.Start {
-		s.head = w.fit(min(to, extent.Start+extent.Len) - from)
-		s.first += w.fit(extent.Len)
+	if s.firstAfterHead = first; from > extent.Start {
+		s.headWindows = w.disjointIn(min(to, extent.Start+extent.Len) - from)
+		s.firstAfterHead += w.disjointIn(extent.Len)
 	}
 	extent, before := w.extentOf(to)
-	s.n = s.head + max(before+w.fit(to-extent.Start)-s.first, 0)
+	s.windows = s.headWindows + max(before+w.disjointIn(to-extent.Start)-s.firstAfterHead, 0)
 	return s
 }
 
@@ -47,8 +47,8 @@ func cutAt(a Array, runBytes int64, host, hosts int) (end, begin int64) {
 
 // windowStart returns the position of window i of the share.
 func (s *hostShare) windowStart(i int64) int64 {
-	if i < s.head {
-		return s.start + i*s.starts.step
+	if i < s.headWindows {
+		return s.begin + i*s.starts.step
 	}
-	return s.starts.nthDisjoint(s.first + i - s.head)
+	return s.starts.nthDisjoint(s.firstAfterHead + i - s.headWindows)
 }

@@ -17,18 +17,18 @@ import (
 
 // A hostsCase is a source that several hosts share.
 type hostsCase struct {
-	lens        []int // elements in each file
-	axes        []int
-	join        bool
-	block       int64
-	hosts       int
-	local, b, t int // ranks per host, batch size, block size
-	layout      Layout
+	fileLens                           []int // elements in each file
+	axes                               []int
+	join                               bool
+	shuffleBlock                       int64
+	hosts                              int
+	ranksPerHost, batchSize, blockSize int // ranks per host, batch size, block size
+	layout                             Layout
 }
 
 func (s hostsCase) settings(rank int) Settings {
-	return Settings{Name: "train", BatchSize: s.b, BlockSize: s.t, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
-		Rank: rank, World: s.hosts * s.local, ShuffleBlock: s.block, LocalWorld: s.local}
+	return Settings{Name: "train", BatchSize: s.batchSize, BlockSize: s.blockSize, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
+		Rank: rank, World: s.hosts * s.ranksPerHost, ShuffleBlock: s.shuffleBlock, LocalWorld: s.ranksPerHost}
 }
 
 // ranks returns the sequences of all ranks.
@@ -37,7 +37,7 @@ func (s hostsCase) ranks(tokens []Source) (list []*Sequence, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for rank := range s.hosts * s.local {
+	for rank := range s.hosts * s.ranksPerHost {
 		q, err := first.With(s.settings(rank))
 		if err != nil {
 			return nil, err
@@ -47,20 +47,20 @@ func (s hostsCase) ranks(tokens []Source) (list []*Sequence, err error) {
 	return list, nil
 }
 
-func someShared(r *rand.Rand) hostsCase {
-	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), local: 1 + r.IntN(3), b: 1 + r.IntN(4), t: 1 + r.IntN(9), layout: WholeRows}
-	s.block = int64(1 + r.IntN(100))
+func randomHosts(r *rand.Rand) hostsCase {
+	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), ranksPerHost: 1 + r.IntN(3), batchSize: 1 + r.IntN(4), blockSize: 1 + r.IntN(9), layout: WholeRows}
+	s.shuffleBlock = int64(1 + r.IntN(100))
 	if r.IntN(3) == 0 {
 		s.layout, s.axes = Elements, []int{3} // 6 bytes, so that most blocks end within an element
 	}
 	for range 1 + r.IntN(5) {
-		s.lens = append(s.lens, s.t+1+r.IntN(1+r.IntN(400)))
+		s.fileLens = append(s.fileLens, s.blockSize+1+r.IntN(1+r.IntN(400)))
 	}
 	return s
 }
 
 func (s hostsCase) open(t *testing.T) []Source {
-	numbers := slices.Clone(s.lens)
+	numbers := slices.Clone(s.fileLens)
 	for i := range numbers {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
@@ -74,7 +74,7 @@ func TestSharesOfHosts(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	shared, several := 0, 0
 	for range attempts(100, 1000) {
-		s := someShared(r)
+		s := randomHosts(r)
 		tokens := s.open(t)
 		ranks, err := s.ranks(tokens)
 		if err != nil {
@@ -89,12 +89,12 @@ func TestSharesOfHosts(t *testing.T) {
 		least, covered := int64(1<<62), int64(0)
 		for host := range s.hosts {
 			var epochs [3][]int64
-			n := ranks[host*s.local].RowsPerEpoch()
-			least, covered = min(least, (n+int64(s.b*s.local)-1)/int64(s.b*s.local)), covered+n*step
-			for k := range uint64(3*n/int64(s.b*s.local) + 1) {
-				for local := range s.local {
-					q := ranks[host*s.local+local]
-					for j := range s.b {
+			n := ranks[host*s.ranksPerHost].RowsPerEpoch()
+			least, covered = min(least, (n+int64(s.batchSize*s.ranksPerHost)-1)/int64(s.batchSize*s.ranksPerHost)), covered+n*step
+			for k := range uint64(3*n/int64(s.batchSize*s.ranksPerHost) + 1) {
+				for local := range s.ranksPerHost {
+					q := ranks[host*s.ranksPerHost+local]
+					for j := range s.batchSize {
 						if epoch := q.Epoch(k, j); epoch < 3 {
 							epochs[epoch] = append(epochs[epoch], rowStart(q, k, j))
 						}
@@ -109,14 +109,14 @@ func TestSharesOfHosts(t *testing.T) {
 			}
 			// The windows that the cuts imply.
 			var want []int64
-			_, from := cutAt(tokens[0].Main, s.block, host, s.hosts)
-			to, _ := cutAt(tokens[0].Main, s.block, host+1, s.hosts)
+			_, from := cutAt(tokens[0].Main, s.shuffleBlock, host, s.hosts)
+			to, _ := cutAt(tokens[0].Main, s.shuffleBlock, host+1, s.hosts)
 			for _, run := range tokens[0].Main.Extents() {
 				for start := max(run.Start, from); start+size <= min(run.Start+run.Len, to); start += step {
 					want = append(want, start)
 				}
 			}
-			if a, b := ranks[host*s.local].Needed(0); a != want[0] || b != want[len(want)-1]+size {
+			if a, b := ranks[host*s.ranksPerHost].Needed(0); a != want[0] || b != want[len(want)-1]+size {
 				t.Fatalf("%+v: host %d needs elements %d to %d, want %d to %d", s, host, a, b, want[0], want[len(want)-1]+size)
 			}
 			for e, got := range epochs {
@@ -131,11 +131,11 @@ func TestSharesOfHosts(t *testing.T) {
 			for _, start := range want {
 				for pos := start; pos < start+size; pos++ {
 					place, file := int64(0), 0
-					for place = pos; place >= int64(s.lens[file]); file++ {
-						place -= int64(s.lens[file])
+					for place = pos; place >= int64(s.fileLens[file]); file++ {
+						place -= int64(s.fileLens[file])
 					}
 					for _, byteOf := range []int64{place * width, (place+1)*width - 1} {
-						block := [2]int64{int64(file), byteOf / s.block}
+						block := [2]int64{int64(file), byteOf / s.shuffleBlock}
 						if other := owner[block]; other > 0 && other != host+1 {
 							t.Fatalf("%+v: hosts %d and %d both have block %d of file %d", s, other-1, host, block[1], file)
 						}
@@ -173,7 +173,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no disk space
 		must(t, f.Close())
 	}
-	s := hostsCase{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
+	s := hostsCase{hosts: hosts, ranksPerHost: 8, shuffleBlock: 64 << 20, batchSize: 4, blockSize: 1024, layout: XY}
 	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})
 	first, err := New(tokens, s.settings(0))
 	must(t, err)
@@ -202,7 +202,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
 		tokens := []Source{{Main: &stub{dtype: array.Uint16, extents: []array.Extent{{Len: windows*1024 + 1}}}}}
-		s := hostsCase{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
+		s := hostsCase{hosts: 1, ranksPerHost: 1, shuffleBlock: block, batchSize: batch, blockSize: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)
 		// Correlation of successive rows, and the variance of how much of a batch comes from one

@@ -18,8 +18,8 @@ const maxPeriod = 1 << 20
 // A mixture assigns each row to one of several sources, with period D. Of the first n rows, for any
 // n, a source with quota a has n*a/D to within less than one. A mixture is immutable.
 type mixture struct {
-	pattern []pick     // picks for the rows of a period
-	rows    [][]uint32 // rows of each source in a period
+	pattern      []pick     // picks for the rows of a period
+	rowsBySource [][]uint32 // rows of each source in a period
 }
 
 // A pick is the source of a row, and how many rows of that source precede it in the period.
@@ -37,21 +37,21 @@ func newMixture(weights []float64) (*mixture, error) {
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	d := uint64(len(m.pattern))
 	t := m.pattern[row%d]
-	return int(t.source), row/d*uint64(len(m.rows[t.source])) + uint64(t.before)
+	return int(t.source), row/d*uint64(len(m.rowsBySource[t.source])) + uint64(t.before)
 }
 
 // rowOf is the inverse of sourceOf.
 func (m *mixture) rowOf(source int, index uint64) uint64 {
-	a := uint64(len(m.rows[source]))
-	return index/a*uint64(len(m.pattern)) + uint64(m.rows[source][index%a])
+	a := uint64(len(m.rowsBySource[source]))
+	return index/a*uint64(len(m.pattern)) + uint64(m.rowsBySource[source][index%a])
 }
 
 // before returns how many of the first n rows are a source's. Of n rows within a period, these are
 // n*a/D, rounded down or up.
 func (m *mixture) before(source int, n uint64) uint64 {
-	d, a := uint64(len(m.pattern)), uint64(len(m.rows[source]))
+	d, a := uint64(len(m.pattern)), uint64(len(m.rowsBySource[source]))
 	least := n % d * a / d
-	if uint64(m.rows[source][least]) < n%d {
+	if uint64(m.rowsBySource[source][least]) < n%d {
 		least++
 	}
 	return n/d*a + least
@@ -113,20 +113,20 @@ func buildPattern(quotas []int) *mixture {
 	m, d := new(mixture), 0
 	for i, a := range quotas {
 		waiting.Push(uint64(i))
-		m.rows = append(m.rows, make([]uint32, 0, a))
+		m.rowsBySource = append(m.rowsBySource, make([]uint32, 0, a))
 		d += a
 	}
 	m.pattern = make([]pick, d)
 	for row := range m.pattern {
 		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {
 			i := uint32(waiting.Pop())
-			due := ((len(m.rows[i])+1)*d - 1) / quotas[i]
+			due := ((len(m.rowsBySource[i])+1)*d - 1) / quotas[i]
 			ready.Push(uint64(due)<<32 | uint64(i))
 		}
 		first := uint32(ready.Pop())
-		m.pattern[row] = pick{first, uint32(len(m.rows[first]))}
-		m.rows[first] = append(m.rows[first], uint32(row))
-		from := len(m.rows[first]) * d / quotas[first]
+		m.pattern[row] = pick{first, uint32(len(m.rowsBySource[first]))}
+		m.rowsBySource[first] = append(m.rowsBySource[first], uint32(row))
+		from := len(m.rowsBySource[first]) * d / quotas[first]
 		waiting.Push(uint64(from)<<32 | uint64(first))
 	}
 	return m

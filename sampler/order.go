@@ -8,14 +8,14 @@ type order interface {
 	start(row uint64) int64
 }
 
-// epochs is an order that has every window of a host's share once per epoch.
-type epochs struct {
+// epochOrder is an order that has every window of a host's share once per epoch.
+type epochOrder struct {
 	hostShare
 	permutation
 }
 
-func (o *epochs) start(row uint64) int64 {
-	n := uint64(o.n)
+func (o *epochOrder) start(row uint64) int64 {
+	n := uint64(o.windows)
 	return o.windowStart(int64(o.permute(row/n, row%n)))
 }
 
@@ -43,7 +43,7 @@ type random struct {
 }
 
 func (o *random) start(row uint64) int64 {
-	n := uint64(o.starts.all)
+	n := uint64(o.starts.count)
 	threshold := -n % n // 2^64 mod n
 	for attempt := uint64(0); ; attempt++ {
 		for _, w := range philox4x64([4]uint64{row, attempt}, o.key) {

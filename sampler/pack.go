@@ -7,71 +7,71 @@ import "math/bits"
 // row that has room. The time per segment does not depend on the length of a row. A packer is not
 // safe for concurrent use.
 type packer struct {
-	rowLen  int     // tokens in a row
-	lengths shelves // segments to place; key: rowLen minus length, so the longest come first
-	rooms   shelves // rows; key: room left
-	row     []int32 // row of each segment; rows are numbered as they are begun
-	count   []int32 // number of segments in each row
+	rowLen           int     // tokens in a row
+	segmentsByLength buckets // segments to place; key: rowLen minus length, so the longest come first
+	rowsByRoom       buckets // rows; key: room left
+	rowOf            []int32 // row of each segment; rows are numbered as they are begun
+	segmentCounts    []int32 // number of segments in each row
 }
 
 func newPacker(rowLen int) *packer {
-	return &packer{rowLen: rowLen, lengths: newShelves(rowLen + 1), rooms: newShelves(rowLen + 1)}
+	return &packer{rowLen: rowLen, segmentsByLength: newBuckets(rowLen + 1), rowsByRoom: newBuckets(rowLen + 1)}
 }
 
 // pack sets row and count for segments of these lengths, none longer than a row. Of equal segments,
 // it takes the first; of rows with equal room, the one it changed last.
 func (p *packer) pack(lengths []int32) {
-	p.row, p.count = append(p.row[:0], lengths...), p.count[:0]
-	if len(lengths) > len(p.lengths.under) {
-		p.lengths.under, p.rooms.under = make([]int32, len(lengths)), make([]int32, len(lengths))
+	p.rowOf, p.segmentCounts = append(p.rowOf[:0], lengths...), p.segmentCounts[:0]
+	if len(lengths) > len(p.segmentsByLength.previous) {
+		p.segmentsByLength.previous, p.rowsByRoom.previous = make([]int32, len(lengths)), make([]int32, len(lengths))
 	}
 	for i := len(lengths) - 1; i >= 0; i-- {
-		p.lengths.put(p.rowLen-int(lengths[i]), int32(i))
+		p.segmentsByLength.put(p.rowLen-int(lengths[i]), int32(i))
 	}
-	for key := p.lengths.next(0); key >= 0; key = p.lengths.next(key) {
-		segment, length := p.lengths.take(key), p.rowLen-key
-		room := p.rooms.next(length)
-		row := int32(len(p.count))
+	for key := p.segmentsByLength.next(0); key >= 0; key = p.segmentsByLength.next(key) {
+		segment, length := p.segmentsByLength.take(key), p.rowLen-key
+		room := p.rowsByRoom.next(length)
+		row := int32(len(p.segmentCounts))
 		if room < 0 {
 			room = p.rowLen
-			p.count = append(p.count, 0)
+			p.segmentCounts = append(p.segmentCounts, 0)
 		} else {
-			row = p.rooms.take(room)
+			row = p.rowsByRoom.take(room)
 		}
-		p.row[segment] = row
-		p.count[row]++
+		p.rowOf[segment] = row
+		p.segmentCounts[row]++
 		if room > length {
-			p.rooms.put(room-length, row)
+			p.rowsByRoom.put(room-length, row)
 		}
 	}
-	for room := p.rooms.next(0); room >= 0; room = p.rooms.next(room) {
-		p.rooms.take(room)
+	for room := p.rowsByRoom.next(0); room >= 0; room = p.rowsByRoom.next(room) {
+		p.rowsByRoom.take(room)
 	}
 }
 
-// shelves hold items by small integer keys. Of one key, the last item put is taken first.
-type shelves struct {
-	top       []int32  // last item of each key, plus one; 0: none
-	under     []int32  // item put before each item of the same key, plus one; 0: none
+// buckets hold items by small integer keys. Of one key, the last item put is taken first.
+type buckets struct {
+	last      []int32  // last item of each key, plus one; 0: none
+	previous  []int32  // item put before each item of the same key, plus one; 0: none
 	used      []uint64 // bit set of keys that have items
 	usedWords []uint64 // bit set of words of used that are not 0
 }
 
-func newShelves(keys int) shelves {
+func newBuckets(keys int) buckets {
 	words := (keys + 63) / 64
-	return shelves{top: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
+	return buckets{last: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
 }
 
-func (s *shelves) put(key int, item int32) {
-	s.under[item], s.top[key] = s.top[key], item+1
+func (s *buckets) put(key int, item int32) {
+	s.previous[item], s.last[key] = s.last[key], item+1
 	s.used[key>>6] |= 1 << (key & 63)
 	s.usedWords[key>>12] |= 1 << (key >> 6 & 63)
 }
 
 // take removes the last item of a key that has one.
-func (s *shelves) take(key int) int32 {
-	item := s.top[key] - 1
-	if s.top[key] = s.under[item]; s.top[key] == 0 {
+func (s *buckets) take(key int) int32 {
+	item := s.last[key] - 1
+	if s.last[key] = s.previous[item]; s.last[key] == 0 {
 		if s.used[key>>6] &^= 1 << (key & 63); s.used[key>>6] == 0 {
 			s.usedWords[key>>12] &^= 1 << (key >> 6 & 63)
 		}
@@ -80,7 +80,7 @@ func (s *shelves) take(key int) int32 {
 }
 
 // next returns the smallest key with an item that is at least key, or -1.
-func (s *shelves) next(key int) int {
+func (s *buckets) next(key int) int {
 	word := key >> 6
 	if later := s.used[word] >> (key & 63); later != 0 {
 		return key + bits.TrailingZeros64(later)

@@ -13,23 +13,23 @@ import (
 // A readJob is one call of Read. It plans windows for many rows, and then fetches them array by
 // array.
 type readJob struct {
-	sequence *Sequence
-	dst      []byte
-	plans    []arrayPlan // one per array of each source, source after source
-	planned  int         // segments in all plans
-	plan     *arrayPlan  // plan of the array being read
-	column   int         // number of that array in its source
-	rows     []span      // rows of this batch that are planned, one span per batch array
-	edge     []byte      // numbers that are partly outside dst
-	ends     []int       // for planned rows: indexes after the last tokens of documents
-	segments []Segment   // segments of the row being planned
+	sequence        *Sequence
+	dst             []byte
+	plans           []arrayPlan // one per array of each source, source after source
+	plannedSegments int         // segments in all plans
+	plan            *arrayPlan  // plan of the array being read
+	column          int         // number of that array in its source
+	plannedRows     []span      // rows of this batch that are planned, one span per batch array
+	edgeBuffer      []byte      // numbers that are partly outside dst
+	ends            []int       // for planned rows: indexes after the last tokens of documents
+	segments        []Segment   // segments of the row being planned
 
-	visit func(i int, raw []byte) error // copyRow; stored because a method value allocates
+	copyRowFunc func(i int, raw []byte) error // copyRow; stored because a method value allocates
 }
 
 var readJobs = sync.Pool{New: func() any {
 	job := new(readJob)
-	job.visit = job.copyRow
+	job.copyRowFunc = job.copyRow
 	return job
 }}
 
@@ -41,23 +41,23 @@ type arrayPlan struct {
 
 // A plannedRow is a row of a batch that overlaps dst.
 type plannedRow struct {
-	base   int // offset in dst of its batch; may be negative
-	j      int // number of the row in the batch
-	source int
-	ends   span // its part of readJob.ends
-	first  int  // index in the row of the first number of its window
+	batchOffset int // offset in dst of its batch; may be negative
+	j           int // number of the row in the batch
+	source      int
+	ends        span // its part of readJob.ends
+	windowFirst int  // index in the row of the first number of its window
 }
 
-// A view is the part of a row of a batch array that overlaps dst.
-type view struct {
+// A rowPart is the part of a row of a batch array that overlaps dst.
+type rowPart struct {
 	*batchArray
 	offset int // offset in dst of the row in the array; may be negative
 	span       // numbers in the row
 }
 
-func (job *readJob) viewOf(p *batchArray, base, j int) view {
+func (job *readJob) partOf(p *batchArray, base, j int) rowPart {
 	offset := p.rowOffset(base, j)
-	return view{p, offset, overlap(offset, p.size, p.rowLen, len(job.dst))}
+	return rowPart{p, offset, unitsInside(offset, p.numberBytes, p.rowNumbers, len(job.dst))}
 }
 
 // A span is the half-open interval [from, to).
@@ -65,9 +65,9 @@ type span struct{ from, to int }
 
 func (s span) empty() bool { return s.from >= s.to }
 
-// overlap returns which of count units, of size bytes each, have bytes in [0, n). The first begins
-// at offset, which may be negative.
-func overlap(offset, size, count, n int) span {
+// unitsInside returns which of count units, of size bytes each, have bytes in [0, n). The first
+// begins at offset, which may be negative.
+func unitsInside(offset, size, count, n int) span {
 	if offset >= 0 && offset+size*count <= n {
 		return span{0, count} // usually, and without a division
 	}
@@ -127,7 +127,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 		}
 		for _, p := range job.segments {
 			for c, column := range q.layout.columns {
-				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: p.Len * column.numbers}) {
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.elementNumbers), Len: p.Len * column.elementNumbers}) {
 					return false
 				}
 			}
@@ -145,36 +145,36 @@ func (job *readJob) fetch() error {
 			continue
 		}
 		job.plan, job.column = p, i%columns
-		if err := q.sources[i/columns].arrays[job.column].Read(p.windows, job.visit); err != nil {
+		if err := q.sources[i/columns].arrays[job.column].Read(p.windows, job.copyRowFunc); err != nil {
 			return err
 		}
 		p.windows, p.rows = p.windows[:0], p.rows[:0]
 	}
-	job.planned, job.ends = 0, job.ends[:0]
+	job.plannedSegments, job.ends = 0, job.ends[:0]
 	return nil
 }
 
 // planBatch plans the rows of batch k, which begins at offset base of dst. It fetches
 // whenever maxPlanned segments are planned.
 func (job *readJob) planBatch(k uint64, base int) error {
-	job.rows = job.rows[:0]
+	job.plannedRows = job.plannedRows[:0]
 	for i := range job.sequence.layout.arrays {
 		p := &job.sequence.layout.arrays[i]
-		overlapping := overlap(p.rowOffset(base, 0), p.rowBytes(), job.sequence.BatchSize, len(job.dst))
+		overlapping := unitsInside(p.rowOffset(base, 0), p.rowBytes(), job.sequence.BatchSize, len(job.dst))
 		for j := overlapping.from; j < overlapping.to; j++ {
-			if slices.ContainsFunc(job.rows, func(s span) bool { return j >= s.from && j < s.to }) {
+			if slices.ContainsFunc(job.plannedRows, func(s span) bool { return j >= s.from && j < s.to }) {
 				continue // planned for an earlier array
 			}
-			if job.planned >= maxPlanned {
+			if job.plannedSegments >= maxPlanned {
 				if err := job.fetch(); err != nil {
 					return err
 				}
 			}
-			if err := job.planRow(k, plannedRow{base: base, j: j}); err != nil {
+			if err := job.planRow(k, plannedRow{batchOffset: base, j: j}); err != nil {
 				return err
 			}
 		}
-		job.rows = append(job.rows, overlapping)
+		job.plannedRows = append(job.plannedRows, overlapping)
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 		job.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
 		used = p.At + p.Len
 	}
-	job.planned += len(job.segments)
+	job.plannedSegments += len(job.segments)
 	if q.layout.derives {
 		job.putDerived(r, used)
 	}
@@ -212,25 +212,25 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 	for c, column := range q.layout.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.layout.arrays {
-			v := job.viewOf(&q.layout.arrays[i], r.base, r.j)
+			v := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 			switch {
 			case v.empty():
 			case v.derived == copied && v.column == c:
-				lo, hi = min(lo, v.first+v.from), max(hi, v.first+v.to)
+				lo, hi = min(lo, v.firstNumber+v.from), max(hi, v.firstNumber+v.to)
 				if v.masked && q.Ends == EndsByToken {
 					lo = min(lo, v.from) // the token before a target may end its document
 				}
-			case c == 0 && q.Ends == EndsByToken && v.marksDocuments():
+			case c == 0 && q.Ends == EndsByToken && v.isFromDocuments():
 				lo, hi = 0, max(hi, q.BlockSize) // any token may end a document
 			}
 		}
-		lo, hi = max(lo, indexes.from*column.numbers), min(hi, indexes.to*column.numbers)
+		lo, hi = max(lo, indexes.from*column.elementNumbers), min(hi, indexes.to*column.elementNumbers)
 		if lo >= hi {
 			continue
 		}
-		r.first = lo
+		r.windowFirst = lo
 		to := &job.plans[r.source*len(q.layout.columns)+c]
-		to.windows = append(to.windows, array.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
+		to.windows = append(to.windows, array.Window{Start: start*int64(column.elementNumbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, r)
 	}
 }
@@ -239,17 +239,17 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 func (job *readJob) putDerived(r plannedRow, used int) {
 	q := job.sequence
 	for i := range q.layout.arrays {
-		v := job.viewOf(&q.layout.arrays[i], r.base, r.j)
+		v := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 		switch {
 		case v.empty():
 		case v.derived == copied:
-			v.from = max(v.from, used*q.layout.columns[v.column].numbers-v.first)
-			job.fill(v, v.filler)
-		case v.derived == tokensOfRow:
+			v.from = max(v.from, used*q.layout.columns[v.column].elementNumbers-v.firstNumber)
+			job.fill(v, v.padding)
+		case v.derived == derivedLengths:
 			job.fill(v, int64(min(used, q.BlockSize)))
-		case v.derived == sourceOfRow:
+		case v.derived == derivedSource:
 			job.fill(v, int64(r.source))
-		case v.marksDocuments() && q.Ends != EndsByToken:
+		case v.isFromDocuments() && q.Ends != EndsByToken:
 			job.putDocumentMarks(v, job.ends[r.ends.from:r.ends.to])
 		}
 	}
@@ -266,22 +266,22 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.decimal(raw, bad), Size: tokens.VocabSize()}
 		}
 		if q.needsEnds() && q.Ends == EndsByToken {
-			job.ends = q.sources[r.source].vocab.appendEnds(job.ends[:0], raw, q.EOT, r.first)
+			job.ends = q.sources[r.source].vocab.appendEnds(job.ends[:0], raw, q.EOT, r.windowFirst)
 			ends = job.ends
 		}
 	}
 	for n := range q.layout.arrays {
-		v := job.viewOf(&q.layout.arrays[n], r.base, r.j)
-		if v.marksDocuments() && job.column == 0 && q.Ends == EndsByToken && !v.empty() {
+		v := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
+		if v.isFromDocuments() && job.column == 0 && q.Ends == EndsByToken && !v.empty() {
 			job.putDocumentMarks(v, ends)
 		}
-		v.span = span{max(v.from, r.first-v.first), min(v.to, r.first+len(raw)/column.width-v.first)}
+		v.span = span{max(v.from, r.windowFirst-v.firstNumber), min(v.to, r.windowFirst+len(raw)/column.numberBytes-v.firstNumber)}
 		if v.derived != copied || v.column != job.column || v.empty() {
 			continue
 		}
-		first := v.first + v.from - r.first // index in raw
+		first := v.firstNumber + v.from - r.windowFirst // index in raw
 		whole := job.target(v)
-		if bad := v.convert(whole, raw[first*column.width:][:(v.to-v.from)*column.width]); bad >= 0 {
+		if bad := v.convert(whole, raw[first*column.numberBytes:][:(v.to-v.from)*column.numberBytes]); bad >= 0 {
 			return q.overflow(r.source, job.column, start+int64(first+bad), column.decimal(raw, first+bad), v.dtype)
 		}
 		if job.copyOut(v, whole); v.masked {
@@ -293,37 +293,37 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 
 // target returns where to write the numbers of a view: in dst, or in edge if the first or the last
 // is partly outside dst. Call copyOut afterwards.
-func (job *readJob) target(v view) []byte {
-	offset, n := v.offset+v.from*v.size, (v.to-v.from)*v.size
+func (job *readJob) target(v rowPart) []byte {
+	offset, n := v.offset+v.from*v.numberBytes, (v.to-v.from)*v.numberBytes
 	if offset >= 0 && offset+n <= len(job.dst) {
 		return job.dst[offset : offset+n]
 	}
-	job.edge = slices.Grow(job.edge[:0], n)[:n]
-	return job.edge
+	job.edgeBuffer = slices.Grow(job.edgeBuffer[:0], n)[:n]
+	return job.edgeBuffer
 }
 
 // copyOut copies to dst what was written to edge.
-func (job *readJob) copyOut(v view, whole []byte) {
-	if offset := v.offset + v.from*v.size; offset < 0 || offset+len(whole) > len(job.dst) {
+func (job *readJob) copyOut(v rowPart, whole []byte) {
+	if offset := v.offset + v.from*v.numberBytes; offset < 0 || offset+len(whole) > len(job.dst) {
 		copy(job.dst[max(offset, 0):], whole[max(-offset, 0):])
 	}
 }
 
 // mask masks the targets of a view that begin a document.
-func (job *readJob) mask(v view, ends []int) {
+func (job *readJob) mask(v rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, v.from+1)
 	last, _ := slices.BinarySearch(ends, v.to+1)
 	for _, end := range ends[first:last] {
-		job.fill(view{v.batchArray, v.offset, span{end - 1, end}}, maskedTarget)
+		job.fill(rowPart{v.batchArray, v.offset, span{end - 1, end}}, maskedTarget)
 	}
 }
 
-func (job *readJob) putDocumentMarks(v view, ends []int) {
+func (job *readJob) putDocumentMarks(v rowPart, ends []int) {
 	t := job.sequence.BlockSize
 	from, to := v.from, v.to
 	whole := job.target(v)
 	numbers := viewAs[int32](whole)
-	if v.derived == documentEnds {
+	if v.derived == derivedCuSeqlens {
 		for i := range numbers {
 			numbers[i] = int32(t)
 			if column := from + i; column == 0 {
@@ -347,14 +347,14 @@ func (job *readJob) putDocumentMarks(v view, ends []int) {
 	job.copyOut(v, whole)
 }
 
-func (job *readJob) fill(v view, value int64) {
+func (job *readJob) fill(v rowPart, value int64) {
 	if v.empty() {
 		return
 	}
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(value))
 	whole := job.target(v)
-	for done := copy(whole, number[:v.size]); done < len(whole); done *= 2 {
+	for done := copy(whole, number[:v.numberBytes]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
 	job.copyOut(v, whole)
@@ -362,7 +362,7 @@ func (job *readJob) fill(v view, value int64) {
 
 // overflow returns an error that says that number i of an array does not fit dtype.
 func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
-	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].numbers))
+	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].elementNumbers))
 	what := "token"
 	if q.Layout == Elements {
 		what = "a number of element"

@@ -7,11 +7,11 @@ import "math/bits"
 // documents. An epoch cuts the ring of windows into runs, from a random window on, permutes the
 // runs, and then permutes the rows in each pool of mixedRuns runs.
 type runShuffle struct {
-	n        uint64       // R, the number of windows
-	runLen   uint64       // rows in a run
-	runs     permutations // permutes the full runs; a shorter one stays last
-	pool     permutations // permutes the rows of a full pool
-	lastPool permutations // permutes the rows of the last pool, which may be shorter
+	n        uint64  // R, the number of windows
+	runLen   uint64  // rows in a run
+	runs     feistel // permutes the full runs; a shorter one stays last
+	fullPool feistel // permutes the rows of a full pool
+	lastPool feistel // permutes the rows of the last pool, which may be shorter
 }
 
 // mixedRuns is the number of runs in a pool. A source with no more runs is permuted evenly.
@@ -21,12 +21,12 @@ func newRunShuffle(key [2]uint64, r, runLen uint64) *runShuffle {
 	runLen = min(runLen, r)
 	pool := min(mixedRuns*runLen, r)
 	last := r - (r-1)/pool*pool
-	return &runShuffle{r, runLen, newPermutations(key, r/runLen), newPermutations(key, pool), newPermutations(key, last)}
+	return &runShuffle{r, runLen, newFeistel(key, r/runLen), newFeistel(key, pool), newFeistel(key, last)}
 }
 
 func (o *runShuffle) permute(epoch, i uint64) uint64 {
-	pool := i / o.pool.n
-	i = pool*o.pool.n + o.poolPermutation(pool).apply(epoch, pool+1, i%o.pool.n)
+	pool := i / o.fullPool.n
+	i = pool*o.fullPool.n + o.poolPermutation(pool).apply(epoch, pool+1, i%o.fullPool.n)
 	if run := i / o.runLen; run < o.runs.n {
 		i = o.runs.apply(epoch, 0, run)*o.runLen + i%o.runLen
 	}
@@ -38,13 +38,13 @@ func (o *runShuffle) inverse(epoch, row uint64) uint64 {
 	if run := i / o.runLen; run < o.runs.n {
 		i = o.runs.invert(epoch, 0, run)*o.runLen + i%o.runLen
 	}
-	pool := i / o.pool.n
-	return pool*o.pool.n + o.poolPermutation(pool).invert(epoch, pool+1, i%o.pool.n)
+	pool := i / o.fullPool.n
+	return pool*o.fullPool.n + o.poolPermutation(pool).invert(epoch, pool+1, i%o.fullPool.n)
 }
 
-func (o *runShuffle) poolPermutation(pool uint64) *permutations {
-	if (pool+1)*o.pool.n <= o.n {
-		return &o.pool
+func (o *runShuffle) poolPermutation(pool uint64) *feistel {
+	if (pool+1)*o.fullPool.n <= o.n {
+		return &o.fullPool
 	}
 	return &o.lastPool
 }

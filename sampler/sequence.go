@@ -45,11 +45,11 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	}
 	blank := &Sequence{Settings: s, mixture: m}
 	for _, from := range sources {
-		source, err := newSource(from, s)
+		source, err := newBoundSource(from, s)
 		if err != nil {
 			return nil, err
 		}
-		if err := checkAlike(sources[0], from, s); err != nil {
+		if err := checkSameArrays(sources[0], from, s); err != nil {
 			return nil, err
 		}
 		blank.sources = append(blank.sources, source)
@@ -57,7 +57,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	return blank.With(s)
 }
 
-func checkAlike(a, b Source, s Settings) error {
+func checkSameArrays(a, b Source, s Settings) error {
 	if len(a.Aligned) != len(s.Arrays) || len(b.Aligned) != len(s.Arrays) {
 		return fmt.Errorf("sources have %d and %d arrays beside the tokens, but the settings name %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
 	}
@@ -91,7 +91,7 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 	}
 	n = &Sequence{Settings: s, mixture: q.mixture}
 	for i, old := range q.sources {
-		source, err := old.with(s, i)
+		source, err := old.bind(s, i)
 		if err != nil {
 			return nil, err
 		}
@@ -115,7 +115,7 @@ func (q *Sequence) countBatches() (least int64, err error) {
 			if err != nil {
 				return 0, err
 			}
-			rows += share.n
+			rows += share.windows
 		}
 		least = min(least, (rows+global-1)/global)
 	}
@@ -165,18 +165,18 @@ func (q *Sequence) Stored() array.DType { return q.layout.columns[0].stored }
 // this host's share of them.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
-		n += s.hostShare.n
+		n += s.hostShare.windows
 	}
 	return n
 }
 
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
-func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjoint }
+func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
 // Weight returns the weight of source i as a fraction: of the global rows n*of to (n+1)*of-1, for
 // any n, exactly rows are the source's.
 func (q *Sequence) Weight(i int) (rows, period int) {
-	return len(q.mixture.rows[i]), len(q.mixture.pattern)
+	return len(q.mixture.rowsBySource[i]), len(q.mixture.pattern)
 }
 
 // Needed returns the elements [from, to) of source i that an epoch reads, on all ranks or, with
@@ -186,7 +186,7 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
-	return s.hostShare.windowStart(0), s.hostShare.windowStart(s.hostShare.n-1) + s.starts.len
+	return s.hostShare.windowStart(0), s.hostShare.windowStart(s.hostShare.windows-1) + s.starts.len
 }
 
 // BatchesPerEpoch returns the number of batches in which all ranks together, or with ShuffleBlock
@@ -248,5 +248,5 @@ func (q *Sequence) Groups() (list [][]int64) {
 // share of it.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
-	return index / uint64(q.sources[source].hostShare.n)
+	return index / uint64(q.sources[source].hostShare.windows)
 }

@@ -6,21 +6,21 @@ import (
 )
 
 // shuffle permutes all windows at once.
-type shuffle struct{ permutations }
+type shuffle struct{ feistel }
 
 func (o *shuffle) permute(epoch, row uint64) uint64 { return o.apply(epoch, 0, row) }
 
 func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.invert(epoch, 0, window) }
 
-// permutations permute the numbers below n, differently in each epoch and stream, by an alternating
+// feistel permute the numbers below n, differently in each epoch and stream, by an alternating
 // Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
 // 2002). They are safe for concurrent use.
-type permutations struct {
-	key         [2]uint64 // same as in random
-	n           uint64
-	shift       uint   // bits of the right half of a number
-	left, right uint64 // masks of the halves
-	recent      *atomic.Pointer[streamKeys]
+type feistel struct {
+	key                 [2]uint64 // same as in random
+	n                   uint64
+	rightBits           uint   // bits of the right half of a number
+	leftMask, rightMask uint64 // masks of the halves
+	recentKeys          *atomic.Pointer[streamKeys]
 }
 
 // streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1) to (epoch, 2, stream,
@@ -38,23 +38,23 @@ const (
 	minBits = 8
 )
 
-func newPermutations(key [2]uint64, n uint64) permutations {
+func newFeistel(key [2]uint64, n uint64) feistel {
 	b := uint(max(bits.Len64(n-1), minBits))
 	shift := b - b/2
-	return permutations{key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1, recent: new(atomic.Pointer[streamKeys])}
+	return feistel{key: key, n: n, rightBits: shift, leftMask: 1<<(b/2) - 1, rightMask: 1<<shift - 1, recentKeys: new(atomic.Pointer[streamKeys])}
 }
 
 // apply returns the i-th number of a permutation.
-func (o *permutations) apply(epoch, stream, i uint64) uint64 {
+func (o *feistel) apply(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {
-		left, right := i>>o.shift, i&o.right
+		left, right := i>>o.rightBits, i&o.rightMask
 		for r := 0; r < rounds; r += 2 {
-			left ^= mix(right^k[r]) & o.left
-			right ^= mix(left^k[r+1]) & o.right
+			left ^= mix(right^k[r]) & o.leftMask
+			right ^= mix(left^k[r+1]) & o.rightMask
 		}
 		// A coin toss may swap 0 and 1, because the rounds alone make only even permutations.
-		if i = left<<o.shift | right; i < 2 {
+		if i = left<<o.rightBits | right; i < 2 {
 			i ^= k[rounds] & 1
 		}
 		if i < o.n {
@@ -64,25 +64,25 @@ func (o *permutations) apply(epoch, stream, i uint64) uint64 {
 }
 
 // invert is the inverse of apply.
-func (o *permutations) invert(epoch, stream, i uint64) uint64 {
+func (o *feistel) invert(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {
 		if i < 2 {
 			i ^= k[rounds] & 1
 		}
-		left, right := i>>o.shift, i&o.right
+		left, right := i>>o.rightBits, i&o.rightMask
 		for r := rounds - 2; r >= 0; r -= 2 {
-			right ^= mix(left^k[r+1]) & o.right
-			left ^= mix(right^k[r]) & o.left
+			right ^= mix(left^k[r+1]) & o.rightMask
+			left ^= mix(right^k[r]) & o.leftMask
 		}
-		if i = left<<o.shift | right; i < o.n {
+		if i = left<<o.rightBits | right; i < o.n {
 			return i
 		}
 	}
 }
 
-func (o *permutations) keys(epoch, stream uint64) [12]uint64 {
-	if e := o.recent.Load(); e != nil && e.epoch == epoch && e.stream == stream {
+func (o *feistel) keys(epoch, stream uint64) [12]uint64 {
+	if e := o.recentKeys.Load(); e != nil && e.epoch == epoch && e.stream == stream {
 		return e.words
 	}
 	e := &streamKeys{epoch: epoch, stream: stream}
@@ -90,7 +90,7 @@ func (o *permutations) keys(epoch, stream uint64) [12]uint64 {
 		words := philox4x64([4]uint64{epoch, i, stream, 1}, o.key)
 		copy(e.words[4*i:], words[:])
 	}
-	o.recent.Store(e)
+	o.recentKeys.Store(e)
 	return e.words
 }
 

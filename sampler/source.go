@@ -71,8 +71,8 @@ type boundSource struct {
 
 func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Aligned...) }
 
-// newSource returns a source without settings; with adds them.
-func newSource(from Source, s Settings) (boundSource, error) {
+// newBoundSource returns a source without settings; with adds them.
+func newBoundSource(from Source, s Settings) (boundSource, error) {
 	main := from.Main
 	for _, aligned := range from.Aligned {
 		a, b := main.Extents(), aligned.Extents()
@@ -93,7 +93,7 @@ func newSource(from Source, s Settings) (boundSource, error) {
 	return boundSource{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
-func (s boundSource) with(settings Settings, i int) (_ boundSource, err error) {
+func (s boundSource) bind(settings Settings, i int) (_ boundSource, err error) {
 	if s.starts, err = s.cache.get(settings.newWindowSpec()); err != nil {
 		return s, err
 	}
@@ -112,7 +112,7 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 	}
 	hosts := settings.World / settings.LocalWorld
 	share := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
-	if share.n == 0 {
+	if share.windows == 0 {
 		return share, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
 			"or world to fewer ranks", s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
 	}
@@ -135,12 +135,12 @@ func newOrder(s Settings, source, host int, share hostShare) (order, error) {
 	key := [2]uint64{s.Seed, h.Sum64()}
 	switch s.Order {
 	case Sequential:
-		return &epochs{share, sequential{}}, nil
+		return &epochOrder{share, sequential{}}, nil
 	case Shuffle:
 		if share.runLen > 0 {
-			return &epochs{share, newRunShuffle(key, uint64(share.n), uint64(share.runLen))}, nil
+			return &epochOrder{share, newRunShuffle(key, uint64(share.windows), uint64(share.runLen))}, nil
 		}
-		return &epochs{share, &shuffle{newPermutations(key, uint64(share.n))}}, nil
+		return &epochOrder{share, &shuffle{newFeistel(key, uint64(share.windows))}}, nil
 	case Torch, Torch26:
 		if s.hasDocumentRows() {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)

@@ -153,9 +153,9 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 			Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}[:test.sources]})
 		must(t, err)
 		for _, off := range []int64{0, 1, max(q.Batch().Bytes()/2-700, 0)} {
-			arrays[0].windows, arrays[1].windows = 0, 0
+			arrays[0].mostWindows, arrays[1].mostWindows = 0, 0
 			must(t, q.Read(make([]byte, test.bytes), 3, off))
-			if most := max(arrays[0].windows, arrays[1].windows); most > 1024 || test.sources == 1 && off == 0 && most < 1024 {
+			if most := max(arrays[0].mostWindows, arrays[1].mostWindows); most > 1024 || test.sources == 1 && off == 0 && most < 1024 {
 				t.Errorf("%+v: %d rows are fetched at once", test, most)
 			}
 		}

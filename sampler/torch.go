@@ -16,8 +16,8 @@ type torch struct {
 	wordsPerDraw        uint64   // 1 or 2
 	initial             *mtState // state number 0, which begins with the first draw
 
-	mu     sync.Mutex      // guards recent; no other lock is taken under it
-	recent []numberedState // most recently used first; at most maxRecent
+	mu           sync.Mutex      // guards recent; no other lock is taken under it
+	recentStates []numberedState // most recently used first; at most maxRecent
 }
 
 // maxRecent is how many readers can read distant parts of a sequence without a jump for each state.
@@ -33,7 +33,7 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.extents))
 	}
 	o = &torch{starts: w, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
-	if n := w.all; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {
+	if n := w.count; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {
 		o.wordsPerDraw = 2
 	}
 	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
@@ -88,7 +88,7 @@ func (o *torch) start(row uint64) int64 {
 	if o.wordsPerDraw == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
 	}
-	return o.starts.nth(int64(word % uint64(o.starts.all)))
+	return o.starts.nth(int64(word % uint64(o.starts.count)))
 }
 
 // stateAt returns a state, cached or newly computed. A jump delays other readers of the sequence by
@@ -97,10 +97,10 @@ func (o *torch) stateAt(number uint64) *mtState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	nearest := numberedState{0, o.initial}
-	for i, b := range o.recent {
+	for i, b := range o.recentStates {
 		if b.number == number {
-			copy(o.recent[1:], o.recent[:i])
-			o.recent[0] = b
+			copy(o.recentStates[1:], o.recentStates[:i])
+			o.recentStates[0] = b
 			return b.mtState
 		}
 		if b.number > nearest.number && b.number < number {
@@ -113,6 +113,6 @@ func (o *torch) stateAt(number uint64) *mtState {
 		nearest.mtState = o.initial.jump(number)
 	}
 	nearest.number = number
-	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, nearest)
+	o.recentStates = slices.Insert(o.recentStates[:min(len(o.recentStates), maxRecent-1)], 0, nearest)
 	return nearest.mtState
 }

@@ -182,7 +182,7 @@ func TestTorchRandomAccess(t *testing.T) {
 			})
 		}
 		testwait.End(t, "the readers", readers.Wait)
-		if n := len(together.recent); n > maxRecent {
+		if n := len(together.recentStates); n > maxRecent {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
 		}
 	}

@@ -10,10 +10,10 @@ import (
 // lanes of 64-bit words. A negative token is never below.
 type vocabulary struct {
 	tokenSearcher
-	size uint64 // 0 if there is nothing to find
-	high bool   // whether size exceeds the highest bit of a token
-	top  uint64 // highest bit of each lane; 0 if tokens have 1 or 8 bytes
-	add  uint64 // if added to each lane, sets the highest bit of those not below size; see hasLane
+	size        uint64 // 0 if there is nothing to find
+	exceedsHalf bool   // whether size exceeds the highest bit of a token
+	highBits    uint64 // highest bit of each lane; 0 if tokens have 1 or 8 bytes
+	addend      uint64 // if added to each lane, sets the highest bit of those not below size; see hasLane
 }
 
 // newVocabulary returns a vocabulary of every token if size is 0 or larger than any token.
@@ -25,15 +25,15 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	}
 	if bits == 16 || bits == 32 {
 		lanes, half := ^uint64(0)/(1<<bits-1), uint64(1)<<(bits-1) // lanes has a 1 in each lane
-		v.high, v.top = v.size > half, half*lanes
-		v.add = (half - v.size) % half * lanes
+		v.exceedsHalf, v.highBits = v.size > half, half*lanes
+		v.addend = (half - v.size) % half * lanes
 	}
 	return v
 }
 
 // find returns the index of the first token that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
-	if v.size == 0 || len(raw) == 0 || v.top != 0 && len(raw) >= 64 && !v.hasLane(viewAs[uint64](raw)) && !v.hasLane(viewAs[uint64](raw[len(raw)-64:])) {
+	if v.size == 0 || len(raw) == 0 || v.highBits != 0 && len(raw) >= 64 && !v.hasLane(viewAs[uint64](raw)) && !v.hasLane(viewAs[uint64](raw[len(raw)-64:])) {
 		return -1
 	}
 	return v.notBelow(v.size, raw)
@@ -43,8 +43,8 @@ func (v *vocabulary) find(raw []byte) int {
 // group of eight. If v.high, such a lane has its highest bit set, and add sets it again without
 // that bit. Only the sum of a lane that is not below the size can overflow into the next.
 func (v *vocabulary) hasLane(words []uint64) bool {
-	found, add, rest := uint64(0), v.add, ^v.top
-	if v.high {
+	found, add, rest := uint64(0), v.addend, ^v.highBits
+	if v.exceedsHalf {
 		reaches := func(a uint64) uint64 { return a & (a&rest + add) }
 		for ; len(words) >= 8; words = words[8:] {
 			a, b, c, d, e, f, g, h := words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
@@ -57,7 +57,7 @@ func (v *vocabulary) hasLane(words []uint64) bool {
 			found |= reaches(a) | reaches(b) | reaches(c) | reaches(d) | reaches(e) | reaches(f) | reaches(g) | reaches(h)
 		}
 	}
-	return found&v.top != 0
+	return found&v.highBits != 0
 }
 
 // A tokenSearcher searches bytes for tokens of one size, as unsigned numbers.
@@ -73,7 +73,7 @@ type tokenSearcher interface {
 // tokensBySize maps the size of a token in bytes to its searcher.
 var tokensBySize = map[int]tokenSearcher{1: tokensOfSize[uint8]{}, 2: tokensOfSize[uint16]{}, 4: tokensOfSize[uint32]{}, 8: tokensOfSize[uint64]{}}
 
-type tokensOfSize[N uinteger] struct{}
+type tokensOfSize[N unsigned] struct{}
 
 func (tokensOfSize[N]) notBelow(size uint64, raw []byte) int {
 	return slices.IndexFunc(viewAs[N](raw), func(token N) bool { return uint64(token) >= size })

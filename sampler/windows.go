@@ -27,8 +27,8 @@ func (s *Settings) newWindowSpec() windowSpec {
 	return w
 }
 
-// fit returns how many disjoint windows there are in n elements.
-func (w windowSpec) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
+// disjointIn returns how many disjoint windows there are in n elements.
+func (w windowSpec) disjointIn(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
 
 // A rowContent says what the rows of a source hold. A row is identified by its start.
 type rowContent interface {
@@ -56,10 +56,10 @@ type rowRange struct{ from, to, element int64 }
 type starts struct {
 	windowSpec
 	rowContent
-	extents       []array.Extent
-	all, disjoint int64                       // number of starts, and of starts that are step apart
-	disjointSums  *atomic.Pointer[prefixSums] // disjoint starts up to each extent's end; may be nil
-	tables        *Tables
+	extents              []array.Extent
+	count, disjointCount int64                       // number of starts, and of starts that are step apart
+	disjointSums         *atomic.Pointer[prefixSums] // disjoint starts up to each extent's end; may be nil
+	tables               *Tables
 }
 
 func newStarts(extents []array.Extent, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
@@ -68,8 +68,8 @@ func newStarts(extents []array.Extent, spec windowSpec, content rowContent, tabl
 		if r.Len < s.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, s.len)
 		}
-		s.all += r.Len - s.len + 1
-		s.disjoint += s.fit(r.Len)
+		s.count += r.Len - s.len + 1
+		s.disjointCount += s.disjointIn(r.Len)
 	}
 	return s, nil
 }
@@ -99,7 +99,7 @@ func (s *starts) loadDisjointSums() prefixSums {
 	}
 	sums, sum := make(prefixSums, len(s.extents)), int64(0)
 	for i, r := range s.extents {
-		sum += s.fit(r.Len)
+		sum += s.disjointIn(r.Len)
 		sums[i] = sum
 	}
 	cacheTable(s.tables, s.disjointSums, &sums, 8*int64(len(sums)))

@@ -34,13 +34,13 @@ func TestFigure(t *testing.T) {
 		waits = append(waits, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 170)
 	}
 	waits[100] = 1e6
-	if got := (&scene{}).figure(waits); got != 20 {
+	if got := (&scene{}).typicalWait(waits); got != 20 {
 		t.Errorf("back to back: %v, want the mean of windows, 20", got)
 	}
-	if got := (&scene{Compute: time.Millisecond}).figure(waits); got != 10 {
+	if got := (&scene{Compute: time.Millisecond}).typicalWait(waits); got != 10 {
 		t.Errorf("after compute: %v, want the median, 10", got)
 	}
-	if got := (&scene{Compute: time.Millisecond, Cold: true}).figure(waits); got < 700 {
+	if got := (&scene{Compute: time.Millisecond, Cold: true}).typicalWait(waits); got < 700 {
 		t.Errorf("cold: %v, want the mean", got)
 	}
 }

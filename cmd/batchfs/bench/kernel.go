@@ -37,8 +37,8 @@ func dropPages(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// pageCache returns the number of bytes of a file in the kernel's page cache.
-func pageCache(path string) (int64, error) {
+// pageCacheBytes returns the number of bytes of a file in the kernel's page cache.
+func pageCacheBytes(path string) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
@@ -86,7 +86,7 @@ func usageOf(pid int) (u usage, err error) {
 	return u, err
 }
 
-func diskBytes(pid int) (n int64) {
+func diskBytesRead(pid int) (n int64) {
 	io, _ := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
 	_, after, _ := strings.Cut(string(io), "\nread_bytes: ")
 	fmt.Sscan(after, &n)

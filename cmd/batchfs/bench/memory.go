@@ -18,14 +18,14 @@ import (
 //go:embed memory.py
 var memoryPy string
 
-// A loading is one way of loading batches, with the memory that it took.
-type loading struct {
-	Name     string   `json:"name"`
-	function string   // name of a function in memory.py
-	sets     []string // settings of the mount to read; nil: read the token file
-	cached   bool     // whether the page cache starts with the whole file, or without it
-	stops    []int    // batch counts at which samples are taken
-	Samples  []sample `json:"samples"`
+// A memoryRun is one way of loading batches, with the memory that it took.
+type memoryRun struct {
+	Name         string   `json:"name"`
+	function     string   // name of a function in memory.py
+	sets         []string // settings of the mount to read; nil: read the token file
+	startsCached bool     // whether the page cache starts with the whole file, or without it
+	sampleAfter  []int    // batch counts at which samples are taken
+	Samples      []sample `json:"samples"`
 }
 
 // A sample is the memory in use after a number of batches.
@@ -41,24 +41,24 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	loadings := []loading{
+	loadings := []memoryRun{
 		{Name: "np.memmap kept, in the trainer", function: "kept"},
 		{Name: "np.memmap per batch, in the trainer", function: "per_batch"},
 	}
 	for _, access := range []string{"map", "remap", "advise", "pread"} {
-		loadings = append(loadings, loading{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
+		loadings = append(loadings, memoryRun{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
 	}
 	for i := range loadings {
-		loadings[i].cached, loadings[i].stops = true, powersOfTen(o.batches)
+		loadings[i].startsCached, loadings[i].sampleAfter = true, powersOfTen(o.batches)
 	}
 	for _, keep := range []string{"keep", "drop"} {
-		loadings = append(loadings, loading{
+		loadings = append(loadings, memoryRun{
 			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
-			stops: powersOfTen((o.batches + 2) / 3), // fewer, because these read the disk
+			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because these read the disk
 		})
 	}
 	for i := range loadings {
-		if err := o.measureLoading(s, tokens, &loadings[i]); err != nil {
+		if err := o.measureMemory(s, tokens, &loadings[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -76,7 +76,7 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
 }
 
-func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
+func (l memoryRun) line(name string, bytes func(sample) int64) (line chart.Line) {
 	line.Name = name
 	for _, a := range l.Samples {
 		line.X, line.Y = append(line.X, float64(a.Batches)), append(line.Y, float64(bytes(a))/(1<<20))
@@ -86,11 +86,11 @@ func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
 
 // memoryLines returns lines of the resident memory of the processes that read tokens and of their
 // trainers, and lines of the page cache if it started without the file.
-func memoryLines(loadings []loading) (resident, cache []chart.Line) {
+func memoryLines(loadings []memoryRun) (resident, cache []chart.Line) {
 	trainer := func(a sample) int64 { return a.Trainer.Resident }
 	for _, l := range loadings {
 		switch {
-		case !l.cached:
+		case !l.startsCached:
 			cache = append(cache, l.line(l.Name, func(a sample) int64 { return a.PageCache }))
 		case l.sets == nil:
 			resident = append(resident, l.line(l.Name, trainer))
@@ -125,12 +125,12 @@ func powersOfTen(last int) (stops []int) {
 	return append(stops, last)
 }
 
-func (o *options) measureLoading(s *stage, tokens string, l *loading) (err error) {
-	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
+func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err error) {
+	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.sampleAfter[len(l.sampleAfter)-1])
 	if err := dropPages(tokens); err != nil {
 		return err
 	}
-	if l.cached {
+	if l.startsCached {
 		// Random batches read page by page. Read-ahead would create large folios, and some kernels
 		// map a whole folio on one page fault.
 		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
@@ -144,10 +144,10 @@ func (o *options) measureLoading(s *stage, tokens string, l *loading) (err error
 			return err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
-		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.pid
+		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.workerPID
 	}
 	args := []string{l.function, path}
-	for _, n := range l.stops {
+	for _, n := range l.sampleAfter {
 		args = append(args, strconv.Itoa(n))
 	}
 	trainer, err := s.startTrainer(o.python, memoryPy, args...)
@@ -155,12 +155,12 @@ func (o *options) measureLoading(s *stage, tokens string, l *loading) (err error
 		return err
 	}
 	defer trainer.stop()
-	for len(l.Samples) < len(l.stops) {
+	for len(l.Samples) < len(l.sampleAfter) {
 		a := sample{}
 		if err := trainer.read(&a.Batches); err != nil {
 			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
-		if a.PageCache, err = pageCache(tokens); err != nil {
+		if a.PageCache, err = pageCacheBytes(tokens); err != nil {
 			return err
 		}
 		if a.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {

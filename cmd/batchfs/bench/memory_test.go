@@ -29,7 +29,7 @@ func TestPageCache(t *testing.T) {
 	testfiles.Write(t, map[string]string{path: strings.Repeat("\x00", 1<<20+1)})
 	testfiles.NoError(t, errors.Join(dropPages(path), warmUp(path, unix.FADV_RANDOM)))
 	size := int64(1<<20 + os.Getpagesize())
-	if n, err := pageCache(path); err != nil || n != size {
+	if n, err := pageCacheBytes(path); err != nil || n != size {
 		t.Errorf("%d bytes in the page cache (%v), want %d", n, err, size)
 	}
 }

@@ -22,11 +22,11 @@ var benchPy string
 // A bench plays scenes. All ways share its token files and its trainer.
 type bench struct {
 	*stage
-	host       hostInfo
-	sets       []string
-	warm, cold string // token files for warm and for cold scenes
-	python     *trainer
-	notCold    bool
+	host               hostInfo
+	sets               []string
+	warmFile, coldFile string // token files for warm and for cold scenes
+	python             *trainer
+	notCold            bool
 }
 
 // A hostInfo describes the machine that was measured.
@@ -75,10 +75,10 @@ func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
 // prepareFiles sets the token files: the given one or a new one for warm scenes, and a large one
 // for cold scenes.
 func (b *bench) prepareFiles(o *options) (err error) {
-	if b.warm, err = b.tokenFile(o.tokens, o.bytes); err != nil {
+	if b.warmFile, err = b.tokenFile(o.tokens, o.bytes); err != nil {
 		return err
 	}
-	info, err := os.Stat(b.warm)
+	info, err := os.Stat(b.warmFile)
 	if err != nil {
 		return err
 	}
@@ -87,23 +87,23 @@ func (b *bench) prepareFiles(o *options) (err error) {
 		return err
 	}
 	if uint64(info.Size()) > memory.Totalram*uint64(memory.Unit)/2 {
-		return fmt.Errorf("%s: is more than half of this machine's memory, and has to fit the page cache: take a part of it (head -c 4G)", b.warm)
+		return fmt.Errorf("%s: is more than half of this machine's memory, and has to fit the page cache: take a part of it (head -c 4G)", b.warmFile)
 	}
-	b.cold = b.warm
+	b.coldFile = b.warmFile
 	if info.Size() < o.bytes {
-		b.cold, err = b.createTokens("cold.bin", o.bytes)
+		b.coldFile, err = b.createTokens("cold.bin", o.bytes)
 	}
 	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
-	b.host.DiskReadAhead = diskReadAhead(b.cold)
+	b.host.DiskReadAhead = diskReadAhead(b.coldFile)
 	return err
 }
 
 func (b *bench) play(sc *scene) error {
 	bar := b.progress(fmt.Sprintf("%s: %d ways to get batches, %d rounds", sc.Name, len(sc.Ways), sc.rounds), int64(len(sc.Ways)*sc.rounds), terminal.Steps)
 	defer bar.Finish()
-	tokens := b.cold
+	tokens := b.coldFile
 	if !sc.Cold {
-		tokens = b.warm
+		tokens = b.warmFile
 		if err := warmUp(tokens, unix.FADV_NORMAL); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (b *bench) play(sc *scene) error {
 // playOnce plays one way once. A mount lives only as long as one play, because a process that maps
 // pages of a cold file would keep them in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
-	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()}
+	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
 	if r.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)
 		if err != nil {
@@ -137,19 +137,19 @@ func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
 	if !sc.Cold {
-		c.Lead = min(24, sc.steps) // fills the processor caches, as in a long run
+		c.Untimed = min(24, sc.maxSteps) // fills the processor caches, as in a long run
 	} else if err := dropPages(tokens); err != nil {
 		return err
 	}
-	before := diskBytes(b.python.cmd.Process.Pid)
+	before := diskBytesRead(b.python.cmd.Process.Pid)
 	b.python.write(c)
 	var waits []float64
 	if err := b.python.read(&waits); err != nil {
 		return err
 	}
 	r.waits = append(r.waits, waits...)
-	r.Rounds = append(r.Rounds, sc.figure(waits))
-	if read := diskBytes(b.python.cmd.Process.Pid) - before; sc.Cold && r.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
+	r.Rounds = append(r.Rounds, sc.typicalWait(waits))
+	if read := diskBytesRead(b.python.cmd.Process.Pid) - before; sc.Cold && r.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
 		b.notCold = true
 	}
 	return nil

@@ -26,23 +26,23 @@ func (r *report) advice() string {
 	var change []string
 	best := bin
 	took := fmt.Sprintf("%s µs a batch %s; next kept open takes %s, next opened for each batch %s",
-		micros(bin.Figure), training.Name, micros(keptOpen.Figure), micros(reopened.Figure))
+		micros(bin.Wait), training.Name, micros(keptOpen.Wait), micros(reopened.Wait))
 	switch {
-	case keptOpen.Figure > minSpeedup*bin.Figure:
+	case keptOpen.Wait > minSpeedup*bin.Wait:
 		change = append(change, "read batches.bin in order ("+took+")")
-	case reopened.Figure > minSpeedup*keptOpen.Figure:
+	case reopened.Wait > minSpeedup*keptOpen.Wait:
 		best = keptOpen
 		change = append(change, "keep next open (batches.bin takes "+took+")")
 	}
-	if remap, pread := busy.find(best.Kind, "remap"), busy.find(best.Kind, "pread"); remap.Figure > minSpeedup*pread.Figure {
-		change = append(change, fmt.Sprintf(`set memory.access = "pread" (%s µs a batch %s; "remap" takes %s)`, micros(pread.Figure), busy.Name, micros(remap.Figure)))
+	if remap, pread := busy.find(best.Kind, "remap"), busy.find(best.Kind, "pread"); remap.Wait > minSpeedup*pread.Wait {
+		change = append(change, fmt.Sprintf(`set memory.access = "pread" (%s µs a batch %s; "remap" takes %s)`, micros(pread.Wait), busy.Name, micros(remap.Wait)))
 	}
 	if ahead := r.Host.MountReadAhead; ahead > 0 && ahead < rootReadAhead {
 		change = append(change, fmt.Sprintf("mount as root, so that the kernel reads %d KiB of batches.bin ahead, not %d", rootReadAhead, ahead))
 	}
-	fastest := slices.MinFunc(training.Ways, func(a, b *way) int { return cmp.Compare(a.Figure, b.Figure) })
-	if fastest.Access == "" && best.Figure > minSpeedup*fastest.Figure {
-		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, micros(fastest.Figure)))
+	fastest := slices.MinFunc(training.Ways, func(a, b *way) int { return cmp.Compare(a.Wait, b.Wait) })
+	if fastest.Access == "" && best.Wait > minSpeedup*fastest.Wait {
+		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, micros(fastest.Wait)))
 	}
 	if len(change) == 0 {
 		return "Change nothing: every way to read takes about as long."
@@ -72,7 +72,7 @@ func (r *report) print(out io.Writer) {
 		}
 		fmt.Fprintf(out, "  %-36s %8s %15s %8s %9s\n", "", "wait", "lowest-highest", "p99", "nanoGPT/")
 		for _, w := range sc.Ways {
-			fmt.Fprintf(out, "  %-36s %8s %15s %8s %8.3gx\n", w.Name, micros(w.Figure), micros(w.Low)+"-"+micros(w.High), micros(w.P99), w.NanoGPT)
+			fmt.Fprintf(out, "  %-36s %8s %15s %8s %8.3gx\n", w.Name, micros(w.Wait), micros(w.Low)+"-"+micros(w.High), micros(w.P99), w.NanoGPT)
 		}
 	}
 	fmt.Fprintf(out, "\n%s\n", r.Advice)

@@ -17,9 +17,9 @@ type scene struct {
 	Cold    bool          `json:"cold"`       // whether each run starts with a cold page cache
 	Ways    []*way        `json:"rows"`
 
-	rounds  int
-	steps   int     // batches after which a run ends
-	seconds float64 // time after which a run ends, if that is sooner
+	rounds     int
+	maxSteps   int     // batches after which a run ends
+	maxSeconds float64 // time after which a run ends, if that is sooner
 }
 
 // A way is one way of getting batches in a scene, with its measurements in µs per batch.
@@ -28,7 +28,7 @@ type way struct {
 	Kind    string    `json:"kind"`   // name of a function in bench.py
 	Access  string    `json:"access"` // memory.access of the mount; empty: a loader in the trainer
 	Rounds  []float64 `json:"rounds"`
-	Figure  float64   `json:"figure"` // median of the rounds
+	Wait    float64   `json:"figure"` // median of the rounds
 	Low     float64   `json:"low"`
 	High    float64   `json:"high"`
 	P99     float64   `json:"p99"` // 99th percentile of all waits
@@ -39,14 +39,14 @@ type way struct {
 
 func (o *options) scenes(torch bool) []*scene {
 	scenes := []*scene{
-		{Name: "back to back", rounds: 5, steps: 1 << 20, seconds: 0.12},
-		{Name: "after 3 ms of compute", Compute: 3 * time.Millisecond, rounds: 5, steps: 40, seconds: 10},
+		{Name: "back to back", rounds: 5, maxSteps: 1 << 20, maxSeconds: 0.12},
+		{Name: "after 3 ms of compute", Compute: 3 * time.Millisecond, rounds: 5, maxSteps: 40, maxSeconds: 10},
 		// A longer run would not stay cold, because nanoGPT's loader reads so much of the file.
-		{Name: "cold, after 5 ms of compute", Compute: 5 * time.Millisecond, Cold: true, rounds: 2, steps: 250, seconds: 1.5},
+		{Name: "cold, after 5 ms of compute", Compute: 5 * time.Millisecond, Cold: true, rounds: 2, maxSteps: 250, maxSeconds: 1.5},
 	}
 	for _, sc := range scenes {
 		sc.Batch, sc.Block = batchSize, blockSize
-		sc.rounds, sc.steps = cmp.Or(o.rounds, sc.rounds), cmp.Or(o.steps, sc.steps)
+		sc.rounds, sc.maxSteps = cmp.Or(o.rounds, sc.rounds), cmp.Or(o.steps, sc.maxSteps)
 		add := func(name, kind, access string) {
 			sc.Ways = append(sc.Ways, &way{Name: name, Kind: kind, Access: access})
 		}
@@ -64,10 +64,10 @@ func (o *options) scenes(torch bool) []*scene {
 	return scenes
 }
 
-// figure returns the µs per batch of one run. From a cold disk, it is the mean, which includes rare
-// long waits. With compute between batches, it is the median, which does not. Back to back, it is
-// the median of the means of 32 batches each, because read-ahead comes in bursts.
-func (sc *scene) figure(waits []float64) float64 {
+// typicalWait returns the µs per batch of one run. From a cold disk, it is the mean, which includes
+// rare long waits. With compute between batches, it is the median, which does not. Back to back, it
+// is the median of the means of 32 batches each, because read-ahead comes in bursts.
+func (sc *scene) typicalWait(waits []float64) float64 {
 	switch {
 	case sc.Cold:
 		return mean(waits)
@@ -87,8 +87,8 @@ func (sc *scene) figure(waits []float64) float64 {
 
 func (sc *scene) summarize() {
 	for _, r := range sc.Ways {
-		r.Figure, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
-		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Ways[0].Figure/r.Figure
+		r.Wait, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
+		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Ways[0].Wait/r.Wait
 	}
 }
 

@@ -94,7 +94,7 @@ func (s *stage) createTokens(name string, bytes int64) (path string, err error) 
 // A daemon is a process that serves a mount with one split, train.
 type daemon struct {
 	mountpoint string
-	pid        int // process id of the worker, which reads the tokens
+	workerPID  int // process id of the worker, which reads the tokens
 	cmd        *exec.Cmd
 	stderr     strings.Builder
 	stopped    bool
@@ -140,7 +140,7 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	if err == nil {
 		err = json.Unmarshal(text, &status)
 	}
-	d.pid = status.PID
+	d.workerPID = status.PID
 	return d, err
 }
 

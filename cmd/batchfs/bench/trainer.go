@@ -21,7 +21,7 @@ type command struct {
 	Path    string  `json:"path"` // token file, or a settings directory of a mount
 	Batch   int     `json:"batch"`
 	Block   int     `json:"block"`
-	Lead    int     `json:"lead"`
+	Untimed int     `json:"lead"`
 	Steps   int     `json:"steps"`
 	Seconds float64 `json:"seconds"`
 	Compute float64 `json:"compute"` // seconds before each batch

@@ -17,12 +17,12 @@ import (
 
 // A corpus is the sources that a run reads, under the settings of its ranks.
 type corpus struct {
-	sequence *sampler.Sequence // sequence of rank 0
-	sources  []corpusSource
-	blocks   blocks.Options // for each host; Limit is 0 without a cache directory
-	hosts    int
-	ranks    int // ranks of each host
-	opened   int // requests that opening took; 0 unless it is in a store
+	sequence     *sampler.Sequence // sequence of rank 0
+	sources      []corpusSource
+	blocks       blocks.Options // for each host; Limit is 0 without a cache directory
+	hosts        int
+	ranksPerHost int // ranks of each host
+	openRequests int // requests that opening took; 0 unless it is in a store
 }
 
 // A corpusSource is the arrays of one source, and the number of windows in its epoch.
@@ -34,9 +34,9 @@ type corpusSource struct {
 
 // A sourceSize describes a source of which only the size is known.
 type sourceSize struct {
-	name          string
-	tokens, shard int64 // shard: tokens in a file
-	weight        float64
+	name                string
+	tokens, shardTokens int64 // shard: tokens in a file
+	weight              float64
 }
 
 // sourceSizes returns the sources that --tokens or --source describe, if any.
@@ -80,7 +80,7 @@ const (
 // array returns an array of the size, in files of about equal length that need not exist.
 func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 	var m cache.Manifest
-	n := (s.tokens + s.shard - 1) / s.shard
+	n := (s.tokens + s.shardTokens - 1) / s.shardTokens
 	for i := range n {
 		count := s.tokens / n
 		if i < s.tokens%n {
@@ -111,7 +111,7 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &corpus{hosts: o.hosts, ranks: o.gpus, blocks: blocks.Options{
+	c := &corpus{hosts: o.hosts, ranksPerHost: o.gpus, blocks: blocks.Options{
 		Limit: from.Store.CacheBytes, BlockBytes: from.Store.BlockBytes, Memory: from.Memory.BlocksPortion(),
 	}}
 	if len(sizes) > 0 {
@@ -130,9 +130,9 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 
 // rankSettings returns the settings of rank 0 of the whole run, as in a path.
 func (c *corpus) rankSettings(split *config.Split) string {
-	path := fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranks)
+	path := fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranksPerHost)
 	if split.ShuffleBlock > 0 {
-		path += fmt.Sprintf(",local_world=%d", c.ranks)
+		path += fmt.Sprintf(",local_world=%d", c.ranksPerHost)
 	}
 	return path
 }
@@ -161,7 +161,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	c.sequence, c.opened = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
+	c.sequence, c.openRequests = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Name
 		if len(d.Split.Sources) > 0 {

@@ -15,20 +15,20 @@ import (
 
 // blockCounts are the blocks that a run needs. Figures of a host are means over all hosts.
 type blockCounts struct {
-	perBatch, perStep float64 // blocks in a batch of one rank, and in a step of a host
-	firstStep         int     // blocks in a host's first step
-	coldPerStep       float64 // blocks per step that are new to a host, in its first steps
-	memorySteps       float64 // steps for which a block stays in a host's memory
-	blocks, bytes     int64   // size of the corpus
-	steps             uint64  // touches are of steps 0 to steps-1
-	touches           []touch
+	blocksPerBatch, blocksPerStep float64 // blocks in a batch of one rank, and in a step of a host
+	firstStepBlocks               int     // blocks in a host's first step
+	newBlocksPerStep              float64 // blocks per step that are new to a host, in its first steps
+	stepsInMemory                 float64 // steps for which a block stays in a host's memory
+	blocks, bytes                 int64   // size of the corpus
+	steps                         uint64  // touches are of steps 0 to steps-1
+	misses                        []memoryMiss
 }
 
 func (n *blockCounts) blockBytes() float64 { return float64(n.bytes) / float64(n.blocks) }
 
-// A touch is a step in which a host needs a block that is not in its memory. It is a sample, which
-// stands for several blocks of each host.
-type touch struct {
+// A memoryMiss is a step in which a host needs a block that is not in its memory. It is a sample,
+// which stands for several blocks of each host.
+type memoryMiss struct {
 	step, firstNeed uint64 // firstNeed: the step in which the host first needed the block
 	gap             uint64 // steps since the host last needed it; 0 at first
 	blocks          float64
@@ -57,7 +57,7 @@ func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(do
 			}
 		}
 	}
-	slices.SortFunc(n.touches, func(a, b touch) int { return cmp.Compare(a.step, b.step) })
+	slices.SortFunc(n.misses, func(a, b memoryMiss) int { return cmp.Compare(a.step, b.step) })
 	return n, nil
 }
 
@@ -68,7 +68,7 @@ func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
 		number               int64
 	}
 	var ranks []*sampler.Sequence
-	for rank := range c.ranks {
+	for rank := range c.ranksPerHost {
 		s := c.sequence.Settings
 		s.Rank = rank
 		q, err := c.sequence.With(s)
@@ -77,12 +77,12 @@ func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
 		}
 		ranks = append(ranks, q)
 	}
-	steps := min(max(countedRows/(c.ranks*c.sequence.BatchSize), 1), 100)
+	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
 	// A block stays in memory while it is among those known to be needed next: as many as memory
 	// holds, plus as many for each rank. More than two ranks do not help, because memory then drops
 	// blocks that are needed again.
-	known := (1 + min(c.ranks, 2)) * c.blocks.MaxBuffers()
+	known := (1 + min(c.ranksPerHost, 2)) * c.blocks.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
 		step := map[block]bool{}
@@ -98,7 +98,7 @@ func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
 			perBatch += len(batch)
 		}
 		if perStep += len(step); first && i == 0 {
-			n.firstStep = len(step)
+			n.firstStepBlocks = len(step)
 		}
 		if len(seen) <= known {
 			held = i
@@ -107,11 +107,11 @@ func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
 	if held == steps-1 {
 		held = steps * known / len(seen)
 	}
-	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
-	n.perStep += float64(perStep) / float64(steps) / 4
-	n.memorySteps += float64(held) / 4
+	n.blocksPerBatch += float64(perBatch) / float64(steps*c.ranksPerHost) / 4
+	n.blocksPerStep += float64(perStep) / float64(steps) / 4
+	n.stepsInMemory += float64(held) / 4
 	if first {
-		n.coldPerStep = float64(len(seen)) / float64(steps)
+		n.newBlocksPerStep = float64(len(seen)) / float64(steps)
 	}
 	return nil
 }
@@ -166,7 +166,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 		if err != nil {
 			return err
 		}
-		n.addTouches(needs, weight, weight*float64(to-from))
+		n.addMisses(needs, weight, weight*float64(to-from))
 		progress(1 / float64(samples) / float64(arrays))
 	}
 	return nil
@@ -208,7 +208,7 @@ func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err e
 			}
 			for _, hit := range hits {
 				if k, rank, _ := c.sequence.BatchOf(hit.Row); k < steps {
-					needs = append(needs, need{rank / c.ranks, k})
+					needs = append(needs, need{rank / c.ranksPerHost, k})
 				}
 			}
 		}
@@ -218,17 +218,17 @@ func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err e
 	}
 }
 
-// addTouches adds the touches of a block, given its needs in order. Each touch stands for the given
+// addMisses adds the touches of a block, given its needs in order. Each touch stands for the given
 // number of blocks and bytes.
-func (n *blockCounts) addTouches(needs []need, blocks, bytes float64) {
+func (n *blockCounts) addMisses(needs []need, blocks, bytes float64) {
 	var first, gap uint64
 	for i, next := range needs {
 		if i == 0 || needs[i-1].host != next.host {
 			first, gap = next.step, 0
-		} else if gap = next.step - needs[i-1].step; float64(gap) <= n.memorySteps {
+		} else if gap = next.step - needs[i-1].step; float64(gap) <= n.stepsInMemory {
 			continue
 		}
-		n.touches = append(n.touches, touch{step: next.step, firstNeed: first, gap: gap, blocks: blocks, bytes: bytes})
+		n.misses = append(n.misses, memoryMiss{step: next.step, firstNeed: first, gap: gap, blocks: blocks, bytes: bytes})
 	}
 }
 
@@ -244,7 +244,7 @@ func (c *corpus) stride() float64 {
 // that the host needs in all. The directory keeps the blocks that were needed first.
 func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	step = math.MaxUint64
-	for _, t := range n.touches {
+	for _, t := range n.misses {
 		if t.step == t.firstNeed {
 			if needed += t.bytes; needed > float64(limit) {
 				step = min(step, t.step)
@@ -257,10 +257,10 @@ func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 // fetches calls visit for each touch whose block comes from the store, given a cache directory of
 // limit bytes. Blocks in the directory take no memory, so that the others stay in memory for
 // longer.
-func (n *blockCounts) fetches(limit int64, visit func(t touch)) {
+func (n *blockCounts) fetches(limit int64, visit func(t memoryMiss)) {
 	full, needed := n.fullAt(limit)
-	held := n.memorySteps / max(1-float64(limit)/needed, 1e-9)
-	for _, t := range n.touches {
+	held := n.stepsInMemory / max(1-float64(limit)/needed, 1e-9)
+	for _, t := range n.misses {
 		if t.step == t.firstNeed || t.firstNeed >= full && float64(t.gap) > held {
 			visit(t)
 		}

@@ -12,49 +12,49 @@ import (
 // An Estimate is what a run needs. Rates are per second. Figures are per host unless they say
 // otherwise.
 type Estimate struct {
-	Tokens          int64           `json:"tokens"`
-	Bytes           int64           `json:"bytes"`
-	Objects         int             `json:"objects"`
-	Blocks          int64           `json:"blocks"`
-	BlockBytes      int64           `json:"block_bytes"`
-	Order           string          `json:"order"`
-	Hosts           int             `json:"hosts"`
-	GPUs            int             `json:"gpus"`
-	BatchSize       int             `json:"batch_size"`
-	BlockSize       int             `json:"block_size"`
-	StepSeconds     float64         `json:"step_seconds"`
-	StepTokens      int64           `json:"step_tokens"` // sum over all hosts
-	EpochSteps      uint64          `json:"epoch_steps"`
-	Steps           uint64          `json:"steps"`
-	Epochs          float64         `json:"epochs"`
-	RunSeconds      float64         `json:"run_seconds"`
-	BatchBytes      int64           `json:"batch_bytes"` // read by a rank in a step
-	BatchBlocks     float64         `json:"batch_blocks"`
-	StepBlocks      float64         `json:"step_blocks"`
-	ReadRate        float64         `json:"read_rate"` // bytes that trainers read
-	First           Traffic         `json:"first_epoch"`
-	Later           Traffic         `json:"later_epochs"`
-	Requests        float64         `json:"requests"` // sum over all hosts, including mounting
-	Fetched         float64         `json:"fetched_bytes"`
-	Price           float64         `json:"price"`         // dollars, for Requests and Fetched
-	HostRequests    float64         `json:"host_requests"` // requests of the run without mounting
-	HostFetched     float64         `json:"host_fetched_bytes"`
-	CacheBytes      int64           `json:"cache_bytes"`
-	WorkingSetBytes float64         `json:"share_bytes"` // size of the blocks needed in the run
-	Caches          []Cache         `json:"caches"`
-	MountRequests   int             `json:"mount_requests"`      // per mount
-	MountSeconds    float64         `json:"mount_seconds"`       // for one host alone
-	FleetMount      float64         `json:"fleet_mount_seconds"` // for all hosts at once
-	FirstBatch      float64         `json:"first_batch_seconds"`
-	Sources         []Source        `json:"sources"`
-	Timeline        []TimelinePoint `json:"timeline"`
-	Verdicts        []Verdict       `json:"verdicts"`
+	Tokens            int64           `json:"tokens"`
+	Bytes             int64           `json:"bytes"`
+	Objects           int             `json:"objects"`
+	Blocks            int64           `json:"blocks"`
+	BlockBytes        int64           `json:"block_bytes"`
+	Order             string          `json:"order"`
+	Hosts             int             `json:"hosts"`
+	GPUs              int             `json:"gpus"`
+	BatchSize         int             `json:"batch_size"`
+	BlockSize         int             `json:"block_size"`
+	StepSeconds       float64         `json:"step_seconds"`
+	StepTokens        int64           `json:"step_tokens"` // sum over all hosts
+	EpochSteps        uint64          `json:"epoch_steps"`
+	Steps             uint64          `json:"steps"`
+	Epochs            float64         `json:"epochs"`
+	RunSeconds        float64         `json:"run_seconds"`
+	BatchBytes        int64           `json:"batch_bytes"` // read by a rank in a step
+	BatchBlocks       float64         `json:"batch_blocks"`
+	StepBlocks        float64         `json:"step_blocks"`
+	ReadRate          float64         `json:"read_rate"` // bytes that trainers read
+	FirstEpoch        Traffic         `json:"first_epoch"`
+	LaterEpochs       Traffic         `json:"later_epochs"`
+	Requests          float64         `json:"requests"` // sum over all hosts, including mounting
+	Fetched           float64         `json:"fetched_bytes"`
+	Price             float64         `json:"price"`         // dollars, for Requests and Fetched
+	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
+	HostFetched       float64         `json:"host_fetched_bytes"`
+	CacheBytes        int64           `json:"cache_bytes"`
+	WorkingSetBytes   float64         `json:"share_bytes"` // size of the blocks needed in the run
+	Caches            []Cache         `json:"caches"`
+	MountRequests     int             `json:"mount_requests"`      // per mount
+	MountSeconds      float64         `json:"mount_seconds"`       // for one host alone
+	FleetMountSeconds float64         `json:"fleet_mount_seconds"` // for all hosts at once
+	FirstBatchSeconds float64         `json:"first_batch_seconds"`
+	Sources           []Source        `json:"sources"`
+	Timeline          []TimelinePoint `json:"timeline"`
+	Verdicts          []Verdict       `json:"verdicts"`
 }
 
 // Traffic is what a host fetches from the store during an epoch, per second.
 type Traffic struct {
-	Mean         float64 `json:"bytes_mean"`
-	Peak         float64 `json:"bytes_peak"`
+	Bytes        float64 `json:"bytes_mean"`
+	PeakBytes    float64 `json:"bytes_peak"`
 	Requests     float64 `json:"requests_mean"`
 	PeakRequests float64 `json:"requests_peak"`
 }
@@ -76,8 +76,8 @@ type Source struct {
 
 // A TimelinePoint is the mean rate between the previous point and a step.
 type TimelinePoint struct {
-	Step  uint64  `json:"step"`
-	Bytes float64 `json:"bytes"`
+	Step     uint64  `json:"step"`
+	ByteRate float64 `json:"bytes"`
 }
 
 // A Verdict says whether something is within its limit, and if not, what helps.
@@ -96,13 +96,13 @@ func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limit
 	q := c.sequence
 	seconds := o.step.Seconds()
 	needs := &Estimate{
-		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranks,
+		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
 		BatchSize: q.BatchSize, BlockSize: int(c.stride()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
 		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
-		BatchBlocks: n.perBatch, StepBlocks: n.perStep, CacheBytes: c.blocks.Limit,
+		BatchBlocks: n.blocksPerBatch, StepBlocks: n.blocksPerStep, CacheBytes: c.blocks.Limit,
 	}
 	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.stride())
-	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranks) / seconds
+	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranksPerHost) / seconds
 	for i, s := range c.sources {
 		rows, period := q.Weight(i)
 		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Weight: float64(rows) / float64(period)}
@@ -128,9 +128,9 @@ func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limit
 func (n *Estimate) estimateTraffic(counted *blockCounts) {
 	bins := min(timelinePoints, n.EpochSteps)
 	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
-	counted.fetches(n.CacheBytes, func(t touch) {
+	counted.fetches(n.CacheBytes, func(t memoryMiss) {
 		bin := &timeline[t.step*bins/n.EpochSteps]
-		bin.Mean += t.bytes
+		bin.Bytes += t.bytes
 		bin.Requests += t.blocks
 		if t.step < n.Steps {
 			n.HostFetched += t.bytes
@@ -139,28 +139,28 @@ func (n *Estimate) estimateTraffic(counted *blockCounts) {
 	})
 	binSeconds := float64(n.EpochSteps) * n.StepSeconds / float64(bins)
 	for i, bin := range timeline {
-		traffic, count := &n.First, float64(bins)
+		traffic, count := &n.FirstEpoch, float64(bins)
 		if uint64(i) >= bins {
-			traffic, count = &n.Later, float64(len(timeline))-float64(bins)
+			traffic, count = &n.LaterEpochs, float64(len(timeline))-float64(bins)
 		}
-		traffic.Mean += bin.Mean / binSeconds / count
+		traffic.Bytes += bin.Bytes / binSeconds / count
 		traffic.Requests += bin.Requests / binSeconds / count
-		traffic.Peak, traffic.PeakRequests = max(traffic.Peak, bin.Mean/binSeconds), max(traffic.PeakRequests, bin.Requests/binSeconds)
-		n.Timeline = append(n.Timeline, TimelinePoint{uint64(i+1) * n.EpochSteps / bins, bin.Mean / binSeconds})
+		traffic.PeakBytes, traffic.PeakRequests = max(traffic.PeakBytes, bin.Bytes/binSeconds), max(traffic.PeakRequests, bin.Requests/binSeconds)
+		n.Timeline = append(n.Timeline, TimelinePoint{uint64(i+1) * n.EpochSteps / bins, bin.Bytes / binSeconds})
 	}
 	// All caches are empty at first.
-	most := counted.coldPerStep / n.StepSeconds
-	n.First.Peak, n.First.PeakRequests = max(n.First.Peak, most*counted.blockBytes()), max(n.First.PeakRequests, most)
+	most := counted.newBlocksPerStep / n.StepSeconds
+	n.FirstEpoch.PeakBytes, n.FirstEpoch.PeakRequests = max(n.FirstEpoch.PeakBytes, most*counted.blockBytes()), max(n.FirstEpoch.PeakRequests, most)
 	if n.Steps > counted.steps { // the rest of the run is like the later epochs
 		rest := float64(n.Steps-counted.steps) * n.StepSeconds
-		n.HostFetched += n.Later.Mean * rest
-		n.HostRequests += n.Later.Requests * rest
+		n.HostFetched += n.LaterEpochs.Bytes * rest
+		n.HostRequests += n.LaterEpochs.Requests * rest
 	}
 }
 
 func (n *Estimate) estimateCaches(counted *blockCounts) {
 	neededAgain := 0.0
-	for _, t := range counted.touches {
+	for _, t := range counted.misses {
 		if t.step == t.firstNeed && t.step < n.Steps {
 			n.WorkingSetBytes += t.bytes
 		}
@@ -170,7 +170,7 @@ func (n *Estimate) estimateCaches(counted *blockCounts) {
 	}
 	for _, fraction := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
 		cache, missed := Cache{Bytes: fraction * n.WorkingSetBytes}, 0.0
-		counted.fetches(int64(math.Ceil(cache.Bytes)), func(t touch) {
+		counted.fetches(int64(math.Ceil(cache.Bytes)), func(t memoryMiss) {
 			if t.step >= n.EpochSteps {
 				missed += t.blocks
 			}
@@ -187,11 +187,11 @@ func (n *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency floa
 	// A request lists a thousand objects. Objects are opened 32 at a time: requests check each
 	// object and the index next to it, and read its first bytes and then samples.
 	samples := max(2, 64/max(n.Objects, 1))
-	n.MountRequests = cmp.Or(c.opened, (n.Objects+999)/1000+n.Objects*(2+samples))
+	n.MountRequests = cmp.Or(c.openRequests, (n.Objects+999)/1000+n.Objects*(2+samples))
 	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency
-	n.FleetMount = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
-	rounds := math.Ceil(float64(counted.firstStep) / float64(c.blocks.MaxPrefetches()))
-	n.FirstBatch = max(rounds*latency, float64(counted.firstStep)*counted.blockBytes()/limits.bandwidth)
+	n.FleetMountSeconds = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
+	rounds := math.Ceil(float64(counted.firstStepBlocks) / float64(c.blocks.MaxPrefetches()))
+	n.FirstBatchSeconds = max(rounds*latency, float64(counted.firstStepBlocks)*counted.blockBytes()/limits.bandwidth)
 }
 
 // judge adds a verdict on each limit.
@@ -202,13 +202,13 @@ func (n *Estimate) judge(c *corpus, latency float64, limits resourceLimits) {
 		}
 		n.Verdicts = append(n.Verdicts, Verdict{ok, text})
 	}
-	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.PeakRequests, n.Later.PeakRequests)
+	peak, most := max(n.FirstEpoch.PeakBytes, n.LaterEpochs.PeakBytes), max(n.FirstEpoch.PeakRequests, n.LaterEpochs.PeakRequests)
 	nearer, keep, fill := n.advice(c)
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // the same tokens are in x and y
 	}
-	waste := n.First.Mean / used
+	waste := n.FirstEpoch.Bytes / used
 	add(waste <= 2, fmt.Sprintf("the store sends %s bytes for each byte that trainers read", formatCount(waste)), "few rows of a batch are in the same block: "+nearer)
 	if !math.IsInf(limits.bandwidth, 1) {
 		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", formatBytes(peak), formatBytes(limits.bandwidth)),
@@ -218,8 +218,8 @@ func (n *Estimate) judge(c *corpus, latency float64, limits resourceLimits) {
 	add(total <= limits.requests, fmt.Sprintf("all hosts together send up to %s requests a second, and --requests is %s", formatCount(total), formatCount(limits.requests)),
 		fmt.Sprintf("set store.block_bytes above %d, spread the objects over more prefixes, or %s", n.BlockBytes, nearer))
 	mounting := fmt.Sprintf("if all hosts mount at once, as after a reboot, they send %s requests, which takes %s with --requests %s",
-		formatCount(float64(n.MountRequests)*float64(c.hosts)), formatDuration(n.FleetMount), formatCount(limits.requests))
-	add(n.FleetMount <= n.MountSeconds+60, mounting,
+		formatCount(float64(n.MountRequests)*float64(c.hosts)), formatDuration(n.FleetMountSeconds), formatCount(limits.requests))
+	add(n.FleetMountSeconds <= n.MountSeconds+60, mounting,
 		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(n.MountSeconds)))
 	// While a request takes its latency, this many are in flight.
 	inFlight, limit := most*latency, float64(c.blocks.MaxPrefetches())
@@ -250,7 +250,7 @@ func (n *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 		nearer = keep
 	}
 	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
-		c.sequence.World, c.ranks)
+		c.sequence.World, c.ranksPerHost)
 	return nearer, keep, fill
 }
 

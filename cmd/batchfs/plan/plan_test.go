@@ -25,8 +25,8 @@ func runPlan(t *testing.T, args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// planned returns the estimate for a run with steps of a second.
-func planned(t *testing.T, args ...string) (n Estimate) {
+// runEstimate returns the estimate for a run with steps of a second.
+func runEstimate(t *testing.T, args ...string) (n Estimate) {
 	t.Helper()
 	out, err := runPlan(t, append([]string{"--json", "--step", "1s"}, args...)...)
 	testfiles.NoError(t, err)
@@ -65,33 +65,33 @@ func TestOrders(t *testing.T) {
 	}
 	corpus := []string{"--tokens", "15T", "--hosts", "512", "--gpus", "8", "--bandwidth", "1Mbit", "--set", fmt.Sprint("store.cache_bytes=", large)}
 	const bytes, block = 30e12, 4 << 20
-	n := planned(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
+	n := runEstimate(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
 	checkNear(t, "shuffle_block: bytes of all hosts", n.Fetched, bytes)
 	checkNear(t, "shuffle_block: a host's share", n.WorkingSetBytes, bytes/512)
-	if n.Later.Mean != 0 {
-		t.Errorf("shuffle_block: %g bytes a second are fetched again in later epochs", n.Later.Mean)
+	if n.LaterEpochs.Bytes != 0 {
+		t.Errorf("shuffle_block: %g bytes a second are fetched again in later epochs", n.LaterEpochs.Bytes)
 	}
 	// There are 15 list requests, and 4 requests for each of the 15,000 objects.
-	checkNear(t, "seconds in which all hosts mount", n.FleetMount, 60015*512/5500)
+	checkNear(t, "seconds in which all hosts mount", n.FleetMountSeconds, 60015*512/5500)
 	checkVerdicts(t, n, "--rank RANK --world 4096 --local-world 8", "ok false: if all hosts mount at once", "1 h 33 min")
 	unlimited := append(corpus, "--set", "store.cache_bytes=1000000000000000")
-	n = planned(t, append(unlimited, "--set", "batch.order=shuffle")...)
+	n = runEstimate(t, append(unlimited, "--set", "batch.order=shuffle")...)
 	checkNear(t, "shuffle: a host's share", n.WorkingSetBytes, bytes*(1-math.Pow(1-1./512, 2048)))
 	checkVerdicts(t, n, "(batchfs cache fill)")
-	checkNear(t, "shuffle: peak", n.First.Peak, 96*block)
-	n = planned(t, unlimited...)
+	checkNear(t, "shuffle: peak", n.FirstEpoch.PeakBytes, 96*block)
+	n = runEstimate(t, unlimited...)
 	checkNear(t, "random: a host's share", n.WorkingSetBytes, bytes*(1-math.Exp(-4)))
-	n = planned(t, append(unlimited, "--set", "batch.order=sequential")...)
+	n = runEstimate(t, append(unlimited, "--set", "batch.order=sequential")...)
 	checkNear(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
 }
 
 // The hit rate of a cache is the fraction of the blocks needed again that fit it.
 func TestCaches(t *testing.T) {
-	n := planned(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
+	n := runEstimate(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
 	for _, c := range n.Caches {
 		checkNear(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.WorkingSetBytes)
 	}
-	uncached := planned(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
+	uncached := runEstimate(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
 	checkVerdicts(t, uncached, "ok true: if all hosts mount at once", "ok false: the block cache", "store.cache_bytes = ")
 	checkNear(t, "requests without a cache", uncached.HostRequests, uncached.StepBlocks*float64(uncached.Steps))
 }
@@ -99,12 +99,12 @@ func TestCaches(t *testing.T) {
 // Each source has its own epochs. If a run has more epochs than are counted, the rest is like the
 // last.
 func TestSources(t *testing.T) {
-	n := planned(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
+	n := runEstimate(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4
 	checkNear(t, "epochs of web", n.Sources[0].Epochs, rows*0.75*1024/8e9)
 	checkNear(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
 	corpus := []string{"--tokens", "1G", "--set", "store.cache_bytes=0"}
-	checkNear(t, "requests of 100 epochs", planned(t, append(corpus, "--epochs", "100")...).HostRequests, 50*planned(t, append(corpus, "--epochs", "2")...).HostRequests)
+	checkNear(t, "requests of 100 epochs", runEstimate(t, append(corpus, "--epochs", "100")...).HostRequests, 50*runEstimate(t, append(corpus, "--epochs", "2")...).HostRequests)
 }
 
 // Errors name the flag or key, the value, and what it must be.

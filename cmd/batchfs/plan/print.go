@@ -23,7 +23,7 @@ func (n *Estimate) print(out io.Writer) {
 
 	n.printRates(&text)
 	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", formatDuration(n.MountSeconds),
-		formatDuration(n.FleetMount), formatDuration(n.FirstBatch))
+		formatDuration(n.FleetMountSeconds), formatDuration(n.FirstBatchSeconds))
 	if len(n.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -34,9 +34,9 @@ func (n *Estimate) print(out io.Writer) {
 		w.Flush()
 	}
 	fmt.Fprintln(&text, "\nBytes a second from the store to a host, up to each step")
-	most := slices.MaxFunc(n.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
+	most := slices.MaxFunc(n.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.ByteRate, b.ByteRate) }).ByteRate
 	for _, m := range n.Timeline[:min(2*timelinePoints, len(n.Timeline))] {
-		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(m.Step)), terminal.Bar(m.Bytes, most), formatBytes(m.Bytes))
+		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(m.Step)), terminal.Bar(m.ByteRate, most), formatBytes(m.ByteRate))
 	}
 	fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
 	for _, c := range n.Caches {
@@ -65,13 +65,13 @@ func (n *Estimate) printRates(out io.Writer) {
 	line("bytes a second that trainers read", n.ReadRate, formatBytes)
 	line("blocks per step", n.StepBlocks, formatCount)
 	epoch := func(name string, traffic Traffic) {
-		line(name+": bytes a second, mean", traffic.Mean, formatBytes)
-		line(name+": bytes a second, peak", traffic.Peak, formatBytes)
+		line(name+": bytes a second, mean", traffic.Bytes, formatBytes)
+		line(name+": bytes a second, peak", traffic.PeakBytes, formatBytes)
 		line(name+": requests a second, mean", traffic.Requests, formatCount)
 		line(name+": requests a second, peak", traffic.PeakRequests, formatCount)
 	}
-	epoch("first epoch", n.First)
-	epoch("later epochs", n.Later)
+	epoch("first epoch", n.FirstEpoch)
+	epoch("later epochs", n.LaterEpochs)
 	line("the run: bytes", n.HostFetched, formatBytes)
 	line("the run: requests", n.Requests/hosts, formatCount)
 	line("the run: price", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
@@ -82,7 +82,7 @@ func (n *Estimate) printRates(out io.Writer) {
 func (n *Estimate) charts() []chart.Chart {
 	var rate, hits chart.Line
 	for _, m := range n.Timeline {
-		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.Bytes/1e6)
+		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.ByteRate/1e6)
 	}
 	hits.X, hits.Y = []float64{0}, []float64{0}
 	for _, c := range n.Caches {
