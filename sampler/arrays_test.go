@@ -13,21 +13,20 @@ import (
 	"batchfs/cache/array"
 )
 
-// A stub is an array without files. Number i is salt+i, truncated to the dtype. It records what is
-// read. Tests may read it concurrently.
+// A stub is an array without files. Number i is salt+i, truncated to the dtype.
 type stub struct {
 	dtype   array.DType
 	axes    []int
 	extents []array.Extent
 	vocab   int64
 	salt    int64
-	values  []int64 // if not nil, the numbers
-	zeros   bool    // whether all numbers are 0
+	values  []int64 // replaces the numbers; may be nil
+	zeros   bool
 
 	mu             sync.Mutex // guards the fields below
-	bytesRead      int64      // total read
-	maxWindowBytes int        // bytes of the largest window
-	mostWindows    int        // most windows in one Read
+	bytesRead      int64
+	maxWindowBytes int
+	mostWindows    int // most windows in one Read
 }
 
 func (s *stub) DType() array.DType                  { return s.dtype }
@@ -77,7 +76,6 @@ func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
 	return &stub{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
-// numbersOf returns how many numbers an element of an array has.
 func numbersOf(a Array) int64 { return int64(columnOf(a).elementNumbers) }
 
 // expectedBatch computes batch k number by number, from the segments of its rows.
@@ -91,7 +89,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 		for j := range q.BatchSize {
 			source, segments, err := q.Segments(k, j)
 			must(t, err)
-			// For each index in the row: the position in the source, and the number of the segment.
+			// position in the source, and number of the segment, of each index in the row
 			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0
 			for n, s := range segments {
 				for i := range s.Len {
@@ -111,7 +109,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 					}
 				}
 			}
-			begins := []int{0} // starts of documents
+			begins := []int{0}
 			for i := 1; i <= T; i++ {
 				if segment[i] != segment[i-1] {
 					begins = append(begins, i)
@@ -161,7 +159,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 }
 
 // Each array of a batch follows from the segments of its rows, for every dtype, shape, kind of rows
-// and mixture, and its bytes do not depend on how a reader splits its reads.
+// and mixture. Its bytes do not depend on how a reader splits its reads.
 func TestBatchesAreTheirSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	axes := [][]int{nil, {1}, {3}, {2, 5}, {3, 1, 2}}
@@ -176,7 +174,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 		switch {
 		case s.Layout == Elements:
 			main = newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...)
-		case round%2 == 0: // rows made of documents
+		case round%2 == 0:
 			main, salt = newNumbered(array.Uint32, 0, 0), 0
 			s.Rows, s.Ends, s.EOT, s.Documents = documentKinds[r.IntN(3)], EndsByIndex, uint64(r.IntN(2))*50256, r.IntN(3) > 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
@@ -223,21 +221,20 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 	}
 }
 
-// A read fetches little more than it returns, from one element of many mebibytes or from many small
-// ones, wherever it starts.
+// A read fetches little more than it returns, wherever it starts and however large elements are.
 func TestReadsFetchWhatIsShown(t *testing.T) {
 	const request = 1 << 20
 	for _, test := range []struct {
 		axes     []int
 		rows     int
 		dtype    array.DType
-		off, end int64 // bytes of the batch to read
+		off, end int64
 	}{
-		{[]int{16 << 20}, 2, array.Float32, 0, 128 << 20},      // elements of 64 MiB
-		{[]int{4096, 4096}, 2, array.Float32, 1, 16 << 20},     // cuts through numbers
-		{[]int{1 << 20, 3}, 3, array.Float64, 12345, 20 << 20}, // crosses elements
-		{[]int{1000, 1000}, 2, array.Uint8, 0, 2e6},            // single bytes
-		{[]int{8}, 1 << 20, array.Float16, 3, 8 << 20},         // many small elements
+		{[]int{16 << 20}, 2, array.Float32, 0, 128 << 20},  // 64 MiB each
+		{[]int{4096, 4096}, 2, array.Float32, 1, 16 << 20}, // starts within a number
+		{[]int{1 << 20, 3}, 3, array.Float64, 12345, 20 << 20},
+		{[]int{1000, 1000}, 2, array.Uint8, 0, 2e6},
+		{[]int{8}, 1 << 20, array.Float16, 3, 8 << 20},
 	} {
 		from := newNumbered(test.dtype, 0, 1<<22, test.axes...)
 		from.zeros = true
@@ -255,7 +252,6 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 	}
 }
 
-// Reading one small array fetches nothing of the others.
 func TestOneArrayReadsItsOwn(t *testing.T) {
 	var sources []Source
 	var arrays []*stub
@@ -269,7 +265,7 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 	must(t, err)
 	for _, test := range []struct {
 		name   string
-		tokens int64 // fetched, in bytes
+		tokens int64 // bytes fetched
 		mask   int64
 	}{{"source", 0, 0}, {"mask", 0, 4000}, {"x", 8000, 0}} {
 		for _, a := range arrays {
@@ -283,8 +279,8 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 	}
 }
 
-// Conversion between every pair of integer dtypes agrees with arithmetic, at the limits of each
-// dtype, and reports numbers that the target cannot hold.
+// Conversions agree with arithmetic at the limits of each dtype, and report numbers that the target
+// cannot hold.
 func TestConvertEveryPair(t *testing.T) {
 	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 	limits := func(d array.DType) (least, most *big.Int) {
@@ -306,8 +302,7 @@ func TestConvertEveryPair(t *testing.T) {
 		least, most := limits(d)
 		return n.Cmp(least) >= 0 && n.Cmp(most) <= 0
 	}
-	// bits returns a number in two's complement.
-	bits := func(n *big.Int) int64 {
+	twosComplement := func(n *big.Int) int64 {
 		return int64(new(big.Int).And(n, new(big.Int).SetUint64(1<<64-1)).Uint64())
 	}
 	for _, from := range integers {
@@ -315,14 +310,14 @@ func TestConvertEveryPair(t *testing.T) {
 		for _, to := range integers {
 			for round := range 200 {
 				n, most := 1+rand.IntN(40), len(numbers)
-				if round < len(numbers) { // also each number alone
+				if round < len(numbers) {
 					n, most = 1, 1
 				}
 				var raw, want []byte
 				bad := -1
 				for i := range n {
 					number := numbers[(round+rand.IntN(most))%len(numbers)]
-					raw, want = appendToken(raw, bits(number), from.Size()), appendToken(want, bits(number), to.Size())
+					raw, want = appendToken(raw, twosComplement(number), from.Size()), appendToken(want, twosComplement(number), to.Size())
 					if bad < 0 && !holds(to, number) {
 						bad = i
 					}
@@ -337,8 +332,7 @@ func TestConvertEveryPair(t *testing.T) {
 	}
 }
 
-// New rejects batches that no file can hold, instead of letting sizes overflow.
-func TestNewRefusesArrays(t *testing.T) {
+func TestNewRefusesArraysThatNoFileHolds(t *testing.T) {
 	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {

@@ -11,46 +11,46 @@ import (
 type batchArray struct {
 	name        string
 	dtype       array.DType
-	derived     derivation // origin of its numbers
-	column      int        // if copied, number of the array in the source; 0 is the main one
-	firstNumber int        // index in the source's row of the first number
-	shape       []int      // shape of a row
-	masked      bool       // whether a target of another document than its x is maskedTarget
-	padding     int64      // padding of a row
+	derived     derivation
+	column      int   // number of the copied array in the source; 0: main
+	firstNumber int   // index in the source's row
+	shape       []int // shape of a row
+	masked      bool  // whether y is maskedTarget where a document begins
+	padding     int64
 
-	rowNumbers  int       // numbers in a row
-	numberBytes int       // bytes of a number
+	rowNumbers  int
+	numberBytes int
 	offset      int       // bytes from the start of the batch
-	convert     converter // if copied, converts the stored numbers to dtype
+	convert     converter // converts copied numbers to dtype
 }
 
 // A derivation is where the numbers of an array come from.
 type derivation uint8
 
 const (
-	copied           derivation = iota // read from the source
-	derivedCuSeqlens                   // 0, the index after each document's last token in x, then T
-	derivedPositions                   // index of each x within the part of its document in the row
-	derivedLengths                     // number of x that are tokens; the others are padding
-	derivedSource                      // number of the row's source
+	copied           derivation = iota
+	derivedCuSeqlens            // 0, the end of each document in x, then T until the row is full
+	derivedPositions            // index in the document's part of the row
+	derivedLengths              // tokens in x; the rest is padding
+	derivedSource
 )
 
 // maskedTarget is the target that PyTorch's cross entropy ignores by default.
 const maskedTarget = -100
 
-// A batchLayout is the list of arrays in a batch. Nothing else knows which there are.
+// A batchLayout is the list of arrays in a batch.
 type batchLayout struct {
 	arrays  []batchArray
 	batch   array.Batch
-	columns []sourceColumn // arrays of a source
-	derives bool           // whether putDerived has numbers to write
+	columns []sourceColumn
+	derives bool // whether putDerived has numbers to write
 }
 
 // A sourceColumn is an array of a source; all sources of a mixture have the same columns.
 type sourceColumn struct {
 	stored         array.DType // dtype in the files
-	numberBytes    int         // bytes of a number
-	elementNumbers int         // numbers in an element
+	numberBytes    int
+	elementNumbers int
 }
 
 // decimal formats number i of raw.
@@ -95,7 +95,7 @@ func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, erro
 	// Larger numbers come first, so that each is aligned if B*T is even.
 	slices.SortStableFunc(others, func(a, b batchArray) int { return b.dtype.Size() - a.dtype.Size() })
 	l.arrays = append(l.arrays, others...)
-	return l, l.place(s.BatchSize, main)
+	return l, l.assignOffsets(s.BatchSize, main)
 }
 
 func (s *Settings) mainArrays(axes []int) []batchArray {
@@ -132,8 +132,7 @@ func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list [
 // maxBytes limits the size of a batch, so that every byte has an offset.
 const maxBytes = 1 << 62
 
-// place assigns an offset to each array. main is the number of main arrays.
-func (l *batchLayout) place(rows, main int) error {
+func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 	var arrays []array.Array
 	bytes := 0.0 // approximate, because the size may overflow an integer
 	for i := range l.arrays {
@@ -154,7 +153,7 @@ func (l *batchLayout) place(rows, main int) error {
 	if bytes > maxBytes {
 		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))
 	}
-	l.batch = array.NewBatch(main, arrays...)
+	l.batch = array.NewBatch(mainArrays, arrays...)
 	for i, a := range l.batch.Arrays {
 		l.arrays[i].offset = int(a.Offset)
 	}

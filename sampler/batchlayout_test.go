@@ -10,8 +10,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// Elements names exactly the elements of a batch that hold a token.
-func TestElements(t *testing.T) {
+func TestElementsThatHoldAToken(t *testing.T) {
 	const b, T = 3, 4
 	for layout, want := range map[Layout]string{XY: "[x[2, 3] y[2, 2]]", WholeRows: "[tokens[2, 3]]"} {
 		q := sequence(t, writeFiles(t, 2, 13), cache.Options{DType: array.Uint16}, Settings{BatchSize: b, BlockSize: T, Layout: layout, Order: Sequential})

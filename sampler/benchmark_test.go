@@ -14,7 +14,7 @@ import (
 // BenchmarkRead reads whole batches in order from a cached file of uint16 tokens. No way of serving
 // batches can be faster.
 func BenchmarkRead(b *testing.B) {
-	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // values do not matter
+	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")}
 	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
@@ -36,7 +36,6 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkArrays compares x and y alone with documents and aligned arrays.
 func BenchmarkArrays(b *testing.B) {
 	const n = 16 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)

@@ -18,7 +18,7 @@ func newConverter(to, from array.DType) converter {
 		return converters[to][from]
 	}
 	var signed vocabulary
-	if to != from { // only one of them has numbers with the highest bit
+	if to != from { // same size: one of them is signed, so the highest bit must be 0
 		signed = newVocabulary(1<<(8*to.Size()-1), to)
 	}
 	return func(dst, raw []byte) (bad int) {
@@ -85,12 +85,12 @@ func convertNumber[D, S integer](to *D, v S) (changed uint64) {
 	return uint64(d) ^ uint64(v)
 }
 
-// canHold reports whether an integer dtype can hold n.
 func canHold(dtype array.DType, n uint64) bool {
 	return newConverter(dtype, array.Uint64)(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, n)) < 0
 }
 
-// viewAs returns b as numbers. The machine must be little-endian, as files and batches are.
+// viewAs returns b as numbers, without copying. The machine must be little-endian, like files and
+// batches.
 func viewAs[N integer](b []byte) []N {
 	var n N
 	return unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(n)))

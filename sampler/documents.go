@@ -19,25 +19,24 @@ type Segment struct {
 	Document int64 // number in the source; -1: unknown
 }
 
-// documentRows are rows made of documents, ordered by their first tokens. Documents are laid into
-// rows in groups, so that a row can be found from its group alone. Only the number of rows in each
-// group stays in memory.
+// documentRows lays the documents of a source into rows, group by group, so that a row can be found
+// from its group alone. Only the number of rows in each group stays in memory.
 type documentRows struct {
 	documents Documents
 	windowSpec
 	sums       prefixSums // rows up to the end of each group
 	packerPool sync.Pool  // *groupPacker values
 	tables     *Tables
-	cached     []atomic.Pointer[rowGroup] // one per group; nil unless it is cached
+	cached     []atomic.Pointer[rowGroup] // one per group
 }
 
 // groupDocuments is the number of documents in a group. Larger groups need less padding, but more
 // memory and time.
 const groupDocuments = 4096
 
-// cut cuts a document of n tokens into full segments of T+1 tokens that start T apart, and a
-// shorter rest. A rest of one token is dropped unless it is the whole document: the segment before
-// already ends with it.
+// cut cuts a document of n tokens into full segments of T+1 tokens that begin T apart, and a
+// shorter rest. A rest of one token is dropped unless it is the whole document, because the segment
+// before it ends with that token.
 func (w windowSpec) cut(n int64) (full int64, rest int32) {
 	if n <= w.step {
 		return 0, int32(n)
@@ -60,8 +59,8 @@ type rowGroup struct {
 
 // A rowRun is one row, or several full rows of one document that start T tokens apart.
 type rowRun struct {
-	row   int64 // number of the first row in the group
-	first int32 // index of its first segment
+	row          int64 // number in the group of the first row
+	firstSegment int32
 }
 
 type groupSegment struct {
@@ -107,23 +106,21 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 	return r, nil
 }
 
-// A groupPacker computes one group after the other, in the same memory. It belongs to one
-// goroutine.
+// A groupPacker lays out one group at a time, reusing its memory. It belongs to one goroutine.
 type groupPacker struct {
 	rowGroup
 	bounds      []int64 // start of the group, then the end of each document
-	rests       []int32 // lengths of the segments that are shorter than a row
+	rests       []int32 // lengths of segments shorter than a row
 	packer      *packer // nil unless rows are packed
-	nextSegment []int32 // index of the next segment of each row of rests, plus one; 0: not begun
+	nextSegment []int32 // index of the next segment of each row, plus one; 0 at first
 }
 
-// load reads where the documents of group g end, cuts and packs them, and returns how many rows
-// they fill.
+// load reads, cuts and packs the documents of group g, and returns how many rows they fill.
 func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
-	// A group begins where the previous one ends, and the first at 0.
+	// bounds[0] is the end of the previous group's last document, or 0.
 	if err := r.documents.Ends(max(first-1, 0), p.bounds[1-min(g, 1):]); err != nil {
 		return 0, err
 	}
@@ -141,7 +138,7 @@ func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	return rows + int64(len(p.packer.segmentCounts)), nil
 }
 
-// layOut builds p.group from the documents that were loaded last.
+// layOut builds p.rowGroup from the group that was loaded last.
 func (r *documentRows) layOut(p *groupPacker) {
 	p.nextSegment = append(p.nextSegment[:0], p.rests...) // at most this many rows
 	clear(p.nextSegment)
@@ -186,7 +183,7 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	}
 	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > inGroup }) - 1
 	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.step
-	for _, p := range g.segments[g.rowRuns[i].first:g.rowRuns[i+1].first] {
+	for _, p := range g.segments[g.rowRuns[i].firstSegment:g.rowRuns[i+1].firstSegment] {
 		list = append(list, Segment{p.start + shift, int(p.len), index, int64(number)*groupDocuments + int64(p.document)})
 		index += int(p.len)
 	}

@@ -14,7 +14,6 @@ import (
 	"batchfs/cache/array"
 )
 
-// documentEndsAt are Documents with these ends.
 type documentEndsAt []int64
 
 func (d documentEndsAt) Count() int64 { return int64(len(d)) }
@@ -32,11 +31,11 @@ func (d documentEndsAt) Ends(first int64, ends []int64) error {
 	return nil
 }
 
-// randomDocuments returns count documents of up to most tokens, or a few times that.
+// randomDocuments returns documents of mostly up to most tokens.
 func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	end := int64(0)
 	for range count {
-		n := 1 + r.Int64N(1+r.Int64N(most)) // mostly short
+		n := 1 + r.Int64N(1+r.Int64N(most))
 		if r.IntN(20) == 0 {
 			n = 1 + r.Int64N(10*most)
 		}
@@ -53,7 +52,7 @@ func documentSource(dtype array.DType, ends documentEndsAt) Source {
 	return s
 }
 
-// rowsOf returns all rows of documents, straight from the rules in docs/orders.md.
+// rowsOf returns all rows of documents, computed as docs/orders.md says.
 func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var segments []Segment
@@ -118,8 +117,7 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 
 var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 
-// Rows have the segments that docs/orders.md prescribes, whatever the groups, and every token is in
-// a row unless rows hold only the beginnings of documents.
+// Rows have the segments that docs/orders.md defines.
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {
@@ -151,13 +149,11 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-// neverRead fails a test that reads ends of documents.
 type neverRead struct{ documentEndsAt }
 
 func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
 
-// In rows of windows, ends by token and ends by index give the same documents, however they are
-// read.
+// Ends by token and ends by index give the same bytes, however they are read.
 func TestEndsByTokenAndByIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for range attempts(40, 300) {
@@ -201,9 +197,8 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 	}
 }
 
-// runShuffle permutes all rows in every epoch, in a new order each time, and successive rows come
-// from few runs.
-func TestBlocksPermute(t *testing.T) {
+// Every epoch has all rows in a new order, and successive rows come from few runs.
+func TestRunShuffle(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
@@ -265,8 +260,8 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 	}
 }
 
-// BenchmarkRowsOfDocuments measures the padding and the time of packing, with documents as on the
-// web: log-normal lengths with a mean of 600 tokens.
+// BenchmarkRowsOfDocuments measures padding and packing time, with log-normal lengths as on the
+// web.
 func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	end, ends := int64(0), documentEndsAt{}
@@ -288,19 +283,17 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 	}
 }
 
-// A recorder records what is read of an array.
-type recorder struct {
+type windowRecorder struct {
 	Array
 	windows *[]array.Window
 }
 
-func (r recorder) Read(ws []array.Window, visit func(int, []byte) error) error {
+func (r windowRecorder) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*r.windows = append(*r.windows, ws...)
 	return r.Array.Read(ws, visit)
 }
 
-// Windows lists exactly what Read reads of a batch.
-func TestWindowsAreWhatIsRead(t *testing.T) {
+func TestWindowsAreWhatReadFetches(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	sorted := func(list []array.Window) []array.Window {
 		slices.SortFunc(list, func(a, b array.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
@@ -309,7 +302,7 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 	for _, kind := range append(documentKinds, Windows) {
 		var got []array.Window
 		source := documentSource(array.Uint32, randomDocuments(r, 200, 60))
-		source.Main = recorder{source.Main, &got}
+		source.Main = windowRecorder{source.Main, &got}
 		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
 			World: 1, Rows: kind, Ends: EndsByIndex})
 		must(t, err)

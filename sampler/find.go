@@ -7,14 +7,14 @@ import (
 	"sort"
 )
 
-// A Hit is a row that holds the token that Find was asked for.
+// A Hit is a row that holds the token passed to Find.
 type Hit struct {
 	Row   uint64 // global number
 	Index int    // index of the token in the row, from 0 to T
 }
 
-// Elements returns where the token with an index, as in Hit, stands in row j of a batch, as NumPy
-// expressions: with layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
+// Elements returns NumPy expressions for the token at an index (see Hit) of row j of a batch: with
+// layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
 func (q *Sequence) Elements(j, index int) (list []string) {
 	if q.Layout == Elements {
 		return []string{fmt.Sprintf("rows[%d]", j)}
@@ -87,9 +87,8 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// readerOf returns source i as seen by the ranks that may read the element at pos, which are those
-// of the host whose share holds it or, without ShuffleBlock, all ranks. It also returns the number
-// of these ranks, and their host.
+// readerOf returns source i for the ranks that may read the element at pos: with ShuffleBlock,
+// those of one host, otherwise all. It also returns their number and their host.
 func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks

@@ -34,13 +34,12 @@ var corpora = []corpus{
 	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true},
 }
 
-// open returns sources of 4-byte tokens, each of which equals its position among all sources.
+// open returns 4-byte tokens that equal their positions among all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
 	return openSources(t, writeSources(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
 }
 
-// supports reports whether an order can draw from the corpus.
 func (c corpus) supports(o Order) bool {
 	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
 }
@@ -52,8 +51,8 @@ func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progre
 	return hits
 }
 
-// checkFind compares the results of Find with the rows of all ranks in the first epochs, for tokens
-// at most step apart.
+// checkFind compares Find with the rows of all ranks in the first epochs, for tokens up to step
+// apart.
 func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	t.Helper()
 	const epochs = 2
@@ -99,8 +98,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	}
 }
 
-// Find agrees with a search through the rows of an epoch, for windows, documents and host shares.
-func TestFindIsWhatTheRowsShow(t *testing.T) {
+func TestFindAgreesWithTheRows(t *testing.T) {
 	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, order := range allOrders {
@@ -116,7 +114,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 					ranks = append(ranks, q)
 				}
 				if order == Torch || order == Torch26 {
-					ranks = ranks[world-1:] // Find knows only the rows of its own rank
+					ranks = ranks[world-1:] // Find returns only rows of its own rank
 				}
 				checkFind(t, ranks, 1)
 			}
@@ -139,7 +137,7 @@ func TestFindIsWhatTheRowsShow(t *testing.T) {
 	}
 }
 
-// In the last epochs of a sequence, hits are correct and lie in batches below MaxBatches.
+// In the last epochs, hits are correct and lie in batches below MaxBatches.
 func TestFindAtTheEnd(t *testing.T) {
 	always := func(int64, int64) bool { return true }
 	for _, a := range corpora {
@@ -151,7 +149,7 @@ func TestFindAtTheEnd(t *testing.T) {
 				must(t, err)
 				pos := int64(2)
 				end := uint64(0)
-				// Find the last epoch that has the token or, for random, one of the last.
+				// Search for the last epoch that has the token (for random: one of the last).
 				for step := uint64(1) << 63; step > 0; step /= 2 {
 					if end+step != 0 && len(find(t, q, 0, pos, end+step, always)) > 0 {
 						end += step
@@ -185,7 +183,6 @@ func TestFindAtTheEnd(t *testing.T) {
 	}
 }
 
-// A long search asks regularly whether to go on.
 func TestFindStops(t *testing.T) {
 	paths := writeFiles(t, 4, 200_000)
 	for _, order := range []Order{Random, Torch} {
@@ -205,8 +202,7 @@ func TestFindStops(t *testing.T) {
 	}
 }
 
-// With yields the same sequence or error as New under the same settings.
-func TestWithIsNew(t *testing.T) {
+func TestWithEqualsNew(t *testing.T) {
 	changes := []func(*Settings){
 		func(*Settings) {},
 		func(s *Settings) { s.BatchSize, s.Seed = 5, 8 },

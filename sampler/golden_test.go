@@ -17,17 +17,17 @@ import (
 
 var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
 
-// TestGolden pins the bytes of batches. Users' runs depend on this stream: if it changed, a resumed
-// run would silently get other data, and nobody could say later what step 12345 saw.
+// TestGolden pins the bytes of batches. Users' runs depend on them: if they changed, a resumed run
+// would silently get other data, and nobody could say later what step 12345 saw.
 //
-// If this test fails, do not run `go test ./sampler -update`: fix the code. Use -update only to add
-// settings, with an empty list of batches, and check that git diff shows only additions. A better
-// generator is a new order.
+// If this test fails, fix the code. Use `go test ./sampler -update` only to add settings, with an
+// empty list of batches, and check that git diff shows only additions. A better generator gets a
+// new order.
 //
-// Each line of batches is "k sha256 starts". Starts count the tokens of all sources. The hash is
-// over the main arrays and, if the settings have aligned arrays or documents, all other arrays,
-// sorted by name. test/clients/reference.py, which shares no code with this package, must compute
-// the same lines: see its --selftest.
+// A line of batches is "k sha256 starts". Starts count the tokens of all sources. The hash covers
+// the main arrays and, if the settings have aligned arrays or documents, all other arrays, sorted
+// by name. test/clients/reference.py, which shares no code with this package, must compute the same
+// lines: see its --selftest.
 func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
 	raw, err := os.ReadFile(path)
@@ -48,7 +48,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A golden is settings, with the keys of config.toml, and some batches under them.
+// A golden is settings, as in config.toml, and some batches under them.
 type golden struct {
 	// Elements in each file. Across all files, number i is i, truncated to the dtype.
 	Files        []int          `json:"files,omitempty"`
@@ -67,7 +67,7 @@ type golden struct {
 	Layout       Layout         `json:"layout"`
 	Order        Order          `json:"order"`
 	Seed         uint64         `json:"seed"`
-	TorchState   string         `json:"torch_state,omitempty"` // file in testdata
+	TorchState   string         `json:"torch_state,omitempty"`
 	Rank         int            `json:"rank"`
 	World        int            `json:"world"`
 	ShuffleBlock int64          `json:"shuffle_block,omitempty"`
@@ -103,7 +103,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 	if sources == nil {
 		sources = []goldenSource{{g.Files, 1}}
 	}
-	var lens [][]int // numbers in each file, by source
+	var lens [][]int // lengths by source and file
 	for _, source := range sources {
 		var numbers []int
 		for _, n := range source.Files {
@@ -121,14 +121,14 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 	}
 	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: localfile.Pread}
 	tokens := openSources(t, writeSources(t, g.TokenDType.Size(), lens...), o)
-	begin := int64(0) // first element of the source
+	firstElement := int64(0)
 	for i := range tokens {
 		for n, a := range g.Arrays {
 			aligned := newNumbered(a.DType, 0, length(tokens[i]), a.Shape...)
-			aligned.salt = begin*numbersOf(aligned) + int64(n) + 1
+			aligned.salt = firstElement*numbersOf(aligned) + int64(n) + 1
 			tokens[i].Aligned = append(tokens[i].Aligned, aligned)
 		}
-		begin += length(tokens[i])
+		firstElement += length(tokens[i])
 	}
 	q, err := New(tokens, s)
 	must(t, err)

@@ -3,15 +3,15 @@ package sampler
 import "math/bits"
 
 // A hostShare is the windows of a source that an epoch reads: all of them or, with shuffle_block,
-// those in the host's part of the source. If this part begins in the middle of an extent, windows
-// start at the cut; from the next extent on, they are the source's own.
+// those in the host's part of the source. If the part begins inside an extent, windows there start
+// at the cut; from the next extent on, they are the source's own.
 type hostShare struct {
 	starts         *starts
-	windows        int64 // number of windows
-	begin          int64 // position at which the part begins
+	windows        int64
+	begin          int64 // position of the cut before the part
 	headWindows    int64 // windows in the extent that the cut divides
-	firstAfterHead int64 // number in the source of the first window after the head
-	runLen         int64 // windows in a run of a runShuffle; 0: shuffle all at once
+	firstAfterHead int64 // window number in the source
+	runLen         int64 // windows in a run; 0: shuffle all at once
 }
 
 func (s *starts) wholeShare() hostShare {
@@ -22,7 +22,6 @@ func (s *starts) wholeShare() hostShare {
 	return share
 }
 
-// newHostShare returns the share of one of several hosts, with runs of runBytes bytes.
 func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare {
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
@@ -38,14 +37,13 @@ func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare
 	return s
 }
 
-// cutAt returns the cut before a host, nearest to where all hosts would have equally many elements.
+// cutAt returns the cut before a host, as close as possible to element floor(host*n/hosts).
 func cutAt(a Array, runBytes int64, host, hosts int) (end, begin int64) {
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))
 	return a.Cut(int64(pos), runBytes)
 }
 
-// windowStart returns the position of window i of the share.
 func (s *hostShare) windowStart(i int64) int64 {
 	if i < s.headWindows {
 		return s.begin + i*s.starts.step

@@ -15,14 +15,13 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A hostsCase is a source that several hosts share.
 type hostsCase struct {
-	fileLens                           []int // elements in each file
+	fileLens                           []int
 	axes                               []int
 	join                               bool
 	shuffleBlock                       int64
 	hosts                              int
-	ranksPerHost, batchSize, blockSize int // ranks per host, batch size, block size
+	ranksPerHost, batchSize, blockSize int
 	layout                             Layout
 }
 
@@ -31,7 +30,6 @@ func (s hostsCase) settings(rank int) Settings {
 		Rank: rank, World: s.hosts * s.ranksPerHost, ShuffleBlock: s.shuffleBlock, LocalWorld: s.ranksPerHost}
 }
 
-// ranks returns the sequences of all ranks.
 func (s hostsCase) ranks(tokens []Source) (list []*Sequence, err error) {
 	first, err := New(tokens, s.settings(0))
 	if err != nil {
@@ -51,7 +49,7 @@ func randomHosts(r *rand.Rand) hostsCase {
 	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), ranksPerHost: 1 + r.IntN(3), batchSize: 1 + r.IntN(4), blockSize: 1 + r.IntN(9), layout: WholeRows}
 	s.shuffleBlock = int64(1 + r.IntN(100))
 	if r.IntN(3) == 0 {
-		s.layout, s.axes = Elements, []int{3} // 6 bytes, so that most blocks end within an element
+		s.layout, s.axes = Elements, []int{3} // so that most blocks end within an element
 	}
 	for range 1 + r.IntN(5) {
 		s.fileLens = append(s.fileLens, s.blockSize+1+r.IntN(1+r.IntN(400)))
@@ -68,8 +66,8 @@ func (s hostsCase) open(t *testing.T) []Source {
 }
 
 // An epoch of a host has each window of its share once, whatever the number of ranks, and every
-// epoch has the same share in a new order. The share is the windows between two cuts. Cuts are at
-// blocks of a file, so no two hosts need the same block.
+// epoch has the same share in a new order. Cuts are at blocks of a file, so no two hosts need the
+// same block.
 func TestSharesOfHosts(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	shared, several := 0, 0
@@ -85,7 +83,7 @@ func TestSharesOfHosts(t *testing.T) {
 		}
 		shared++
 		size, step := ranks[0].newWindowSpec().len, ranks[0].newWindowSpec().step
-		owner := map[[2]int64]int{} // host of each block of a file; blocks count from 1
+		owner := map[[2]int64]int{} // numbers of hosts, plus one, by file and block
 		least, covered := int64(1<<62), int64(0)
 		for host := range s.hosts {
 			var epochs [3][]int64
@@ -107,7 +105,6 @@ func TestSharesOfHosts(t *testing.T) {
 			for e := range epochs {
 				slices.Sort(epochs[e])
 			}
-			// The windows that the cuts imply.
 			var want []int64
 			_, from := cutAt(tokens[0].Main, s.shuffleBlock, host, s.hosts)
 			to, _ := cutAt(tokens[0].Main, s.shuffleBlock, host+1, s.hosts)
@@ -144,8 +141,7 @@ func TestSharesOfHosts(t *testing.T) {
 				}
 			}
 		}
-		// Shares miss less than a window at each cut and at the end of each extent. The first
-		// element of a window may belong to the previous one.
+		// Shares miss less than a window at each cut, and at the end of each extent.
 		gaps := int64(s.hosts - 1 + len(tokens[0].Main.Extents()))
 		if left := tokens[0].Main.Len() - covered; left > gaps*size {
 			t.Errorf("%+v: %d elements are in no share, at %d cuts and ends", s, left, gaps)
@@ -166,11 +162,11 @@ func TestSharesOfManyHosts(t *testing.T) {
 	const windows, hosts = int64(1e9), 512
 	dir := t.TempDir()
 	var paths []string
-	for i, part := range []int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5} { // sum 44
+	for i, part := range []int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5} {
 		paths = append(paths, filepath.Join(dir, fmt.Sprintf("%02d.bin", i)))
 		f, err := os.Create(paths[i])
 		must(t, err)
-		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no disk space
+		must(t, f.Truncate(windows*2048/44*part/2*2)) // takes no disk space
 		must(t, f.Close())
 	}
 	s := hostsCase{hosts: hosts, ranksPerHost: 8, shuffleBlock: 64 << 20, batchSize: 4, blockSize: 1024, layout: XY}
@@ -191,13 +187,13 @@ func TestSharesOfManyHosts(t *testing.T) {
 	}
 }
 
-// TestStatisticsOfShuffleBlock compares the randomness of shuffle_block with plain shuffle, for a
-// share of 16 GiB. Run it with -v for the table.
+// TestStatisticsOfShuffleBlock compares shuffle_block with plain shuffle, for a share of 16 GiB.
+// Run it with -v for the table.
 func TestStatisticsOfShuffleBlock(t *testing.T) {
 	const (
 		windows = int64(8 << 20)
 		batch   = 512
-		quarter = windows / 4 // a quarter of the corpus
+		quarter = windows / 4
 	)
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
@@ -205,8 +201,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 		s := hostsCase{hosts: 1, ranksPerHost: 1, shuffleBlock: block, batchSize: batch, blockSize: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)
-		// Correlation of successive rows, and the variance of how much of a batch comes from one
-		// quarter.
+		// Correlation of successive rows, and variance of the fraction of a batch in one quarter.
 		var product, square, variance float64
 		batches := attempts(500, 2000)
 		for i := range uint64(batches) {
@@ -223,7 +218,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 			}
 			variance += (fraction - 0.25) * (fraction - 0.25) / float64(batches)
 		}
-		// The distance in the epoch between the first and last of a document's 32 windows.
+		// Distance in the epoch between the first and last of a document's 32 windows.
 		spread := 0.0
 		documents := int64(attempts(200, 1000))
 		for d := range documents {

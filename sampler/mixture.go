@@ -11,14 +11,13 @@ import (
 	"batchfs/internal/minheap"
 )
 
-// maxPeriod limits D, the rows in a mixture's period. The longest pattern takes 8 MiB, and its rows
-// by source 4 MiB.
+// maxPeriod limits the period D, in rows, so that a mixture takes at most 12 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to one of several sources, with period D. Of the first n rows, for any
-// n, a source with quota a has n*a/D to within less than one. A mixture is immutable.
+// A mixture assigns each row to a source, with period D. Of the first n rows, a source with quota a
+// (its rows in a period) has n*a/D to within one. A mixture is immutable.
 type mixture struct {
-	pattern      []pick     // picks for the rows of a period
+	pattern      []pick     // one per row of a period
 	rowsBySource [][]uint32 // rows of each source in a period
 }
 
@@ -57,9 +56,9 @@ func (m *mixture) before(source int, n uint64) uint64 {
 	return n/d*a + least
 }
 
-// apportion reduces the weights, divided by their sum, to their least common denominator D, and
-// returns the numerators as quotas. If D exceeds maxPeriod, it rounds to 1/maxPeriod by the method
-// of largest remainders. A weight is the decimal number that it prints as: 0.7 is 7/10.
+// apportion divides the weights by their sum, brings them to their least common denominator D, and
+// returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
+// by largest remainders. A weight counts as its shortest decimal form: 0.7 is 7/10.
 func apportion(weights []float64) ([]int, error) {
 	if len(weights) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
@@ -104,10 +103,9 @@ func apportion(weights []float64) ([]int, error) {
 // algorithm from Baruah, Cohen, Plaxton and Varvel, "Proportionate Progress: A Notion of Fairness
 // in Resource Allocation" (1996). Pick j of a source with quota a takes row floor(j*D/a) or a later
 // one, and is due at row ceil((j+1)*D/a)-1. Each row goes to the source whose next pick is due
-// first, among those whose next pick may take the row; on a tie, to the first such source.
+// first among those that may take it; the first source wins a tie.
 func buildPattern(quotas []int) *mixture {
-	// Each source is in one of these heaps. An element holds a row in its upper 32 bits and the
-	// source in its lower ones.
+	// Each source is in one heap, as a row in the upper 32 bits and its number in the lower ones.
 	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
 	var ready minheap.Heap   // ordered by the row at which that pick is due
 	m, d := new(mixture), 0

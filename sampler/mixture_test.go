@@ -14,7 +14,7 @@ func newTestMixture(t testing.TB, weights ...float64) *mixture {
 	return m
 }
 
-// mixtures returns weights of many kinds, with D from 1 to 2^20.
+// mixtures returns weights with D from 1 to 2^20.
 func mixtures() [][]float64 {
 	heavy, heavier := []float64{1}, []float64{1}
 	for range 50 {
@@ -35,8 +35,7 @@ func mixtures() [][]float64 {
 	return list
 }
 
-// The rows of each source never deviate from its quota by a whole row, and have no gaps. rowOf
-// inverts sourceOf, and before counts.
+// The rows of each source deviate from its quota by less than one.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
@@ -78,10 +77,9 @@ func TestMixtureIsProportionate(t *testing.T) {
 	}
 }
 
-// Each row goes to the source that a direct implementation of the rule picks.
-func TestMixtureTakesTheRowDueFirst(t *testing.T) {
+func TestMixtureFollowsItsDefinition(t *testing.T) {
 	list, rng := mixtures(), rand.New(rand.NewPCG(3, 4))
-	// These weights have few values, so many picks are due at the same row.
+	// With few values, many picks are due at the same row.
 	for range 100 {
 		weights := make([]float64, 1+rng.IntN(100))
 		for i := range weights {

@@ -42,7 +42,7 @@ func temper(y uint32) uint32 {
 	return y ^ y>>18
 }
 
-// statesPerJump is about how many states skip computes in the time of a jump.
+// statesPerJump is the distance, in states, from which on jump is faster than skip.
 const statesPerJump = 4096
 
 // skip returns the n-th state after x.
@@ -60,11 +60,10 @@ func (x *mtState) skip(n uint64) *mtState {
 // jump returns the n-th state after x, in about the same time for any n, as in Haramoto, Matsumoto,
 // Nishimura, Panneton and L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators"
 // (2008). Words are linear over GF(2) in the state, so its characteristic polynomial annihilates
-// their sequence, and a word J ahead is the sum of the words i ahead, over the terms t^i of t^J
-// modulo that polynomial.
+// their sequence: a word J ahead is the sum of the words i ahead, over the terms t^i of t^J modulo
+// that polynomial.
 //
-// The result of seedState cannot jump: the lower 31 bits of its first word are in no state.
-// Every later word is part of the state before it.
+// x must not come from seedState, because the lower 31 bits of its first word are in no state.
 func (x *mtState) jump(n uint64) *mtState {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])
@@ -104,7 +103,7 @@ var characteristicExponents = func() []int {
 // product, and a spare word for add.
 type polynomial [(2*mtDegree+mtWords)/64 + 2]uint64
 
-// add adds w, times t^at.
+// add adds w * t^exponent.
 func (p *polynomial) add(w uint64, exponent int) {
 	i, shift := uint(exponent)/64, uint(exponent)%64
 	p[i] ^= w << shift
@@ -136,7 +135,7 @@ func jumpPolynomial(n uint64) []uint64 {
 	return p[:word+1]
 }
 
-// spread moves bit i to bit 2i: over GF(2), that squares.
+// spread moves bit i to bit 2i, which squares a polynomial over GF(2).
 func spread(w uint32) uint64 {
 	x := uint64(w)
 	x = (x | x<<16) & 0x0000ffff0000ffff

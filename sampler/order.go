@@ -2,13 +2,13 @@ package sampler
 
 import "math/bits"
 
-// An order maps a row's number in its source to the row's start, and nothing else determines it. It
-// is safe for concurrent use.
+// An order is a pure function from a row's number in its source to the row's start. It is safe for
+// concurrent use.
 type order interface {
 	start(row uint64) int64
 }
 
-// epochOrder is an order that has every window of a host's share once per epoch.
+// An epochOrder takes every window of a host's share once per epoch.
 type epochOrder struct {
 	hostShare
 	permutation
@@ -34,12 +34,12 @@ func (sequential) permute(_, row uint64) uint64 { return row }
 
 func (sequential) inverse(_, window uint64) uint64 { return window }
 
-// random draws row s from the words of Philox4x64-10 at counter (s, 0, 0, 0): the first one that
-// Lemire's method accepts ("Fast Random Integer Generation in an Interval", 2019). If it rejects
-// all four, those at (s, 1, 0, 0) follow, and so on. Starts are uniform.
+// random draws starts uniformly: row s from the first word of Philox4x64-10 at counter (s, 0, 0, 0)
+// that Lemire's method accepts ("Fast Random Integer Generation in an Interval", 2019). If it
+// rejects all four, those at (s, 1, 0, 0) follow, and so on.
 type random struct {
 	starts *starts
-	key    [2]uint64 // seed, and FNV-1a-64 of the stream's name
+	key    [2]uint64 // seed, and FNV-1a-64 of a name; see newOrder
 }
 
 func (o *random) start(row uint64) int64 {

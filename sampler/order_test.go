@@ -9,7 +9,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// startsOf returns windows with n starts, for T = 1.
+// startsOf returns n starts, with T = 1.
 func startsOf(t testing.TB, n int64) *starts {
 	t.Helper()
 	w, err := windowStarts([]array.Extent{{Name: "train.bin", Len: n + 1}}, 1)
@@ -17,8 +17,7 @@ func startsOf(t testing.TB, n int64) *starts {
 	return w
 }
 
-// random matches its definition in docs/orders.md, computed with big integers, even if a third of
-// all words is rejected.
+// random matches docs/orders.md, even if a third of all words is rejected.
 func TestRandomIsLemireOverPhilox(t *testing.T) {
 	two64 := new(big.Int).Lsh(big.NewInt(1), 64)
 	for _, n := range []int64{1, 2, 3, 1000, 1 << 32, 3 << 61, 1<<64/3 + 1, 1<<63 - 2} {
@@ -37,7 +36,7 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 			}
 		}
 		for row := range uint64(2000) {
-			row -= 1000 // the largest rows and the smallest
+			row -= 1000 // the first 1000 wrap around to the largest rows
 			if got, want := o.start(row), want(row); got != want {
 				t.Fatalf("n %d, row %d starts at %d, want %d", n, row, got, want)
 			}
@@ -55,7 +54,6 @@ func ordered(t testing.TB, s Settings, w *starts) order {
 	return o
 }
 
-// extentsOf returns extents of these lengths, joined into one or not.
 func extentsOf(join bool, lens ...int64) (runs []array.Extent, total int64) {
 	for i, n := range lens {
 		runs = append(runs, array.Extent{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
@@ -67,8 +65,7 @@ func extentsOf(join bool, lens ...int64) (runs []array.Extent, total int64) {
 	return runs, total
 }
 
-// Every epoch has each disjoint window once, whatever the files and the ranks, and no row crosses a
-// file.
+// Every epoch has each disjoint window once, and no row crosses a file.
 func TestEpochsHaveEachWindowOnce(t *testing.T) {
 	const epochs = 3
 	for _, join := range []bool{false, true} {
@@ -77,7 +74,7 @@ func TestEpochsHaveEachWindowOnce(t *testing.T) {
 		must(t, err)
 		var want []int64
 		for _, run := range runs {
-			for i := int64(0); i+3 < run.Len; i += 3 { // the next token is in the same file
+			for i := int64(0); i+3 < run.Len; i += 3 { // the next token is in the file too
 				want = append(want, run.Start+i)
 			}
 		}
@@ -106,7 +103,6 @@ func TestEpochsHaveEachWindowOnce(t *testing.T) {
 	}
 }
 
-// No row or the token after it crosses a file, whatever the sizes.
 func FuzzStart(f *testing.F) {
 	f.Add(int64(2), int64(2), int64(2), int64(1), uint64(0), uint64(0), false, false)
 	f.Add(int64(100), int64(7), int64(9), int64(6), uint64(1337), uint64(1<<64-1), false, true)

@@ -8,18 +8,18 @@ import "math/bits"
 // safe for concurrent use.
 type packer struct {
 	rowLen           int     // tokens in a row
-	segmentsByLength buckets // segments to place; key: rowLen minus length, so the longest come first
-	rowsByRoom       buckets // rows; key: room left
-	rowOf            []int32 // row of each segment; rows are numbered as they are begun
-	segmentCounts    []int32 // number of segments in each row
+	segmentsByLength buckets // key: rowLen minus length, so the longest come first
+	rowsByRoom       buckets
+	rowOf            []int32 // row of each segment, numbered as rows are begun
+	segmentCounts    []int32
 }
 
 func newPacker(rowLen int) *packer {
 	return &packer{rowLen: rowLen, segmentsByLength: newBuckets(rowLen + 1), rowsByRoom: newBuckets(rowLen + 1)}
 }
 
-// pack sets row and count for segments of these lengths, none longer than a row. Of equal segments,
-// it takes the first; of rows with equal room, the one it changed last.
+// pack sets rowOf and segmentCounts for segments of these lengths, none longer than a row. Among
+// equal segments, it takes the first; among rows with equal room, the one changed last.
 func (p *packer) pack(lengths []int32) {
 	p.rowOf, p.segmentCounts = append(p.rowOf[:0], lengths...), p.segmentCounts[:0]
 	if len(lengths) > len(p.segmentsByLength.previous) {
@@ -49,12 +49,12 @@ func (p *packer) pack(lengths []int32) {
 	}
 }
 
-// buckets hold items by small integer keys. Of one key, the last item put is taken first.
+// buckets hold items by small integer keys. The item put last under a key is taken first.
 type buckets struct {
 	last      []int32  // last item of each key, plus one; 0: none
-	previous  []int32  // item put before each item of the same key, plus one; 0: none
+	previous  []int32  // for each item, the one put before it under its key, plus one; 0: none
 	used      []uint64 // bit set of keys that have items
-	usedWords []uint64 // bit set of words of used that are not 0
+	usedWords []uint64 // bit set of the nonzero words of used
 }
 
 func newBuckets(keys int) buckets {

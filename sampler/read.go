@@ -15,14 +15,14 @@ import (
 type readJob struct {
 	sequence        *Sequence
 	dst             []byte
-	plans           []arrayPlan // one per array of each source, source after source
-	plannedSegments int         // segments in all plans
-	plan            *arrayPlan  // plan of the array being read
-	column          int         // number of that array in its source
-	plannedRows     []span      // rows of this batch that are planned, one span per batch array
-	edgeBuffer      []byte      // numbers that are partly outside dst
-	ends            []int       // for planned rows: indexes after the last tokens of documents
-	segments        []Segment   // segments of the row being planned
+	plans           []arrayPlan // one per array of each source
+	plannedSegments int
+	plan            *arrayPlan // plan of the array being read
+	column          int        // number of that array in its source
+	plannedRows     []span     // rows of the current batch, one span per batch array
+	edgeBuffer      []byte     // numbers that are partly outside dst
+	ends            []int      // ends of documents in planned rows, as indexes in the row
+	segments        []Segment  // segments of the row being planned
 
 	copyRowFunc func(i int, raw []byte) error // copyRow; stored because a method value allocates
 }
@@ -48,7 +48,7 @@ type plannedRow struct {
 	windowFirst int  // index in the row of the first number of its window
 }
 
-// A rowPart is the part of a row of a batch array that overlaps dst.
+// A rowPart is the part of a batch array's row that overlaps dst.
 type rowPart struct {
 	*batchArray
 	offset int // offset in dst of the row in the array; may be negative
@@ -69,7 +69,7 @@ func (s span) empty() bool { return s.from >= s.to }
 // begins at offset, which may be negative.
 func unitsInside(offset, size, count, n int) span {
 	if offset >= 0 && offset+size*count <= n {
-		return span{0, count} // usually, and without a division
+		return span{0, count} // the usual case, without a division
 	}
 	from := min(max(0, -offset/size), count)
 	return span{from, min(count, max(from, (n-offset+size-1)/size))}
@@ -85,9 +85,9 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	job := readJobs.Get().(*readJob) // nothing is planned in it
+	job := readJobs.Get().(*readJob)
 	job.sequence, job.dst = q, dst
-	// Plans of earlier jobs remain in the slice, so that the memory of their windows is reused.
+	// This keeps the plans of earlier jobs, to reuse their memory.
 	arrays := len(q.sources) * len(q.layout.columns)
 	job.plans = slices.Grow(job.plans[:0], arrays)[:arrays]
 	size := q.layout.batch.Bytes()
@@ -136,7 +136,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	return true
 }
 
-// fetch reads what is planned. After an error, the job cannot be used again.
+// fetch reads the planned windows. After an error, the job must not be used again.
 func (job *readJob) fetch() error {
 	q, columns := job.sequence, len(job.sequence.layout.columns)
 	for i := range job.plans {
@@ -205,8 +205,8 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	return nil
 }
 
-// planWindows plans the windows of some indexes of a row that are adjacent in the source, as far as
-// dst needs them. start is the position in the source of index 0.
+// planWindows plans what dst needs of these indexes of a row. They are adjacent in the source,
+// where index 0 is at position start.
 func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 	q := job.sequence
 	for c, column := range q.layout.columns {
@@ -235,7 +235,8 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 	}
 }
 
-// putDerived writes the numbers of a row that are in no file. The first used indexes have tokens.
+// putDerived writes the numbers of a row that are in no file. Only its first used indexes have
+// tokens.
 func (job *readJob) putDerived(r plannedRow, used int) {
 	q := job.sequence
 	for i := range q.layout.arrays {
@@ -291,8 +292,8 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 	return nil
 }
 
-// target returns where to write the numbers of a view: in dst, or in edge if the first or the last
-// is partly outside dst. Call copyOut afterwards.
+// target returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly outside
+// dst. Call copyOut afterwards.
 func (job *readJob) target(v rowPart) []byte {
 	offset, n := v.offset+v.from*v.numberBytes, (v.to-v.from)*v.numberBytes
 	if offset >= 0 && offset+n <= len(job.dst) {
@@ -309,7 +310,7 @@ func (job *readJob) copyOut(v rowPart, whole []byte) {
 	}
 }
 
-// mask masks the targets of a view that begin a document.
+// mask masks the targets that begin a document.
 func (job *readJob) mask(v rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, v.from+1)
 	last, _ := slices.BinarySearch(ends, v.to+1)
@@ -360,7 +361,7 @@ func (job *readJob) fill(v rowPart, value int64) {
 	job.copyOut(v, whole)
 }
 
-// overflow returns an error that says that number i of an array does not fit dtype.
+// overflow returns the error for number i of an array, which dtype cannot hold.
 func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
 	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].elementNumbers))
 	what := "token"

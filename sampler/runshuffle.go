@@ -3,18 +3,18 @@ package sampler
 import "math/bits"
 
 // runShuffle permutes the R windows of a host's share, or rows of documents, so that successive
-// rows come from few runs of consecutive windows, such as blocks that a host caches or groups of
-// documents. An epoch cuts the ring of windows into runs, from a random window on, permutes the
-// runs, and then permutes the rows in each pool of mixedRuns runs.
+// rows come from few runs: from few blocks that a host caches, or few groups of documents. An epoch
+// cuts the ring of windows into runs, from a random window on, permutes the runs, and then permutes
+// the rows in each pool of mixedRuns runs.
 type runShuffle struct {
-	n        uint64  // R, the number of windows
-	runLen   uint64  // rows in a run
+	n        uint64 // R
+	runLen   uint64
 	runs     feistel // permutes the full runs; a shorter one stays last
-	fullPool feistel // permutes the rows of a full pool
-	lastPool feistel // permutes the rows of the last pool, which may be shorter
+	fullPool feistel
+	lastPool feistel // permutes the last pool, which may be shorter
 }
 
-// mixedRuns is the number of runs in a pool. A source with no more runs is permuted evenly.
+// mixedRuns is the number of runs in a pool. A source with no more runs is shuffled as a whole.
 const mixedRuns = 16
 
 func newRunShuffle(key [2]uint64, r, runLen uint64) *runShuffle {
@@ -49,7 +49,7 @@ func (o *runShuffle) poolPermutation(pool uint64) *feistel {
 	return &o.lastPool
 }
 
-// offset returns the window at which an epoch starts.
+// offset returns the first window of an epoch.
 func (o *runShuffle) offset(epoch uint64) uint64 {
 	keys := o.runs.keys(epoch, 0)
 	first, _ := bits.Mul64(keys[rounds+1], o.n)

@@ -17,21 +17,21 @@ import (
 	"batchfs/cache/array"
 )
 
-// A Sequence is a list of MaxBatches batches: sources under settings. It is safe for concurrent
-// use.
+// A Sequence is the list of MaxBatches batches that sources yield under settings. It is safe for
+// concurrent use.
 //
 // Methods take the number k of a batch, below MaxBatches, and the number j of a row in it, below B.
 type Sequence struct {
 	Settings
-	sources []boundSource
-	mixture *mixture
-	layout  batchLayout
-	batches int64 // result of BatchesPerEpoch
+	sources         []boundSource
+	mixture         *mixture
+	layout          batchLayout
+	batchesPerEpoch int64
 }
 
-// New returns the sequence of sources that are mixed by Settings.Weights. It fails if a weight or
-// TorchState is invalid, a source is shorter than a row, arrays differ in length or dtype, or
-// settings do not fit the sources or each other.
+// New returns the sequence of sources mixed by Settings.Weights. It fails if a weight or TorchState
+// is invalid, a source is shorter than a row, arrays differ in length or dtype, or settings do not
+// fit the sources or each other.
 func New(sources []Source, s Settings) (*Sequence, error) {
 	if s.Weights == nil {
 		s.Weights = []float64{1}
@@ -79,8 +79,8 @@ func describe(a Array) string {
 }
 
 // With returns the sequence of the same sources under other settings, except Weights and Arrays,
-// which it ignores. It fails like New. Sequences of the same rows and block size share memory,
-// whose size depends on the number of files.
+// which it ignores. It fails like New. Sequences of the same rows and block size share the memory
+// that depends on the number of files.
 func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
 	if s.DType == Native {
@@ -97,7 +97,7 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 		}
 		n.sources = append(n.sources, source)
 	}
-	if n.batches, err = n.countBatches(); err == nil {
+	if n.batchesPerEpoch, err = n.countBatches(); err == nil {
 		n.layout, err = newBatchLayout(&s, q.sources[0].arrays, len(q.sources))
 	}
 	return n, err
@@ -161,8 +161,8 @@ func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 // Stored returns the dtype of the main array in the files.
 func (q *Sequence) Stored() array.DType { return q.layout.columns[0].stored }
 
-// RowsPerEpoch returns R, the number of disjoint windows of all sources or, with ShuffleBlock, of
-// this host's share of them.
+// RowsPerEpoch returns R, the number of disjoint windows, or rows of documents, of all sources or,
+// with ShuffleBlock, of this host's share of them.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
 		n += s.hostShare.windows
@@ -173,8 +173,8 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
-// Weight returns the weight of source i as a fraction: of the global rows n*of to (n+1)*of-1, for
-// any n, exactly rows are the source's.
+// Weight returns the weight of source i as a fraction: of every period rows, starting at a multiple
+// of period, exactly rows are its own.
 func (q *Sequence) Weight(i int) (rows, period int) {
 	return len(q.mixture.rowsBySource[i]), len(q.mixture.pattern)
 }
@@ -191,7 +191,7 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 
 // BatchesPerEpoch returns the number of batches in which all ranks together, or with ShuffleBlock
 // those of the host with the smallest share, read RowsPerEpoch rows. It is the same on all ranks.
-func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
+func (q *Sequence) BatchesPerEpoch() int64 { return q.batchesPerEpoch }
 
 // Row returns the global number of row j of batch k.
 func (q *Sequence) Row(k uint64, j int) uint64 {
@@ -205,7 +205,7 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// first returns the number of batch k's first row among those of its epoch group.
+// first returns the number of batch k's first row in its epoch group.
 func (q *Sequence) first(k uint64) uint64 {
 	ranks, host := q.epochGroup()
 	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)

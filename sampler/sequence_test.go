@@ -16,7 +16,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// writeFiles writes files of tokens of width bytes. Across all files, token i is i, truncated.
+// writeFiles writes tokens of width bytes. Across all files, token i is i, truncated.
 func writeFiles(t testing.TB, width int, lens ...int) (paths []string) {
 	t.Helper()
 	dir, next := t.TempDir(), int64(0)
@@ -35,7 +35,6 @@ func appendToken(raw []byte, v int64, size int) []byte {
 	return append(raw, binary.LittleEndian.AppendUint64(nil, uint64(v))[:size]...)
 }
 
-// attempts returns how often to repeat a slow check, depending on -short.
 func attempts(short, long int) int {
 	if testing.Short() {
 		return short
@@ -43,8 +42,8 @@ func attempts(short, long int) int {
 	return long
 }
 
-// sequence opens files as a sequence. Settings that s leaves out are batch_size 4, block_size 8,
-// int64, xy, random, and world 1.
+// sequence opens files as a sequence, by default with batch_size 4, block_size 8, int64, xy, random
+// and world 1.
 func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
 	if o.Access == "" {
@@ -63,13 +62,12 @@ func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequen
 	return q
 }
 
-// rowStart returns the start of row j of batch k in a sequence of one source.
+// rowStart is Start for a sequence of one source.
 func rowStart(q *Sequence, k uint64, j int) int64 {
 	_, start := q.Start(k, j)
 	return start
 }
 
-// setDefault replaces a zero value.
 func setDefault[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
@@ -77,7 +75,6 @@ func setDefault[T comparable](p *T, v T) {
 	}
 }
 
-// readBatch returns the whole batch k.
 func readBatch(t testing.TB, q *Sequence, k uint64) []byte {
 	t.Helper()
 	batch := make([]byte, q.Batch().Bytes())
@@ -85,7 +82,6 @@ func readBatch(t testing.TB, q *Sequence, k uint64) []byte {
 	return batch
 }
 
-// batchRows splits a batch of int64 into rows.
 func batchRows(batch []byte, size int) (list [][]int64) {
 	for row := range slices.Chunk(batch, 8*size) {
 		var r []int64
@@ -97,7 +93,7 @@ func batchRows(batch []byte, size int) (list [][]int64) {
 	return list
 }
 
-// A token that does not fit the dtype or the vocabulary fails exactly the reads that include it.
+// A bad token fails exactly the reads that include it.
 func TestTokensAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		stored, dtype array.DType
@@ -132,8 +128,7 @@ func TestTokensAreRefused(t *testing.T) {
 	}
 }
 
-// Read returns bytes [off, off+n) of the batches from k on, back to back, however a reader splits
-// them.
+// Read returns the same bytes however a reader splits them.
 func FuzzRead(f *testing.F) {
 	const (
 		join = 1 << iota
@@ -148,24 +143,23 @@ func FuzzRead(f *testing.F) {
 		n                                                       uint16
 	}
 	for _, s := range []seed{
-		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                            // one batch
-		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                            // the same as int64
-		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                           // ten batches
-		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},                   // many, from mid-token on
-		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                         // within one token
-		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},        // odd cuts
-		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095},     // the smallest rows
-		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},         // native dtype
-		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                             // end of x and start of y
-		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},                   // a row and a bit more
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},               // the last batch
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129},               // one byte more
-		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},                 // zero bytes
-		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},                     // beyond the last batch
-		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1},               // beyond it by the offset
-		{inOrder, 0, 2, 4, 8, 0, 1, 0, (MaxBatches-1)*128 + 127, 1}, // the last byte
-		{0, 0, 2, 4, 8, 0, 1, 1 << 63, 1<<63 - 1, 65535},            // out of range
-		// Deep in a late batch.
+		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                        // one batch
+		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                        // the same with dtype int64
+		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                       // ten batches
+		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},               // many, from within a token on
+		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                     // within one token
+		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},    // odd cuts
+		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095}, // the smallest rows
+		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},     // native dtype
+		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                         // end of x and start of y
+		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},               // a row and a bit more
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129}, // one byte more
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},       // beyond the last batch
+		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1}, // beyond it by the offset
+		{inOrder, 0, 2, 4, 8, 0, 1, 0, (MaxBatches-1)*128 + 127, 1},
+		{0, 0, 2, 4, 8, 0, 1, 1 << 63, 1<<63 - 1, 65535}, // out of range
 		{wholeRows | join, 4, 6, 8, 20, 0, 1, 12, 8*21*2*3 + 21*2*3 + 7, 1},
 	} {
 		f.Add(s.flags, s.dtype, s.shards, s.batchSize, s.blockSize, s.rank, s.world, s.k, s.off, s.n)
@@ -237,7 +231,6 @@ func TestReadsAllocateNothing(t *testing.T) {
 		}
 	}
 
-	// A mixture with an aligned array and documents, and a partial batch.
 	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
 	from.Aligned = []Array{from.Main}
 	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,

@@ -27,7 +27,7 @@ type Settings struct {
 	Order     Order
 	Seed      uint64
 	Rank      int // row j of batch k is global row k*B*World + Rank*B + j
-	World     int // number of ranks
+	World     int
 
 	// ShuffleBlock, in bytes, requires order Shuffle and rows of Windows. If it is not 0, each host
 	// reads its own share of every source, the same in all epochs, and successive rows come from a
@@ -43,12 +43,12 @@ type Settings struct {
 	Ends        Ends           // how ends of documents are known
 	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
-	MaskTargets bool           // whether a target of another document than its x is -100
+	MaskTargets bool           // whether y is -100 in padding, and where a document begins
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }
 
-// epochGroup returns how many ranks go through an epoch together, all or those of a host, and the
-// number of this rank's host.
+// epochGroup returns how many ranks share an epoch, all or those of one host, and the number of
+// this rank's host.
 func (s *Settings) epochGroup() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0
@@ -74,7 +74,7 @@ type AlignedArray struct {
 	At   At
 }
 
-// At selects the positions of an aligned array. Layout Elements ignores it.
+// At says which token an element of an aligned array belongs to. Layout Elements ignores it.
 type At string
 
 const (
@@ -102,13 +102,13 @@ func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
 // segment.
 const MaxPacked = 1 << 20
 
-// Ends says how ends of documents are known.
+// Ends says how the ends of documents are known.
 type Ends string
 
 const (
 	EndsUnknown Ends = ""
 	EndsByToken Ends = "token" // EOT is the last token of each document
-	EndsByIndex Ends = "index" // Source.Documents knows
+	EndsByIndex Ends = "index" // from Source.Documents
 )
 
 // Order selects the starts of rows. Every order is a function of the row number, defined in

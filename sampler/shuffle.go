@@ -12,14 +12,14 @@ func (o *shuffle) permute(epoch, row uint64) uint64 { return o.apply(epoch, 0, r
 
 func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.invert(epoch, 0, window) }
 
-// feistel permute the numbers below n, differently in each epoch and stream, by an alternating
+// A feistel permutes the numbers below n, differently in each epoch and stream: an alternating
 // Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-// 2002). They are safe for concurrent use.
+// 2002). It is safe for concurrent use.
 type feistel struct {
 	key                 [2]uint64 // same as in random
 	n                   uint64
-	rightBits           uint   // bits of the right half of a number
-	leftMask, rightMask uint64 // masks of the halves
+	rightBits           uint
+	leftMask, rightMask uint64
 	recentKeys          *atomic.Pointer[streamKeys]
 }
 
@@ -63,7 +63,6 @@ func (o *feistel) apply(epoch, stream, i uint64) uint64 {
 	}
 }
 
-// invert is the inverse of apply.
 func (o *feistel) invert(epoch, stream, i uint64) uint64 {
 	k := o.keys(epoch, stream)
 	for {

@@ -5,7 +5,6 @@ import (
 	"testing"
 )
 
-// An epoch is a permutation of the windows in a new order, and inverse inverts it.
 func TestShufflePermutes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range int64(attempts(300, 1500)) {

@@ -71,12 +71,12 @@ type boundSource struct {
 
 func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Aligned...) }
 
-// newBoundSource returns a source without settings; with adds them.
+// newBoundSource returns a source without settings; bind adds them.
 func newBoundSource(from Source, s Settings) (boundSource, error) {
 	main := from.Main
 	for _, aligned := range from.Aligned {
 		a, b := main.Extents(), aligned.Extents()
-		if len(a) != len(b) { // files may end at different elements
+		if len(a) != len(b) { // the arrays are cut into different files
 			a, b = []array.Extent{{Name: a[0].Name, Len: main.Len()}}, []array.Extent{{Name: b[0].Name, Len: aligned.Len()}}
 		}
 		for i := range a {
@@ -105,7 +105,7 @@ func (s boundSource) bind(settings Settings, i int) (_ boundSource, err error) {
 	return s, err
 }
 
-// hostShareOf returns a host's share of s. s.starts must match the settings.
+// hostShareOf returns a host's share. s.starts must match the settings.
 func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error) {
 	if settings.ShuffleBlock == 0 {
 		return s.starts.wholeShare(), nil
@@ -119,9 +119,9 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 	return share, nil
 }
 
-// newOrder returns the order of a source. Each source has its own random stream, named after the
-// split, as in "train", "train/0" in a mixture, and "train/0/host3" if hosts have shares. Names of
-// splits contain no slash.
+// newOrder returns the order of a source. The name in its key is "train" for split train, "train/0"
+// for source 0 of a mixture, and "train/0/host3" if hosts have shares. Names of splits contain no
+// slash.
 func newOrder(s Settings, source, host int, share hostShare) (order, error) {
 	name := s.Name
 	if len(s.Weights) > 1 {

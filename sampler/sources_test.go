@@ -10,7 +10,6 @@ import (
 	"batchfs/cache/array"
 )
 
-// writeSources writes the files of sources.
 func writeSources(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 	t.Helper()
 	paths := writeFiles(t, width, slices.Concat(lens...)...)
@@ -20,7 +19,6 @@ func writeSources(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 	return sources
 }
 
-// openSources opens the files of each source.
 func openSources(t testing.TB, sources [][]string, o cache.Options) (list []Source) {
 	t.Helper()
 	for _, paths := range sources {
@@ -33,7 +31,6 @@ func openSources(t testing.TB, sources [][]string, o cache.Options) (list []Sour
 
 func length(s Source) int64 { return s.Main.Len() }
 
-// totalLen returns the number of tokens of all sources.
 func totalLen(sources []Source) (n int64) {
 	for _, tokens := range sources {
 		n += length(tokens)
@@ -41,7 +38,7 @@ func totalLen(sources []Source) (n int64) {
 	return n
 }
 
-// globalPosition returns the start of row j of batch k, counted in the tokens of all sources.
+// globalPosition counts the start of row j of batch k in the tokens of all sources.
 func globalPosition(sources []Source, q *Sequence, k uint64, j int) int64 {
 	source, start := q.Start(k, j)
 	return totalLen(sources[:source]) + start
@@ -137,7 +134,6 @@ func TestNewRefusesSources(t *testing.T) {
 	}
 }
 
-// A read of many short rows fetches up to 1024 rows at a time, which bounds its memory.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
 	arrays := []*stub{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
 	sources := []Source{{Main: arrays[0]}, {Main: arrays[1]}}

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank),
-// the rows of batch k start at the elements of the k-th torch.randint(N-T, (B,)) on the CPU,
-// whatever the number of ranks. Torch26 differs if 2^28 <= N-T < 2^32. States are immutable.
+// torch draws the starts of nanoGPT's get_batch, bit for bit: torch.manual_seed(seed + rank), then
+// torch.randint(N-T, (B,)) on the CPU for each batch. Torch26 differs if 2^28 <= N-T < 2^32. States
+// are immutable.
 type torch struct {
 	starts              *starts
 	rankRows, worldRows uint64   // rows in a batch of this rank, and of all ranks
@@ -53,8 +53,8 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 	return o, nil
 }
 
-// parseTorchState returns the latest words of a generator, and the index of the word to draw next:
-// mtWords if that word is not generated yet.
+// parseTorchState returns the latest words of a saved generator, and the index of the next word to
+// draw: mtWords if all are used up.
 func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 	var s struct { // CPUGeneratorImplState of PyTorch
 		Seed         uint64

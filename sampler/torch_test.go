@@ -28,14 +28,13 @@ func torchState(t testing.TB) []byte {
 // mt19937 is the generator word by word, as in the paper.
 type mt19937 struct {
 	x [624]uint32
-	i int // index of the next word
+	i int
 }
 
 func newMT19937(seed uint32) *mt19937 {
 	return &mt19937{x: *seedState(seed)}
 }
 
-// untempered returns the next word.
 func (g *mt19937) untempered() uint32 {
 	x, i := &g.x, g.i
 	y := x[i]&0x80000000 | x[(i+1)%624]&0x7fffffff
@@ -54,7 +53,6 @@ func (g *mt19937) skip(n int) *mt19937 {
 	return g
 }
 
-// draw returns a start, from width words.
 func (g *mt19937) draw(width int, starts int64) int64 {
 	word := uint64(0)
 	for range width {
@@ -106,7 +104,7 @@ func TestTorchRefuses(t *testing.T) {
 	}
 	for _, test := range []struct {
 		state []byte
-		want  string // "" for no error
+		want  string
 	}{
 		{nil, ""},
 		{withBytes(0), ""},
@@ -147,11 +145,11 @@ func TestTorchRefuses(t *testing.T) {
 	}
 }
 
-// Rows read in any order, by several readers at once, equal those drawn one after the other.
+// Rows read in any order, by several readers at once, equal those drawn in order.
 func TestTorchRandomAccess(t *testing.T) {
 	for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
 		s := Settings{Order: Torch, Seed: 42, BatchSize: 12, World: 1}
-		rows := 2 * statesPerJump * mtWords / width // enough to need jumps
+		rows := 2 * statesPerJump * mtWords / width // so that some need jumps
 		want, g := make([]int64, rows), newMT19937(42)
 		for row := range want {
 			want[row] = g.draw(width, starts)

@@ -10,13 +10,13 @@ import (
 // lanes of 64-bit words. A negative token is never below.
 type vocabulary struct {
 	tokenSearcher
-	size        uint64 // 0 if there is nothing to find
+	size        uint64 // 0 if every token is valid
 	exceedsHalf bool   // whether size exceeds the highest bit of a token
 	highBits    uint64 // highest bit of each lane; 0 if tokens have 1 or 8 bytes
-	addend      uint64 // if added to each lane, sets the highest bit of those not below size; see hasLane
+	addend      uint64 // see hasInvalid
 }
 
-// newVocabulary returns a vocabulary of every token if size is 0 or larger than any token.
+// newVocabulary accepts every token if size is 0 or larger than any token.
 func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	bits := 8 * dtype.Size()
 	v.tokenSearcher = tokensBySize[dtype.Size()]
@@ -33,16 +33,17 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 
 // find returns the index of the first token that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
-	if v.size == 0 || len(raw) == 0 || v.highBits != 0 && len(raw) >= 64 && !v.hasLane(viewAs[uint64](raw)) && !v.hasLane(viewAs[uint64](raw[len(raw)-64:])) {
+	if v.size == 0 || len(raw) == 0 || v.highBits != 0 && len(raw) >= 64 && !v.hasInvalid(viewAs[uint64](raw)) && !v.hasInvalid(viewAs[uint64](raw[len(raw)-64:])) {
 		return -1
 	}
 	return v.notBelow(v.size, raw)
 }
 
-// hasLane reports whether some lane is not below the size. It ignores words after the last full
-// group of eight. If v.high, such a lane has its highest bit set, and add sets it again without
-// that bit. Only the sum of a lane that is not below the size can overflow into the next.
-func (v *vocabulary) hasLane(words []uint64) bool {
+// hasInvalid reports whether a lane is not below the size. It ignores words after the last full
+// group of eight. A lane is not below the size if its highest bit is set or adding addend sets it.
+// If exceedsHalf, both must hold, with the bit cleared before adding. Only such lanes can overflow
+// into the next.
+func (v *vocabulary) hasInvalid(words []uint64) bool {
 	found, add, rest := uint64(0), v.addend, ^v.highBits
 	if v.exceedsHalf {
 		reaches := func(a uint64) uint64 { return a & (a&rest + add) }
@@ -70,7 +71,6 @@ type tokenSearcher interface {
 	appendEnds(ends []int, raw []byte, eot uint64, first int) []int
 }
 
-// tokensBySize maps the size of a token in bytes to its searcher.
 var tokensBySize = map[int]tokenSearcher{1: tokensOfSize[uint8]{}, 2: tokensOfSize[uint16]{}, 4: tokensOfSize[uint32]{}, 8: tokensOfSize[uint64]{}}
 
 type tokensOfSize[N unsigned] struct{}

@@ -7,7 +7,6 @@ import (
 	"batchfs/cache/array"
 )
 
-// find returns the first token that is not below the size, wherever it is, and no other.
 func TestVocabularyFindsTokens(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {

@@ -11,10 +11,10 @@ import (
 	"batchfs/cache/array"
 )
 
-// A windowSpec is what determines, in the settings, where rows begin and what they hold.
+// A windowSpec is the part of the settings that determines where rows begin and what they hold.
 type windowSpec struct {
 	len, step int64 // elements of a window, and between disjoint windows: T+1 and T for tokens
-	rows      Rows  // "" unless rows are made of segments, of at most len elements
+	rows      Rows  // "" for windows
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
@@ -41,8 +41,8 @@ type rowContent interface {
 	// rowsHolding returns the rows that hold the element at pos.
 	rowsHolding(pos int64) ([]rowRange, error)
 
-	// groups returns the number of rows up to the end of each group of documents, or nil if rows
-	// are not made of documents. The caller must not change it.
+	// groups returns the number of rows up to the end of each group of documents; see
+	// Sequence.Groups.
 	groups() []int64
 }
 
@@ -57,8 +57,8 @@ type starts struct {
 	windowSpec
 	rowContent
 	extents              []array.Extent
-	count, disjointCount int64                       // number of starts, and of starts that are step apart
-	disjointSums         *atomic.Pointer[prefixSums] // disjoint starts up to each extent's end; may be nil
+	count, disjointCount int64                       // disjoint starts are step apart
+	disjointSums         *atomic.Pointer[prefixSums] // disjoint starts up to each extent's end
 	tables               *Tables
 }
 
@@ -80,7 +80,7 @@ func (s *starts) nth(i int64) int64 {
 	return i + int64(extent)*(s.len-1)
 }
 
-// nthDisjoint returns start i of those that are step apart.
+// nthDisjoint returns the start of disjoint window i.
 func (s *starts) nthDisjoint(i int64) int64 {
 	extent, rest := s.loadDisjointSums().find(i)
 	return s.extents[extent].Start + rest*s.step

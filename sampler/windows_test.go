@@ -13,15 +13,12 @@ import (
 
 var must = testwait.NoError
 
-// tokenWindow returns the spec of rows with x and y.
 func tokenWindow(size int) windowSpec { return (&Settings{BlockSize: size}).newWindowSpec() }
 
-// windowStarts returns the starts of windows in extents, with tables of their own.
 func windowStarts(runs []array.Extent, size int) (*starts, error) {
 	return newStarts(runs, tokenWindow(size), new(windowRows), NewTables(defaultTableBytes))
 }
 
-// manyFiles returns a source of tokens in 10,000 files.
 func manyFiles(tables *Tables) Source {
 	lens := make([]int64, 10_000)
 	for i := range lens {
@@ -32,8 +29,8 @@ func manyFiles(tables *Tables) Source {
 	return source
 }
 
-// Sequences of one block size share their windows, whatever else differs. The memory of one more
-// sequence does not depend on the number of files, and windows that no sequence uses are collected.
+// Sequences of one block size share their windows, so one more sequence takes memory that does not
+// depend on the number of files. Windows that no sequence uses are collected.
 func TestSequencesShareTheirWindows(t *testing.T) {
 	base := Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, World: 1, Weights: []float64{1, 2}}
 	first, err := New([]Source{manyFiles(nil), manyFiles(nil)}, base)
@@ -83,7 +80,6 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	}
 }
 
-// Tables stay within their limit, and eviction does not change where rows begin.
 func TestTablesAreBounded(t *testing.T) {
 	const limit = 1 << 20
 	tables := NewTables(limit)

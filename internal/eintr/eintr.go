@@ -7,15 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit is how long Retry keeps retrying after the first interruption. It ensures that the
-// goroutine of a request ends soon after the request was answered, even if a file system interrupts
-// every call.
+// Limit is how long Retry retries after the first interruption, so that a request's goroutine ends
+// soon after the reply, even if a file system interrupts every call.
 const Limit = 10 * time.Second
 
 // Retry calls f, with pauses, until it returns anything but EINTR or Limit has passed, and returns
-// its last error. Network and FUSE file systems interrupt calls that are never interrupted on a
-// local disk, such as stat, even though the Go runtime installs its signal handlers with
-// SA_RESTART.
+// its last error. Although Go installs its signal handlers with SA_RESTART, network and FUSE file
+// systems interrupt calls, such as stat, that are never interrupted on a local disk.
 func Retry(f func() error) error {
 	err := f()
 	if err != unix.EINTR {

@@ -5,7 +5,7 @@ package minheap
 // is not safe for concurrent use.
 type Heap []uint64
 
-// Push adds x to the heap.
+// Push adds x.
 func (q *Heap) Push(x uint64) {
 	h := append(*q, x)
 	i := len(h) - 1

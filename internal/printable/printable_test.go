@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// Name keeps visible characters of any script, and escapes invisible ones.
 func TestName(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                            "",
@@ -27,7 +26,6 @@ func TestName(t *testing.T) {
 	}
 }
 
-// Text keeps line breaks, tabs, and the joiners that scripts and emoji need.
 func TestText(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\tb\né": "a\tb\né",

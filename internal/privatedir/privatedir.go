@@ -24,11 +24,10 @@ func Mode(group bool) os.FileMode {
 	return 0o700
 }
 
-// Open opens the directory of root itself, for locking. The directory must belong to the user of
-// this process, and no other user may be able to write to it. A directory that a group shares may
-// belong to another user, if this process is in its group. If this process's user owns the
-// directory, Open sets its permissions to Mode. The error is a NotPrivateError if the directory is
-// not private.
+// Open opens the directory of root itself, for locking. The directory must belong to this process's
+// user, and no other user may be able to write to it. A directory that a group shares may belong to
+// another user, if this process is in its group. If the user owns the directory, Open sets its
+// permissions to Mode. The error is a NotPrivateError if the directory is not private.
 func Open(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// User returns the user that a process runs as, with all groups.
 func TestUser(t *testing.T) {
 	want := syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
 	if os.Getuid() == 0 {
@@ -71,7 +70,6 @@ func TestReadStat(t *testing.T) {
 	}
 }
 
-// All and Threads include this process and its main thread.
 func TestLists(t *testing.T) {
 	if !slices.Contains(All(), os.Getpid()) {
 		t.Errorf("process %d is not among %v", os.Getpid(), All())

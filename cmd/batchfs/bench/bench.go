@@ -1,6 +1,6 @@
 // Package bench implements `batchfs bench`, which measures how long a trainer waits for a batch and
-// how much memory that takes, with a mount and with loaders in the trainer's own process. All of
-// them take turns in one run, because only their ratios are meaningful.
+// how much memory that takes, with a mount and with loaders in the trainer's own process. They take
+// turns in one run, because only ratios are meaningful.
 package bench
 
 import (
@@ -20,18 +20,18 @@ import (
 
 type options struct {
 	tokens   string // file of uint16 tokens; empty: create one
-	dir      string // directory for temporary files
+	dir      string
 	python   string
 	sets     []string
 	memory   bool
-	tokenize string // directory of texts to encode; empty: measure batches
+	tokenize string // directory of texts; empty: measure batches
 	json     string
 	plot     string
 
-	batches int // batches that each loader reads with --memory
+	batches int
 
-	rounds, steps int   // per scene, for tests; 0: as the scene says
-	bytes         int64 // size of the file to create
+	rounds, steps int // per scene, for tests; 0: as the scene says
+	bytes         int64
 }
 
 // Command returns `batchfs bench`.

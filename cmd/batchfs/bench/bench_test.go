@@ -45,7 +45,7 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// The advice names what is slower than an alternative, and nothing else.
+// The advice names only what is slower than an alternative.
 func TestAdvice(t *testing.T) {
 	const nothing = "Change nothing: every way to read takes about as long."
 	for _, test := range []struct {

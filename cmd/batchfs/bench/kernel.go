@@ -33,11 +33,10 @@ func dropPages(path string) error {
 		return err
 	}
 	defer f.Close()
-	// Only pages that are on the disk can be dropped.
+	// Only pages that were written to the disk can be dropped.
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// pageCacheBytes returns the number of bytes of a file in the kernel's page cache.
 func pageCacheBytes(path string) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {

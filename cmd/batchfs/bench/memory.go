@@ -18,13 +18,13 @@ import (
 //go:embed memory.py
 var memoryPy string
 
-// A memoryRun is one way of loading batches, with the memory that it took.
+// A memoryRun is one way of loading batches, with the memory that it takes.
 type memoryRun struct {
 	Name         string   `json:"name"`
-	function     string   // name of a function in memory.py
-	sets         []string // settings of the mount to read; nil: read the token file
-	startsCached bool     // whether the page cache starts with the whole file, or without it
-	sampleAfter  []int    // batch counts at which samples are taken
+	function     string   // function in memory.py
+	sets         []string // settings of the mount; nil: read the token file itself
+	startsCached bool     // whether the page cache starts with the whole file or with none of it
+	sampleAfter  []int    // numbers of batches
 	Samples      []sample `json:"samples"`
 }
 
@@ -63,8 +63,8 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 		}
 	}
 	resident, cache := memoryLines(loadings)
-	printLines(out, "resident memory in MiB, after batches", resident)
-	printLines(out, "page cache of the token file in MiB, after batches", cache)
+	printTable(out, "resident memory in MiB, after batches", resident)
+	printTable(out, "page cache of the token file in MiB, after batches", cache)
 	if o.plot == "" {
 		return loadings, nil
 	}
@@ -101,8 +101,7 @@ func memoryLines(loadings []memoryRun) (resident, cache []chart.Line) {
 	return resident, cache
 }
 
-// printLines prints lines with the same X as a table.
-func printLines(out io.Writer, title string, lines []chart.Line) {
+func printTable(out io.Writer, title string, lines []chart.Line) {
 	print := func(name string, numbers []float64) {
 		fmt.Fprintf(out, "%-50s", name)
 		for _, n := range numbers {

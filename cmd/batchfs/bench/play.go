@@ -24,7 +24,7 @@ type bench struct {
 	*stage
 	host               hostInfo
 	sets               []string
-	warmFile, coldFile string // token files for warm and for cold scenes
+	warmFile, coldFile string
 	python             *trainer
 	notCold            bool
 }

@@ -14,18 +14,18 @@ type scene struct {
 	Batch   int           `json:"batch_size"`
 	Block   int           `json:"block_size"`
 	Compute time.Duration `json:"compute_ns"` // before each batch
-	Cold    bool          `json:"cold"`       // whether each run starts with a cold page cache
+	Cold    bool          `json:"cold"`       // whether runs start with a cold page cache
 	Ways    []*way        `json:"rows"`
 
 	rounds     int
-	maxSteps   int     // batches after which a run ends
-	maxSeconds float64 // time after which a run ends, if that is sooner
+	maxSteps   int
+	maxSeconds float64
 }
 
 // A way is one way of getting batches in a scene, with its measurements in µs per batch.
 type way struct {
 	Name    string    `json:"name"`
-	Kind    string    `json:"kind"`   // name of a function in bench.py
+	Kind    string    `json:"kind"`   // function in bench.py
 	Access  string    `json:"access"` // memory.access of the mount; empty: a loader in the trainer
 	Rounds  []float64 `json:"rounds"`
 	Wait    float64   `json:"figure"` // median of the rounds
@@ -34,7 +34,7 @@ type way struct {
 	P99     float64   `json:"p99"` // 99th percentile of all waits
 	NanoGPT float64   `json:"nanogpt_over_this"`
 
-	waits []float64 // single waits of all rounds
+	waits []float64 // every wait of all rounds
 }
 
 func (o *options) scenes(torch bool) []*scene {
@@ -65,8 +65,8 @@ func (o *options) scenes(torch bool) []*scene {
 }
 
 // typicalWait returns the µs per batch of one run. From a cold disk, it is the mean, which includes
-// rare long waits. With compute between batches, it is the median, which does not. Back to back, it
-// is the median of the means of 32 batches each, because read-ahead comes in bursts.
+// rare long waits. With compute between batches, it is the median, which ignores them. Back to
+// back, it is the median of means of 32 batches each, because read-ahead comes in bursts.
 func (sc *scene) typicalWait(waits []float64) float64 {
 	switch {
 	case sc.Cold:

@@ -20,7 +20,7 @@ import (
 )
 
 // A stage is a temporary directory with token files and mounts, and the processes that serve and
-// read them. close removes all of it.
+// read them.
 type stage struct {
 	ctx      context.Context
 	stderr   io.Writer
@@ -87,14 +87,14 @@ func (s *stage) createTokens(name string, bytes int64) (path string, err error) 
 		}
 		bar.Add(len(chunk))
 	}
-	// Only pages that are on the disk can be dropped from the page cache.
+	// Only pages that were written to the disk can be dropped from the page cache.
 	return path, f.Sync()
 }
 
 // A daemon is a process that serves a mount with one split, train.
 type daemon struct {
 	mountpoint string
-	workerPID  int // process id of the worker, which reads the tokens
+	workerPID  int // the worker reads the tokens
 	cmd        *exec.Cmd
 	stderr     strings.Builder
 	stopped    bool
@@ -144,7 +144,6 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	return d, err
 }
 
-// stop unmounts, and waits for the process to end.
 func (d *daemon) stop() error {
 	if d.stopped {
 		return nil

@@ -76,8 +76,7 @@ func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 	return encodings, nil
 }
 
-// compareEncodings lets both libraries take turns encoding the texts. It fails if their tokens
-// differ.
+// compareEncodings lets both libraries take turns. It fails if their tokens differ.
 func (o *options) compareEncodings(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
 	tokenizer, err := bpe.Named(ours.Vocabulary)
 	if err != nil {
@@ -156,7 +155,6 @@ func (e *encoding) encode(t *bpe.Tokenizer, texts [][]byte) {
 	e.Checksum = crc32.ChecksumIEEE(raw)
 }
 
-// processorTime returns the processor time that this process has used.
 func processorTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

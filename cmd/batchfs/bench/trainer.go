@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command makes bench.py read one batch that it checks, then Lead untimed batches, then timed
-// ones until it has read Steps of them or Seconds have passed. bench.py replies with the wait for
-// each timed batch, in microseconds.
+// A command makes bench.py read a batch to check, then Untimed batches, then timed ones until it
+// has read Steps of them or Seconds have passed. bench.py replies with the wait for each timed
+// batch, in microseconds.
 type command struct {
 	Kind    string  `json:"kind"`
 	Path    string  `json:"path"` // token file, or a settings directory of a mount
@@ -28,8 +28,7 @@ type command struct {
 }
 
 // A trainer is a Python process that reads batches (bench.py, memory.py) or encodes texts
-// (tokenize.py). It lives as long as the bench, so that the start of the interpreter is not
-// measured.
+// (tokenize.py). It lives as long as the bench, so that the start of Python is not measured.
 type trainer struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -40,8 +39,7 @@ type trainer struct {
 // startTrainer starts a trainer. Canceling the context kills it.
 func (s *stage) startTrainer(python, script string, args ...string) (*trainer, error) {
 	t := &trainer{cmd: exec.CommandContext(s.ctx, python, append([]string{"-c", script}, args...)...)}
-	// The trainer gets its own process group, so that its workers are killed too. The stage removes
-	// the files they had open.
+	// The trainer gets its own process group, so that its workers are killed too.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
 	t.cmd.WaitDelay = 10 * time.Second // a surviving worker may hold the log open

@@ -29,7 +29,7 @@ type Chart = *plot.Plot
 
 const chartWidth, chartHeight = 9 * vg.Inch, 4 * vg.Inch
 
-// palette holds the colors of Okabe and Ito, which color-blind readers can tell apart, except their
+// palette has the colors of Okabe and Ito, which color-blind readers can tell apart, without their
 // yellow, which is too light on white.
 var palette = []color.Color{
 	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},

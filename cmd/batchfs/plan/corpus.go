@@ -21,21 +21,20 @@ type corpus struct {
 	sources      []corpusSource
 	blocks       blocks.Options // for each host; Limit is 0 without a cache directory
 	hosts        int
-	ranksPerHost int // ranks of each host
-	openRequests int // requests that opening took; 0 unless it is in a store
+	ranksPerHost int
+	openRequests int // requests to the store that opening took
 }
 
-// A corpusSource is the arrays of one source, and the number of windows in its epoch.
 type corpusSource struct {
 	name    string
 	arrays  []*cache.Array
-	windows int64
+	windows int64 // number in an epoch
 }
 
-// A sourceSize describes a source of which only the size is known.
+// A sourceSize describes a source by its size alone.
 type sourceSize struct {
 	name                string
-	tokens, shardTokens int64 // shard: tokens in a file
+	tokens, shardTokens int64
 	weight              float64
 }
 
@@ -77,7 +76,7 @@ const (
 	maxShards = 1e6
 )
 
-// array returns an array of the size, in files of about equal length that need not exist.
+// array returns an array of this size, in files of about equal length that need not exist.
 func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 	var m cache.Manifest
 	n := (s.tokens + s.shardTokens - 1) / s.shardTokens
@@ -128,7 +127,7 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 	return c, nil
 }
 
-// rankSettings returns the settings of rank 0 of the whole run, as in a path.
+// rankSettings returns the settings of rank 0 of the whole run, as in a path of the mount.
 func (c *corpus) rankSettings(split *config.Split) string {
 	path := fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranksPerHost)
 	if split.ShuffleBlock > 0 {
@@ -172,7 +171,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 	return nil
 }
 
-// synthesize sets the sequence of sources with these sizes, under the settings of [batch].
+// synthesize sets up sources of these sizes, under the settings of [batch].
 func (c *corpus) synthesize(from *config.Config, sizes []sourceSize) error {
 	split, err := from.Named("plan")
 	if err == nil {

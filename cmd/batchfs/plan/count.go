@@ -15,24 +15,24 @@ import (
 
 // blockCounts are the blocks that a run needs. Figures of a host are means over all hosts.
 type blockCounts struct {
-	blocksPerBatch, blocksPerStep float64 // blocks in a batch of one rank, and in a step of a host
-	firstStepBlocks               int     // blocks in a host's first step
-	newBlocksPerStep              float64 // blocks per step that are new to a host, in its first steps
+	blocksPerBatch, blocksPerStep float64 // per batch of a rank, and per step of a host
+	firstStepBlocks               int
+	newBlocksPerStep              float64 // blocks new to a host, in its first steps
 	stepsInMemory                 float64 // steps for which a block stays in a host's memory
 	blocks, bytes                 int64   // size of the corpus
-	steps                         uint64  // touches are of steps 0 to steps-1
+	steps                         uint64  // number of steps counted
 	misses                        []memoryMiss
 }
 
 func (n *blockCounts) blockBytes() float64 { return float64(n.bytes) / float64(n.blocks) }
 
 // A memoryMiss is a step in which a host needs a block that is not in its memory. It is a sample,
-// which stands for several blocks of each host.
+// and stands for several blocks of each host.
 type memoryMiss struct {
-	step, firstNeed uint64 // firstNeed: the step in which the host first needed the block
+	step, firstNeed uint64 // firstNeed: step in which the host first needed the block
 	gap             uint64 // steps since the host last needed it; 0 at first
 	blocks          float64
-	bytes           float64 // size of all the blocks it stands for
+	bytes           float64 // size of these blocks
 }
 
 const (
@@ -46,7 +46,7 @@ const (
 func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(done float64)) (*blockCounts, error) {
 	n := &blockCounts{steps: steps}
 	for i := range 4 {
-		if err := c.countBatch(steps/4*uint64(i), i == 0, n); err != nil {
+		if err := c.countSteps(steps/4*uint64(i), i == 0, n); err != nil {
 			return nil, err
 		}
 	}
@@ -61,8 +61,8 @@ func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(do
 	return n, nil
 }
 
-// countBatch adds to n the blocks of the first host in some steps from k on.
-func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
+// countSteps adds to n the blocks of the first host in some steps from k on.
+func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	type block struct {
 		source, column, file int
 		number               int64
@@ -79,9 +79,9 @@ func (c *corpus) countBatch(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// A block stays in memory while it is among those known to be needed next: as many as memory
-	// holds, plus as many for each rank. More than two ranks do not help, because memory then drops
-	// blocks that are needed again.
+	// A block stays in memory while it is among the blocks known to be needed next: as many as
+	// memory holds, and as many again for each of up to two ranks. More ranks do not help, because
+	// memory then drops blocks that are needed again.
 	known := (1 + min(c.ranksPerHost, 2)) * c.blocks.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
@@ -122,13 +122,13 @@ type need struct {
 	step uint64
 }
 
-// A blockExtent is the elements [begin, end) of a source that a block holds.
+// A blockExtent is the elements [begin, end) of a source in one block.
 type blockExtent struct {
 	source     int
 	begin, end int64
 }
 
-// sampleBlocks adds to n the touches of evenly spaced blocks of an array.
+// sampleBlocks adds to n the misses of evenly spaced blocks of an array.
 func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int, progress func(done float64)) error {
 	a := c.sources[i].arrays[column]
 	size, files := c.blocks.BlockBytes, a.FileBytes()
@@ -140,8 +140,8 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 	total := before[len(files)]
 	n.blocks += total
 
-	elements := float64(a.Len()) / float64(total) // elements per block
-	asked := (elements/c.stride() + 2) * (float64(n.steps)*c.rowsPerStep(i)/float64(c.sources[i].windows) + 1)
+	elementsPerBlock := float64(a.Len()) / float64(total)
+	asked := (elementsPerBlock/c.stride() + 2) * (float64(n.steps)*c.rowsPerStep(i)/float64(c.sources[i].windows) + 1)
 	arrays := 0
 	for _, s := range c.sources {
 		arrays += len(s.arrays)
@@ -184,7 +184,7 @@ func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs [
 	if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
 		needs, err = c.findNeeds(block, steps)
 	} else {
-		// Rows are drawn with replacement. So needs occur at random, at the rate at which windows
+		// Rows are drawn with replacement, so needs occur at random, at the rate at which windows
 		// touch the block.
 		a := c.sources[block.source].arrays[0]
 		starts := float64(a.Len()) - float64(len(a.Extents()))*c.stride()
@@ -197,7 +197,7 @@ func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs [
 	return needs, err
 }
 
-// findNeeds returns the needs of a block in the first steps, under an order that Find can invert.
+// findNeeds is needsOf for an order that Find can invert.
 func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err error) {
 	for epoch := uint64(0); ; epoch++ {
 		known := len(needs)
@@ -218,8 +218,8 @@ func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err e
 	}
 }
 
-// addMisses adds the touches of a block, given its needs in order. Each touch stands for the given
-// number of blocks and bytes.
+// addMisses adds the misses of a block, given its sorted needs. Each miss stands for these numbers
+// of blocks and bytes.
 func (n *blockCounts) addMisses(needs []need, blocks, bytes float64) {
 	var first, gap uint64
 	for i, next := range needs {
@@ -240,8 +240,8 @@ func (c *corpus) stride() float64 {
 	return float64(c.sequence.BlockSize)
 }
 
-// fullAt returns the step at which a host's cache directory of limit bytes is full, and the bytes
-// that the host needs in all. The directory keeps the blocks that were needed first.
+// fullAt returns the step at which a cache directory of limit bytes is full, and the bytes that a
+// host needs in all. The directory keeps the blocks that were needed first.
 func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	step = math.MaxUint64
 	for _, t := range n.misses {
@@ -254,9 +254,8 @@ func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	return step, needed
 }
 
-// fetches calls visit for each touch whose block comes from the store, given a cache directory of
-// limit bytes. Blocks in the directory take no memory, so that the others stay in memory for
-// longer.
+// fetches calls visit for each miss whose block comes from the store, given a cache directory of
+// limit bytes. Blocks in the directory take no memory, which then holds others for longer.
 func (n *blockCounts) fetches(limit int64, visit func(t memoryMiss)) {
 	full, needed := n.fullAt(limit)
 	held := n.stepsInMemory / max(1-float64(limit)/needed, 1e-9)

@@ -28,7 +28,7 @@ type Estimate struct {
 	Steps             uint64          `json:"steps"`
 	Epochs            float64         `json:"epochs"`
 	RunSeconds        float64         `json:"run_seconds"`
-	BatchBytes        int64           `json:"batch_bytes"` // read by a rank in a step
+	BatchBytes        int64           `json:"batch_bytes"` // per rank and step
 	BatchBlocks       float64         `json:"batch_blocks"`
 	StepBlocks        float64         `json:"step_blocks"`
 	ReadRate          float64         `json:"read_rate"` // bytes that trainers read
@@ -40,9 +40,9 @@ type Estimate struct {
 	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
 	HostFetched       float64         `json:"host_fetched_bytes"`
 	CacheBytes        int64           `json:"cache_bytes"`
-	WorkingSetBytes   float64         `json:"share_bytes"` // size of the blocks needed in the run
+	WorkingSetBytes   float64         `json:"share_bytes"` // needed in the run
 	Caches            []Cache         `json:"caches"`
-	MountRequests     int             `json:"mount_requests"`      // per mount
+	MountRequests     int             `json:"mount_requests"`
 	MountSeconds      float64         `json:"mount_seconds"`       // for one host alone
 	FleetMountSeconds float64         `json:"fleet_mount_seconds"` // for all hosts at once
 	FirstBatchSeconds float64         `json:"first_batch_seconds"`
@@ -60,7 +60,7 @@ type Traffic struct {
 }
 
 // A Cache is a size of the block cache in bytes, and the fraction of the blocks needed again in
-// later epochs that it then holds.
+// later epochs that it holds.
 type Cache struct {
 	Bytes float64 `json:"bytes"`
 	Hits  float64 `json:"hits"`
@@ -91,7 +91,6 @@ type resourceLimits struct{ bandwidth, requests float64 }
 // timelinePoints is the number of points per epoch, unless it has fewer steps.
 const timelinePoints = 10
 
-// estimate returns what a run needs, given its counted blocks.
 func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
 	q := c.sequence
 	seconds := o.step.Seconds()
@@ -182,7 +181,6 @@ func (n *Estimate) estimateCaches(counted *blockCounts) {
 	}
 }
 
-// estimateOpening sets the cost of mounting and of reading the first batch.
 func (n *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency float64, limits resourceLimits) {
 	// A request lists a thousand objects. Objects are opened 32 at a time: requests check each
 	// object and the index next to it, and read its first bytes and then samples.
@@ -221,7 +219,7 @@ func (n *Estimate) judge(c *corpus, latency float64, limits resourceLimits) {
 		formatCount(float64(n.MountRequests)*float64(c.hosts)), formatDuration(n.FleetMountSeconds), formatCount(limits.requests))
 	add(n.FleetMountSeconds <= n.MountSeconds+60, mounting,
 		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(n.MountSeconds)))
-	// While a request takes its latency, this many are in flight.
+	// By Little's law, this many requests are in flight.
 	inFlight, limit := most*latency, float64(c.blocks.MaxPrefetches())
 	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(inFlight))*n.BlockBytes*2)
 	if inFlight > 32 {

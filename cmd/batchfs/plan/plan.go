@@ -1,10 +1,10 @@
 // Package plan implements `batchfs plan`, which estimates what a run will need of the network, the
 // store and the disks of its hosts.
 //
-// It builds the sequences of all ranks, over a corpus of which only sizes are known or over that of
-// a configuration, and counts the blocks in which their batches lie (count.go). The rows come from
-// the sampler and their blocks from the block cache, as in a mount. From these counts, it computes
-// rates, sizes and prices (estimate.go).
+// It builds the sequences of all ranks, over the corpus of a configuration or one described by its
+// size, and counts the blocks in which their batches lie (count.go). The sampler picks the rows and
+// the block cache their blocks, as in a mount. From these counts, plan computes rates, sizes and
+// prices (estimate.go).
 package plan
 
 import (
@@ -33,7 +33,7 @@ type options struct {
 	steps       uint64
 	epochs      float64
 
-	bandwidth, requests string // limits, as given
+	bandwidth, requests string
 	latency             time.Duration
 	getPrice, gbPrice   float64
 

@@ -14,7 +14,7 @@ import (
 // runPlan runs the command in an empty directory.
 func runPlan(t *testing.T, args ...string) (out string, err error) {
 	t.Helper()
-	t.Chdir(t.TempDir()) // has no config.toml
+	t.Chdir(t.TempDir())
 	cmd := Command()
 	var text bytes.Buffer
 	cmd.SetOut(&text)
@@ -25,7 +25,7 @@ func runPlan(t *testing.T, args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// runEstimate returns the estimate for a run with steps of a second.
+// runEstimate returns the estimate for steps of a second.
 func runEstimate(t *testing.T, args ...string) (n Estimate) {
 	t.Helper()
 	out, err := runPlan(t, append([]string{"--json", "--step", "1s"}, args...)...)
@@ -41,7 +41,6 @@ func checkNear(t *testing.T, what string, got, want float64) {
 	}
 }
 
-// checkVerdicts checks that the verdicts contain some words.
 func checkVerdicts(t *testing.T, n Estimate, words ...string) {
 	t.Helper()
 	var verdicts string
@@ -55,7 +54,7 @@ func checkVerdicts(t *testing.T, n Estimate, words ...string) {
 	}
 }
 
-const large = 1 << 40 // a larger cache than any test needs
+const largeCache = 1 << 40 // bytes; more than any test needs
 
 // With shuffle_block, each byte is fetched once, by one host. With shuffle and random, a host reads
 // on average four of the 2048 rows of each block in an epoch, so it needs nearly the whole corpus.
@@ -63,7 +62,7 @@ func TestOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
-	corpus := []string{"--tokens", "15T", "--hosts", "512", "--gpus", "8", "--bandwidth", "1Mbit", "--set", fmt.Sprint("store.cache_bytes=", large)}
+	corpus := []string{"--tokens", "15T", "--hosts", "512", "--gpus", "8", "--bandwidth", "1Mbit", "--set", fmt.Sprint("store.cache_bytes=", largeCache)}
 	const bytes, block = 30e12, 4 << 20
 	n := runEstimate(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
 	checkNear(t, "shuffle_block: bytes of all hosts", n.Fetched, bytes)
@@ -96,8 +95,7 @@ func TestCaches(t *testing.T) {
 	checkNear(t, "requests without a cache", uncached.HostRequests, uncached.StepBlocks*float64(uncached.Steps))
 }
 
-// Each source has its own epochs. If a run has more epochs than are counted, the rest is like the
-// last.
+// Each source has its own epochs. Epochs beyond those counted are like the last one.
 func TestSources(t *testing.T) {
 	n := runEstimate(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4
@@ -107,7 +105,6 @@ func TestSources(t *testing.T) {
 	checkNear(t, "requests of 100 epochs", runEstimate(t, append(corpus, "--epochs", "100")...).HostRequests, 50*runEstimate(t, append(corpus, "--epochs", "2")...).HostRequests)
 }
 
-// Errors name the flag or key, the value, and what it must be.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		args  string
