@@ -89,7 +89,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 		for j := range q.BatchSize {
 			source, segments, err := q.Segments(k, j)
 			must(t, err)
-			// position in the source, and number of the segment, of each index in the row
+			// Position in the source and segment number, for each index in the row.
 			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0
 			for n, s := range segments {
 				for i := range s.Len {
@@ -230,7 +230,7 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 		dtype    array.DType
 		off, end int64
 	}{
-		{[]int{16 << 20}, 2, array.Float32, 0, 128 << 20},  // 64 MiB each
+		{[]int{16 << 20}, 2, array.Float32, 0, 128 << 20},  // elements of 64 MiB
 		{[]int{4096, 4096}, 2, array.Float32, 1, 16 << 20}, // starts within a number
 		{[]int{1 << 20, 3}, 3, array.Float64, 12345, 20 << 20},
 		{[]int{1000, 1000}, 2, array.Uint8, 0, 2e6},

@@ -40,22 +40,21 @@ const maskedTarget = -100
 
 // A batchLayout is the list of arrays in a batch.
 type batchLayout struct {
-	arrays  []batchArray
-	batch   array.Batch
-	columns []sourceColumn
-	derives bool // whether putDerived has numbers to write
+	arrays     []batchArray
+	batch      array.Batch
+	columns    []sourceColumn
+	hasDerived bool // whether putDerived has numbers to write
 }
 
 // A sourceColumn is an array of a source; all sources of a mixture have the same columns.
 type sourceColumn struct {
-	stored         array.DType // dtype in the files
+	dtype          array.DType // dtype in the files
 	numberBytes    int
 	elementNumbers int
 }
 
-// decimal formats number i of raw.
-func (c sourceColumn) decimal(raw []byte, i int) string {
-	return c.stored.Text(c.stored.Bits(raw[i*c.numberBytes:]))
+func (c sourceColumn) formatNumber(raw []byte, i int) string {
+	return c.dtype.Text(c.dtype.Bits(raw[i*c.numberBytes:]))
 }
 
 func columnOf(a Array) sourceColumn {
@@ -75,7 +74,7 @@ func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, erro
 			return l, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Extents()[0].Name, n, MaxAxes)
 		}
 	}
-	if stored := l.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
+	if stored := l.columns[0].dtype; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
 		return l, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
 	}
 	l.arrays = s.mainArrays(arrays[0].Axes())
@@ -117,7 +116,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 
 func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list []batchArray) {
 	for i, b := range s.Arrays {
-		p := batchArray{name: b.Name, dtype: columns[i+1].stored, column: i + 1, shape: arrays[i+1].Axes()}
+		p := batchArray{name: b.Name, dtype: columns[i+1].dtype, column: i + 1, shape: arrays[i+1].Axes()}
 		if s.Layout != Elements {
 			p.shape = slices.Insert(slices.Clone(p.shape), 0, s.BlockSize)
 			if b.At == AtY {
@@ -145,9 +144,9 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 		}
 		bytes += arrayBytes
 		if p.derived == copied {
-			p.convert = newConverter(p.dtype, l.columns[p.column].stored)
+			p.convert = newConverter(p.dtype, l.columns[p.column].dtype)
 		}
-		l.derives = l.derives || p.derived != copied
+		l.hasDerived = l.hasDerived || p.derived != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	if bytes > maxBytes {

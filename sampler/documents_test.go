@@ -31,7 +31,7 @@ func (d documentEndsAt) Ends(first int64, ends []int64) error {
 	return nil
 }
 
-// randomDocuments returns documents of mostly up to most tokens.
+// randomDocuments returns documents of random lengths, mostly no more than most tokens.
 func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	end := int64(0)
 	for range count {
@@ -139,7 +139,7 @@ func TestRowsOfDocuments(t *testing.T) {
 						t.Fatalf("%s, T=%d, %d documents: row %d is %v, want %v", kind, T, count, i, got, row)
 					}
 				}
-				again, err := New([]Source{{Main: q.sources[0].arrays[0], Documents: neverRead{ends}, Groups: q.Groups()[0]}}, s)
+				again, err := New([]Source{{Main: q.sources[0].arrays[0], Documents: unreadableDocuments{ends}, Groups: q.Groups()[0]}}, s)
 				must(t, err)
 				if again.RowsPerEpoch() != q.RowsPerEpoch() {
 					t.Errorf("%d rows, and %d from the counts", q.RowsPerEpoch(), again.RowsPerEpoch())
@@ -149,9 +149,9 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-type neverRead struct{ documentEndsAt }
+type unreadableDocuments struct{ documentEndsAt }
 
-func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
+func (unreadableDocuments) Ends(int64, []int64) error { return errors.New("read again") }
 
 // Ends by token and ends by index give the same bytes, however they are read.
 func TestEndsByTokenAndByIndex(t *testing.T) {
@@ -250,7 +250,7 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
 			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
 		}, "mask_targets is for y, which layout rows does not have"},
-		{Source{Main: source.Main, Documents: neverRead{documentEndsAt{5, 9}}}, func(*Settings) {}, "read again"},
+		{Source{Main: source.Main, Documents: unreadableDocuments{documentEndsAt{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
 		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
 		test.change(&s)

@@ -33,7 +33,7 @@ func (q *Sequence) Elements(j, index int) (list []string) {
 // their total; if progress returns false, it stops. Find fails if it cannot read where documents
 // end.
 func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, total int64) bool) (hits []Hit, err error) {
-	from, ranks, host, err := q.readerOf(source, pos)
+	from, ranks, host, err := q.hostSourceAt(source, pos)
 	if err != nil {
 		return nil, err
 	}
@@ -87,9 +87,9 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// readerOf returns source i for the ranks that may read the element at pos: with ShuffleBlock,
-// those of one host, otherwise all. It also returns their number and their host.
-func (q *Sequence) readerOf(i int, pos int64) (from boundSource, ranks, host int, err error) {
+// hostSourceAt returns source i for the ranks that may read the element at pos: with ShuffleBlock,
+// those of one host, otherwise all. It also returns how many ranks these are, and their host.
+func (q *Sequence) hostSourceAt(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks
 	host = sort.Search(hosts-1, func(host int) bool {

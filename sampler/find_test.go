@@ -18,10 +18,10 @@ var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
 
 // A corpus is the file lengths of sources, and how they are mixed.
 type corpus struct {
-	name    string
-	sources [][]int
-	weights []float64
-	join    bool
+	name     string
+	fileLens [][]int
+	weights  []float64
+	join     bool
 }
 
 var corpora = []corpus{
@@ -37,11 +37,11 @@ var corpora = []corpus{
 // open returns 4-byte tokens that equal their positions among all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, writeSources(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
+	return openSources(t, writeSources(t, 4, c.fileLens...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
 }
 
 func (c corpus) supports(o Order) bool {
-	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
+	return o != Torch && o != Torch26 || len(c.fileLens) == 1 && (c.join || len(c.fileLens[0]) == 1)
 }
 
 func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progress func(int64, int64) bool) []Hit {

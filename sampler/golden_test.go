@@ -32,7 +32,7 @@ func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
 	raw, err := os.ReadFile(path)
 	must(t, err)
-	var cases []*golden
+	var cases []*goldenCase
 	must(t, json.Unmarshal(raw, &cases))
 	for i, g := range cases {
 		got := g.compute(t)
@@ -48,8 +48,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A golden is settings, as in config.toml, and some batches under them.
-type golden struct {
+// A goldenCase is settings, as in config.toml, and some batches under them.
+type goldenCase struct {
 	// Elements in each file. Across all files, number i is i, truncated to the dtype.
 	Files        []int          `json:"files,omitempty"`
 	Sources      []goldenSource `json:"sources,omitempty"` // replaces Files
@@ -87,7 +87,7 @@ type goldenArray struct {
 	Shape []int       `json:"shape"`
 }
 
-func (g *golden) compute(t *testing.T) (batches []string) {
+func (g *goldenCase) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets,

@@ -8,7 +8,7 @@ import "math/bits"
 type hostShare struct {
 	starts         *starts
 	windows        int64
-	begin          int64 // position of the cut before the part
+	cut            int64 // position of the cut before the part
 	headWindows    int64 // windows in the extent that the cut divides
 	firstAfterHead int64 // window number in the source
 	runLen         int64 // windows in a run; 0: shuffle all at once
@@ -26,7 +26,7 @@ func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
-	s := hostShare{starts: w, begin: from, runLen: max(runBytes/(w.step*int64(column.numberBytes*column.elementNumbers)), 1)}
+	s := hostShare{starts: w, cut: from, runLen: max(runBytes/(w.step*int64(column.numberBytes*column.elementNumbers)), 1)}
 	extent, first := w.extentOf(from)
 	if s.firstAfterHead = first; from > extent.Start {
 		s.headWindows = w.disjointIn(min(to, extent.Start+extent.Len) - from)
@@ -46,7 +46,7 @@ func cutAt(a Array, runBytes int64, host, hosts int) (end, begin int64) {
 
 func (s *hostShare) windowStart(i int64) int64 {
 	if i < s.headWindows {
-		return s.begin + i*s.starts.step
+		return s.cut + i*s.starts.step
 	}
 	return s.starts.nthDisjoint(s.firstAfterHead + i - s.headWindows)
 }

@@ -166,7 +166,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		paths = append(paths, filepath.Join(dir, fmt.Sprintf("%02d.bin", i)))
 		f, err := os.Create(paths[i])
 		must(t, err)
-		must(t, f.Truncate(windows*2048/44*part/2*2)) // takes no disk space
+		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no disk space
 		must(t, f.Close())
 	}
 	s := hostsCase{hosts: hosts, ranksPerHost: 8, shuffleBlock: 64 << 20, batchSize: 4, blockSize: 1024, layout: XY}

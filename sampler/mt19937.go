@@ -42,7 +42,7 @@ func temper(y uint32) uint32 {
 	return y ^ y>>18
 }
 
-// statesPerJump is the distance, in states, from which on jump is faster than skip.
+// statesPerJump is the distance, in states, beyond which jump is faster than skip.
 const statesPerJump = 4096
 
 // skip returns the n-th state after x.
@@ -118,8 +118,8 @@ func jumpPolynomial(n uint64) []uint64 {
 		var q polynomial
 		shift := mtWords * int(n>>i&1)
 		for j, w := range p[:word+1] {
-			q.add(spread(uint32(w)), 128*j+shift)
-			q.add(spread(uint32(w>>32)), 128*j+64+shift)
+			q.add(squareBits(uint32(w)), 128*j+shift)
+			q.add(squareBits(uint32(w>>32)), 128*j+64+shift)
 		}
 		// The gap of 623 below t^mtDegree allows 64 terms at a time.
 		for j := len(q) - word - 2; j >= 0; j-- {
@@ -135,8 +135,8 @@ func jumpPolynomial(n uint64) []uint64 {
 	return p[:word+1]
 }
 
-// spread moves bit i to bit 2i, which squares a polynomial over GF(2).
-func spread(w uint32) uint64 {
+// squareBits moves bit i to bit 2i, which squares a polynomial over GF(2).
+func squareBits(w uint32) uint64 {
 	x := uint64(w)
 	x = (x | x<<16) & 0x0000ffff0000ffff
 	x = (x | x<<8) & 0x00ff00ff00ff00ff

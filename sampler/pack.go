@@ -7,23 +7,23 @@ import "math/bits"
 // row that has room. The time per segment does not depend on the length of a row. A packer is not
 // safe for concurrent use.
 type packer struct {
-	rowLen           int     // tokens in a row
-	segmentsByLength buckets // key: rowLen minus length, so the longest come first
-	rowsByRoom       buckets
+	rowLen           int    // tokens in a row
+	segmentsByLength stacks // key: rowLen minus length, so the longest come first
+	rowsByRoom       stacks
 	rowOf            []int32 // row of each segment, numbered as rows are begun
 	segmentCounts    []int32
 }
 
 func newPacker(rowLen int) *packer {
-	return &packer{rowLen: rowLen, segmentsByLength: newBuckets(rowLen + 1), rowsByRoom: newBuckets(rowLen + 1)}
+	return &packer{rowLen: rowLen, segmentsByLength: newStacks(rowLen + 1), rowsByRoom: newStacks(rowLen + 1)}
 }
 
 // pack sets rowOf and segmentCounts for segments of these lengths, none longer than a row. Among
 // equal segments, it takes the first; among rows with equal room, the one changed last.
 func (p *packer) pack(lengths []int32) {
 	p.rowOf, p.segmentCounts = append(p.rowOf[:0], lengths...), p.segmentCounts[:0]
-	if len(lengths) > len(p.segmentsByLength.previous) {
-		p.segmentsByLength.previous, p.rowsByRoom.previous = make([]int32, len(lengths)), make([]int32, len(lengths))
+	if len(lengths) > len(p.segmentsByLength.below) {
+		p.segmentsByLength.below, p.rowsByRoom.below = make([]int32, len(lengths)), make([]int32, len(lengths))
 	}
 	for i := len(lengths) - 1; i >= 0; i-- {
 		p.segmentsByLength.put(p.rowLen-int(lengths[i]), int32(i))
@@ -49,29 +49,29 @@ func (p *packer) pack(lengths []int32) {
 	}
 }
 
-// buckets hold items by small integer keys. The item put last under a key is taken first.
-type buckets struct {
-	last      []int32  // last item of each key, plus one; 0: none
-	previous  []int32  // for each item, the one put before it under its key, plus one; 0: none
+// stacks are stacks of items, one for each small integer key.
+type stacks struct {
+	top       []int32  // top item of each stack, plus one; 0: none
+	below     []int32  // item below each item, plus one; 0: none
 	used      []uint64 // bit set of keys that have items
 	usedWords []uint64 // bit set of the nonzero words of used
 }
 
-func newBuckets(keys int) buckets {
+func newStacks(keys int) stacks {
 	words := (keys + 63) / 64
-	return buckets{last: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
+	return stacks{top: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
 }
 
-func (s *buckets) put(key int, item int32) {
-	s.previous[item], s.last[key] = s.last[key], item+1
+func (s *stacks) put(key int, item int32) {
+	s.below[item], s.top[key] = s.top[key], item+1
 	s.used[key>>6] |= 1 << (key & 63)
 	s.usedWords[key>>12] |= 1 << (key >> 6 & 63)
 }
 
-// take removes the last item of a key that has one.
-func (s *buckets) take(key int) int32 {
-	item := s.last[key] - 1
-	if s.last[key] = s.previous[item]; s.last[key] == 0 {
+// take removes the top item of a stack that has one.
+func (s *stacks) take(key int) int32 {
+	item := s.top[key] - 1
+	if s.top[key] = s.below[item]; s.top[key] == 0 {
 		if s.used[key>>6] &^= 1 << (key & 63); s.used[key>>6] == 0 {
 			s.usedWords[key>>12] &^= 1 << (key >> 6 & 63)
 		}
@@ -80,7 +80,7 @@ func (s *buckets) take(key int) int32 {
 }
 
 // next returns the smallest key with an item that is at least key, or -1.
-func (s *buckets) next(key int) int {
+func (s *stacks) next(key int) int {
 	word := key >> 6
 	if later := s.used[word] >> (key & 63); later != 0 {
 		return key + bits.TrailingZeros64(later)

@@ -44,15 +44,15 @@ type plannedRow struct {
 	batchOffset int // offset in dst of its batch; may be negative
 	j           int // number of the row in the batch
 	source      int
-	ends        span // its part of readJob.ends
-	windowFirst int  // index in the row of the first number of its window
+	ends        span // range of readJob.ends
+	windowFirst int  // index in the row of its window's first number
 }
 
 // A rowPart is the part of a batch array's row that overlaps dst.
 type rowPart struct {
 	*batchArray
 	offset int // offset in dst of the row in the array; may be negative
-	span       // numbers in the row
+	span       // range of numbers
 }
 
 func (job *readJob) partOf(p *batchArray, base, j int) rowPart {
@@ -199,7 +199,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 		used = p.At + p.Len
 	}
 	job.plannedSegments += len(job.segments)
-	if q.layout.derives {
+	if q.layout.hasDerived {
 		job.putDerived(r, used)
 	}
 	return nil
@@ -264,7 +264,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 	if job.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
 			tokens := q.sources[r.source].arrays[0]
-			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.decimal(raw, bad), Size: tokens.VocabSize()}
+			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.formatNumber(raw, bad), Size: tokens.VocabSize()}
 		}
 		if q.needsEnds() && q.Ends == EndsByToken {
 			job.ends = q.sources[r.source].vocab.appendEnds(job.ends[:0], raw, q.EOT, r.windowFirst)
@@ -283,7 +283,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 		first := v.firstNumber + v.from - r.windowFirst // index in raw
 		whole := job.target(v)
 		if bad := v.convert(whole, raw[first*column.numberBytes:][:(v.to-v.from)*column.numberBytes]); bad >= 0 {
-			return q.overflow(r.source, job.column, start+int64(first+bad), column.decimal(raw, first+bad), v.dtype)
+			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), v.dtype)
 		}
 		if job.copyOut(v, whole); v.masked {
 			job.mask(v, ends)
@@ -303,7 +303,7 @@ func (job *readJob) target(v rowPart) []byte {
 	return job.edgeBuffer
 }
 
-// copyOut copies to dst what was written to edge.
+// copyOut copies to dst what was written to edgeBuffer.
 func (job *readJob) copyOut(v rowPart, whole []byte) {
 	if offset := v.offset + v.from*v.numberBytes; offset < 0 || offset+len(whole) > len(job.dst) {
 		copy(job.dst[max(offset, 0):], whole[max(-offset, 0):])

@@ -159,7 +159,7 @@ func (s *Settings) check(sources []boundSource) error {
 func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 
 // Stored returns the dtype of the main array in the files.
-func (q *Sequence) Stored() array.DType { return q.layout.columns[0].stored }
+func (q *Sequence) Stored() array.DType { return q.layout.columns[0].dtype }
 
 // RowsPerEpoch returns R, the number of disjoint windows, or rows of documents, of all sources or,
 // with ShuffleBlock, of this host's share of them.
@@ -173,8 +173,8 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
-// Weight returns the weight of source i as a fraction: of every period rows, starting at a multiple
-// of period, exactly rows are its own.
+// Weight returns the weight of source i as a fraction rows/period: each period of global rows has
+// exactly rows of the source.
 func (q *Sequence) Weight(i int) (rows, period int) {
 	return len(q.mixture.rowsBySource[i]), len(q.mixture.pattern)
 }
@@ -205,21 +205,21 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// first returns the number of batch k's first row in its epoch group.
-func (q *Sequence) first(k uint64) uint64 {
+// firstGroupRow returns the number of batch k's first row in its epoch group.
+func (q *Sequence) firstGroupRow(k uint64) uint64 {
 	ranks, host := q.epochGroup()
 	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)
 }
 
 // RowsOf returns how many rows of batch k come from a source.
 func (q *Sequence) RowsOf(source int, k uint64) uint64 {
-	return q.mixture.before(source, q.first(k)+uint64(q.BatchSize)) - q.mixture.before(source, q.first(k))
+	return q.mixture.before(source, q.firstGroupRow(k)+uint64(q.BatchSize)) - q.mixture.before(source, q.firstGroupRow(k))
 }
 
 // Start returns the source of row j of batch k and the position of its first element there. If rows
 // are made of documents, start is the number of the row in the source instead.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
-	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
+	source, index := q.mixture.sourceOf(q.firstGroupRow(k) + uint64(j))
 	return source, q.sources[source].order.start(index)
 }
 
@@ -247,6 +247,6 @@ func (q *Sequence) Groups() (list [][]int64) {
 // Epoch returns the epoch of row j of batch k in its source or, with ShuffleBlock, in the host's
 // share of it.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
-	source, index := q.mixture.sourceOf(q.first(k) + uint64(j))
+	source, index := q.mixture.sourceOf(q.firstGroupRow(k) + uint64(j))
 	return index / uint64(q.sources[source].hostShare.windows)
 }

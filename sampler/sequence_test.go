@@ -153,8 +153,8 @@ func FuzzRead(f *testing.F) {
 		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},     // native dtype
 		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                         // end of x and start of y
 		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},               // a row and a bit more
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},
-		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129}, // one byte more
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},           // the last batch
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129},           // one byte more
 		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},
 		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},       // beyond the last batch
 		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1}, // beyond it by the offset

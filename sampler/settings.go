@@ -108,7 +108,7 @@ type Ends string
 const (
 	EndsUnknown Ends = ""
 	EndsByToken Ends = "token" // EOT is the last token of each document
-	EndsByIndex Ends = "index" // from Source.Documents
+	EndsByIndex Ends = "index" // recorded in Source.Documents
 )
 
 // Order selects the starts of rows. Every order is a function of the row number, defined in

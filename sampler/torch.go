@@ -16,7 +16,7 @@ type torch struct {
 	wordsPerDraw        uint64   // 1 or 2
 	initial             *mtState // state number 0, which begins with the first draw
 
-	mu           sync.Mutex      // guards recent; no other lock is taken under it
+	mu           sync.Mutex      // guards recentStates; no other lock is taken under it
 	recentStates []numberedState // most recently used first; at most maxRecent
 }
 

@@ -46,8 +46,8 @@ type rowContent interface {
 	groups() []int64
 }
 
-// A rowRange is the rows with starts in [from, to), which all hold an element. Its index in the row
-// at start is element-start.
+// A rowRange is the rows with starts in [from, to). All hold one element, at index element-start of
+// the row at start.
 type rowRange struct{ from, to, element int64 }
 
 // starts are the places at which rows of one source may begin: positions of the first elements of

@@ -84,8 +84,8 @@ func (l memoryRun) line(name string, bytes func(sample) int64) (line chart.Line)
 	return line
 }
 
-// memoryLines returns lines of the resident memory of the processes that read tokens and of their
-// trainers, and lines of the page cache if it started without the file.
+// memoryLines returns lines of resident memory, of the processes that read tokens and of their
+// trainers, and lines of the page cache for runs that started without the file.
 func memoryLines(loadings []memoryRun) (resident, cache []chart.Line) {
 	trainer := func(a sample) int64 { return a.Trainer.Resident }
 	for _, l := range loadings {

@@ -19,7 +19,7 @@ import (
 //go:embed bench.py
 var benchPy string
 
-// A bench plays scenes. All ways share its token files and its trainer.
+// A bench measures scenes with one trainer and one set of token files.
 type bench struct {
 	*stage
 	host               hostInfo

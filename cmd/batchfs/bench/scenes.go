@@ -8,7 +8,7 @@ import (
 
 const batchSize, blockSize = 12, 1024
 
-// A scene is a condition under which ways of getting batches are compared.
+// A scene is a workload under which ways of getting batches are compared.
 type scene struct {
 	Name    string        `json:"name"`
 	Batch   int           `json:"batch_size"`

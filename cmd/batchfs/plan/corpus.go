@@ -19,7 +19,7 @@ import (
 type corpus struct {
 	sequence     *sampler.Sequence // sequence of rank 0
 	sources      []corpusSource
-	blocks       blocks.Options // for each host; Limit is 0 without a cache directory
+	blockOptions blocks.Options // for each host; Limit is 0 without a cache directory
 	hosts        int
 	ranksPerHost int
 	openRequests int // requests to the store that opening took
@@ -28,7 +28,7 @@ type corpus struct {
 type corpusSource struct {
 	name    string
 	arrays  []*cache.Array
-	windows int64 // number in an epoch
+	windows int64 // windows in an epoch
 }
 
 // A sourceSize describes a source by its size alone.
@@ -94,8 +94,7 @@ func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 	return cache.Reopen(m, cache.Options{Join: split.Join})
 }
 
-// openCorpus returns the corpus that the flags describe: the split at path or, with --tokens or
-// --source, sizes.
+// openCorpus returns the corpus that --tokens or --source describe, or the split at path.
 func (o *options) openCorpus(path string) (*corpus, error) {
 	sizes, err := o.sourceSizes()
 	if err != nil {
@@ -110,7 +109,7 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &corpus{hosts: o.hosts, ranksPerHost: o.gpus, blocks: blocks.Options{
+	c := &corpus{hosts: o.hosts, ranksPerHost: o.gpus, blockOptions: blocks.Options{
 		Limit: from.Store.CacheBytes, BlockBytes: from.Store.BlockBytes, Memory: from.Memory.BlocksPortion(),
 	}}
 	if len(sizes) > 0 {
@@ -158,7 +157,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 		return err
 	}
 	if from.Store.CacheDir == "" {
-		c.blocks.Limit = 0
+		c.blockOptions.Limit = 0
 	}
 	c.sequence, c.openRequests = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
 	for i, arrays := range d.Arrays() {

@@ -19,20 +19,21 @@ type blockCounts struct {
 	firstStepBlocks               int
 	newBlocksPerStep              float64 // blocks new to a host, in its first steps
 	stepsInMemory                 float64 // steps for which a block stays in a host's memory
-	blocks, bytes                 int64   // size of the corpus
+	corpusBlocks, corpusBytes     int64   // size of the corpus
 	steps                         uint64  // number of steps counted
 	misses                        []memoryMiss
 }
 
-func (n *blockCounts) blockBytes() float64 { return float64(n.bytes) / float64(n.blocks) }
+func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / float64(n.corpusBlocks) }
 
 // A memoryMiss is a step in which a host needs a block that is not in its memory. It is a sample,
 // and stands for several blocks of each host.
 type memoryMiss struct {
-	step, firstNeed uint64 // firstNeed: step in which the host first needed the block
-	gap             uint64 // steps since the host last needed it; 0 at first
-	blocks          float64
-	bytes           float64 // size of these blocks
+	step      uint64
+	firstNeed uint64 // step in which the host first needed the block
+	gap       uint64 // steps since the host last needed it; 0 at first
+	blocks    float64
+	bytes     float64 // size of these blocks
 }
 
 const (
@@ -79,17 +80,17 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// A block stays in memory while it is among the blocks known to be needed next: as many as
-	// memory holds, and as many again for each of up to two ranks. More ranks do not help, because
-	// memory then drops blocks that are needed again.
-	known := (1 + min(c.ranksPerHost, 2)) * c.blocks.MaxBuffers()
+	// Memory holds the blocks known to be needed next. This many are known: as many as memory
+	// holds, and as many again for each of up to two ranks. With more ranks, memory drops blocks
+	// that are needed again.
+	known := (1 + min(c.ranksPerHost, 2)) * c.blockOptions.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
 			q.Windows(k+uint64(i), func(source, column int, w array.Window) bool {
-				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
+				c.sources[source].arrays[column].Blocks(w, c.blockOptions.BlockBytes, func(file int, number int64) {
 					needed := block{source, column, file, number}
 					batch[needed], step[needed], seen[needed] = true, true, true
 				})
@@ -131,14 +132,14 @@ type blockExtent struct {
 // sampleBlocks adds to n the misses of evenly spaced blocks of an array.
 func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int, progress func(done float64)) error {
 	a := c.sources[i].arrays[column]
-	size, files := c.blocks.BlockBytes, a.FileBytes()
+	size, files := c.blockOptions.BlockBytes, a.FileBytes()
 	before := make([]int64, len(files)+1) // blocks in the files before each
 	for f, bytes := range files {
 		before[f+1] = before[f] + (bytes+size-1)/size
-		n.bytes += bytes
+		n.corpusBytes += bytes
 	}
 	total := before[len(files)]
-	n.blocks += total
+	n.corpusBlocks += total
 
 	elementsPerBlock := float64(a.Len()) / float64(total)
 	asked := (elementsPerBlock/c.stride() + 2) * (float64(n.steps)*c.rowsPerStep(i)/float64(c.sources[i].windows) + 1)

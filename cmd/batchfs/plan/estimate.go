@@ -40,7 +40,7 @@ type Estimate struct {
 	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
 	HostFetched       float64         `json:"host_fetched_bytes"`
 	CacheBytes        int64           `json:"cache_bytes"`
-	WorkingSetBytes   float64         `json:"share_bytes"` // needed in the run
+	WorkingSetBytes   float64         `json:"share_bytes"` // blocks needed in the run
 	Caches            []Cache         `json:"caches"`
 	MountRequests     int             `json:"mount_requests"`
 	MountSeconds      float64         `json:"mount_seconds"`       // for one host alone
@@ -95,10 +95,10 @@ func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limit
 	q := c.sequence
 	seconds := o.step.Seconds()
 	needs := &Estimate{
-		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
+		Bytes: n.corpusBytes, Blocks: n.corpusBlocks, BlockBytes: c.blockOptions.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
 		BatchSize: q.BatchSize, BlockSize: int(c.stride()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
 		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
-		BatchBlocks: n.blocksPerBatch, StepBlocks: n.blocksPerStep, CacheBytes: c.blocks.Limit,
+		BatchBlocks: n.blocksPerBatch, StepBlocks: n.blocksPerStep, CacheBytes: c.blockOptions.Limit,
 	}
 	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.stride())
 	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranksPerHost) / seconds
@@ -120,7 +120,7 @@ func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limit
 	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
 	needs.Fetched = hosts * needs.HostFetched
 	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
-	needs.judge(c, o.latency.Seconds(), limits)
+	needs.addVerdicts(c, o.latency.Seconds(), limits)
 	return needs
 }
 
@@ -188,12 +188,12 @@ func (n *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency floa
 	n.MountRequests = cmp.Or(c.openRequests, (n.Objects+999)/1000+n.Objects*(2+samples))
 	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency
 	n.FleetMountSeconds = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
-	rounds := math.Ceil(float64(counted.firstStepBlocks) / float64(c.blocks.MaxPrefetches()))
+	rounds := math.Ceil(float64(counted.firstStepBlocks) / float64(c.blockOptions.MaxPrefetches()))
 	n.FirstBatchSeconds = max(rounds*latency, float64(counted.firstStepBlocks)*counted.blockBytes()/limits.bandwidth)
 }
 
-// judge adds a verdict on each limit.
-func (n *Estimate) judge(c *corpus, latency float64, limits resourceLimits) {
+// addVerdicts adds a verdict on each limit.
+func (n *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits) {
 	add := func(ok bool, text, help string) {
 		if !ok {
 			text += ": " + help
@@ -220,7 +220,7 @@ func (n *Estimate) judge(c *corpus, latency float64, limits resourceLimits) {
 	add(n.FleetMountSeconds <= n.MountSeconds+60, mounting,
 		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(n.MountSeconds)))
 	// By Little's law, this many requests are in flight.
-	inFlight, limit := most*latency, float64(c.blocks.MaxPrefetches())
+	inFlight, limit := most*latency, float64(c.blockOptions.MaxPrefetches())
 	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(inFlight))*n.BlockBytes*2)
 	if inFlight > 32 {
 		help = fmt.Sprintf("at most 32 can be in flight, so trainers will wait for the store; %s, or %s", fill, nearer)
