@@ -31,7 +31,7 @@ func (d documentEndsAt) Ends(first int64, ends []int64) error {
 	return nil
 }
 
-// randomDocuments returns documents of random lengths, mostly no more than most tokens.
+// randomDocuments returns documents of random lengths, few of them above most tokens.
 func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	end := int64(0)
 	for range count {

@@ -62,7 +62,7 @@ func TestMixtureIsProportionate(t *testing.T) {
 			if index != uint64(count[source]) {
 				t.Fatalf("%v: row %d is row %d of source %d, want %d", weights, n, index, source, count[source])
 			}
-			within(source, n) // lags most before its row, and leads most after it
+			within(source, n) // count deviates most just before and just after this row
 			count[source]++
 			within(source, n+1)
 			if back := m.rowOf(source, index); back != uint64(n) {

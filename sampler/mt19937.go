@@ -42,7 +42,7 @@ func temper(y uint32) uint32 {
 	return y ^ y>>18
 }
 
-// statesPerJump is the distance, in states, beyond which jump is faster than skip.
+// statesPerJump is about the distance, in states, beyond which jump is faster than skip.
 const statesPerJump = 4096
 
 // skip returns the n-th state after x.

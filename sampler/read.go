@@ -154,8 +154,8 @@ func (job *readJob) fetch() error {
 	return nil
 }
 
-// planBatch plans the rows of batch k, which begins at offset base of dst. It fetches
-// whenever maxPlanned segments are planned.
+// planBatch plans the rows of batch k, which begins at offset base of dst. It fetches whenever
+// maxPlanned segments are planned.
 func (job *readJob) planBatch(k uint64, base int) error {
 	job.plannedRows = job.plannedRows[:0]
 	for i := range job.sequence.layout.arrays {
@@ -281,7 +281,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 			continue
 		}
 		first := v.firstNumber + v.from - r.windowFirst // index in raw
-		whole := job.target(v)
+		whole := job.bufferFor(v)
 		if bad := v.convert(whole, raw[first*column.numberBytes:][:(v.to-v.from)*column.numberBytes]); bad >= 0 {
 			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), v.dtype)
 		}
@@ -292,9 +292,9 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 	return nil
 }
 
-// target returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly outside
-// dst. Call copyOut afterwards.
-func (job *readJob) target(v rowPart) []byte {
+// bufferFor returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly
+// outside dst. Call copyOut afterwards.
+func (job *readJob) bufferFor(v rowPart) []byte {
 	offset, n := v.offset+v.from*v.numberBytes, (v.to-v.from)*v.numberBytes
 	if offset >= 0 && offset+n <= len(job.dst) {
 		return job.dst[offset : offset+n]
@@ -322,7 +322,7 @@ func (job *readJob) mask(v rowPart, ends []int) {
 func (job *readJob) putDocumentMarks(v rowPart, ends []int) {
 	t := job.sequence.BlockSize
 	from, to := v.from, v.to
-	whole := job.target(v)
+	whole := job.bufferFor(v)
 	numbers := viewAs[int32](whole)
 	if v.derived == derivedCuSeqlens {
 		for i := range numbers {
@@ -354,7 +354,7 @@ func (job *readJob) fill(v rowPart, value int64) {
 	}
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(value))
-	whole := job.target(v)
+	whole := job.bufferFor(v)
 	for done := copy(whole, number[:v.numberBytes]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
