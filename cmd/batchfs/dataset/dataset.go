@@ -31,28 +31,28 @@ type Dataset struct {
 	Steps    uint64            // number of batches in batches.bin
 	Version  uint64            // number of times the tokens have changed since the mount was made
 
-	sources     [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
-	arrays      []*cache.Array
-	mains       []*cache.Array  // main array of each source
-	tables      *sampler.Tables // cache of precomputed tables, shared by all splits
-	hint        vocabHint       // settings found in vocab.json
-	fingerprint string          // hash of the contents of all token files
-	formats     func() string   // returns formatsOf(sources), computed by the first call
-	files       int             // number of files of all arrays, including indexes of documents
-	groups      [][]int64       // sampler.Source.Groups of each source
-	unleased    string          // a file whose writers Open could not determine, or empty
+	sources       [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
+	arrays        []*cache.Array
+	mains         []*cache.Array  // main array of each source
+	tables        *sampler.Tables // cache of precomputed tables, shared by all splits
+	hint          vocabHint       // settings found in vocab.json
+	fingerprint   string          // hash of the contents of all token files
+	formatsDigest func() string   // returns digestFormats(sources), computed by the first call
+	files         int             // number of files of all arrays, including indexes of documents
+	groups        [][]int64       // sampler.Source.Groups of each source
+	unleasedFile  string          // a file whose writers Open could not determine, or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
 type Progress struct {
-	Opened atomic.Int64
-	Total  atomic.Int64 // files of the splits that Open has begun to open
-	last   atomic.Int64 // when the last file was opened, in clock.Now time
+	Opened     atomic.Int64
+	Total      atomic.Int64 // files of the splits that Open has begun to open
+	lastOpened atomic.Int64 // when the last file was opened, in clock.Now time
 }
 
-func (p *Progress) opened() {
+func (p *Progress) countOpened() {
 	p.Opened.Add(1)
-	p.last.Store(clock.Now())
+	p.lastOpened.Store(clock.Now())
 }
 
 // Open opens all splits; see [Opener.OpenSplit]. If p is not nil, they are opened for a mount: Open
@@ -121,7 +121,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 			opts.Previous = previous[part.Source][len(arrays)]
 		}
 		if p != nil {
-			opts.CheckNoWriters, opts.Opened = previous == nil, p.opened
+			opts.CheckNoWriters, opts.Opened = previous == nil, p.countOpened
 		}
 		a, err := cache.Open(part.Files, opts)
 		if part.Name != "" && h.Arrays != nil {
@@ -144,12 +144,12 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 // Dataset of the split, or nil.
 func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
-	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
+	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
 	for _, arrays := range sources {
 		d.mains = append(d.mains, arrays[0])
 	}
 	for _, a := range d.arrays {
-		d.unleased = cmp.Or(d.unleased, a.Unleased())
+		d.unleasedFile = cmp.Or(d.unleasedFile, a.Unleased())
 	}
 	for range d.blobs() {
 		d.files++

@@ -190,8 +190,8 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// follow returns the only split as a mount serves it.
-func follow(t testing.TB, text string) *Served {
+// serveOnlySplit returns the only split as a mount serves it.
+func serveOnlySplit(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
 	w := newWatcher(d)
@@ -215,7 +215,7 @@ func TestCannotFollow(t *testing.T) {
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
-		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
+		s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		s, err := withPath(s, test.path)
 		must(t, err)
 		must(t, os.Rename("a.bin", "kept.bin"))
@@ -310,7 +310,7 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 				}
 			}
 			want["rows"] = rows
-			if text := indented(want); !reflect.DeepEqual(decoded(whole), decoded(text)) {
+			if text := indentedJSON(want); !reflect.DeepEqual(decoded(whole), decoded(text)) {
 				t.Errorf("%s: batch %d is\n%s, want\n%s", d.label(), k, whole, text)
 			}
 			for off := range len(whole) {

@@ -82,7 +82,7 @@ func (d *Dataset) Info() []byte {
 		batch, rows := d.epochEnd()
 		all["epoch_ends"] = map[string]any{"batch": batch, "rows": rows}
 	}
-	return indented(all)
+	return indentedJSON(all)
 }
 
 // EpochBatches returns the number of batches in an epoch, or 0 for mixtures and orders without
@@ -148,7 +148,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 	return list
 }
 
-func indented(v any) []byte {
+func indentedJSON(v any) []byte {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		panic(err) // cannot happen, because JSON can encode all of these types

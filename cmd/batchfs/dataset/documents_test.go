@@ -95,7 +95,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)
 	want := mustOpenConfig(t)
-	s := take(t)
+	s := takeSnapshot(t)
 	c, err := s.Config()
 	must(t, err)
 	s.Splits[0].Groups[0][0]--

@@ -66,7 +66,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 }
 
 // JSON returns f for programs.
-func (f *Found) JSON() []byte { return indented(f) }
+func (f *Found) JSON() []byte { return indentedJSON(f) }
 
 // Print writes f for people.
 func (f *Found) Print(out io.Writer) {

@@ -8,8 +8,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// library returns the absolute path of a file that cache/testdata/make.py wrote.
-func library(t testing.TB) string {
+// testdataPath returns the absolute path of a file that cache/testdata/make.py wrote.
+func testdataPath(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../../cache/testdata")
 	must(t, err)
@@ -18,7 +18,7 @@ func library(t testing.TB) string {
 
 // Typical mistakes get a helpful error.
 func TestFilesThatPeopleTry(t *testing.T) {
-	dir := library(t)
+	dir := testdataPath(t)
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, map[string]string{
 		"a.bin": strings.Repeat("ab", 100), "b.bin": strings.Repeat("ab", 50), "mask-a.bin": strings.Repeat("\x01", 100), "mask-b.bin": strings.Repeat("\x01", 49),

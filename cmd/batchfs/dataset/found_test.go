@@ -123,7 +123,7 @@ func TestFollowOtherVocabulary(t *testing.T) {
 			"ends/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), "ends/vocab.json": `{"eot": 1, "eot_at": "end", ` + chars[1:],
 		})
 		must(t, os.Rename(test.from, "data"))
-		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
+		s := serveOnlySplit(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
 		// Without a new time, the file would be taken for a copy of the old one, because its size
 		// and content are the same.
 		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))

@@ -47,7 +47,7 @@ func (d *Dataset) identityInputs() map[string]any {
 	if d.Split.OnChange == "follow" {
 		all["files"] = d.readSettings()
 	} else {
-		all["files"] = []any{d.fingerprint, d.formats(), d.Split.Join && d.hasShards()}
+		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.Split.Join && d.hasShards()}
 	}
 	d.addOrder(all)
 	d.addDocuments(all)
@@ -115,9 +115,9 @@ func (d *Dataset) readSettings() []any {
 	return list
 }
 
-// formatsOf returns a digest of which files belong to which array of which source, and of the
+// digestFormats returns a digest of which files belong to which array of which source, and of the
 // location and type of their elements. The fingerprint covers only their content.
-func formatsOf(sources [][]*cache.Array) string {
+func digestFormats(sources [][]*cache.Array) string {
 	var all [][][][]any // indices: source, array, file, field
 	for _, arrays := range sources {
 		var source [][][]any

@@ -39,32 +39,32 @@ type Origins struct {
 }
 
 const (
-	originsFirst = "{\n  \"batch\": %13d" // 13 digits are enough for sampler.MaxBatches
-	originsLast  = "  ]\n}\n"
+	firstLinesFormat = "{\n  \"batch\": %13d" // 13 digits are enough for sampler.MaxBatches
+	lastLines        = "  ]\n}\n"
 )
 
 // Origins returns the files batch/<k>.json of d.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
-	head := indented(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
+	head := indentedJSON(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
 	o := &Origins{d: d, head: head}
 	longest := 0
 	for _, path := range d.Files() {
-		longest = max(longest, len(jsonOf(path)))
+		longest = max(longest, len(quoteJSON(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), segments: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), segments: make([]sampler.Segment, 1)})) - len(quoteJSON("")) + longest
 	return o
 }
 
-func jsonOf(path string) []byte {
+func quoteJSON(path string) []byte {
 	text, _ := jsontext.String(path).MarshalJSON() // never fails
 	return text
 }
 
 // line returns the line of a row without padding.
 func (o *Origins) line(r rowOrigin) []byte {
-	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
+	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, quoteJSON(r.file), r.start)
 	if o.d.Split.Ends == sampler.EndsByIndex {
 		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
 	}
@@ -76,10 +76,10 @@ func (o *Origins) line(r rowOrigin) []byte {
 
 // Len returns the size of each file in bytes.
 func (o *Origins) Len() int64 {
-	return int64(len(o.first(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(originsLast))
+	return int64(len(o.firstLines(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(lastLines))
 }
 
-func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
+func (o *Origins) firstLines(k uint64) []byte { return fmt.Appendf(nil, firstLinesFormat, k) }
 
 // Read fills dst with bytes of the file of batch k from byte off on. The range must be within Len.
 // It fails if an index of documents cannot be read.
@@ -92,7 +92,7 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 		dst = dst[copy(dst, part[off:]):]
 		off = 0
 	}
-	take(o.first(k))
+	take(o.firstLines(k))
 	take(o.head)
 	rows, width := o.d.Sequence.BatchSize, int64(o.width)
 	j := int(min(off/width, int64(rows)))
@@ -109,7 +109,7 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 		}
 		take(slices.Concat(line[:len(line)-len(end)], padding, end))
 	}
-	take([]byte(originsLast))
+	take([]byte(lastLines))
 	return nil
 }
 

@@ -25,7 +25,7 @@ tokens = ["a.bin", "b.bin"]
 tokens = ["a.bin", "b.bin"]
 on_change = "follow"
 `})
-	s := take(t)
+	s := takeSnapshot(t)
 	c, err := s.Config()
 	must(t, err)
 	readable := func(split string) string {

@@ -21,7 +21,7 @@ type Served struct {
 	infoLen func() int64
 	// set and prefetcher are nil unless an array is in a store. set returns the blocks that an
 	// epoch reads.
-	set        func() *cache.WorkingSet
+	workingSet func() *cache.WorkingSet
 	prefetcher *blockPrefetcher
 }
 
@@ -33,7 +33,7 @@ func newServed(d *Dataset, w *watcher) *Served {
 		infoLen: sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
 	}
 	if d.isRemote() {
-		s.set = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Path())) })
+		s.workingSet = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Path())) })
 		s.prefetcher = newBlockPrefetcher(d)
 	}
 	return s
@@ -47,7 +47,7 @@ func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 // in a store, it also starts to prefetch what the next batches need.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	if s.prefetcher != nil {
-		if set := s.set(); set != nil {
+		if set := s.workingSet(); set != nil {
 			set.Touch()
 		}
 		s.prefetcher.batchRead(k + uint64((off+int64(len(dst)))/s.prefetcher.batchBytes))

@@ -61,7 +61,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				flags.Sets = append(flags.Sets, "splits."+d.Split.Name+".on_change=follow")
 			}
 			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
-			want := under(t, openFlags(t, flags), paths)
+			want := serveAll(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
 			for _, file := range []string{"config.toml", "rng.bin"} { // workers need neither
@@ -91,7 +91,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			if changed[len(changed)-1].Version == 0 {
 				t.Fatal("nothing has changed")
 			}
-			want = under(t, changed, paths)
+			want = serveAll(t, changed, paths)
 			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
 				got[name] = mustNow(t, s)
@@ -105,8 +105,8 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 	}
 }
 
-// under returns datasets with the settings of paths as a mount serves them, by name.
-func under(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
+// serveAll returns datasets with the settings of paths as a mount serves them, by name.
+func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
 		served = append(served, d.Served())
@@ -174,7 +174,7 @@ func replace(t *testing.T, file, content string) {
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	for changes := range uint64(3) {
 		now, err := s.LatestFor(0, nil)
 		must(t, err)
@@ -198,7 +198,7 @@ func TestWatcherRests(t *testing.T) {
 func TestOverwrittenFileIsFollowed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteString(positions(51)[4:])

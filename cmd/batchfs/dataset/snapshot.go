@@ -38,7 +38,7 @@ type splitSnapshot struct {
 	Fingerprint string
 	TorchState  []byte
 	Version     uint64
-	Unleased    string    // see Dataset.unleased
+	Unleased    string    // see Dataset.unleasedFile
 	Groups      [][]int64 // see Dataset.groups; saved so that workers need not count rows
 }
 
@@ -63,7 +63,7 @@ func (d *Dataset) snapshot() splitSnapshot {
 		Fingerprint: d.fingerprint,
 		TorchState:  d.Split.TorchState,
 		Version:     d.Version,
-		Unleased:    d.unleased,
+		Unleased:    d.unleasedFile,
 		Groups:      d.groups,
 	}
 	for _, source := range d.sources {

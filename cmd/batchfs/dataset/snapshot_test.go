@@ -14,8 +14,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// take returns the snapshot of a mount of ./config.toml.
-func take(t testing.TB) *Snapshot {
+// takeSnapshot returns the snapshot of a mount of ./config.toml.
+func takeSnapshot(t testing.TB) *Snapshot {
 	t.Helper()
 	return takeWith(t, config.Flags{})
 }
@@ -69,7 +69,7 @@ func same(t testing.TB, a, b *Served) {
 // A worker starts even if the token files are gone; reading them then fails.
 func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
-	s := take(t)
+	s := takeSnapshot(t)
 	must(t, os.Rename("a.bin", "moved.bin"))
 	q := serve(t, s, nil)[0]
 	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
@@ -111,7 +111,7 @@ func TestChangeIsPublished(t *testing.T) {
 // A path in a mount has the batches of that mount, even if the configuration has changed since.
 func TestSnapshotOpenPath(t *testing.T) {
 	want := openMany(t)
-	s := take(t)
+	s := takeSnapshot(t)
 	must(t, os.Remove("config.toml"))
 	for i, path := range []string{"random", "shuffle/seed=9,rank=0"} {
 		if i == 1 {
@@ -146,7 +146,7 @@ func TestReload(t *testing.T) {
 		dir := t.TempDir()
 		t.Chdir(dir)
 		testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x07\x00", 5000), "config.toml": "[splits.train]\ntokens = 'a.bin'"})
-		s := take(t)
+		s := takeSnapshot(t)
 		testfiles.Write(t, map[string]string{"config.toml": test.text})
 		t.Chdir("/")
 		fresh, err := s.Reload()

@@ -30,15 +30,15 @@ func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	return nil
 }
 
-// prefetchedTokens is how far ahead of a read tokens.bin is fetched from a store, in bytes.
-const prefetchedTokens = 16 << 20
+// tokensPrefetchBytes is how far ahead of a read tokens.bin is fetched from a store, in bytes.
+const tokensPrefetchBytes = 16 << 20
 
 // readBytes fills dst with the bytes of an array from byte off on.
 func readBytes(from *cache.Array, dst []byte, off int64) error {
 	size := int64(from.DType().Size())
 	first := off / size
 	last := (off + int64(len(dst)) + size - 1) / size
-	from.Prefetch(array.Window{Start: last, Len: int(min(prefetchedTokens, from.Bytes()-last*size) / size)}, blocks.Demand{})
+	from.Prefetch(array.Window{Start: last, Len: int(min(tokensPrefetchBytes, from.Bytes()-last*size) / size)}, blocks.Demand{})
 	return from.Read([]array.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
 		copy(dst, raw[off-first*size:])
 		return nil

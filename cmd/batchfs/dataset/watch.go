@@ -87,7 +87,7 @@ const (
 	checkEvery           = time.Second // time between two passes
 	idleTimeout          = time.Minute // time without requests after which the goroutine ends
 	checkers             = 4           // goroutines that check files; few, to spare file servers
-	fewFiles             = 8           // most files of a batch that are checked one after the other
+	maxSerialChecks      = 8           // most files of a batch that are checked one after the other
 	minBackoff           = time.Second // before the first retry of a failed reload
 	maxBackoff           = 16 * time.Second
 	maxReloads           = 10 // changes of the token files that one request waits for
@@ -229,7 +229,7 @@ func (w *watcher) pass() {
 		found.err = err
 		if change := (*localfile.ChangedError)(nil); !follows {
 			found.wrongFile = file
-			w.report(file, err)
+			w.reportWrongFile(file, err)
 		} else if errors.As(err, &change) {
 			changes[*change] = true
 		}
@@ -247,8 +247,8 @@ func (w *watcher) pass() {
 	}
 }
 
-// report publishes that a file is wrong, for a split that does not follow changes.
-func (w *watcher) report(file blob.Blob, err error) {
+// reportWrongFile publishes that a file is wrong, for a split that does not follow changes.
+func (w *watcher) reportWrongFile(file blob.Blob, err error) {
 	if v := w.view.Load(); v.wrongFile == nil {
 		w.view.CompareAndSwap(v, &view{dataset: v.dataset, err: err, wrongFile: file})
 	}
@@ -260,7 +260,7 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backo
 	old, began := v.dataset, clock.Now()
 	fresh, err := w.opener.open(old.Split, old.sources, &w.reloadProgress)
 	if err == nil {
-		err = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
+		err = checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
 	}
 	if err != nil {
 		err = fmt.Errorf("the token files changed, and the new ones cannot be served: %w (%w)", err, syscall.ESTALE)
@@ -305,7 +305,7 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first boo
 	change := (*localfile.ChangedError)(nil)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
-		w.report(wrongFile, err)
+		w.reportWrongFile(wrongFile, err)
 		return err
 	case !errors.As(err, &change):
 		return err
@@ -329,12 +329,12 @@ func (w *watcher) stalled() time.Duration {
 	if lastResponse == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now() - max(lastResponse, w.reloadProgress.last.Load()))
+	return time.Duration(clock.Now() - max(lastResponse, w.reloadProgress.lastOpened.Load()))
 }
 
-// sameArrays returns an error unless the arrays of two batches have the same names, dtypes and
+// checkSameArrays returns an error unless the arrays of two batches have the same names, dtypes and
 // shapes, because the sizes of open files in the mount must not change.
-func sameArrays(old, fresh array.Batch) error {
+func checkSameArrays(old, fresh array.Batch) error {
 	described := func(b array.Batch) (all []string) {
 		for _, a := range b.Arrays {
 			all = append(all, fmt.Sprintf("%s %s %d", a.Name, a.DType, a.Shape))
@@ -380,7 +380,7 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 			return true
 		})
 	}
-	if len(*list) > fewFiles {
+	if len(*list) > maxSerialChecks {
 		return checkMany(*list)
 	}
 	for _, file := range *list {

@@ -53,9 +53,9 @@ func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 	}
 }
 
-// createdFile matches the files that prepare creates in the working directory. Others are left
-// alone.
-var createdFile = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
+// createdFilePattern matches the files that prepare creates in the working directory. Others are
+// left alone.
+var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFilePattern.String())
 
 // openWorkDir opens DIR and the working directory, creates them if necessary, and locks the latter.
 func openWorkDir(out string) (*workDir, error) {
@@ -110,7 +110,7 @@ func (w *workDir) close() {
 }
 
 func (w *workDir) clear() error {
-	names, err := w.names()
+	names, err := w.createdFiles()
 	for _, name := range names {
 		if err == nil {
 			err = w.dir.Remove(name)
@@ -119,15 +119,15 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// names returns the names of the files that prepare created in the working directory.
-func (w *workDir) names() ([]string, error) {
+// createdFiles returns the names of the files that prepare created in the working directory.
+func (w *workDir) createdFiles() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
-	return slices.DeleteFunc(names, func(name string) bool { return !createdFile.MatchString(name) }), err
+	return slices.DeleteFunc(names, func(name string) bool { return !createdFilePattern.MatchString(name) }), err
 }
 
 // load returns the last checkpoint, or nil if there is none.
@@ -162,7 +162,7 @@ func (w *workDir) save(s *checkpoint) error {
 // finalNames returns the names of the files to move to DIR. vocab.json is first, because a mount
 // that follows changes reads it when it sees new tokens.
 func (w *workDir) finalNames() ([]string, error) {
-	names, err := w.names()
+	names, err := w.createdFiles()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
 	slices.Sort(names)
 	slices.Reverse(names)

@@ -16,15 +16,15 @@ import (
 // encodeOptions determine how documents become tokens. They are constant while workers run.
 type encodeOptions struct {
 	tokenizer
-	width       int // bytes per token
-	fields      []field
-	masked      bool    // whether to write a mask
-	eot         int64   // token that separates documents, or -1
-	eotBegins   bool    // the token begins documents instead of ending them
-	replace     bool    // replace bytes that are not UTF-8 by U+FFFD
-	skip        bool    // leave out documents that are not UTF-8
-	anyBytes    bool    // text need not be UTF-8
-	valFraction float64 // fraction of the documents
+	width          int // bytes per token
+	fields         []field
+	masked         bool    // whether to write a mask
+	eot            int64   // token that separates documents, or -1
+	eotBegins      bool    // the token begins documents instead of ending them
+	replaceInvalid bool    // replace bytes that are not UTF-8 by U+FFFD
+	skipInvalid    bool    // leave out documents that are not UTF-8
+	anyBytes       bool    // text need not be UTF-8
+	valFraction    float64 // fraction of the documents
 }
 
 // encodedTokens are the tokens of a chunk that belong to one split.
@@ -44,23 +44,23 @@ type encodeWorker struct {
 func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
 	for ch := range chunks {
-		ch.err = w.encode(ch)
+		ch.err = w.encodeChunk(ch)
 		close(ch.done)
 	}
 }
 
-func (w *encodeWorker) encode(ch *chunk) error {
+func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	ch.encoded[0].tokens = make([]byte, 0, ch.size) // an estimate
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		var err error
 		switch piece.in.format {
 		case textFormat:
-			err = w.text(ch, piece)
+			err = w.encodeText(ch, piece)
 		case jsonlFormat:
-			err = w.lines(ch, piece)
+			err = w.encodeLines(ch, piece)
 		case parquetFormat:
-			err = w.row(ch, piece)
+			err = w.encodeRow(ch, piece)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", piece.in.path, err)
@@ -70,10 +70,10 @@ func (w *encodeWorker) encode(ch *chunk) error {
 	return nil
 }
 
-func (w *encodeWorker) text(ch *chunk, piece *textPiece) error {
+func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	valid, bad := w.toValidUTF8(piece.text)
 	switch {
-	case w.skip && (bad >= 0 || piece.invalidText):
+	case w.skipInvalid && (bad >= 0 || piece.invalidText):
 		ch.countLeftOut(piece.in.path)
 		return nil
 	case bad >= 0:
@@ -85,38 +85,38 @@ func (w *encodeWorker) text(ch *chunk, piece *textPiece) error {
 	}
 	mask := w.fields[len(w.fields)-1].mask
 	if piece.startsDocument {
-		w.begin(out)
+		w.beginDocument(out)
 	}
-	if err := w.append(out, valid, mask); err != nil {
+	if err := w.appendText(out, valid, mask); err != nil {
 		return err
 	}
 	if piece.endsDocument {
-		w.end(out, mask)
+		w.endDocument(out, mask)
 	}
 	return nil
 }
 
-func (w *encodeWorker) row(ch *chunk, piece *textPiece) error {
+func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	valid, bad := w.toValidUTF8(piece.text)
 	switch {
-	case w.skip && bad >= 0:
+	case w.skipInvalid && bad >= 0:
 		ch.countLeftOut(fmt.Sprintf("row %d of %s", piece.start.Offset+1, piece.in.path))
 		return nil
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
 	}
-	return w.document(ch, []maskedText{{valid, w.fields[0].mask}})
+	return w.encodeDocument(ch, []maskedText{{valid, w.fields[0].mask}})
 }
 
-func (w *encodeWorker) lines(ch *chunk, piece *textPiece) error {
+func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	number := piece.start.Line
 	for line := range bytes.Lines(piece.text) {
 		number++
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if !w.replace && !utf8.Valid(line) {
-			if w.skip {
+		if !w.replaceInvalid && !utf8.Valid(line) {
+			if w.skipInvalid {
 				ch.countLeftOut(fmt.Sprintf("line %d of %s", number, piece.in.path))
 				continue
 			}
@@ -124,7 +124,7 @@ func (w *encodeWorker) lines(ch *chunk, piece *textPiece) error {
 		}
 		texts, err := w.texts(nil, line)
 		if err == nil {
-			err = w.document(ch, texts)
+			err = w.encodeDocument(ch, texts)
 		}
 		if err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
@@ -133,8 +133,8 @@ func (w *encodeWorker) lines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// document encodes a whole document with these texts. It leaves out one without text.
-func (w *encodeWorker) document(ch *chunk, texts []maskedText) error {
+// encodeDocument encodes a whole document with these texts. It leaves out one without text.
+func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
@@ -146,32 +146,33 @@ func (w *encodeWorker) document(ch *chunk, texts []maskedText) error {
 	if w.inVal(beginning) {
 		out = &ch.encoded[1]
 	}
-	w.begin(out)
+	w.beginDocument(out)
 	for _, t := range texts {
-		if err := w.append(out, t.text, t.mask); err != nil {
+		if err := w.appendText(out, t.text, t.mask); err != nil {
 			return err
 		}
 	}
-	w.end(out, texts[len(texts)-1].mask)
+	w.endDocument(out, texts[len(texts)-1].mask)
 	return nil
 }
 
-// begin begins a document. An end-of-text token there gets mask 0, because it is nothing to learn.
-func (w *encodeWorker) begin(out *encodedTokens) {
+// beginDocument begins a document. An end-of-text token there gets mask 0, because it is nothing to
+// learn.
+func (w *encodeWorker) beginDocument(out *encodedTokens) {
 	if w.eot >= 0 && w.eotBegins {
-		w.put(out, []uint32{uint32(w.eot)}, 0)
+		w.appendTokens(out, []uint32{uint32(w.eot)}, 0)
 	}
 }
 
-func (w *encodeWorker) end(out *encodedTokens, mask byte) {
+func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	if w.eot >= 0 && !w.eotBegins {
-		w.put(out, []uint32{uint32(w.eot)}, mask)
+		w.appendTokens(out, []uint32{uint32(w.eot)}, mask)
 	}
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// append encodes a text. It cuts a long one where that does not affect the tokens.
-func (w *encodeWorker) append(out *encodedTokens, t []byte, mask byte) error {
+// appendText encodes a text. It cuts a long one where that does not affect the tokens.
+func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
 		if len(t) > chunkSize {
@@ -184,12 +185,12 @@ func (w *encodeWorker) append(out *encodedTokens, t []byte, mask byte) error {
 		if int64(slices.Max(w.scratch)) >= w.Size() {
 			return errChanged // has a character that was not counted
 		}
-		w.put(out, w.scratch, mask)
+		w.appendTokens(out, w.scratch, mask)
 	}
 	return nil
 }
 
-func (w *encodeWorker) put(out *encodedTokens, tokens []uint32, mask byte) {
+func (w *encodeWorker) appendTokens(out *encodedTokens, tokens []uint32, mask byte) {
 	at := len(out.tokens)
 	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
 	to := out.tokens[at:]
@@ -228,7 +229,7 @@ func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
 	case c.anyBytes || utf8.Valid(t):
 		return t, -1
-	case c.replace:
+	case c.replaceInvalid:
 		return []byte(string([]rune(string(t)))), -1
 	}
 	return nil, firstInvalid(t)

@@ -118,7 +118,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOp
 	size := 0
 	r := newReader(inputs, c)
 	r.emit = func(ch *chunk) error {
-		if err := cmp.Or(ctx.Err(), w.encode(ch)); err != nil {
+		if err := cmp.Or(ctx.Err(), w.encodeChunk(ch)); err != nil {
 			return err
 		}
 		for _, e := range ch.encoded {
@@ -136,7 +136,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOp
 		return nil
 	}
 	err := r.read(from)
-	s.bytes = int(r.bytesRead - sizes(inputs[:from.Input]) - from.Offset)
+	s.bytes = int(r.bytesRead - totalSize(inputs[:from.Input]) - from.Offset)
 	switch {
 	case err == enough:
 		err = nil

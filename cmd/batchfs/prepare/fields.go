@@ -17,11 +17,11 @@ type field struct {
 
 // A step of a path leads from an object to a member, or from a list to its elements.
 type step struct {
-	name  string // name of the member
-	list  bool   // the step leads to list elements
-	key   string // name of the member that must equal value; empty: no condition
-	value string
-	text  string // path up to here, as written
+	name   string // name of the member
+	list   bool   // the step leads to list elements
+	key    string // name of the member that must equal value; empty: no condition
+	value  string
+	prefix string // path up to here, as written
 }
 
 // newField parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
@@ -34,16 +34,16 @@ func newField(path string, mask byte) field {
 		}
 		text += part
 		if part == "*" {
-			f.path = append(f.path, step{list: true, text: text})
+			f.path = append(f.path, step{list: true, prefix: text})
 			continue
 		}
 		name, condition, _ := strings.Cut(part, "[")
 		key, value, ok := strings.Cut(strings.TrimSuffix(condition, "]"), "=")
 		if !ok || !strings.HasSuffix(condition, "]") {
-			f.path = append(f.path, step{name: part, text: text})
+			f.path = append(f.path, step{name: part, prefix: text})
 			continue
 		}
-		f.path = append(f.path, step{name: name, text: strings.TrimSuffix(text, "["+condition)}, step{list: true, key: key, value: value, text: text})
+		f.path = append(f.path, step{name: name, prefix: strings.TrimSuffix(text, "["+condition)}, step{list: true, key: key, value: value, prefix: text})
 	}
 	return f
 }
@@ -78,7 +78,7 @@ func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fie
 		fields = fields[n:]
 		if depth == len(group[0].path) {
 			var text []byte
-			if text, err = textOf(value, group[0].path[depth-1].text); err == nil {
+			if text, err = textOf(value, group[0].path[depth-1].prefix); err == nil {
 				list = append(list, maskedText{text, maskOf(group)})
 			}
 			continue
@@ -100,13 +100,13 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 	inner, err = member(value, f.path[depth].name)
 	switch {
 	case err != nil && depth > 0 && value.Kind() == jsontext.KindBeginArray:
-		err = fmt.Errorf("%s is a list: to take a text of each element, write %[1]s.*.%s", f.path[depth-1].text, f.path[depth].name)
+		err = fmt.Errorf("%s is a list: to take a text of each element, write %[1]s.*.%s", f.path[depth-1].prefix, f.path[depth].name)
 	case err != nil && depth == 0:
 		err = fmt.Errorf("not a JSON object: %w", err)
 	case err != nil:
-		err = fmt.Errorf("%s is not a JSON object: %w", f.path[depth-1].text, err)
+		err = fmt.Errorf("%s is not a JSON object: %w", f.path[depth-1].prefix, err)
 	case inner == nil:
-		err = fmt.Errorf("has no field %s: choose one with --field or --mask", f.path[depth].text)
+		err = fmt.Errorf("has no field %s: choose one with --field or --mask", f.path[depth].prefix)
 	}
 	return inner, err
 }
@@ -116,7 +116,7 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
-		return nil, fmt.Errorf("field %s %w", group[0].path[depth].text, err)
+		return nil, fmt.Errorf("field %s %w", group[0].path[depth].prefix, err)
 	}
 	for _, element := range all {
 		chosen := slices.Clone(group)
@@ -124,7 +124,7 @@ func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Val
 			if s := chosen[i].path[depth]; s.key != "" {
 				actual, err := member(element, s.key)
 				if err != nil {
-					return nil, fmt.Errorf("field %s is not a list of JSON objects: %w", s.text, err)
+					return nil, fmt.Errorf("field %s is not a list of JSON objects: %w", s.prefix, err)
 				}
 				chosen[i].excluded = chosen[i].excluded || !isValue(actual, s.value)
 			}

@@ -32,20 +32,21 @@ type shardInfo struct {
 }
 
 var outputFormats = map[string]outputFormat{
-	"headerless": {extension: ".bin", endsFile: indexOf},
-	"llm.c":      {extension: ".bin", endsFile: indexOf, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
-	"npy":        {extension: ".npy", endsFile: indexOf, header: tokenfile.NpyHeader},
-	"megatron":   {extension: ".bin", endsFile: megatronEnds, finish: megatronIndex},
-	"datatrove":  {extension: ".ds", endsFile: indexOf, finish: datatroveMetadata},
+	"headerless": {extension: ".bin", endsFile: indexName},
+	"llm.c":      {extension: ".bin", endsFile: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
+	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyHeader},
+	"megatron":   {extension: ".bin", endsFile: megatronEndsName, finish: megatronIndex},
+	"datatrove":  {extension: ".ds", endsFile: indexName, finish: datatroveMetadata},
 }
 
-// megatronEnds names a temporary file in the working directory, from which megatronIndex is made.
-func megatronEnds(name string) string { return "." + name + ".ends" }
+// megatronEndsName names a temporary file in the working directory, from which megatronIndex is
+// made.
+func megatronEndsName(name string) string { return "." + name + ".ends" }
 
 func megatronIndex(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, tokenfile.MegatronIndexOf(name), func(w *bufio.Writer) error {
 		return tokenfile.WriteMegatronIndex(w, s.width, s.documents, func(visit func(start, end uint64) error) error {
-			return eachDocument(dir, megatronEnds(name), visit)
+			return eachDocument(dir, megatronEndsName(name), visit)
 		})
 	})
 }
@@ -73,7 +74,7 @@ func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error
 	}
 }
 
-func indexOf(name string) string { return name + tokenfile.IndexSuffix }
+func indexName(name string) string { return name + tokenfile.IndexSuffix }
 
 func datatroveMetadata(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, name+tokenfile.MetadataSuffix, func(w *bufio.Writer) error {

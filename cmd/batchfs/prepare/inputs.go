@@ -56,7 +56,7 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
-func sizes(inputs []*input) (all int64) {
+func totalSize(inputs []*input) (all int64) {
 	for _, in := range inputs {
 		all += in.size()
 	}
@@ -208,9 +208,9 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// digest returns a hash of the names, formats, sizes and, if times is true, modification times of
-// inputs.
-func digest(inputs []*input, times bool) string {
+// digestInputs returns a hash of the names, formats, sizes and, if times is true, modification
+// times of inputs.
+func digestInputs(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
 		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.format)
@@ -227,10 +227,10 @@ func digest(inputs []*input, times bool) string {
 // A stream is an open input, decompressed.
 type stream struct {
 	io.Reader
-	in         *input
-	file       *os.File // nil for standard input
-	compressed bool
-	close      func() // closes the decompressor
+	in                *input
+	file              *os.File // nil for standard input
+	compressed        bool
+	closeDecompressor func() // closes the decompressor
 }
 
 type byteCounter func(n int)
@@ -242,7 +242,7 @@ func (t byteCounter) Write(b []byte) (int, error) {
 
 // open opens an input at an offset of its decompressed content.
 func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, err error) {
-	s = &stream{in: in, close: func() {}}
+	s = &stream{in: in, closeDecompressor: func() {}}
 	raw := stdin
 	if in.info != nil {
 		if s.file, err = os.Open(in.path); err != nil {
@@ -276,7 +276,7 @@ func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
 		if err != nil {
 			return err
 		}
-		s.Reader, s.compressed, s.close = d, true, d.Close
+		s.Reader, s.compressed, s.closeDecompressor = d, true, d.Close
 	case strings.HasPrefix(string(magic), "\x1f\x8b"):
 		s.compressed = true
 		if s.Reader, err = gzip.NewReader(in); err != nil {
@@ -307,6 +307,6 @@ func (s *stream) unchanged() error {
 var errChanged = errors.New("changed while prepare read it: run prepare again when nothing writes to it")
 
 func (s *stream) Close() {
-	s.close()
+	s.closeDecompressor()
 	s.file.Close() // a nil file returns an error, which does not matter
 }

@@ -148,7 +148,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	}
 	if !o.force && o.isComplete(inputs) {
 		o.printLine("%s is already complete: the same command made it from the same texts", o.dir)
-		return o.report()
+		return o.printResult()
 	}
 	w, err := openWorkDir(o.dir)
 	if err != nil {
@@ -171,13 +171,13 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	if err := w.publish(s); err != nil {
 		return fmt.Errorf("--out %s: %w", o.dir, err)
 	}
-	return o.report()
+	return o.printResult()
 }
 
 // newEncodeOptions checks the options and returns those that encoding needs.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
-		replace: o.Invalid == "replace", skip: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
+		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
 	_, known := outputFormats[o.Format]
 	switch {
 	case !(o.Val >= 0 && o.Val < 1): // also true for NaN
@@ -227,7 +227,7 @@ func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 		switch {
 		case in.format == parquetFormat && (len(c.fields) > 1 || c.fields[0].inList()):
 			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(o.Mask, o.Field))
-		case in.format == textFormat && in.readableOnce() && c.skip:
+		case in.format == textFormat && in.readableOnce() && c.skipInvalid:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}
 	}

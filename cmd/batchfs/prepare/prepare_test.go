@@ -16,8 +16,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// here creates these files in a new working directory.
-func here(t testing.TB, files map[string]string) {
+// writeFilesHere creates these files in a new working directory.
+func writeFilesHere(t testing.TB, files map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, files)
@@ -35,8 +35,8 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 	return stdout.String() + stderr.String(), err
 }
 
-// refused runs the command, which must fail with an error that contains want.
-func refused(t testing.TB, args, want string) {
+// wantError runs the command, which must fail with an error that contains want.
+func wantError(t testing.TB, args, want string) {
 	t.Helper()
 	if said, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("prepare %s: error %v (said %q), want one that says: %s", args, err, said, want)
@@ -94,8 +94,8 @@ func checkPrepared(t *testing.T, text string) {
 	}
 }
 
-// wantLeft fails the test unless out holds exactly the files with these names.
-func wantLeft(t testing.TB, want ...string) {
+// wantOnlyFiles fails the test unless out holds exactly the files with these names.
+func wantOnlyFiles(t testing.TB, want ...string) {
 	t.Helper()
 	if names := slices.Sorted(maps.Keys(filesOf(t, "out"))); !slices.Equal(names, want) {
 		t.Errorf("out holds %q, want %q", names, want)
@@ -103,7 +103,7 @@ func wantLeft(t testing.TB, want ...string) {
 }
 
 func TestPrepareGolden(t *testing.T) {
-	here(t, map[string]string{"a.txt": "ba<é\nb\"aab"})
+	writeFilesHere(t, map[string]string{"a.txt": "ba<é\nb\"aab"})
 	said := prepared(t, "a.txt --out out")
 	for name, want := range map[string]string{
 		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
@@ -162,7 +162,7 @@ func TestPrepareGolden(t *testing.T) {
 		"next: batchfs mount --data out --set batch.block_size=8 MOUNTPOINT\n"; !strings.HasSuffix(said, "\n"+want) {
 		t.Errorf("said %q, want at the end %q", said, want)
 	}
-	wantLeft(t, "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
+	wantOnlyFiles(t, "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 }
 
 func TestPrepareBytes(t *testing.T) {
@@ -170,7 +170,7 @@ func TestPrepareBytes(t *testing.T) {
 	for i := range 1000 {
 		text = append(text, byte(i*7))
 	}
-	here(t, map[string]string{"a": string(text)})
+	writeFilesHere(t, map[string]string{"a": string(text)})
 	prepared(t, "a --by byte --val 0.25 --out out")
 	for i, id := range slices.Concat(readTokens(t, "out/train.bin")[:750], readTokens(t, "out/val.bin")) {
 		if id != uint16(text[i]) {
@@ -188,7 +188,7 @@ func TestPrepareLargeVocabulary(t *testing.T) {
 	for r := rune(0x10000); r < 0x20000; r++ {
 		text = append(text, r)
 	}
-	here(t, map[string]string{"a": string(text), "b": string(text) + "b"})
+	writeFilesHere(t, map[string]string{"a": string(text), "b": string(text) + "b"})
 	prepared(t, "a --out out")
 	checkPrepared(t, string(text))
 	prepared(t, "b --out large --val 0")
@@ -237,10 +237,10 @@ func TestPrepareErrors(t *testing.T) {
 		"out a file":      {"abc", "a --out a", "--out: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			here(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
+			writeFilesHere(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
 				"lines.jsonl": "{\"text\": \"a\", \"meta\": {}}\n\n{\"text\": null}\n{\"text\": \"cut"})
-			refused(t, "--out out "+c.args, c.want)
-			wantLeft(t)
+			wantError(t, "--out out "+c.args, c.want)
+			wantOnlyFiles(t)
 		})
 	}
 }
@@ -248,23 +248,23 @@ func TestPrepareErrors(t *testing.T) {
 func TestPrepareForce(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin", "vocab.json"} {
 		t.Run(name, func(t *testing.T) {
-			here(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
-			refused(t, "a --out out", "out/"+name+": already exists: replace it with --force")
-			refused(t, "bad --out out --force", "not valid UTF-8")
-			refused(t, "out --out out --force", "out/"+name+": is both a text and an output file")
+			writeFilesHere(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
+			wantError(t, "a --out out", "out/"+name+": already exists: replace it with --force")
+			wantError(t, "bad --out out --force", "not valid UTF-8")
+			wantError(t, "out --out out --force", "out/"+name+": is both a text and an output file")
 			if got, _ := os.ReadFile("out/" + name); string(got) != "mine" {
 				t.Errorf("out/%s is now %q", name, got)
 			}
 			prepared(t, "a --out out --force")
 			checkPrepared(t, "abc")
-			wantLeft(t, "other", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
+			wantOnlyFiles(t, "other", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 		})
 	}
 }
 
 // A text that has changed since it was found is an error, even if its size is the same.
 func TestPrepareChangedText(t *testing.T) {
-	here(t, map[string]string{"a": "abc"})
+	writeFilesHere(t, map[string]string{"a": "abc"})
 	for _, now := range []string{"longer", "xyz"} {
 		inputs, err := findInputs([]string{"a"}, nil, "")
 		testfiles.NoError(t, err)
@@ -291,14 +291,14 @@ func FuzzPrepare(f *testing.F) {
 		f.Add(strings.Repeat("ab", n)[:n])
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		here(t, map[string]string{"a": text})
+		writeFilesHere(t, map[string]string{"a": text})
 		_, err := prepareHere(t.Context(), "a", "--out", "out")
 		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
 			t.Fatalf("%q: error %v", text, err)
 		} else if valid {
 			checkPrepared(t, text)
 		} else {
-			wantLeft(t)
+			wantOnlyFiles(t)
 		}
 	})
 }

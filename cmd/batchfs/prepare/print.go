@@ -46,7 +46,7 @@ func (o *options) warnMissingEOT(inputs []*input, c *encodeOptions) {
 // printContinuing says how much an earlier run has done, if this run continues it.
 func (o *options) printContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {
-		all := sizes(inputs)
+		all := totalSize(inputs)
 		o.printLine("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))
 	}
 }
@@ -57,8 +57,8 @@ type progress struct {
 	done int64 // bytes
 }
 
-func (o *options) progress(what string, inputs []*input, from position) *progress {
-	all := sizes(inputs)
+func (o *options) newProgress(what string, inputs []*input, from position) *progress {
+	all := totalSize(inputs)
 	if all == 0 { // the size of a pipe is unknown
 		all = -1
 	}
@@ -75,8 +75,8 @@ func (p *progress) upTo(pos position) {
 	p.done = pos.Read
 }
 
-// report prints what DIR holds, and the next command.
-func (o *options) report() error {
+// printResult prints what DIR holds, and the next command.
+func (o *options) printResult() error {
 	dir := filepath.Clean(o.dir)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
 	if err != nil {

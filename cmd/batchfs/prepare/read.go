@@ -69,11 +69,11 @@ func (ch *chunk) countLeftOut(location string) {
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
-	inputs    []*input
-	column    []string // path of the column in parquet files
-	stdin     io.Reader
-	scratch   string // directory for decompressed parquet files
-	bytesRead int64  // bytes read of all inputs, as stored on disk
+	inputs     []*input
+	column     []string // path of the column in parquet files
+	stdin      io.Reader
+	scratchDir string // directory for decompressed parquet files
+	bytesRead  int64  // bytes read of all inputs, as stored on disk
 
 	skipInvalid bool                   // leave out a text unless all of it is UTF-8
 	cut         func(text []byte) int  // returns how much of a text can be encoded without the rest
@@ -90,13 +90,13 @@ type reader struct {
 // newReader returns a reader of inputs. The caller must set emit, stdin if standard input is an
 // input, and scratch if a parquet file is compressed.
 func newReader(inputs []*input, c *encodeOptions) *reader {
-	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skip && !c.anyBytes}
+	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skipInvalid && !c.anyBytes}
 }
 
 // read reads the inputs from a position on, and emits their chunks.
 func (r *reader) read(from position) error {
 	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
-	before := sizes(r.inputs[:from.Input])
+	before := totalSize(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
 		r.bytesRead = before
@@ -335,7 +335,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowB
 
 // spool decompresses a parquet file to an unnamed file, so that it can be read at any offset.
 func (r *reader) spool(s *stream) (*os.File, int64, error) {
-	file, err := os.CreateTemp(r.scratch, ".parquet-")
+	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
 	if err != nil {
 		return nil, 0, err
 	}

@@ -19,8 +19,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// digestedInputs returns the texts and the file of the tokenizer, if it has one.
-func (o *options) digestedInputs(inputs []*input) []*input {
+// inputsAndTokenizer returns the texts and the file of the tokenizer, if it has one.
+func (o *options) inputsAndTokenizer(inputs []*input) []*input {
 	if info, err := os.Stat(o.By); err == nil {
 		return append(slices.Clip(inputs), &input{path: o.By, info: info})
 	}
@@ -34,7 +34,7 @@ func (o *options) runDigest(inputs []*input) string {
 		return ""
 	}
 	settings, _ := json.Marshal(o.settings)
-	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digest(o.digestedInputs(inputs), false)...)))
+	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digestInputs(o.inputsAndTokenizer(inputs), false)...)))
 }
 
 // isComplete reports whether DIR holds the files of the same run, and no input has changed since.
@@ -45,7 +45,7 @@ func (o *options) isComplete(inputs []*input) bool {
 		return false
 	}
 	written, err := os.Stat(path)
-	if err != nil || slices.ContainsFunc(o.digestedInputs(inputs), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
+	if err != nil || slices.ContainsFunc(o.inputsAndTokenizer(inputs), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -66,7 +66,7 @@ func changeTime(info os.FileInfo) time.Time {
 
 // startCheckpoint returns the checkpoint of an unfinished run of the same command, or an empty one.
 func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, error) {
-	begin := &checkpoint{Settings: o.settings, Inputs: digest(o.digestedInputs(inputs), true)}
+	begin := &checkpoint{Settings: o.settings, Inputs: digestInputs(o.inputsAndTokenizer(inputs), true)}
 	saved, err := w.load()
 	if saved != nil {
 		switch {
@@ -93,9 +93,9 @@ func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, err
 
 const manifestName = vocabulary.FileName
 
-// tokenFile matches the names of the files that prepare writes for a split. The first group is the
-// name of the shard without suffix.
-var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
+// tokenFilePattern matches the names of the files that prepare writes for a split. The first group
+// is the name of the shard without suffix.
+var tokenFilePattern = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
 
 // staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
 // file that must not be replaced.
@@ -108,7 +108,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	if m, err := vocabulary.Read(filepath.Join(o.dir, manifestName)); err == nil && m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
-				if match := tokenFile.FindStringSubmatch(shard.Name); match != nil {
+				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
 					old[match[1]] = true
 				}
 			}
@@ -116,7 +116,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	}
 	var stale []string
 	for _, e := range entries {
-		match := tokenFile.FindStringSubmatch(e.Name())
+		match := tokenFilePattern.FindStringSubmatch(e.Name())
 		if match == nil && e.Name() != manifestName {
 			continue
 		}
@@ -148,14 +148,14 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 // encodeAll encodes the inputs from checkpoint s on, until it is complete.
 func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
-	r.stdin, r.scratch = o.stdin, w.dir.Name()
+	r.stdin, r.scratchDir = o.stdin, w.dir.Name()
 	if err := o.countTokens(ctx, r, c); err != nil {
 		return err
 	}
-	out := &output{dir: w.dir, format: outputFormats[o.Format], width: c.width, maxTokens: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
+	out := &outputOptions{dir: w.dir, format: outputFormats[o.Format], width: c.width, maxTokens: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
 	var written [len(splits)]*split
 	for i := range splits {
-		written[i] = &split{output: out, name: splits[i], splitState: s.Splits[i]}
+		written[i] = &split{outputOptions: out, name: splits[i], splitState: s.Splits[i]}
 		defer written[i].close()
 	}
 	save := func(pos position) error {
@@ -176,7 +176,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	}
 	var sums [len(splits)]vocabulary.Split
 	for i, split := range written {
-		if err := split.complete(); err != nil {
+		if err := split.completeShard(); err != nil {
 			return err
 		}
 		sums[i].Shards = split.Shards
@@ -191,7 +191,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 			"add documents, or use a larger --val, or --val 0 for no val",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
-	if err := o.manifest(w, c, sums, s, inputs); err != nil {
+	if err := o.writeManifest(w, c, sums, s, inputs); err != nil {
 		return err
 	}
 	stale, err := o.staleFiles(inputs)
@@ -210,7 +210,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 // encode encodes what r reads from checkpoint s on, and saves checkpoints: after a second, then
 // every ten seconds and after each complete shard.
 func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
-	progress := o.progress("encoding", r.inputs, s.Position)
+	progress := o.newProgress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
 	var tokens int64
 	began := time.Now()
@@ -249,7 +249,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 				"save it to a file first, or use another --by and --val 0", in.path)
 		}
 	}
-	progress := o.progress("counting", r.inputs, position{})
+	progress := o.newProgress("counting", r.inputs, position{})
 	defer progress.Finish()
 	counting := *c
 	seen := new(charCounter)
@@ -310,7 +310,7 @@ func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) 
 	return at, nil
 }
 
-func (o *options) manifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
+func (o *options) writeManifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
 	m := vocabulary.Manifest{
 		Tokenizer: c.Name(), Format: o.Format, Run: o.runDigest(inputs), LeftOut: s.LeftOut,
 		Splits:     map[string]vocabulary.Split{},

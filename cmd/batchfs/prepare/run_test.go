@@ -21,7 +21,7 @@ import (
 
 // The end-of-text token and the mask are where the options say.
 func TestPrepareEOTAndMask(t *testing.T) {
-	here(t, map[string]string{
+	writeFilesHere(t, map[string]string{
 		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
 	})
 	const e = pairsEOT
@@ -60,7 +60,7 @@ func TestPrepareEOTAndMask(t *testing.T) {
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force --mask m.p:0,m.c:1")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
-	wantLeft(t, "train.bin", "train.bin.index", "vocab.json")
+	wantOnlyFiles(t, "train.bin", "train.bin.index", "vocab.json")
 	if got := readManifest(t).Splits["train"].Shards[0].Arrays; got != nil {
 		t.Errorf("without a mask, vocab.json has %v", got)
 	}
@@ -68,9 +68,9 @@ func TestPrepareEOTAndMask(t *testing.T) {
 
 // Adding or moving files moves no document between train and val.
 func TestPrepareMovesNoDocument(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 200)
-	here(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
+	writeFilesHere(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
 	inVal := func(args string) []string {
 		prepared(t, args+" --by pairs --val 0.2 --force --out out")
 		text := decoded(readManifest(t), readTokens(t, "out/val.bin"))
@@ -115,12 +115,12 @@ func golden(width int) map[string]map[string]string {
 
 // Each format is what its readers expect, and many shards together hold the same tokens as one.
 func TestPrepareFormats(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
-	here(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
 	var want []byte
 	for _, d := range documents {
-		for _, token := range append(pairs{}.Append(nil, []byte(d)), pairsEOT) {
+		for _, token := range append(pairTokenizer{}.Append(nil, []byte(d)), pairsEOT) {
 			want = binary.LittleEndian.AppendUint16(want, uint16(token))
 		}
 	}
@@ -158,11 +158,11 @@ func TestPrepareFormats(t *testing.T) {
 // A run that is interrupted repeatedly writes the same files as an uninterrupted one, on any number
 // of processors.
 func TestPrepareGoesOn(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	documents := someDocuments(1000, 300)
-	here(t, map[string]string{
-		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
+	writeFilesHere(t, map[string]string{
+		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
 	})
 	for _, args := range []string{
 		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
@@ -197,16 +197,16 @@ func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 
 // Only the same command continues an unfinished run, unless --force starts over.
 func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 300)
-	here(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
 	const args = " --by pairs --shard-tokens 5000 --out out"
 	unfinished := func() {
 		t.Helper()
 		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
 		os.RemoveAll("out")
-		refused(t, "b.jsonl"+args, "; run the same command again to continue")
-		wantLeft(t, ".prepare")
+		wantError(t, "b.jsonl"+args, "; run the same command again to continue")
+		wantOnlyFiles(t, ".prepare")
 	}
 	for other, want := range map[string]string{
 		"b.jsonl --eot begin":    "out/.prepare belongs to an unfinished run with other options: use these again, or start over with --force: {\"by\":\"pairs\",",
@@ -214,8 +214,8 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		"b.jsonl --include *.md": "line 201: not a JSON object",
 	} {
 		unfinished()
-		refused(t, other+args, want)
-		wantLeft(t, ".prepare")
+		wantError(t, other+args, want)
+		wantOnlyFiles(t, ".prepare")
 	}
 	prepared(t, "c.jsonl --val 0 --force"+args)
 	os.RemoveAll("want")
@@ -226,14 +226,14 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	w, err := openWorkDir("out")
 	testfiles.NoError(t, err)
 	defer w.close()
-	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare is running there")
+	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare is running there")
 }
 
 // A mount never sees shards of two runs as one split.
 func TestPrepareForceRemovesOldShards(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
-	here(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
+	writeFilesHere(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
 	prepared(t, "many.jsonl --by pairs --shard-tokens 2000 --format megatron --mask text:1 --out out")
 	testfiles.Write(t, map[string]string{"out/notes": "mine"})
 	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out out --force")
@@ -242,32 +242,32 @@ func TestPrepareForceRemovesOldShards(t *testing.T) {
 	want["notes"] = "mine"
 	wantSame(t, filesOf(t, "out"), want)
 	prepared(t, "few.jsonl --by pairs --out out --force")
-	wantLeft(t, "notes", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
+	wantOnlyFiles(t, "notes", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 
 	testfiles.Write(t, map[string]string{"out/train_000009.bin": "mine"})
-	refused(t, "few.jsonl --by pairs --out out --force",
+	wantError(t, "few.jsonl --by pairs --out out --force",
 		"out/train_000009.bin: is not listed in vocab.json, so a mount would mix it with the new files: move it away")
-	wantLeft(t, "notes", "train.bin", "train.bin.index", "train_000009.bin", "val.bin", "val.bin.index", "vocab.json")
+	wantOnlyFiles(t, "notes", "train.bin", "train.bin.index", "train_000009.bin", "val.bin", "val.bin.index", "vocab.json")
 }
 
 // The estimate of --dry-run is close, even if the end of a file is unlike its beginning, and
 // nothing is written.
 func TestPrepareDryRun(t *testing.T) {
-	inChunks(t, 64<<10, 1<<20)
+	useSmallChunks(t, 64<<10, 1<<20)
 	even := lines(someDocuments(6000, 300))
 	documents := someDocuments(24_000, 300)
 	for i := range documents[8000:] {
 		documents[8000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
-	here(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
-		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": table(t, someDocuments(6000, 300))})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(6000, 300))})
 	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
 		var got, n float64
 		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")
 		_, about, _ := strings.Cut(said, "\nabout ")
 		fmt.Sscanf(about, "%g tokens in %g documents", &got, &n)
-		wantLeft(t)
+		wantOnlyFiles(t)
 		prepared(t, args+" --by pairs --val 0 --out out")
 		split := readManifest(t).Splits["train"]
 		if tokens, documents := float64(split.Tokens), float64(split.Documents); got < 0.8*tokens || got > 1.2*tokens || n < 0.8*documents || n > 1.2*documents {

@@ -18,7 +18,7 @@ import (
 // Texts in lists are taken in the order of the list, once each. Exactly the texts that meet the
 // conditions of --mask get the mask.
 func TestPrepareLists(t *testing.T) {
-	here(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
+	writeFilesHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
 		`{"role": "assistant", "text": "AA", "weight": 1, "parts": [{"t": "x"}, {"t": "y"}]}, {"role": "assistant", "text": null, "weight": 0, "parts": []}, ` +
 		`{"role": "tool", "text": "T"}, {"role": "assistant", "text": "B", "weight": 0}], "l": ["p", "q"], "none": null}`})
 	for args, want := range map[string]struct{ text, mask string }{
@@ -49,16 +49,16 @@ func TestPrepareLists(t *testing.T) {
 		"--mask m[role=a].text": "--mask: must list fields with 0 or 1",
 		"--special":             "--special, --eot-token: byte has no special tokens",
 	} {
-		refused(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
+		wantError(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
 	}
-	testfiles.Write(t, map[string]string{"a.parquet": table(t, []string{"a"})})
-	refused(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
+	testfiles.Write(t, map[string]string{"a.parquet": parquetOf(t, []string{"a"})})
+	wantError(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
 }
 
 // With --special, names of special tokens become these tokens. A run prints which token separates
 // documents, and warns if there is none.
 func TestPrepareSpecial(t *testing.T) {
-	here(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
+	writeFilesHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
 		special int // special tokens in the text
 		said    string
@@ -86,15 +86,15 @@ func TestPrepareSpecial(t *testing.T) {
 			t.Errorf("%s: %d special tokens, want %d; said %q, want %q", args, special, want.special, said, want.said)
 		}
 	}
-	refused(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
+	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }
 
 // --invalid skip leaves out and counts the file, line or row, however long it is.
 func TestPrepareLeavesOut(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
-	here(t, map[string]string{
+	useSmallChunks(t, 4<<10, 1<<20)
+	writeFilesHere(t, map[string]string{
 		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last",
-		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": table(t, []string{"a", "b\xff"}),
+		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": parquetOf(t, []string{"a", "b\xff"}),
 	})
 	said := prepared(t, "d --by pairs --val 0 --invalid skip --out out")
 	text := decoded(readManifest(t), readTokens(t, "out/train.bin"))
@@ -104,17 +104,17 @@ func TestPrepareLeavesOut(t *testing.T) {
 	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 5, First: "d/1"}) {
 		t.Errorf("vocab.json has left out %+v", m.LeftOut)
 	}
-	refused(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
+	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
 }
 
 // A run that continues says how much is done. A complete run says so, as long as the texts and the
 // options are the same.
 func TestPrepareSaysWhatItDoes(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(400, 300)
-	here(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
 	const args = "a.jsonl b.jsonl --by pairs --shard-tokens 5000 --out out"
-	refused(t, args, "; run the same command again to continue")
+	wantError(t, args, "; run the same command again to continue")
 	said, _ := prepareHere(t.Context(), strings.Fields(args)...)
 	if percent := strings.Index(said, "\ncontinuing at 9"); percent < 0 || !strings.Contains(said[percent:], "% of ") {
 		t.Errorf("a run that failed near the end says then: %q", said)
@@ -130,7 +130,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	prepared(t, args+" --force")
 	wantSame(t, filesOf(t, "out"), files)
-	refused(t, args+" --eot begin", ": already exists: replace it with --force")
+	wantError(t, args+" --eot begin", ": already exists: replace it with --force")
 	testfiles.Write(t, map[string]string{"older.jsonl": strings.ToUpper(lines(documents[:200]))})
 	testwait.Until(t, "a time after that of vocab.json", func() bool {
 		testfiles.NoError(t, os.Chtimes("older.jsonl", old, old))
@@ -139,14 +139,14 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 		return errors.Join(errOlder, err) == nil && changeTime(older).After(changeTime(written))
 	})
 	testfiles.NoError(t, os.Rename("older.jsonl", "a.jsonl")) // has the same size
-	refused(t, args, ": already exists: replace it with --force")
+	wantError(t, args, ": already exists: replace it with --force")
 	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:399])})
-	refused(t, args, ": already exists: replace it with --force")
+	wantError(t, args, ": already exists: replace it with --force")
 }
 
 // A document that two shards share has an end in both.
 func TestPrepareIndexOfShards(t *testing.T) {
-	here(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
 	prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4 --out out") // A| BBBB BBBB BB| C|
 	for name, want := range map[string][]byte{"1": {2, 4}, "2": {4}, "3": {4}, "4": {1, 3}} {
 		var ends []byte

@@ -16,7 +16,7 @@ import (
 
 var splits = [...]string{"train", "val"}
 
-type output struct {
+type outputOptions struct {
 	dir       *os.Root
 	format    outputFormat
 	width     int
@@ -27,7 +27,7 @@ type output struct {
 
 // A split writes the shards of train or val, one after the other. It belongs to one goroutine.
 type split struct {
-	*output
+	*outputOptions
 	name string
 	splitState
 	files [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
@@ -51,8 +51,9 @@ func (s *split) shardName() string {
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// open opens the files of the current shard, and truncates them to their sizes in the checkpoint.
-func (s *split) open() error {
+// openShard opens the files of the current shard, and truncates them to their sizes in the
+// checkpoint.
+func (s *split) openShard() error {
 	if s.files[0] != nil {
 		return nil
 	}
@@ -114,7 +115,7 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 		if s.format.maxTokens > 0 && s.Tokens+n > s.format.maxTokens {
 			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use --shard-tokens", s.shardName(), s.format.maxTokens)
 		}
-		if err := s.put(e, n, documents); err != nil {
+		if err := s.appendToShard(e, n, documents); err != nil {
 			return false, err
 		}
 		e.tokens = e.tokens[n*int64(s.width):]
@@ -127,7 +128,7 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 		}
 		if full {
 			completed = true
-			if err := s.complete(); err != nil {
+			if err := s.completeShard(); err != nil {
 				return false, err
 			}
 		}
@@ -135,9 +136,10 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 	return completed, nil
 }
 
-// put appends the first n tokens, in which the given number of documents end, to the current shard.
-func (s *split) put(e encodedTokens, n int64, documents int) error {
-	if err := s.open(); err != nil {
+// appendToShard appends the first n tokens, in which the given number of documents end, to the
+// current shard.
+func (s *split) appendToShard(e encodedTokens, n int64, documents int) error {
+	if err := s.openShard(); err != nil {
 		return err
 	}
 	var ends []byte
@@ -173,12 +175,12 @@ func (s *split) sync() error {
 	return nil
 }
 
-// complete ends the current shard, unless it is empty.
-func (s *split) complete() error {
+// completeShard ends the current shard, unless it is empty.
+func (s *split) completeShard() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if err := s.open(); err != nil { // they may have been written before an interruption
+	if err := s.openShard(); err != nil { // they may have been written before an interruption
 		return err
 	}
 	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {

@@ -26,27 +26,27 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// pairs is a tokenizer that merges small letters in pairs from the beginning of a word, so cutting
-// a word changes its tokens. Tokens below 256 are bytes.
-type pairs struct{ size int64 }
+// pairTokenizer is a tokenizer that merges small letters in pairs from the beginning of a word, so
+// cutting a word changes its tokens. Tokens below 256 are bytes.
+type pairTokenizer struct{ size int64 }
 
 const pairsEOT = 256
 
 func init() {
-	tokenizers["pairs"] = func() (tokenizer, error) { return pairs{1000}, nil }
-	tokenizers["large"] = func() (tokenizer, error) { return pairs{100_000}, nil }
+	tokenizers["pairs"] = func() (tokenizer, error) { return pairTokenizer{1000}, nil }
+	tokenizers["large"] = func() (tokenizer, error) { return pairTokenizer{100_000}, nil }
 }
 
-func (pairs) Name() string              { return "pairs" }
-func (p pairs) Size() int64             { return p.size }
-func (pairs) EndOfText() (uint32, bool) { return pairsEOT, true }
-func (p pairs) NewEncoder() encoder     { return p }
+func (pairTokenizer) Name() string              { return "pairs" }
+func (p pairTokenizer) Size() int64             { return p.size }
+func (pairTokenizer) EndOfText() (uint32, bool) { return pairsEOT, true }
+func (p pairTokenizer) NewEncoder() encoder     { return p }
 
-func (pairs) Cut(text []byte) int {
+func (pairTokenizer) Cut(text []byte) int {
 	return wordEnd(text, func(before, after byte) bool { return false })
 }
 
-func (p pairs) Bytes(token uint32) []byte {
+func (p pairTokenizer) Bytes(token uint32) []byte {
 	switch {
 	case token < 256:
 		return []byte{byte(token)}
@@ -57,7 +57,7 @@ func (p pairs) Bytes(token uint32) []byte {
 	return []byte{'a' + byte(token/26), 'a' + byte(token%26)}
 }
 
-func (pairs) Append(tokens []uint32, text []byte) []uint32 {
+func (pairTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	small := func(i int) bool { return i < len(text) && 'a' <= text[i] && text[i] <= 'z' }
 	for i := 0; i < len(text); i++ {
 		if small(i) && small(i+1) {
@@ -70,8 +70,8 @@ func (pairs) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// inChunks makes chunks small until the test ends, so that a short text has many.
-func inChunks(t testing.TB, size, line int) {
+// useSmallChunks makes chunks small until the test ends, so that a short text has many.
+func useSmallChunks(t testing.TB, size, line int) {
 	oldSize, oldLine := chunkSize, maxLine
 	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
 	chunkSize, maxLine = size, line
@@ -125,8 +125,8 @@ func zstandard(text string) string {
 	return b.String()
 }
 
-// table returns a parquet file with a column text, and a column meta.body that may be null.
-func table(t testing.TB, documents []string, options ...parquetgo.WriterOption) string {
+// parquetOf returns a parquet file with a column text, and a column meta.body that may be null.
+func parquetOf(t testing.TB, documents []string, options ...parquetgo.WriterOption) string {
 	t.Helper()
 	type row struct {
 		ID   int64  `parquet:"id"`
@@ -164,8 +164,8 @@ func prepared(t testing.TB, args string) string {
 	return said
 }
 
-// digests matches the digest of a run, which differs with the names and sizes of the texts.
-var digests = regexp.MustCompile(` "run": "[0-9a-f]*",\n`)
+// runDigestLine matches the digest of a run, which differs with the names and sizes of the texts.
+var runDigestLine = regexp.MustCompile(` "run": "[0-9a-f]*",\n`)
 
 // filesOf returns the contents of the files in a directory by name, without digests of runs. The
 // directory need not exist.
@@ -178,7 +178,7 @@ func filesOf(t testing.TB, dir string) map[string]string {
 	}
 	for _, e := range entries {
 		raw, _ := os.ReadFile(filepath.Join(dir, e.Name())) // empty for a directory
-		files[e.Name()] = digests.ReplaceAllString(string(raw), "")
+		files[e.Name()] = runDigestLine.ReplaceAllString(string(raw), "")
 	}
 	return files
 }
@@ -197,7 +197,7 @@ func wantSame(t testing.TB, got, want map[string]string) {
 
 // Documents get the same tokens whichever files they are in, and can be decoded from them.
 func TestPrepareInputs(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	documents := someDocuments(350, 200)
 	documents[7] = words(rand.New(rand.NewPCG(3, 4)), 100<<10) // longer than a chunk
@@ -205,8 +205,8 @@ func TestPrepareInputs(t *testing.T) {
 	files := map[string]string{
 		"a.jsonl": all, "bom.ndjson": "\ufeff" + all, "blank.jsonl": "\n" + strings.ReplaceAll(strings.TrimSuffix(all, "\n"), "\n", "\r\n \n"),
 		"a.jsonl.gz": gzipped(all), "a.jsonl.zst": zstandard(all), "misnamed.jsonl": zstandard(all),
-		"a.parquet": table(t, documents), "z.parquet": table(t, documents, parquetgo.Compression(&parquetgo.Zstd)),
-		"s.parquet": table(t, documents, parquetgo.Compression(&parquetgo.Snappy)), "a.parquet.gz": gzipped(table(t, documents)),
+		"a.parquet": parquetOf(t, documents), "z.parquet": parquetOf(t, documents, parquetgo.Compression(&parquetgo.Zstd)),
+		"s.parquet": parquetOf(t, documents, parquetgo.Compression(&parquetgo.Snappy)), "a.parquet.gz": gzipped(parquetOf(t, documents)),
 	}
 	for i, d := range documents {
 		switch text := d; i % 4 {
@@ -267,7 +267,7 @@ func TestPrepareInputs(t *testing.T) {
 
 // A text that is cut into chunks gets the same tokens as the whole text, and val is its end.
 func TestPrepareLongText(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(5, 6))
 	chinese := strings.Repeat(strings.Repeat("汉", 1000)+"。\n", 50)
@@ -281,7 +281,7 @@ func TestPrepareLongText(t *testing.T) {
 			cut := int(float64(len(runes)) * 0.9)
 			for i, part := range []string{string(runes[:cut]), string(runes[cut:])} {
 				var want []uint16
-				for _, token := range append(pairs{}.Append(nil, []byte(part)), pairsEOT) {
+				for _, token := range append(pairTokenizer{}.Append(nil, []byte(part)), pairsEOT) {
 					want = append(want, uint16(token))
 				}
 				if got := readTokens(t, "out/"+splits[i]+".bin"); !slices.Equal(got, want) {
@@ -294,17 +294,17 @@ func TestPrepareLongText(t *testing.T) {
 
 // Anything that exceeds the memory limit is rejected by name, however well it is compressed.
 func TestPrepareTooLong(t *testing.T) {
-	inChunks(t, 1<<10, 64<<10)
+	useSmallChunks(t, 1<<10, 64<<10)
 	long := strings.Repeat("x", maxLine+1)
-	here(t, map[string]string{
-		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": table(t, []string{"ok", long}),
+	writeFilesHere(t, map[string]string{
+		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": parquetOf(t, []string{"ok", long}),
 	})
 	for args, want := range map[string]string{
 		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 65536 bytes, which is the limit: shorten it",
 		"word.gz":     "word.gz: no word ends in the 65536 bytes from byte 0 on",
 		"a.parquet":   "a.parquet: row 2 has more than 65536 bytes",
 	} {
-		refused(t, args+" --by pairs --val 0 --out out", want)
+		wantError(t, args+" --by pairs --val 0 --out out", want)
 	}
 	prepared(t, "word.gz --by byte --val 0 --out out")
 }
@@ -312,7 +312,7 @@ func TestPrepareTooLong(t *testing.T) {
 // A page of a parquet file is rejected if it exceeds the limit, or if it is larger than its header
 // says, with any compression.
 func TestPreparePages(t *testing.T) {
-	inChunks(t, 1<<10, 64<<10)
+	useSmallChunks(t, 1<<10, 64<<10)
 	t.Cleanup(func() { maxPage = 256 << 20 })
 	t.Chdir(t.TempDir())
 	for name, codec := range map[string]compress.Codec{
@@ -320,12 +320,12 @@ func TestPreparePages(t *testing.T) {
 	} {
 		for _, version := range []int{1, 2} {
 			maxPage = 256 << 20
-			file := table(t, someDocuments(100, 200), parquetgo.Compression(codec), parquetgo.DataPageVersion(version))
+			file := parquetOf(t, someDocuments(100, 200), parquetgo.Compression(codec), parquetgo.DataPageVersion(version))
 			testfiles.Write(t, map[string]string{"a.parquet": file})
 			t.Logf("%s, version %d", name, version)
 			const args = "a.parquet --by byte --val 0 --out out --force --field meta.body"
 			if name == "lz4" {
-				refused(t, args, "a.parquet: column meta.body is compressed with LZ4, which prepare cannot read")
+				wantError(t, args, "a.parquet: column meta.body is compressed with LZ4, which prepare cannot read")
 				continue
 			}
 			prepared(t, args)
@@ -339,25 +339,25 @@ func TestPreparePages(t *testing.T) {
 				_, n := binary.Uvarint([]byte(file[at+3:]))
 				lie := file[:at+3] + strings.Repeat("\x80", n-1) + "\x00" + file[at+3+n:]
 				testfiles.Write(t, map[string]string{"a.parquet": lie})
-				refused(t, args, "a.parquet: column meta.body has a page that is larger than the 0 bytes that its header states")
+				wantError(t, args, "a.parquet: column meta.body has a page that is larger than the 0 bytes that its header states")
 				testfiles.Write(t, map[string]string{"a.parquet": file})
 			}
 			maxPage = 1000
-			refused(t, args, "a.parquet: column meta.body has a page of ")
+			wantError(t, args, "a.parquet: column meta.body has a page of ")
 		}
 	}
 }
 
 func TestPrepareInvalid(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
+	useSmallChunks(t, 4<<10, 1<<20)
 	bad := strings.Repeat("é", 1<<14) + "\xff\xe6b"
-	here(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "a.parquet": table(t, []string{"a", "b\xff"})})
+	writeFilesHere(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "a.parquet": parquetOf(t, []string{"a", "b\xff"})})
 	for args, want := range map[string]string{
 		"a":         "a: not valid UTF-8 at byte 32768: convert it to UTF-8, or use --invalid replace",
 		"b.jsonl":   "b.jsonl: line 1: not valid UTF-8 at byte 10: convert it",
 		"a.parquet": "a.parquet: row 2: not valid UTF-8 at byte 1: ",
 	} {
-		refused(t, args+" --by pairs --val 0 --out out", want)
+		wantError(t, args+" --by pairs --val 0 --out out", want)
 	}
 	for args, want := range map[string]string{"a": "\ufffd\ufffdb", "b.jsonl": "\ufffd\ufffdb", "a.parquet": "ab\ufffd"} {
 		prepared(t, args+" --invalid replace --val 0 --force --out out")
@@ -371,7 +371,7 @@ func TestPrepareInvalid(t *testing.T) {
 // Inputs are read once each, in the order of the arguments; those of a glob or directory are sorted
 // by path.
 func TestPrepareGlobs(t *testing.T) {
-	here(t, map[string]string{
+	writeFilesHere(t, map[string]string{
 		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
 		"s/.git/config": "9", "star*": "S", "start": "no", "2.txt": "b", "1.txt": "a", ".0.txt": "c",
 	})
@@ -524,7 +524,7 @@ func TestPrepareAddedTokens(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, name := range writeTokenizers(t) {
 		for _, size := range []int{10, 50, 1000} {
-			inChunks(t, size, 1<<20)
+			useSmallChunks(t, size, 1<<20)
 			text := somePieces(rng, 3000)
 			testfiles.Write(t, map[string]string{"a.txt": text, "a.jsonl": lines([]string{text})})
 			for _, special := range []string{"", " --special"} {

@@ -54,8 +54,8 @@ const (
 	Unmounted  = "split"      // mount rejects the split for another reason
 )
 
-// refusedByMount are the kinds of problems because of which mount rejects a split too.
-var refusedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
+// rejectedByMount are the kinds of problems because of which mount rejects a split too.
+var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
 // A Problem is one thing that is wrong. It concerns Count elements of File, from Index on.
 type Problem struct {
@@ -76,7 +76,7 @@ type checkedFile struct {
 	path       string
 	array      *cache.Array // nil if the file cannot be opened
 	numbers    int64
-	base       int64    // position of its first number in the concatenated main arrays
+	offset     int64    // position of its first number in the concatenated main arrays
 	results    []result // one for each segment
 	failed     bool     // whether a part could not be read
 }
@@ -90,21 +90,21 @@ type splitArray struct {
 func (p *splitArray) main() bool { return p.Name == "" }
 
 type check struct {
-	report  Report
-	arrays  []*splitArray
-	files   []*checkedFile
-	numbers int64    // numbers in all main arrays opened so far
-	window  int64    // numbers that a fingerprint covers
-	size    int64    // bytes in a segment
-	state   *os.File // see openState; nil if results cannot be saved
-	stderr  io.Writer
+	report      Report
+	arrays      []*splitArray
+	files       []*checkedFile
+	numbers     int64    // numbers in all main arrays opened so far
+	window      int64    // numbers that a fingerprint covers
+	segmentSize int64    // bytes in a segment
+	state       *os.File // see openState; nil if results cannot be saved
+	stderr      io.Writer
 }
 
 // Check reads all files of the splits that openers have, and reports what is wrong with them. It
 // returns an error if the splits cannot be checked, or if ctx is canceled; the next call then
 // continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
-	c := &check{size: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
+	c := &check{segmentSize: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(openers); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	c.judge()
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
-			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && refusedByMount[p.Kind] }) {
+			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && rejectedByMount[p.Kind] }) {
 				continue
 			}
 			if _, err := opener.OpenSplit(s); err != nil {
@@ -170,7 +170,7 @@ func (c *check) openArray(p *splitArray) {
 			c.addProblem(f.problem(Unreadable), "%v", err)
 			continue
 		}
-		f.array, f.numbers, f.base = a, numbersOf(a), c.numbers
+		f.array, f.numbers, f.offset = a, numbersOf(a), c.numbers
 		c.report.Bytes += a.Bytes()
 		if p.main() {
 			c.report.Tokens += a.Len()
@@ -181,7 +181,7 @@ func (c *check) openArray(p *splitArray) {
 }
 
 func (c *check) judge() {
-	for _, f := range c.mains() {
+	for _, f := range c.mainFiles() {
 		c.judgeTokens(f)
 	}
 	c.judgeOverlaps(c.judgeDuplicates())
@@ -199,7 +199,7 @@ func (c *check) countRepeated() {
 		}
 	}
 	all, repeated := map[string]int64{}, map[string]int64{}
-	for _, f := range c.mains() {
+	for _, f := range c.mainFiles() {
 		all[f.splitArray.split] += f.array.Len()
 		runs := duplicates[file{f.splitArray.split, f.path}]
 		if len(runs) == 0 {

@@ -21,9 +21,9 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// texts writes files of random uint16 tokens from 1 to 99 into a new working directory, sets the
-// user's cache directory, and returns the tokens by file name.
-func texts(t *testing.T, sizes map[string]int) map[string][]uint16 {
+// writeRandomTokens writes files of random uint16 tokens from 1 to 99 into a new working directory,
+// sets the user's cache directory, and returns the tokens by file name.
+func writeRandomTokens(t *testing.T, sizes map[string]int) map[string][]uint16 {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
@@ -67,8 +67,8 @@ func checkAll(t *testing.T, text string) *Report {
 	return report
 }
 
-// said returns the problems without their messages, one per line.
-func said(r *Report) string {
+// problemLines returns the problems without their messages, one per line.
+func problemLines(r *Report) string {
 	text := ""
 	for _, p := range r.Problems {
 		text += fmt.Sprintf("%s %s %d %d %s %d\n", p.Kind, filepath.Base(string(p.File)), p.Index, p.Count, filepath.Base(string(p.Other)), p.OtherIndex)
@@ -77,7 +77,7 @@ func said(r *Report) string {
 }
 
 func TestCheckOfGoodFiles(t *testing.T) {
-	texts(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
+	writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
 	r := checkAll(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n[splits.val]\ntokens = 'val.bin'\n")
 	if !r.OK || r.Tokens != 9000 || r.Bytes != 18000 || r.Files != 3 || !r.Compared {
 		t.Errorf("%+v", r)
@@ -87,7 +87,7 @@ func TestCheckOfGoodFiles(t *testing.T) {
 // Print begins with a summary, which says what fraction of each split is duplicated. Then come each
 // problem and the text it concerns.
 func TestCheckSumsUp(t *testing.T) {
-	all := texts(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
+	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
 	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
 	save(t, "val.bin", all["val.bin"])
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "byte", "vocab_size": 256}`})
@@ -156,12 +156,12 @@ func TestCheckFindsFaults(t *testing.T) {
 		}, "split . 0 0 . 0\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			all := texts(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
+			all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
 			testfiles.Write(t, map[string]string{"a.mask": strings.Repeat("\x01", 5000), "b.mask": strings.Repeat("\x01", 3000)})
 			test.spoil(t, all)
 			r := checkAll(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n[[splits.train.arrays]]\nname = 'mask'\n"+
 				"files = ['a.mask', 'b.mask']\ndtype = 'uint8'\n[splits.val]\ntokens = 'val.bin'\n")
-			if got := said(r); got != test.want {
+			if got := problemLines(r); got != test.want {
 				t.Errorf("%s\nwant %s\n%+v", got, test.want, r)
 			}
 		})
@@ -170,25 +170,25 @@ func TestCheckFindsFaults(t *testing.T) {
 
 // Elements that are not tokens are compared too, and counted as elements.
 func TestCheckOfRows(t *testing.T) {
-	all := texts(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
+	all := writeRandomTokens(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
 	copy(all["b.bin"][80:3920], all["a.bin"][160:])
 	save(t, "b.bin", all["b.bin"])
 	r := checkAll(t, "[batch]\nbatch_size = 2\nlayout = 'rows'\ntoken_dtype = 'float32'\nshape = [4]\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
-	if got, want := said(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
+	if got, want := problemLines(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
 		t.Errorf("%swant %s%+v", got, want, r)
 	}
 }
 
 // Segments that an interrupted check has read are not read again, but their problems are reported.
 func TestCheckContinues(t *testing.T) {
-	all := texts(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
+	all := writeRandomTokens(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
 	all["a.bin"][10], all["b.bin"][29999] = 200, 300
 	copy(all["b.bin"][:25000], all["a.bin"][20001:])
 	save(t, "a.bin", all["a.bin"])
 	save(t, "b.bin", all["b.bin"])
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
-		k := &check{size: 8192, stderr: io.Discard}
+		k := &check{segmentSize: 8192, stderr: io.Discard}
 		testfiles.NoError(t, k.open(c))
 		k.chooseWindow(0)
 		return k
@@ -212,7 +212,7 @@ func TestCheckContinues(t *testing.T) {
 		second := begin()
 		testfiles.NoError(t, second.readAll(t.Context(), false))
 		second.judge()
-		if got := said(&second.report); got != want {
+		if got := problemLines(&second.report); got != want {
 			t.Errorf("after %d segments: %s", done, got)
 		}
 		if resumed := second.report.Resumed; resumed == 0 != (done == 0) || done < 10 && resumed != int64(done*8192) {

@@ -20,15 +20,15 @@ const (
 	maxRunHashes = 1 << 21
 )
 
-// mains returns the files of main arrays that could be opened.
-func (c *check) mains() []*checkedFile {
+// mainFiles returns the files of main arrays that could be opened.
+func (c *check) mainFiles() []*checkedFile {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checkedFile) bool { return f.array == nil || !f.splitArray.main() })
 }
 
 // chooseWindow sets how many numbers a fingerprint covers. Duplicated runs of twice that length are
 // found.
 func (c *check) chooseWindow(run int64) {
-	files, numbers := c.mains(), int64(0)
+	files, numbers := c.mainFiles(), int64(0)
 	for _, f := range files {
 		numbers += f.numbers
 	}
@@ -45,7 +45,7 @@ func (c *check) chooseWindow(run int64) {
 func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
 	first := map[string]*checkedFile{} // keyed by content
 	same = map[*checkedFile]*checkedFile{}
-	for _, f := range c.mains() {
+	for _, f := range c.mainFiles() {
 		same[f] = f
 		if f.failed {
 			continue
@@ -76,11 +76,11 @@ func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
 
 // judgeOverlaps reports runs of numbers that occur twice, except in files with the same content.
 func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
-	files := c.mains()
+	files := c.mainFiles()
 	var starts []int64
 	var prints []runHash
 	for _, f := range files {
-		starts = append(starts, f.base)
+		starts = append(starts, f.offset)
 		for _, r := range f.results {
 			for b := r.RunHashes; len(b) >= 16; b = b[16:] {
 				prints = append(prints, runHash{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
@@ -88,19 +88,19 @@ func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
 		}
 	}
 	for _, run := range duplicateRuns(prints, c.window, starts) {
-		a, b := files[streamOf(starts, run.a)], files[streamOf(starts, run.b)]
-		if a != b && same[a] == same[b] && run.a-a.base == run.b-b.base {
+		a, b := files[streamIndex(starts, run.a)], files[streamIndex(starts, run.b)]
+		if a != b && same[a] == same[b] && run.a-a.offset == run.b-b.offset {
 			continue
 		}
-		run = extend(run, a, b, c.window)
+		run = extendRun(run, a, b, c.window)
 		if run.n < c.report.CommonRun {
 			continue
 		}
-		p, per := b.problem(Overlap), perElement(a.array)
+		p, per := b.problem(Overlap), numbersPerElement(a.array)
 		// A problem covers whole elements only.
-		p.Index = (run.b - b.base + per - 1) / per
-		p.Count = (run.b-b.base+run.n)/per - p.Index
-		p.Other, p.OtherIndex = jsontext.String(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
+		p.Index = (run.b - b.offset + per - 1) / per
+		p.Count = (run.b-b.offset+run.n)/per - p.Index
+		p.Other, p.OtherIndex = jsontext.String(a.path), (run.a-run.b+b.offset+p.Index*per-a.offset)/per
 		elsewhere := ""
 		if a.splitArray.split != b.splitArray.split {
 			elsewhere = " of split " + a.splitArray.split
@@ -109,25 +109,25 @@ func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
 	}
 }
 
-// extend returns a duplicated run in its full length. Fingerprints may miss up to w-1 numbers on
+// extendRun returns a duplicated run in its full length. Fingerprints may miss up to w-1 numbers on
 // each side.
-func extend(run duplicateRun, a, b *checkedFile, w int64) duplicateRun {
+func extendRun(run duplicateRun, a, b *checkedFile, w int64) duplicateRun {
 	numbers := func(f *checkedFile, from, n int64) (list []uint64) {
 		d := decoder{dtype: f.array.DType()}
-		f.array.Read([]array.Window{{Start: from - f.base, Len: int(n)}}, func(_ int, raw []byte) error {
+		f.array.Read([]array.Window{{Start: from - f.offset, Len: int(n)}}, func(_ int, raw []byte) error {
 			list = d.decode(raw)
 			return nil
 		})
 		return list // empty if they cannot be read; the run then stays as it is
 	}
-	if n := min(w, run.a-a.base, run.b-b.base); n > 0 {
+	if n := min(w, run.a-a.offset, run.b-b.offset); n > 0 {
 		x, y := numbers(a, run.a-n, n), numbers(b, run.b-n, n)
 		for n = 0; int(n) < min(len(x), len(y)) && x[len(x)-1-int(n)] == y[len(y)-1-int(n)]; n++ {
 		}
 		run = duplicateRun{run.a - n, run.b - n, run.n + n}
 	}
 	enda, endb := run.a+run.n, run.b+run.n
-	if n := min(w, a.base+a.numbers-enda, b.base+b.numbers-endb); n > 0 {
+	if n := min(w, a.offset+a.numbers-enda, b.offset+b.numbers-endb); n > 0 {
 		x, y := numbers(a, enda, n), numbers(b, endb, n)
 		for n = 0; int(n) < min(len(x), len(y)) && x[n] == y[n]; n++ {
 		}

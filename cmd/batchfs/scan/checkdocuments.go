@@ -9,7 +9,7 @@ import (
 
 // checkDocuments reads the indexes of documents next to the token files.
 func (c *check) checkDocuments(ctx context.Context) error {
-	for _, f := range c.mains() {
+	for _, f := range c.mainFiles() {
 		if !isTokens(f.array) {
 			continue
 		}

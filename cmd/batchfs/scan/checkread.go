@@ -39,7 +39,7 @@ type result struct {
 // key returns the name of the state: a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
-	fmt.Fprintln(sum, 2, c.size, c.window) // 2 is the version of this scheme
+	fmt.Fprintln(sum, 2, c.segmentSize, c.window) // 2 is the version of this scheme
 	for _, f := range c.files {
 		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.splitArray.Options.VocabSize, f.splitArray.Name)
 		if f.array != nil {
@@ -55,7 +55,7 @@ func (c *check) segments() (all []segment) {
 		if f.array == nil {
 			continue
 		}
-		size := c.size / int64(f.array.DType().Size())
+		size := c.segmentSize / int64(f.array.DType().Size())
 		n := int((f.numbers + size - 1) / size)
 		f.results = make([]result, n)
 		for index := range n {
@@ -155,7 +155,7 @@ func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.P
 	var winnower *winnower
 	readEnd := s.to
 	if f.splitArray.main() {
-		winnower = newWinnower(c.window, f.base+s.from)
+		winnower = newWinnower(c.window, f.offset+s.from)
 		// A run that begins in the segment may end in the next one.
 		readEnd = min(s.to+2*c.window-2, f.numbers)
 	}
@@ -168,7 +168,7 @@ func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.P
 		}
 		list := d.decode(raw)
 		prints = winnower.add(list, prints)
-		r.Zeros = endingZeros(list, r.Zeros)
+		r.Zeros = trailingZeros(list, r.Zeros)
 		if vocab > 0 && isTokens(f.array) {
 			r.countBeyond(list, at, vocab, f.array.DType())
 		}

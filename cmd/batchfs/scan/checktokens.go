@@ -11,9 +11,9 @@ import (
 // that allocates a file in full and then stops leaves such zeros.
 const minZeros = 4096
 
-// endingZeros returns the number of zeros at the end of a stream that ends with list. before is
+// trailingZeros returns the number of zeros at the end of a stream that ends with list. before is
 // that number for the stream before list.
-func endingZeros(list []uint64, before int64) int64 {
+func trailingZeros(list []uint64, before int64) int64 {
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i] != 0 {
 			return int64(len(list) - 1 - i)
@@ -54,8 +54,8 @@ func (c *check) judgeTokens(f *checkedFile) {
 	if f.failed {
 		return
 	}
-	per, zeros := perElement(f.array), int64(0)
-	for i, size := len(f.results)-1, c.size/int64(f.array.DType().Size()); i >= 0; i-- {
+	per, zeros := numbersPerElement(f.array), int64(0)
+	for i, size := len(f.results)-1, c.segmentSize/int64(f.array.DType().Size()); i >= 0; i-- {
 		zeros += f.results[i].Zeros
 		if f.results[i].Zeros < min(size, f.numbers-int64(i)*size) {
 			break

@@ -136,7 +136,7 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Inf
 	}
 	f.Documents, f.Indexed = a.Documents().Count(), true
 	n := f.Documents
-	if most := int64(sampledBlocks * endsBlock); !o.All && n > most {
+	if most := int64(sampledBlocks * endsPerBlock); !o.All && n > most {
 		n, s.lengthsSampled = most, true
 	}
 	before := int64(0) // end of the previous document

@@ -19,7 +19,7 @@ const blockSize = 1 << 20
 // numbersOf returns how many numbers an array has; an element may consist of several.
 func numbersOf(a *cache.Array) int64 { return a.Bytes() / int64(a.DType().Size()) }
 
-func perElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
+func numbersPerElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
 
 // read calls visit with the numbers [from, to) of an array, in blocks, and the index of the first
 // number of each block. raw is valid only during the call.
@@ -46,17 +46,17 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 
 var errInterrupted = errors.New("interrupted")
 
-const endsBlock = blockSize / 8 // documents per block of an index
+const endsPerBlock = blockSize / 8 // documents per block of an index
 
 // readEnds calls visit with the ends of the first n documents, in blocks. ends is valid only during
 // the call.
 func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64)) error {
-	ends := make([]int64, min(endsBlock, n))
-	for at := int64(0); at < n; at += endsBlock {
+	ends := make([]int64, min(endsPerBlock, n))
+	for at := int64(0); at < n; at += endsPerBlock {
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
-		ends = ends[:min(endsBlock, n-at)]
+		ends = ends[:min(endsPerBlock, n-at)]
 		if err := d.Ends(at, ends); err != nil {
 			return err
 		}

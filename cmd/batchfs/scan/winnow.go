@@ -17,14 +17,14 @@ import (
 // Karp and Rabin. To be fast, it ignores large hashes: w runs have 64 small ones on average, and
 // none with a probability of 1 in 10^27. It picks about 2 in w runs of random numbers.
 type winnower struct {
-	w     int64    // numbers in a run; a power of two
-	last  []uint64 // last w numbers, plus one; number i is at i mod w
-	sum   uint64   // hash of the last w numbers
-	lead  uint64   // base to the power of w
-	ones  uint64   // hash of w ones
-	small uint64   // largest hash that is not ignored
-	n     int64    // numbers added
-	first int64    // position of the first number
+	w          int64    // numbers in a run; a power of two
+	recent     []uint64 // last w numbers, plus one; number i is at i mod w
+	hash       uint64   // hash of the last w numbers
+	baseToW    uint64   // base to the power of w
+	hashOfOnes uint64   // hash of w ones
+	maxHash    uint64   // largest hash that is not ignored
+	added      int64    // numbers added
+	start      int64    // position of the first number
 
 	// queue holds the candidates in order of position, each with a smaller hash than all after it;
 	// the last picked run may come first.
@@ -38,34 +38,34 @@ type runHash struct {
 	At   int64
 }
 
-// base is odd, so that the hash depends on every bit of every number.
-const base = 0x9e3779b97f4a7c15
+// hashBase is odd, so that the hash depends on every bit of every number.
+const hashBase = 0x9e3779b97f4a7c15
 
 func newWinnower(w, first int64) *winnower {
-	z := &winnower{w: w, last: make([]uint64, w), lead: 1, first: first, picked: -1}
+	z := &winnower{w: w, recent: make([]uint64, w), baseToW: 1, start: first, picked: -1}
 	for range w {
-		z.ones = z.ones*base + 1
-		z.lead *= base
+		z.hashOfOnes = z.hashOfOnes*hashBase + 1
+		z.baseToW *= hashBase
 	}
-	z.small = math.MaxUint64 / uint64(max(w/64, 1))
+	z.maxHash = math.MaxUint64 / uint64(max(w/64, 1))
 	return z
 }
 
 // add continues the stream, and appends the fingerprints that it picks to prints.
 func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
-	sum, n, last, mask := z.sum, z.n, z.last, int64(len(z.last)-1)
+	sum, n, last, mask := z.hash, z.added, z.recent, int64(len(z.recent)-1)
 	for _, v := range numbers {
 		v++
-		sum = sum*base + v - last[n&mask]*z.lead
+		sum = sum*hashBase + v - last[n&mask]*z.baseToW
 		last[n&mask] = v
 		n++
 		// Runs of a single repeated number are ignored, because they are no evidence of a copy.
-		if hash := (sum ^ sum>>32) * base; hash <= z.small && n >= z.w && sum != v*z.ones {
-			prints = z.consider(runHash{hash, z.first + n - z.w}, prints)
+		if hash := (sum ^ sum>>32) * hashBase; hash <= z.maxHash && n >= z.w && sum != v*z.hashOfOnes {
+			prints = z.consider(runHash{hash, z.start + n - z.w}, prints)
 		}
 	}
-	z.sum, z.n = sum, n
-	return z.advance(z.first+n-z.w+1, prints)
+	z.hash, z.added = sum, n
+	return z.advance(z.start+n-z.w+1, prints)
 }
 
 // consider adds a run to the candidates and picks the best one.
@@ -108,8 +108,8 @@ func (z *winnower) pick(prints []runHash) []runHash {
 // A duplicateRun is a run of n numbers that occurs twice: at positions a and b.
 type duplicateRun struct{ a, b, n int64 }
 
-// streamOf returns the index of the stream that contains a position.
-func streamOf(starts []int64, at int64) int {
+// streamIndex returns the index of the stream that contains a position.
+func streamIndex(starts []int64, at int64) int {
 	i, found := slices.BinarySearch(starts, at)
 	if !found {
 		i--
@@ -125,7 +125,7 @@ func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateR
 	for i := 1; i < len(prints); i++ {
 		x, y := prints[i-1], prints[i]
 		// Runs that overlap each other are periodic numbers, not a copy.
-		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamOf(starts, x.At) != streamOf(starts, y.At)) {
+		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamIndex(starts, x.At) != streamIndex(starts, y.At)) {
 			pairs = append(pairs, duplicateRun{x.At, y.At, w})
 		}
 	}
@@ -134,7 +134,7 @@ func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateR
 		if len(runs) > 0 {
 			last := &runs[len(runs)-1]
 			if last.b-last.a == p.b-p.a && p.a <= last.a+last.n &&
-				streamOf(starts, last.a) == streamOf(starts, p.a) && streamOf(starts, last.b) == streamOf(starts, p.b) {
+				streamIndex(starts, last.a) == streamIndex(starts, p.a) && streamIndex(starts, last.b) == streamIndex(starts, p.b) {
 				last.n = p.a + p.n - last.a
 				continue
 			}

@@ -11,12 +11,12 @@ import (
 // The name of a special token is encoded as ordinary text, but no other token of the set is found
 // inside it. A nil *addedSet is empty.
 type addedSet struct {
-	tokens  map[string]addedToken // keyed by text
-	first   [256]bool             // first bytes of texts
-	lengths []int                 // lengths of texts in bytes, longest first
+	tokens     map[string]addedToken // keyed by text
+	firstBytes [256]bool             // first bytes of texts
+	lengths    []int                 // lengths of texts in bytes, longest first
 
-	beforeSpace [256]bool // bytes that may precede a space within a token
-	afterLine   [256]bool // bytes that may follow a newline within a token
+	beforeSpace  [256]bool // bytes that may precede a space within a token
+	afterNewline [256]bool // bytes that may follow a newline within a token
 }
 
 type addedToken struct {
@@ -30,12 +30,12 @@ func newAddedSet(tokens map[string]addedToken, normalized bool) *addedSet {
 	a := &addedSet{tokens: tokens}
 	plain := false
 	for text, token := range tokens {
-		a.first[text[0]] = true
+		a.firstBytes[text[0]] = true
 		a.lengths = append(a.lengths, len(text))
 		plain = plain || !token.special
 		for i := range len(text) - 1 {
 			a.beforeSpace[text[i]] = a.beforeSpace[text[i]] || text[i+1] == ' '
-			a.afterLine[text[i+1]] = a.afterLine[text[i+1]] || text[i] == '\n'
+			a.afterNewline[text[i+1]] = a.afterNewline[text[i+1]] || text[i] == '\n'
 		}
 	}
 	if !plain {
@@ -49,16 +49,16 @@ func newAddedSet(tokens map[string]addedToken, normalized bool) *addedSet {
 	return a
 }
 
-// allowNormalization extends beforeSpace and afterLine to texts that are not normalized yet. For
+// allowNormalization extends beforeSpace and afterNewline to texts that are not normalized yet. For
 // example, normalization turns the Kelvin sign into K, and e with a combining accent into é.
 func (a *addedSet) allowNormalization() {
 	const ascii = utf8.RuneSelf
 	space := slices.Contains(a.beforeSpace[:], true)
-	composed := slices.Contains(a.afterLine[ascii:], true)
-	letter := composed || slices.ContainsFunc([]byte("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), func(b byte) bool { return a.afterLine[b] })
+	composed := slices.Contains(a.afterNewline[ascii:], true)
+	letter := composed || slices.ContainsFunc([]byte("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), func(b byte) bool { return a.afterNewline[b] })
 	for b := range 256 {
 		a.beforeSpace[b] = a.beforeSpace[b] || b >= ascii && space
-		a.afterLine[b] = a.afterLine[b] || b >= ascii && letter || composed
+		a.afterNewline[b] = a.afterNewline[b] || b >= ascii && letter || composed
 	}
 }
 
@@ -66,7 +66,7 @@ func (a *addedSet) allowNormalization() {
 // pairs that end with a space or begin with a newline.
 func (t *Tokenizer) Joins(before, after byte) bool {
 	return slices.ContainsFunc(t.searched[:], func(a *addedSet) bool {
-		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterLine[after])
+		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterNewline[after])
 	})
 }
 
@@ -94,7 +94,7 @@ func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 
 // longestPrefix returns the longest token that text begins with, and its length, or 0.
 func (a *addedSet) longestPrefix(text []byte) (addedToken, int) {
-	if a.first[text[0]] {
+	if a.firstBytes[text[0]] {
 		for _, n := range a.lengths {
 			if n <= len(text) {
 				if found, ok := a.tokens[string(text[:n])]; ok {

@@ -9,7 +9,7 @@ import (
 // asciiSets has one bit in each quarter for a letter, a digit, white space, and " ", by byte.
 var asciiSets [256]uint64
 
-func fillASCII() {
+func fillASCIISets() {
 	for b := range utf8.RuneSelf {
 		for quarter, in := range []bool{classes[b].in(letters), classes[b] == number, classes[b].in(spaces), b == ' '} {
 			if in {
@@ -26,9 +26,9 @@ func eightSets(b uint64) uint64 {
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
-// startsGPT2 returns the positions in the next 64 bytes, or up to the first that is not ASCII, at
-// which pieces begin, as bits. The one at text[0] is left out. Contractions are ignored.
-func startsGPT2(text []byte) uint64 {
+// pieceStartsGPT2 returns the positions in the next 64 bytes, or up to the first that is not ASCII,
+// at which pieces begin, as bits. The one at text[0] is left out. Contractions are ignored.
+func pieceStartsGPT2(text []byte) uint64 {
 	const notASCII = 0x8080808080808080
 	var letter, digit, space, blank uint64
 	n := 0
@@ -60,7 +60,7 @@ func startsGPT2(text []byte) uint64 {
 func splitGPT2(text []byte, i int, ends []int) int {
 	n := 0
 	for n < len(ends) && i < len(text) {
-		starts, first := startsGPT2(text[i:]), i
+		starts, first := pieceStartsGPT2(text[i:]), i
 		if starts == 0 {
 			i = nextGPT2(text, i)
 			ends[n] = i
@@ -70,7 +70,7 @@ func splitGPT2(text []byte, i int, ends []int) int {
 			end := first + bits.TrailingZeros64(starts)
 			starts &= starts - 1
 			if text[i] == '\'' {
-				if m := contraction(text, i, false); m > 0 {
+				if m := contractionLen(text, i, false); m > 0 {
 					end, starts = i+m, 0
 				}
 			}

@@ -42,9 +42,9 @@ type Tokenizer struct {
 	wholePieces map[string]uint32
 	merges      *merges
 	// byteMerges has the merges of any two bytes, which are looked up most.
-	byteMerges *[1 << 16]uint64
-	special    map[string]uint32
-	end        string // name of the special token between documents, or empty
+	byteMerges    *[1 << 16]uint64
+	special       map[string]uint32
+	endOfTextName string // name of the special token between documents, or empty
 	// addedByText has the added tokens to find in the original text, and those to find in
 	// normalized text. searched has the ones that are found before text is split.
 	addedByText [2]map[string]addedToken
@@ -89,7 +89,7 @@ func (t *Tokenizer) Size() int64 { return int64(len(t.tokens)) }
 
 // EndOfText returns the special token between documents, if the vocabulary has one.
 func (t *Tokenizer) EndOfText() (uint32, bool) {
-	token, ok := t.special[t.end]
+	token, ok := t.special[t.endOfTextName]
 	return token, ok
 }
 
@@ -157,19 +157,19 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 }
 
 // append splits up to 256 pieces, looks all of them up, and then appends their tokens. The lookups
-// overlap; see pieceCache.begin.
+// overlap; see pieceCache.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.t.pieceEnds(text, i, e.ends[:])]
-		e.cache.begin(e.lookups[:len(ends)], text, i, ends)
+		e.cache.startLookups(e.lookups[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, inlineTokens*len(ends))
 		for j, end := range ends {
-			if found := e.cache.find(&e.lookups[j]); found != nil && found.high>>60 <= inlineTokens {
+			if found := e.cache.find(&e.lookups[j]); found != nil && found.keyHigh>>60 <= inlineTokens {
 				n := len(tokens)
 				copy(tokens[n:n+inlineTokens], found.tokens[:])
-				tokens = tokens[:n+int(found.high>>60)]
+				tokens = tokens[:n+int(found.keyHigh>>60)]
 			} else {
-				tokens = slices.Grow(e.learn(tokens, text[i:end], found != nil), inlineTokens*(len(ends)-j))
+				tokens = slices.Grow(e.appendUncached(tokens, text[i:end], found != nil), inlineTokens*(len(ends)-j))
 			}
 			i = end
 		}
@@ -177,9 +177,9 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// learn appends and caches the tokens of a piece. met says whether the piece has an entry, without
-// tokens.
-func (e *Encoder) learn(tokens []uint32, piece []byte, met bool) []uint32 {
+// appendUncached appends and caches the tokens of a piece. met says whether the piece has an entry,
+// without tokens.
+func (e *Encoder) appendUncached(tokens []uint32, piece []byte, met bool) []uint32 {
 	if met || len(piece) > shortBytes {
 		if rest, ok := e.cache.overflow[string(piece)]; ok {
 			return append(tokens, rest...)

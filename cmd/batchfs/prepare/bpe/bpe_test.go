@@ -12,17 +12,17 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-var made = map[string]*Tokenizer{}
+var createdTokenizers = map[string]*Tokenizer{}
 
-// named returns the same tokenizers to all tests, because creating one is slow.
-func named(t testing.TB, name string) *Tokenizer {
+// cachedTokenizer returns the same tokenizers to all tests, because creating one is slow.
+func cachedTokenizer(t testing.TB, name string) *Tokenizer {
 	t.Helper()
-	if made[name] == nil {
+	if createdTokenizers[name] == nil {
 		tokenizer, err := Named(name)
 		testfiles.NoError(t, err)
-		made[name] = tokenizer
+		createdTokenizers[name] = tokenizer
 	}
-	return made[name]
+	return createdTokenizers[name]
 }
 
 func decode(t *Tokenizer, tokens []uint32) []byte {
@@ -41,7 +41,7 @@ func TestGolden(t *testing.T) {
 		"cl100k": {9906, 11, 1917, 0, 433, 3358, 1541, 17773, 81923, 220, 69254, 4301, 220, 4513, 1774, 95980, 588, 73958, 17161, 62904, 235, 9468, 237, 121, 83739, 8862, 728, 428, 91, 29, 720, 220},
 		"o200k":  {13225, 11, 2375, 0, 74060, 1700, 51532, 46865, 220, 112127, 6187, 220, 7633, 2548, 153475, 737, 83711, 160433, 52622, 121, 464, 91, 419, 1440, 919, 91, 29, 793, 220},
 	} {
-		if got := named(t, name).NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, want) {
+		if got := cachedTokenizer(t, name).NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, want) {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
@@ -58,7 +58,7 @@ func TestNamed(t *testing.T) {
 		"cl100k": {100277, 100257, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"},
 		"o200k":  {200019, 199999, "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"},
 	} {
-		tokenizer := named(t, name)
+		tokenizer := cachedTokenizer(t, name)
 		if end, ok := tokenizer.EndOfText(); tokenizer.Name() != name || tokenizer.Size() != want.size || !ok || end != want.end {
 			t.Errorf("%s: %q, size %d, end %d %v", name, tokenizer.Name(), tokenizer.Size(), end, ok)
 		}
@@ -85,8 +85,8 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// merged encodes a piece step by step, as byte-pair encoding is defined.
-func merged(t *Tokenizer, piece []byte) []uint32 {
+// encodeByDefinition encodes a piece step by step, as byte-pair encoding is defined.
+func encodeByDefinition(t *Tokenizer, piece []byte) []uint32 {
 	if token, ok := t.wholePieces[string(piece)]; ok {
 		return []uint32{token}
 	}
@@ -111,14 +111,14 @@ func merged(t *Tokenizer, piece []byte) []uint32 {
 // Pieces of any length get the tokens of the definition, from both implementations.
 func TestMerge(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	tokenizer := named(t, "o200k")
+	tokenizer := cachedTokenizer(t, "o200k")
 	for range 2000 {
 		piece := make([]byte, 1+random.IntN(200))
 		letters := "abcdefghijklmnopqrstuvwxyz    \n\n--=="[random.IntN(20):][:1+random.IntN(16)]
 		for i := range piece {
 			piece[i] = letters[random.IntN(len(letters))]
 		}
-		want := merged(tokenizer, piece)
+		want := encodeByDefinition(tokenizer, piece)
 		var w merger
 		if got := w.append(nil, tokenizer, piece); !slices.Equal(got, want) {
 			t.Fatalf("%q: %d, want %d", piece, got, want)
@@ -170,7 +170,7 @@ func FuzzEncode(f *testing.F) {
 	}
 	var encoders []*Encoder
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
-		encoders = append(encoders, named(f, name).NewEncoder())
+		encoders = append(encoders, cachedTokenizer(f, name).NewEncoder())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		text = text[:min(len(text), 1000)] // merged is slow
@@ -182,7 +182,7 @@ func FuzzEncode(f *testing.F) {
 				if end <= i || end > len(text) {
 					t.Fatalf("%s: %q: the piece at %d ends at %d", name, text, i, end)
 				}
-				want = append(want, merged(tokenizer, text[i:end])...)
+				want = append(want, encodeByDefinition(tokenizer, text[i:end])...)
 				i = end
 			}
 			for range 2 { // the second time, most pieces are cached

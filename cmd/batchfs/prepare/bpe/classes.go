@@ -51,16 +51,16 @@ var fillClasses = sync.OnceFunc(func() {
 			fill(int(r.Lo), int(r.Hi), int(r.Stride), c)
 		}
 	}
-	for _, r := range unicode16 {
+	for _, r := range addedByUnicode16 {
 		fill(r.first, r.last, 1, r.class)
 	}
 	classes['\r'], classes['\n'] = newline, newline
-	fillASCII()
+	fillASCIISets()
 })
 
-// unicode16 has the characters added by Unicode 15.1 and 16, which tiktoken and tokenizers know but
-// package unicode does not.
-var unicode16 = []struct {
+// addedByUnicode16 has the characters added by Unicode 15.1 and 16, which tiktoken and tokenizers
+// know but package unicode does not.
+var addedByUnicode16 = []struct {
 	first, last int
 	class       class
 }{

@@ -27,7 +27,7 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other {
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
 	}
-	t, err := f.tokenizer(path)
+	t, err := f.newTokenizer(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -103,7 +103,7 @@ func (m *twoTokens) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
+func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
@@ -116,10 +116,10 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	}
 	fillClasses() // needed for normalization
 	t := &Tokenizer{name: path}
-	if err := f.stages(t); err != nil {
+	if err := f.applyStages(t); err != nil {
 		return nil, err
 	}
-	if err := f.vocabulary(t); err != nil {
+	if err := f.loadVocabulary(t); err != nil {
 		return nil, err
 	}
 	pairs := make([]pair, len(m.Merges))
@@ -130,23 +130,23 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 		if !ok1 || !ok2 || !ok3 {
 			return nil, fmt.Errorf("model.merges: %q, %q or their concatenation is not a token of model.vocab", merge[0], merge[1])
 		}
-		pairs[rank] = pair{key(left, right), uint64(rank)<<32 | uint64(both)}
+		pairs[rank] = pair{pairKey(left, right), uint64(rank)<<32 | uint64(both)}
 	}
-	added, err := f.added(t)
+	added, err := f.addedTokens(t)
 	if err != nil {
 		return nil, err
 	}
 	err = t.finish(pairs, added)
 	for _, end := range []string{endOfText, "<|end_of_text|>", "</s>", "<eos>"} {
 		if _, ok := t.special[end]; ok {
-			t.end = end
+			t.endOfTextName = end
 			break
 		}
 	}
 	return t, err
 }
 
-func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
+func (f *tokenizerFile) loadVocabulary(t *Tokenizer) error {
 	alphabet := byteAlphabet()
 	for text, token := range f.Model.Vocab {
 		if err := t.reserve(token, text); err != nil {
@@ -171,9 +171,9 @@ func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
 	return nil
 }
 
-// added returns the added tokens to find in the original text, and those to find in normalized
-// text.
-func (f *tokenizerFile) added(t *Tokenizer) (added [2]map[string]addedToken, err error) {
+// addedTokens returns the added tokens to find in the original text, and those to find in
+// normalized text.
+func (f *tokenizerFile) addedTokens(t *Tokenizer) (added [2]map[string]addedToken, err error) {
 	added = [2]map[string]addedToken{{}, {}}
 	for _, a := range f.AddedTokens {
 		if err := t.reserve(a.ID, a.Content); err != nil {
@@ -205,7 +205,7 @@ func (t *Tokenizer) reserve(token uint32, text string) error {
 	return nil
 }
 
-func (f *tokenizerFile) stages(t *Tokenizer) error {
+func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 	for _, s := range f.Normalizer.steps() {
 		if s.Type != "NFC" {
 			return fmt.Errorf("normalizer %s is not supported, only NFC", s.Type)

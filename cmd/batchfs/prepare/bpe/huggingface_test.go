@@ -10,8 +10,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// small returns a tokenizer.json with all bytes and three merges, changed by edit.
-func small(t *testing.T, edit func(f, model map[string]any)) string {
+// writeSmallTokenizer returns a tokenizer.json with all bytes and three merges, changed by edit.
+func writeSmallTokenizer(t *testing.T, edit func(f, model map[string]any)) string {
 	t.Helper()
 	vocab := map[string]int{"ab": 256, "abc": 257, "Ġab": 258}
 	for r, b := range byteAlphabet() {
@@ -51,7 +51,7 @@ func TestReadHuggingFace(t *testing.T) {
 		{"NFC", func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFC"} },
 			slices.Concat([]uint32{256, 'c', 258, 301}, special, []uint32{0xc3, 0xa9})},
 	} {
-		tokenizer, err := ReadHuggingFace(small(t, test.edit))
+		tokenizer, err := ReadHuggingFace(writeSmallTokenizer(t, test.edit))
 		if err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
@@ -99,7 +99,7 @@ func TestRefusesHuggingFace(t *testing.T) {
 		},
 		"not a tokenizer.json of Hugging Face": func(f, model map[string]any) { f["model"] = 5 },
 	} {
-		path := small(t, edit)
+		path := writeSmallTokenizer(t, edit)
 		if _, err := ReadHuggingFace(path); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path) {
 			t.Errorf("got %v, want %s: … %s …", err, path, want)
 		}

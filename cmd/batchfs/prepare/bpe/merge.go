@@ -9,8 +9,8 @@ import (
 
 // merges holds the pairs of tokens that a vocabulary joins, in a hash table with open addressing.
 type merges struct {
-	pairs []pair
-	shift int
+	pairs     []pair
+	hashShift int
 	// filter has a bit for each hash of a pair. Most lookups fail, and the filter stays in the
 	// processor's caches.
 	filter [1 << (filterBits - 6)]uint64
@@ -29,22 +29,22 @@ const (
 
 func newMerges(pairs []pair) *merges {
 	size := bits.Len(uint(2 * len(pairs)))
-	m := &merges{pairs: make([]pair, 1<<size), shift: 64 - size}
+	m := &merges{pairs: make([]pair, 1<<size), hashShift: 64 - size}
 	for _, p := range pairs {
 		*m.locate(p.key) = p
-		bit := hash(p.key) >> (64 - filterBits)
+		bit := hashKey(p.key) >> (64 - filterBits)
 		m.filter[bit/64] |= 1 << (bit % 64)
 	}
 	return m
 }
 
-func key(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) + 1 }
+func pairKey(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) + 1 }
 
-func hash(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }
+func hashKey(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }
 
 // locate returns the slot of a key, or the empty slot where it belongs.
 func (m *merges) locate(key uint64) *pair {
-	for i := hash(key) >> m.shift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
+	for i := hashKey(key) >> m.hashShift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
 		if p := &m.pairs[i]; p.key == key || p.key == 0 {
 			return p
 		}
@@ -53,8 +53,8 @@ func (m *merges) locate(key uint64) *pair {
 
 // find returns rank<<32 | token of a pair, or noMerge.
 func (m *merges) find(left, right uint32) uint64 {
-	key := key(left, right)
-	if bit := hash(key) >> (64 - filterBits); m.filter[bit/64]>>(bit%64)&1 == 0 {
+	key := pairKey(left, right)
+	if bit := hashKey(key) >> (64 - filterBits); m.filter[bit/64]>>(bit%64)&1 == 0 {
 		return noMerge
 	}
 	if p := m.locate(key); p.key != 0 {

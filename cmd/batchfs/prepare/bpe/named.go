@@ -18,7 +18,7 @@ var vocabularies embed.FS
 
 const endOfText = "<|endoftext|>"
 
-var published = map[string]struct {
+var publishedTokenizers = map[string]struct {
 	expression expression
 	special    map[string]uint32
 }{
@@ -31,7 +31,7 @@ var published = map[string]struct {
 // Named returns one of OpenAI's tokenizers, whose vocabularies are part of the program: gpt2
 // (r50k_base in tiktoken), cl100k (GPT-4) or o200k (GPT-4o).
 func Named(name string) (*Tokenizer, error) {
-	p, ok := published[name]
+	p, ok := publishedTokenizers[name]
 	if !ok {
 		return nil, fmt.Errorf("there is no tokenizer %q: use gpt2, cl100k or o200k", name)
 	}
@@ -39,7 +39,7 @@ func Named(name string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the vocabulary of %s: %w", name, err)
 	}
-	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens, end: endOfText}
+	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens, endOfTextName: endOfText}
 	whole := make(map[string]uint32, len(tokens))
 	for token, text := range tokens {
 		whole[text] = uint32(token)
@@ -50,7 +50,7 @@ func Named(name string) (*Tokenizer, error) {
 		for i := 1; i < len(text); i++ {
 			if left, ok := whole[text[:i]]; ok {
 				if right, ok := whole[text[i:]]; ok {
-					pairs = append(pairs, pair{key(left, right), uint64(token)<<32 | uint64(token)})
+					pairs = append(pairs, pair{pairKey(left, right), uint64(token)<<32 | uint64(token)})
 				}
 			}
 		}

@@ -20,7 +20,7 @@ func nfc(text []byte) []byte {
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
 		// Invalid UTF-8 counts as utf8.RuneError.
-		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(after9, r) })
+		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(marksSinceUnicode10, r) })
 		if end < 0 {
 			end = len(text)
 		}
@@ -31,9 +31,9 @@ func nfc(text []byte) []byte {
 	return out
 }
 
-// after9 has the characters since Unicode 9 that are reordered as marks or compose with the
-// character before them. To tokenizers, they are letters.
-var after9 = &unicode.RangeTable{
+// marksSinceUnicode10 has the characters since Unicode 9 that are reordered as marks or compose
+// with the character before them. To tokenizers, they are letters.
+var marksSinceUnicode10 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},
 		{0x0d3b, 0x0d3c, 1}, {0x0eba, 0x0eba, 1}, {0x1715, 0x1715, 1}, {0x1abf, 0x1ace, 1}, {0x1df6, 0x1dfa, 1},

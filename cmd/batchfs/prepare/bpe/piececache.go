@@ -18,7 +18,7 @@ const (
 // A pieceCache holds the tokens of pieces that were encoded before.
 type pieceCache struct {
 	sets     [][2]pieceTokens    // indexed by a hash; a set fills one line of the processor's cache
-	read     uint64              // keeps the compiler from removing the reads in begin
+	sink     uint64              // keeps the compiler from removing the reads in begin
 	overflow map[string][]uint32 // pieces that are too long, or have too many tokens, for an entry
 }
 
@@ -27,11 +27,11 @@ type pieceCache struct {
 type pieceTokens struct {
 	// The top four bits of high are the number of tokens. If it exceeds inlineTokens, the tokens
 	// are in overflow.
-	low, high uint64
-	tokens    [inlineTokens]uint32
+	keyLow, keyHigh uint64
+	tokens          [inlineTokens]uint32
 }
 
-func (e *pieceTokens) matches(low, high uint64) bool { return (e.low^low)|(e.high^high)<<4 == 0 }
+func (e *pieceTokens) matches(low, high uint64) bool { return (e.keyLow^low)|(e.keyHigh^high)<<4 == 0 }
 
 func newPieceCache() pieceCache {
 	k := pieceCache{sets: make([][2]pieceTokens, 1<<setBits), overflow: map[string][]uint32{}}
@@ -49,8 +49,8 @@ var shortMasks = func() (masks [shortBytes + 1]struct{ low, high uint64 }) {
 	return masks
 }()
 
-// shortPiece returns the piece text[i:end], of up to 15 bytes, as two numbers.
-func shortPiece(text []byte, i, end int) (low, high uint64) {
+// shortKey returns the piece text[i:end], of up to 15 bytes, as two numbers.
+func shortKey(text []byte, i, end int) (low, high uint64) {
 	var raw *[16]byte
 	if i+16 <= len(text) {
 		raw = (*[16]byte)(text[i:])
@@ -63,45 +63,45 @@ func shortPiece(text []byte, i, end int) (low, high uint64) {
 	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
 }
 
-// set returns the index of the set that a short piece belongs to.
-func (k *pieceCache) set(low, high uint64) int {
+// setIndex returns the index of the set that a short piece belongs to.
+func (k *pieceCache) setIndex(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
 	return int((over ^ under) >> (64 - setBits))
 }
 
 // A lookup is a piece to find, and the index of its set.
 type lookup struct {
-	low, high uint64
-	set       int
+	keyLow, keyHigh uint64
+	set             int
 }
 
-// begin prepares the lookup of each piece from text[i] on, and reads one word of its set. The
-// processor waits for many of these reads at a time. A loop that also compared would wait for one
-// after the other.
-func (k *pieceCache) begin(lookups []lookup, text []byte, i int, ends []int) {
+// startLookups prepares the lookup of each piece from text[i] on, and reads one word of its set.
+// The processor waits for many of these reads at a time. A loop that also compared would wait for
+// one after the other.
+func (k *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
 	for j, end := range ends {
 		l := &lookups[j]
 		if end-i > shortBytes {
-			*l = lookup{high: 1} // matches no piece
+			*l = lookup{keyHigh: 1} // matches no piece
 		} else {
-			l.low, l.high = shortPiece(text, i, end)
-			l.set = k.set(l.low, l.high)
-			read ^= k.sets[l.set][0].low
+			l.keyLow, l.keyHigh = shortKey(text, i, end)
+			l.set = k.setIndex(l.keyLow, l.keyHigh)
+			read ^= k.sets[l.set][0].keyLow
 		}
 		i = end
 	}
-	k.read = read
+	k.sink = read
 }
 
 // find returns the entry of a piece, or nil.
 func (k *pieceCache) find(l *lookup) *pieceTokens {
 	set := &k.sets[l.set]
 	way := 0
-	if set[1].matches(l.low, l.high) { // a conditional move instead of a branch
+	if set[1].matches(l.keyLow, l.keyHigh) { // a conditional move instead of a branch
 		way = 1
 	}
-	if found := &set[way&1]; found.matches(l.low, l.high) {
+	if found := &set[way&1]; found.matches(l.keyLow, l.keyHigh) {
 		return found
 	}
 	return nil
@@ -110,10 +110,10 @@ func (k *pieceCache) find(l *lookup) *pieceTokens {
 // add caches the tokens of a piece.
 func (k *pieceCache) add(piece []byte, tokens []uint32) {
 	if len(piece) <= shortBytes {
-		low, high := shortPiece(piece, 0, len(piece))
-		set := &k.sets[k.set(low, high)]
+		low, high := shortKey(piece, 0, len(piece))
+		set := &k.sets[k.setIndex(low, high)]
 		set[1] = set[0]
-		set[0] = pieceTokens{low: low, high: high | uint64(min(len(tokens), inlineTokens+1))<<60}
+		set[0] = pieceTokens{keyLow: low, keyHigh: high | uint64(min(len(tokens), inlineTokens+1))<<60}
 		copy(set[0].tokens[:], tokens)
 	}
 	if len(piece) <= maxScanned && (len(piece) > shortBytes || len(tokens) > inlineTokens) {

@@ -61,23 +61,23 @@ var (
 		`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
 	}}
 	// In tiktoken's cl100k, white space at the end of a text is one piece.
-	cl100k = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, true) }, patterns: []string{
+	cl100k = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, true) }, patterns: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 	}}
 	// Llama 3 uses an older cl100k, which splits such white space after its last newline.
-	llama3 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, false) }, patterns: []string{
+	llama3 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	qwen2 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 1, false) }, patterns: []string{
+	qwen2 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 1, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	o200k = expression{next: func(text []byte, i int) int { return nextCased(text, i, 3, true) }, patterns: []string{
+	o200k = expression{next: func(text []byte, i int) int { return nextO200K(text, i, 3, true) }, patterns: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
 	// tekken is the expression of Mistral's tokenizers since NeMo.
-	tekken = expression{next: func(text []byte, i int) int { return nextCased(text, i, 1, false) }, patterns: []string{
+	tekken = expression{next: func(text []byte, i int) int { return nextO200K(text, i, 1, false) }, patterns: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
@@ -88,7 +88,7 @@ var expressions = []expression{gpt2, cl100k, llama3, qwen2, o200k, tekken}
 
 // nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
-	if n := contraction(text, i, false); n > 0 {
+	if n := contractionLen(text, i, false); n > 0 {
 		return i + n
 	}
 	c, n := classAt(text, i)
@@ -105,19 +105,19 @@ func nextGPT2(text []byte, i int) int {
 	case c.in(others):
 		return skip(text, from+n, others)
 	}
-	end, last, _ := whiteSpace(text, i)
+	end, last, _ := matchSpaces(text, i)
 	if end < len(text) && last > i {
 		return last
 	}
 	return end
 }
 
-// nextWord implements the following expression, with `\s+$|` before `\s*` if trailing is true:
+// nextCL100K implements the following expression, with `\s+$|` before `\s*` if trailing is true:
 //
 //	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|
 //	\s*[\r\n]+|\s+(?!\S)|\s+
-func nextWord(text []byte, i, digits int, trailing bool) int {
-	if n := contraction(text, i, true); n > 0 {
+func nextCL100K(text []byte, i, digits int, trailing bool) int {
+	if n := contractionLen(text, i, true); n > 0 {
 		return i + n
 	}
 	c, n := classAt(text, i)
@@ -125,51 +125,51 @@ func nextWord(text []byte, i, digits int, trailing bool) int {
 	case c.in(letters):
 		return skip(text, i+n, letters)
 	case c == number:
-		return numbers(text, i+n, digits-1)
+		return matchNumbers(text, i+n, digits-1)
 	}
 	if c != newline && i+n < len(text) {
 		if after, m := classAt(text, i+n); after.in(letters) {
 			return skip(text, i+n+m, letters)
 		}
 	}
-	if end := symbols(text, i, c, n); end > i {
-		return newlines(text, end, '\n')
+	if end := matchSymbols(text, i, c, n); end > i {
+		return skipNewlines(text, end, '\n')
 	}
-	return spacePiece(text, i, trailing)
+	return spacePieceEnd(text, i, trailing)
 }
 
-// nextCased implements the expression of o200k, in which a word ends before a capital letter that
+// nextO200K implements the expression of o200k, in which a word ends before a capital letter that
 // follows a small one. If contractions is true, a word includes a contraction after it.
-func nextCased(text []byte, i, digits int, contractions bool) int {
+func nextO200K(text []byte, i, digits int, contractions bool) int {
 	c, n := classAt(text, i)
 	if c == number {
-		return numbers(text, i+n, digits-1)
+		return matchNumbers(text, i+n, digits-1)
 	}
 	if c != newline {
-		if end := casedWord(text, i, c, n); end > i {
+		if end := matchCasedWord(text, i, c, n); end > i {
 			if contractions {
-				end += contraction(text, end, true)
+				end += contractionLen(text, end, true)
 			}
 			return end
 		}
 	}
-	if end := symbols(text, i, c, n); end > i {
-		return newlines(text, end, '/')
+	if end := matchSymbols(text, i, c, n); end > i {
+		return skipNewlines(text, end, '/')
 	}
-	return spacePiece(text, i, false)
+	return spacePieceEnd(text, i, false)
 }
 
-// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`, or
-// returns i. As in a regular expression, it includes the character before the word if it can, and
-// tries the second alternative only if the first does not match.
-func casedWord(text []byte, i int, c class, n int) int {
+// matchCasedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`,
+// or returns i. As in a regular expression, it includes the character before the word if it can,
+// and tries the second alternative only if the first does not match.
+func matchCasedWord(text []byte, i int, c class, n int) int {
 	before := c.in(spaces | others) // the first character may precede the word
 	if before {
-		if end := lowerWord(text, i+n); end > i+n {
+		if end := matchLowerWord(text, i+n); end > i+n {
 			return end
 		}
 	}
-	if end := lowerWord(text, i); end > i { // a mark at the beginning is part of the word
+	if end := matchLowerWord(text, i); end > i { // a mark at the beginning is part of the word
 		return end
 	}
 	// There is no [LOWER], so only [UPPER]+ can match.
@@ -181,8 +181,8 @@ func casedWord(text []byte, i int, c class, n int) int {
 	return skip(text, i, uppers)
 }
 
-// lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
-func lowerWord(text []byte, i int) int {
+// matchLowerWord matches `[UPPER]*[LOWER]+`, or returns i.
+func matchLowerWord(text []byte, i int) int {
 	start := skip(text, i, uppers)
 	if end := skip(text, start, lowers); end > start {
 		return end
@@ -198,9 +198,9 @@ func lowerWord(text []byte, i int) int {
 	return start
 }
 
-// contraction returns the length of a match of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. If anyCase is
-// true, case is ignored, and ſ counts as an s.
-func contraction(text []byte, i int, anyCase bool) int {
+// contractionLen returns the length of a match of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. If anyCase
+// is true, case is ignored, and ſ counts as an s.
+func contractionLen(text []byte, i int, anyCase bool) int {
 	if i+1 >= len(text) || text[i] != '\'' {
 		return 0
 	}
@@ -227,8 +227,8 @@ func contraction(text []byte, i int, anyCase bool) int {
 	return 0
 }
 
-// numbers returns the end of a match of `\p{N}{0,most}`.
-func numbers(text []byte, i, most int) int {
+// matchNumbers returns the end of a match of `\p{N}{0,most}`.
+func matchNumbers(text []byte, i, most int) int {
 	for ; i < len(text) && most > 0; most-- {
 		c, n := classAt(text, i)
 		if c != number {
@@ -239,9 +239,9 @@ func numbers(text []byte, i, most int) int {
 	return i
 }
 
-// symbols matches ` ?[^\s\p{L}\p{N}]+`, or returns i. c and n are the class and length of the first
-// character.
-func symbols(text []byte, i int, c class, n int) int {
+// matchSymbols matches ` ?[^\s\p{L}\p{N}]+`, or returns i. c and n are the class and length of the
+// first character.
+func matchSymbols(text []byte, i int, c class, n int) int {
 	if c.in(others) {
 		return skip(text, i+n, others)
 	}
@@ -253,17 +253,17 @@ func symbols(text []byte, i int, c class, n int) int {
 	return i
 }
 
-// newlines returns the end of a run of \r, \n and the character more.
-func newlines(text []byte, i int, more byte) int {
+// skipNewlines returns the end of a run of \r, \n and the character more.
+func skipNewlines(text []byte, i int, more byte) int {
 	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
 		i++
 	}
 	return i
 }
 
-// whiteSpace matches `\s+`. It returns its end, the beginning of its last character, and the end of
-// its last newline, or 0.
-func whiteSpace(text []byte, i int) (end, last, line int) {
+// matchSpaces matches `\s+`. It returns its end, the beginning of its last character, and the end
+// of its last newline, or 0.
+func matchSpaces(text []byte, i int) (end, last, line int) {
 	for i < len(text) {
 		c, n := classAt(text, i)
 		if !c.in(spaces) {
@@ -277,10 +277,10 @@ func whiteSpace(text []byte, i int) (end, last, line int) {
 	return i, last, line
 }
 
-// spacePiece matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing is true: white
-// space up to its last newline, or all but its last character, which belongs to what follows.
-func spacePiece(text []byte, i int, trailing bool) int {
-	switch end, last, line := whiteSpace(text, i); {
+// spacePieceEnd matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing is true:
+// white space up to its last newline, or all but its last character, which belongs to what follows.
+func spacePieceEnd(text []byte, i int, trailing bool) int {
+	switch end, last, line := matchSpaces(text, i); {
 	case trailing && end == len(text):
 		return end
 	case line > 0:
