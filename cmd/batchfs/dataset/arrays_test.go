@@ -18,8 +18,7 @@ func openArrays(t *testing.T, more string) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// writeArrays writes files of a matrix, of tokens with aligned arrays, and of a mixture of such,
-// and a configuration.
+// writeArrays writes a matrix, tokens with aligned arrays, a mixture of those, and a configuration.
 func writeArrays(t *testing.T, more string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -54,7 +53,7 @@ tokens = "a.bin"
 ` + fmt.Sprintf(arrays, "beside", "a") + source("a") + source("b")})
 }
 
-// Aligned arrays are part of the data: if only one of them changes, no byte of a batch is served.
+// If only an aligned array changes, no byte of a batch is served.
 func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {
 		all := openArrays(t, "")
@@ -69,7 +68,6 @@ func TestArrayThatChanges(t *testing.T) {
 	}
 }
 
-// Tokens of any dtype have a text; rows of numbers have none.
 func TestTextOfAnyTokens(t *testing.T) {
 	for _, test := range []struct {
 		dtype array.DType

@@ -17,7 +17,7 @@ type ArraySpec struct {
 	Source  int    // index of the source in the split
 	Name    string // name of an aligned array; empty for the main array
 	Files   []string
-	Options cache.Options // for opening any of the files
+	Options cache.Options
 }
 
 // ArraySpecs returns the arrays of all sources of a split, the main array of each source first.

@@ -1,10 +1,10 @@
-// Package dataset opens the token files of the splits in a configuration, and binds them to the
-// split's settings or those of a path such as "train/rank=3,world=8".
+// Package dataset opens the token files of a configuration's splits and binds them to settings: the
+// split's own, or those of a path such as "train/rank=3,world=8".
 //
-// A [Dataset] is an open split with fixed settings. It never changes. It describes itself in
-// info.json, and knows the origin of each row. A [Served] is a Dataset as a mount serves it: it
-// notices changed token files and, under on_change = "follow", switches to the new ones. From a
-// [Snapshot], another process serves the same batches as a mount without opening files first.
+// A [Dataset] is an open split with fixed settings. It never changes. A [Served] is a Dataset as a
+// mount serves it: it notices changed token files and, under on_change = "follow", switches to the
+// new ones. A [Snapshot] lets another process serve the same batches as a mount without opening
+// files first.
 package dataset
 
 import (
@@ -26,21 +26,21 @@ import (
 // A Dataset is a split whose token files are open and checked. It is immutable and safe for
 // concurrent use.
 type Dataset struct {
-	Split    *config.Split     // settings; TorchState is set if the configuration names a file
-	Sequence *sampler.Sequence // computes the batches
-	Steps    uint64            // number of batches in batches.bin
-	Version  uint64            // number of times the tokens have changed since the mount was made
+	Split    *config.Split // TorchState is set if the configuration names a file
+	Sequence *sampler.Sequence
+	Steps    uint64 // batches in batches.bin
+	Version  uint64 // times the tokens have changed since the mount was made
 
 	sources       [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
 	arrays        []*cache.Array
-	mains         []*cache.Array  // main array of each source
+	mains         []*cache.Array  // one for each source
 	tables        *sampler.Tables // cache of precomputed tables, shared by all splits
-	hint          vocabHint       // settings found in vocab.json
-	fingerprint   string          // hash of the contents of all token files
-	formatsDigest func() string   // returns digestFormats(sources), computed by the first call
-	files         int             // number of files of all arrays, including indexes of documents
-	groups        [][]int64       // sampler.Source.Groups of each source
-	unleasedFile  string          // a file whose writers Open could not determine, or empty
+	hint          vocabHint
+	fingerprint   string        // hash of the contents of all token files
+	formatsDigest func() string // see digestFormats; computed by the first call
+	files         int           // files of all arrays, including indexes of documents
+	groups        [][]int64     // see sampler.Source.Groups; one for each source
+	unleasedFile  string        // a file without a lease, whose writers are unknown; may be empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -95,8 +95,8 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 // or key that is wrong.
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. previous holds its sources before their files changed, or nil. If previous is
-// nil and p is not, the split is opened for a mount.
+// open opens a split. previous holds its sources from before its files changed, or nil. If p is set
+// and previous is nil, the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
 	s, parts, h, err := o.resolveArrays(s)
 	if err != nil {
@@ -141,7 +141,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 }
 
 // newDataset binds token files to the settings of a split. groups may be those of an earlier
-// Dataset of the split, or nil.
+// Dataset of the split, which saves counting rows, or nil.
 func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
@@ -228,15 +228,13 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps returns the largest number of batches that a file can hold. It uses only half of all
-// file offsets, to leave room for headers.
+// maxSteps uses only half of all file offsets, to leave room for headers.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
-// With returns the dataset with the settings of a path component, such as "rank=3,world=8". Its
-// memory does not depend on the number of files. The error is syscall.ENOENT if a setting is
-// unknown.
+// With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two
+// share open files. The error is syscall.ENOENT if a setting is unknown.
 func (d *Dataset) With(settings string) (*Dataset, error) {
 	s, err := d.Split.With(settings)
 	if err != nil {
@@ -245,15 +243,14 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset with the settings of s, which config.Split.With returned for the
-// same split, possibly before its files changed.
+// withSettings is like With for settings from config.Split.With, which may be older than the files.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
-	// How documents end depends on the current files. Their arrays are still the same.
+	// The current files decide how documents end. Their arrays have not changed.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.Stored() // like bind
+		s.DType = d.Sequence.Stored() // bind does the same
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()
@@ -283,7 +280,7 @@ func (d *Dataset) Files() (paths []string) {
 // Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead reads the first batch, up to 1 MiB, to check that batches can be read.
+// TryRead checks that batches can be read, by reading the first one, up to 1 MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)

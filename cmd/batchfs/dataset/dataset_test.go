@@ -20,7 +20,6 @@ import (
 
 var must = testfiles.NoError
 
-// openHere opens the splits of a configuration with this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -68,7 +67,6 @@ func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 	return d
 }
 
-// sameBatches fails the test unless the first size bytes of batches are equal.
 func sameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
 	t.Helper()
 	for k := range uint64(12) {
@@ -136,8 +134,7 @@ func openMany(t *testing.T) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// The label of a sequence is a path that leads to it from the split and from any of its
-// directories.
+// The label of a sequence is a path to it from the split and from any of its directories.
 func TestLabelIsAPath(t *testing.T) {
 	for _, d := range append(openMany(t), openArrays(t, "")...) {
 		paths := []string{"", "seed=9", "batch_size=5,order=sequential", "start=7,steps=3", "seed=9,dtype=native"}
@@ -190,7 +187,6 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// serveOnlySplit returns the only split as a mount serves it.
 func serveOnlySplit(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
@@ -205,7 +201,7 @@ func serveOnlySplit(t testing.TB, text string) *Served {
 func TestCannotFollow(t *testing.T) {
 	for _, test := range []struct {
 		onChange, path string
-		tokens         int // number in the new file
+		tokens         int // length of the new file
 		want           string
 	}{
 		{"error", "", 60, "has changed since it was opened"},

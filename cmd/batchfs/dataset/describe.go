@@ -36,17 +36,17 @@ func (d *Dataset) pathSettings() map[string]any {
 	return all
 }
 
-// label returns a name for the sequence: its path in a mount of the same tokens, with all settings.
+// label names the sequence by its path in a mount, with all settings.
 func (d *Dataset) label() string {
 	all := d.pathSettings()
 	delete(all, "torch_state")
 	if !d.Sequence.DType.IsInteger() {
-		all["dtype"] = sampler.Native // no other dtype is possible
+		all["dtype"] = sampler.Native // the only possible dtype
 	}
 	return d.Split.Name + "/" + config.JoinSettings(all)
 }
 
-// Metadata returns the metadata of .safetensors files, which identifies the sequence and its
+// Metadata returns the metadata of .safetensors files: the sequence and the fingerprint of its
 // tokens.
 func (d *Dataset) Metadata() map[string]string {
 	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
@@ -151,7 +151,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 func indentedJSON(v any) []byte {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		panic(err) // cannot happen, because JSON can encode all of these types
+		panic(err) // JSON can encode all of these types
 	}
 	return append(text, '\n')
 }
@@ -229,7 +229,7 @@ func (d *Dataset) settings() map[string]any {
 }
 
 // Describe writes the origin of each row of batch k for people. If there is a vocabulary next to
-// the token file, it also writes up to chars characters of the text of each segment.
+// the token file, it adds up to chars characters of each segment's text.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	vocabularies := map[string]*vocabulary.Manifest{}
 	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
@@ -259,7 +259,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	return nil
 }
 
-// describeSegment writes the origin and the text of a segment. It caches vocabularies by directory.
+// describeSegment caches vocabularies by directory.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {

@@ -48,7 +48,7 @@ func writeDocuments(t *testing.T) (ends []uint64) {
 }
 
 // Origins of rows made of documents name the first document and the number of segments. inspect
-// shows each segment, and --find finds each token.
+// shows each segment.
 func TestOriginsOfDocuments(t *testing.T) {
 	ends := writeDocuments(t)
 	for _, d := range mustOpenConfig(t) {
@@ -91,7 +91,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 	}
 }
 
-// A process that takes over uses the row counts of the snapshot instead of counting again.
+// A process that takes over does not count rows again.
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)
 	want := mustOpenConfig(t)

@@ -13,7 +13,7 @@ import (
 
 // A Found lists the batches of one epoch that hold a token.
 type Found struct {
-	File  jsontext.String `json:"file"`  // path of the token file that holds the token
+	File  jsontext.String `json:"file"`  // token file that holds the token
 	Index int64           `json:"index"` // position of the token in the file
 	Epoch uint64          `json:"epoch"`
 	Finds []occurrence    `json:"finds"`

@@ -13,7 +13,6 @@ import (
 	"batchfs/sampler"
 )
 
-// Each token is where Find says, both in words and as JSON.
 func TestFind(t *testing.T) {
 	for _, d := range openMany(t) {
 		if _, words := findIn(t, d, 3, math.MaxUint64); !strings.HasSuffix(words, ":\n  in no batch\n") {
@@ -58,8 +57,7 @@ func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *Found, words 
 	return f, out.String()
 }
 
-// placesOf returns the positions of a token in the arrays of a batch. It fails the test if the
-// token is not there.
+// placesOf returns the positions of a token in the arrays of a batch.
 func placesOf(t *testing.T, d *Dataset, at occurrence, token []byte) string {
 	t.Helper()
 	d = mustWith(t, d, fmt.Sprintf("rank=%d", at.Rank))

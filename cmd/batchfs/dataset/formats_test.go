@@ -8,7 +8,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// testdataPath returns the absolute path of a file that cache/testdata/make.py wrote.
+// testdataPath returns the absolute path of a file from cache/testdata/make.py.
 func testdataPath(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../../cache/testdata")

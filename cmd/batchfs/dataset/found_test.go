@@ -16,7 +16,8 @@ import (
 
 const maskOf120 = "\x00\x01\x01\x01\x00\x01"
 
-// writePrepared writes 120 tokens, their mask, and vocab.json as prepare does, into each directory.
+// writePrepared writes 120 tokens, their mask and their vocab.json into each directory, like
+// prepare.
 func writePrepared(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -46,7 +47,7 @@ func mixture(first, second string) string {
 	return source + first + source + second
 }
 
-// Arrays that vocab.json lists are served like arrays of the configuration; x and y do not change.
+// Arrays listed in vocab.json are served like configured ones; x and y do not change.
 func TestArraysBesideTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{
@@ -86,7 +87,6 @@ func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	}
 }
 
-// If an array that vocab.json lists cannot be served, the error names the file and the remedy.
 func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 	writePrepared(t)
 	const fix = arraysAdvice
@@ -124,8 +124,7 @@ func TestFollowOtherVocabulary(t *testing.T) {
 		})
 		must(t, os.Rename(test.from, "data"))
 		s := serveOnlySplit(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
-		// Without a new time, the file would be taken for a copy of the old one, because its size
-		// and content are the same.
+		// With its old time, the file would be taken for a copy of the old one.
 		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))
 		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
 			must(t, os.Rename(test.to+"/"+name, "data/"+name))

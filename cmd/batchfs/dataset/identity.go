@@ -18,7 +18,7 @@ func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 func digest(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // cannot happen, because JSON can encode all of these types
+		panic(err) // JSON can encode all of these types
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
@@ -116,7 +116,7 @@ func (d *Dataset) readSettings() []any {
 }
 
 // digestFormats returns a digest of which files belong to which array of which source, and of the
-// location and type of their elements. The fingerprint covers only their content.
+// location and type of their elements. The fingerprint covers only contents.
 func digestFormats(sources [][]*cache.Array) string {
 	var all [][][][]any // indices: source, array, file, field
 	for _, arrays := range sources {

@@ -15,7 +15,6 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// writeIdentityFiles writes the files that identityCases refer to into a new working directory.
 func writeIdentityFiles(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -134,7 +133,7 @@ func openLines(t *testing.T, lines string) *Dataset {
 	return mustOpen(t, split)[0]
 }
 
-// sequenceOf returns the arrays and the first 60 batches of a sequence, for comparison.
+// sequenceOf returns the arrays and the first 60 batches of a sequence.
 func sequenceOf(t *testing.T, d *Dataset) string {
 	t.Helper()
 	b := d.Sequence.Batch()
@@ -166,8 +165,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// keysOfSplits returns the keys of splits that config.toml describes. Keys of sources and arrays
-// begin with the name of their list, such as sources.weight.
+// keysOfSplits returns the keys that config.toml documents for splits. Those of sources and arrays
+// have a prefix, as in sources.weight.
 func keysOfSplits(t *testing.T) (keys []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../config.toml")
@@ -188,7 +187,6 @@ func keysOfSplits(t *testing.T) (keys []string) {
 	return keys
 }
 
-// Under on_change = "follow" the identity stays the same when the tokens change.
 func TestIdentityOfFollowed(t *testing.T) {
 	const follow = "on_change = 'follow'\n"
 	identities := func(lines string) (list []string) {

@@ -17,9 +17,9 @@ type Opener struct {
 	Tables *sampler.Tables
 }
 
-// NewOpener returns an opener for c, which must not change anymore. It opens nothing yet.
+// NewOpener returns an opener for c, which must not change afterwards. It opens nothing yet.
 func NewOpener(c *config.Config) *Opener {
-	s, shares := c.Store, c.DivideBudget()
+	s, portions := c.Store, c.DivideBudget()
 	return &Opener{
 		Config: c,
 		Remote: &blob.Remote{
@@ -27,9 +27,9 @@ func NewOpener(c *config.Config) *Opener {
 				Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store),
 			},
 			Blocks: blocks.Options{
-				Dir: s.CacheDir, GroupWritable: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: shares.Blocks, PrefetchTimeout: c.Mount.Timeout / 5,
+				Dir: s.CacheDir, GroupWritable: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: portions.Blocks, PrefetchTimeout: c.Mount.Timeout / 5,
 			},
 		},
-		Tables: sampler.NewTables(shares.Tables),
+		Tables: sampler.NewTables(portions.Tables),
 	}
 }

@@ -10,17 +10,15 @@ import (
 	"batchfs/sampler"
 )
 
-// A rowOrigin says where a row of a batch comes from.
 type rowOrigin struct {
 	row      uint64 // global row number
 	epoch    uint64
 	source   int
 	file     string
-	start    int64 // position of the row's first token in the file
+	start    int64 // index of the row's first token in the file
 	segments []sampler.Segment
 }
 
-// origin returns the origin of row j of batch k. It fails if an index of documents cannot be read.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
@@ -62,7 +60,6 @@ func quoteJSON(path string) []byte {
 	return text
 }
 
-// line returns the line of a row without padding.
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, quoteJSON(r.file), r.start)
 	if o.d.Split.Ends == sampler.EndsByIndex {
@@ -81,8 +78,7 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) firstLines(k uint64) []byte { return fmt.Appendf(nil, firstLinesFormat, k) }
 
-// Read fills dst with bytes of the file of batch k from byte off on. The range must be within Len.
-// It fails if an index of documents cannot be read.
+// Read fills dst with the file of batch k, starting at byte off. The range must be within Len.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {

@@ -37,7 +37,7 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 	}
 }
 
-// batchRead records that a reader is at batch k, and prefetches in the background.
+// batchRead records that a reader is at batch k and prefetches in the background.
 func (l *blockPrefetcher) batchRead(k uint64) {
 	l.stream.Pass(k)
 	if l.mu.TryLock() { // otherwise another reader is already prefetching

@@ -10,7 +10,7 @@ import (
 
 // Readable returns a split as readers of the mount get it now: with the files of the snapshot, or
 // with the current ones if the split follows changes. It checks all files and reads the first
-// batch, and the error says why batches cannot be read.
+// batch.
 func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {
 	d, err := s.open(split, o)
 	if err != nil {

@@ -12,8 +12,6 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// Readable opens a split as the readers of a mount get it: with the files of the snapshot, or the
-// current ones if the split follows changes.
 func TestReadable(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 5000, "b.bin": 5000})

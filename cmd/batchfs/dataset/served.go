@@ -11,16 +11,15 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A Served is a split, maybe with the settings of a path, as a mount serves it. Each value stands
-// for one version of the tokens; [Served.Latest] returns the current one. It is safe for concurrent
-// use.
+// A Served is a split, possibly with the settings of a path, as a mount serves it. Each value
+// stands for one version of the tokens; [Served.Latest] returns the current one. It is safe for
+// concurrent use.
 type Served struct {
 	*Dataset
 	watch   *watcher
-	origins func() *Origins // computed on first use, like infoLen and set
+	origins func() *Origins // computed on first use, like infoLen and workingSet
 	infoLen func() int64
-	// set and prefetcher are nil unless an array is in a store. set returns the blocks that an
-	// epoch reads.
+	// workingSet and prefetcher are nil unless an array is in a store.
 	workingSet func() *cache.WorkingSet
 	prefetcher *blockPrefetcher
 }
@@ -43,8 +42,8 @@ func newServed(d *Dataset, w *watcher) *Served {
 // whatever on_change says.
 func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
 
-// Read fills dst with the bytes of batches k, k+1, … from byte off of batch k on. If the tokens are
-// in a store, it also starts to prefetch what the next batches need.
+// Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. If the
+// tokens are in a store, it also prefetches for the next batches.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	if s.prefetcher != nil {
 		if set := s.workingSet(); set != nil {
@@ -55,7 +54,7 @@ func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	return s.Sequence.Read(dst, k, off)
 }
 
-// ReadOrigin fills dst with bytes of batch/<k>.json from byte off on; see [Origins.Read].
+// ReadOrigin fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
 func (s *Served) ReadOrigin(dst []byte, k uint64, off int64) error {
 	return s.origins().Read(dst, k, off)
 }
@@ -102,9 +101,9 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	return latest, err
 }
 
-// LatestFor is like Latest, for batch k, whose files it checks. If they have changed and the split
-// follows changes, it waits until the new files are open, or until cancel is closed. If they cannot
-// be served, the error is syscall.ESTALE.
+// LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
+// split follows changes, it waits until the new files are open, or until cancel is closed. If they
+// cannot be served, the error is syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
 	for try := range maxReloads {
@@ -139,7 +138,7 @@ func isClosed(c <-chan struct{}) bool {
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
 func (s *Served) Stalled() time.Duration { return s.watch.stalled() }
 
-// rebase returns the same sequence over d, which may be another version of the split.
+// rebase returns the same sequence over d, possibly another version of the split.
 func (s *Served) rebase(d *Dataset) (_ *Served, err error) {
 	if d.Version == s.Version {
 		return s, nil

@@ -27,9 +27,9 @@ const (
 	eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
 )
 
-// changes are configurations, with files and their later contents.
+// changes has configurations with files and their later contents.
 var changes = map[string]struct {
-	write  func(t *testing.T) // also enters the directory
+	write  func(t *testing.T) // also changes the working directory
 	change map[string]string  // new contents, by file
 }{
 	"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": positions(60), "c.bin": positions(20)}},
@@ -64,7 +64,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			want := serveAll(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
-			for _, file := range []string{"config.toml", "rng.bin"} { // workers need neither
+			for _, file := range []string{"config.toml", "rng.bin"} { // not needed by workers
 				if raw, err := os.ReadFile(file); err == nil {
 					kept[file] = string(raw)
 					os.Remove(file)
@@ -105,7 +105,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 	}
 }
 
-// serveAll returns datasets with the settings of paths as a mount serves them, by name.
+// serveAll returns datasets as a mount serves them, by name and with the settings of paths.
 func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
@@ -149,7 +149,6 @@ func withPath(s *Served, path string) (_ *Served, err error) {
 	return s, nil
 }
 
-// checkAll returns the split that is served after a pass.
 func checkAll(s *Served) (*Served, error) {
 	s.watch.pass()
 	return s.LatestWhole(nil)

@@ -82,18 +82,18 @@ func TestOtherMachines(t *testing.T) {
 		return rows
 	}
 	first := map[window]int{}
-	const half, end = 880, 2400 // the larger share is read completely before batch end
+	const half, end = 880, 2400 // the larger host share is read completely before batch end
 	rows := read(first, "batch_size=3,local_world=2", 4, 0, half)
 	for _, test := range []struct {
 		settings string
 		world    int
 		whole    bool
 	}{
-		{"batch_size=3,local_world=2", 4, true}, // one machine with four ranks, or four with one
+		{"batch_size=3,local_world=2", 4, true}, // one machine with four ranks, or vice versa
 		{"batch_size=6,local_world=1", 2, true}, // two ranks in total
 		{"batch_size=1,local_world=6", 12, true},
-		{"batch_size=3,local_world=1", 4, false}, // four shares
-		{"batch_size=3,local_world=4", 4, false}, // one share
+		{"batch_size=3,local_world=1", 4, false}, // four host shares
+		{"batch_size=3,local_world=4", 4, false}, // one host share
 	} {
 		counts := maps.Clone(first)
 		read(counts, test.settings, test.world, half, end)

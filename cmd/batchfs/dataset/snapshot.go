@@ -17,9 +17,9 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// A Snapshot is all that a process needs to serve the same batches as another one, even if the
-// configuration or the token files have changed since. It belongs to one goroutine at a time. gob
-// encodes it, so its field names must not change.
+// A Snapshot is everything that a process needs to serve the same batches as another one, even if
+// the configuration or the token files have changed since. It belongs to one goroutine at a time.
+// gob encodes it, so its field names must not change.
 type Snapshot struct {
 	Mountpoint string
 	Dir        string       // working directory of the mount command
@@ -30,7 +30,6 @@ type Snapshot struct {
 	Splits     []splitSnapshot
 }
 
-// A splitSnapshot is the part of a Snapshot that describes one split.
 type splitSnapshot struct {
 	Name        string
 	Sources     [][]cache.Manifest // manifests of the arrays of each source
@@ -42,8 +41,8 @@ type splitSnapshot struct {
 	Groups      [][]int64 // see Dataset.groups; saved so that workers need not count rows
 }
 
-// NewSnapshot returns the snapshot of a mount. flags refers to the working directory, and datasets
-// are all splits.
+// NewSnapshot returns the snapshot of a mount. Paths in flags are relative to the working
+// directory; datasets has every split.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, works in a directory that may not be entered
 	if err != nil {
@@ -119,7 +118,7 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The command may have been run in a directory that may not be entered, with absolute paths.
+	// With absolute paths, the command may have been run in a directory that may not be entered.
 	f := s.Flags
 	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
@@ -148,8 +147,9 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 }
 
 // Sequences returns the splits as a mount serves them. The configuration of o must be that of the
-// snapshot. Token files are opened when they are first read. Before a split reads new tokens,
-// Sequences updates s and passes its file to publish, which must close it, for later workers.
+// snapshot. Token files are opened when they are first read. Before a split serves new tokens,
+// Sequences updates s and passes its file to publish, which must close it; later workers start from
+// it.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {

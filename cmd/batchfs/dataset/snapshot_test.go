@@ -14,7 +14,6 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// takeSnapshot returns the snapshot of a mount of ./config.toml.
 func takeSnapshot(t testing.TB) *Snapshot {
 	t.Helper()
 	return takeWith(t, config.Flags{})
@@ -29,7 +28,7 @@ func takeWith(t testing.TB, flags config.Flags) *Snapshot {
 	return handOver(t, s)
 }
 
-// handOver returns the snapshot as another process reads it.
+// handOver returns the snapshot as another process would read it.
 func handOver(t testing.TB, s *Snapshot) *Snapshot {
 	t.Helper()
 	file, err := s.File()
@@ -97,7 +96,7 @@ func TestChangeIsPublished(t *testing.T) {
 		}
 		fail = nil
 		v := *mix.watch.view.Load()
-		v.retryAt, v.restUntil = 0, 0 // skips the backoff
+		v.retryAt, v.restUntil = 0, 0 // skip the backoff
 		mix.watch.view.Store(&v)
 		if now := mustNow(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)

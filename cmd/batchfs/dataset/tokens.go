@@ -14,8 +14,8 @@ func (d *Dataset) TokensLen() (n int64) {
 	return n
 }
 
-// ReadTokens fills dst with tokens.bin from byte off on: the tokens of all sources as in their
-// files, one source after the other. The range must be within TokensLen.
+// ReadTokens fills dst with tokens.bin, starting at byte off. That file has the tokens of all
+// sources as stored, one source after the other. The range must be within TokensLen.
 func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	for _, main := range d.mains {
 		n := max(min(int64(len(dst)), main.Bytes()-off), 0)
@@ -30,10 +30,9 @@ func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	return nil
 }
 
-// tokensPrefetchBytes is how far ahead of a read tokens.bin is fetched from a store, in bytes.
+// tokensPrefetchBytes is how much of tokens.bin is prefetched from a store at each read.
 const tokensPrefetchBytes = 16 << 20
 
-// readBytes fills dst with the bytes of an array from byte off on.
 func readBytes(from *cache.Array, dst []byte, off int64) error {
 	size := int64(from.DType().Size())
 	first := off / size

@@ -24,7 +24,7 @@ func checkAligned(main, aligned *cache.Array) error {
 }
 
 // A vocabHint holds settings from the vocab.json next to token files, for keys that the
-// configuration does not set. Snapshots contain it.
+// configuration does not set. Snapshots store it.
 type vocabHint struct {
 	VocabSize  int64       // 0 if unknown
 	TokenDType array.DType // empty if unknown

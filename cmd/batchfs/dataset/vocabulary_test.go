@@ -12,8 +12,8 @@ import (
 
 const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
 
-// writeTokens writes files for batches of 2 rows of 4 tokens, next to different vocabularies or
-// none. Token 50, in bad.bin, is beyond all vocabularies. The elements of m.bin are not tokens.
+// writeTokens writes token files for batches of 2×4 tokens, next to different vocabularies or none.
+// Token 50 in bad.bin is in no vocabulary. The elements of m.bin are not tokens.
 func writeTokens(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -28,8 +28,7 @@ func writeTokens(t *testing.T) {
 
 const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
 
-// The vocabulary size is the source's vocab_size, else the split's, else that of the vocab.json
-// next to the files.
+// A source's own vocab_size counts first, then the split's, then that of vocab.json.
 func TestVocabSize(t *testing.T) {
 	writeTokens(t)
 	sources := func(first, second string) string {
@@ -91,9 +90,8 @@ func TestVocabSize(t *testing.T) {
 	}
 }
 
-// The dtype of headerless files and the token that ends a document need not be configured if
-// vocab.json has them. The configuration takes precedence, and splits without documents do not
-// change.
+// vocab.json provides the dtype of headerless files and the token that ends a document, unless the
+// configuration does. Splits without documents do not change.
 func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)

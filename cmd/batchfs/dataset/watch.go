@@ -36,12 +36,12 @@ type watcher struct {
 	publish func(*Dataset) error
 
 	view        atomic.Pointer[view]
-	lastRequest atomic.Int64 // time of the last request, in clock.Now time
+	lastRequest atomic.Int64 // when the last request came, in clock.Now time
 	// lastResponse is when a file last responded to the current pass, in clock.Now time; 0 between
 	// passes.
 	lastResponse   atomic.Int64
-	reloadProgress Progress      // counts the files that reloads open
-	awake          atomic.Bool   // requests need not wait for a pass
+	reloadProgress Progress
+	awake          atomic.Bool   // whether requests need not wait for a pass
 	checkNow       chan struct{} // starts a pass immediately; capacity 1
 
 	// mu guards the fields below.
@@ -68,14 +68,13 @@ type view struct {
 
 	// failedChanges are the changes that the last reload failed to follow.
 	failedChanges map[localfile.ChangedError]bool
-	// retryAt is when the same changes are tried again, in clock.Now time; backoff is the delay
-	// before it.
-	retryAt int64
+	retryAt       int64         // when the watcher tries the same changes again, in clock.Now time
+	backoff       time.Duration // delay before retryAt
+
 	// restUntil is when other changes may be tried, in clock.Now time. The watcher rests for as
 	// long as the failed reload took, so a file that keeps changing occupies a file server at most
 	// half of the time.
 	restUntil int64
-	backoff   time.Duration
 
 	// beingWritten is set if the reload failed because a file was being overwritten. As soon as its
 	// writer closes it, a reload may succeed without a further change, so the next one does not
@@ -285,8 +284,8 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backo
 	}
 }
 
-// recheckWrongFile returns the error of a split with a wrong file, or nil. It checks the file
-// again, so that a restored file is noticed immediately.
+// recheckWrongFile returns the error of the wrong file, if there is one. It checks the file again,
+// so that a restored file is noticed immediately.
 func (w *watcher) recheckWrongFile(v *view) error {
 	if v.wrongFile == nil {
 		return nil
@@ -298,9 +297,9 @@ func (w *watcher) recheckWrongFile(v *view) error {
 	return nil
 }
 
-// retryOrFail is called when a request that uses v has found a wrong file. It returns the error of
-// the request, or nil if the request should try again with the current view. If the split follows
-// changes, it waits for a pass first, unless cancel is closed.
+// retryOrFail is called when a request that uses v has found a wrong file. It returns the request's
+// error, or nil to try again with the current view. If the split follows changes, it waits for a
+// pass first, unless cancel is closed.
 func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
@@ -424,7 +423,6 @@ func checkFiles(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
 	all.Wait()
 }
 
-// tryCheck checks a file, and turns a panic into an error.
 func tryCheck(file blob.Blob) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

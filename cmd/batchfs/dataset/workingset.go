@@ -9,8 +9,8 @@ import (
 	"batchfs/sampler"
 )
 
-// WorkingSet returns the cache blocks that one epoch reads, over all arrays and all ranks that
-// share it, or nil if no blocks are cached. name identifies the reader.
+// WorkingSet returns the cache blocks that one epoch reads in all arrays, for all ranks that share
+// the epoch, or nil if no blocks are cached. name identifies the reader.
 func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {

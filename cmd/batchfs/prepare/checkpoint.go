@@ -17,8 +17,8 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// A workDir is the working directory of an unfinished run, DIR/.prepare. It holds the final files,
-// which are moved to DIR at the end, and other files, whose names begin with ".".
+// A workDir is the working directory of an unfinished run, DIR/.prepare. It holds the files to move
+// to DIR at the end, and temporary files, whose names begin with ".".
 type workDir struct {
 	out           *os.Root // DIR
 	dir           *os.Root
@@ -35,13 +35,13 @@ const (
 // says; what lies beyond is written again.
 type checkpoint struct {
 	Settings settings                `json:"settings"`
-	Inputs   string                  `json:"inputs"` // digest of the inputs, with times
+	Inputs   string                  `json:"inputs"` // digest of the inputs, with their times
 	Position position                `json:"position"`
 	Splits   [len(splits)]splitState `json:"splits"`
 	LeftOut  *vocabulary.LeftOut     `json:"left_out,omitempty"`
 
 	Complete bool     `json:"complete"` // the files only have to be moved to DIR
-	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR then
+	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR first
 }
 
 func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
@@ -53,11 +53,10 @@ func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 	}
 }
 
-// createdFilePattern matches the files that prepare creates in the working directory. Others are
-// left alone.
+// createdFilePattern matches the files in the working directory that prepare may remove.
 var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFilePattern.String())
 
-// openWorkDir opens DIR and the working directory, creates them if necessary, and locks the latter.
+// openWorkDir opens or creates DIR and the working directory, and locks the latter.
 func openWorkDir(out string) (*workDir, error) {
 	w := new(workDir)
 	err := os.MkdirAll(out, 0o777)
@@ -73,8 +72,8 @@ func openWorkDir(out string) (*workDir, error) {
 	return w, nil
 }
 
-// open opens the working directory. It must belong to the user; anyone else could redirect what is
-// written and removed there.
+// open opens the working directory. It must belong to the user, because anyone else could redirect
+// what is written and removed there.
 func (w *workDir) open() error {
 	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -119,7 +118,6 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// createdFiles returns the names of the files that prepare created in the working directory.
 func (w *workDir) createdFiles() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
@@ -130,7 +128,7 @@ func (w *workDir) createdFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !createdFilePattern.MatchString(name) }), err
 }
 
-// load returns the last checkpoint, or nil if there is none.
+// load returns nil if there is no checkpoint.
 func (w *workDir) load() (*checkpoint, error) {
 	raw, err := w.dir.ReadFile(checkpointName)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,7 +19,7 @@ import (
 var maxPage int64 = 256 << 20
 
 // A columnReader reads a column chunk for parquet-go, which trusts page headers. It rejects pages
-// that are larger than maxPage, or larger than their header says once they are decompressed.
+// that are larger than maxPage, or that decompress to more than their header says.
 type columnReader struct {
 	file         io.ReaderAt
 	codec        parquetformat.CompressionCodec
@@ -100,7 +100,7 @@ func (c *columnReader) checkPage() error {
 	return nil
 }
 
-// inflatedSize returns the size of a decompressed page in bytes, but at most limit.
+// inflatedSize returns the decompressed size of a page in bytes, but at most limit.
 func (c *columnReader) inflatedSize(page io.Reader, limit int64) (int64, error) {
 	switch {
 	case c.codec == parquetformat.Snappy:

@@ -18,23 +18,23 @@ type encodeOptions struct {
 	tokenizer
 	width          int // bytes per token
 	fields         []field
-	masked         bool    // whether to write a mask
-	eot            int64   // token that separates documents, or -1
-	eotBegins      bool    // the token begins documents instead of ending them
-	replaceInvalid bool    // replace bytes that are not UTF-8 by U+FFFD
-	skipInvalid    bool    // leave out documents that are not UTF-8
-	anyBytes       bool    // text need not be UTF-8
-	valFraction    float64 // fraction of the documents
+	masked         bool
+	eot            int64 // end-of-text token, or -1
+	eotBegins      bool  // eot begins documents instead of ending them
+	replaceInvalid bool  // replace invalid bytes by U+FFFD
+	skipInvalid    bool  // leave out documents that are not UTF-8
+	anyBytes       bool  // text need not be UTF-8
+	valFraction    float64
 }
 
 // encodedTokens are the tokens of a chunk that belong to one split.
 type encodedTokens struct {
 	tokens []byte  // little-endian
-	mask   []byte  // one byte per token, if there are masks
+	mask   []byte  // one byte per token, if masked
 	ends   []int64 // ends of documents, in tokens
 }
 
-// An encodeWorker encodes chunks. Each goroutine has its own.
+// Each goroutine has its own encodeWorker.
 type encodeWorker struct {
 	*encodeOptions
 	encoder
@@ -133,7 +133,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// encodeDocument encodes a whole document with these texts. It leaves out one without text.
+// encodeDocument leaves out a document without text.
 func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
@@ -156,8 +156,8 @@ func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 	return nil
 }
 
-// beginDocument begins a document. An end-of-text token there gets mask 0, because it is nothing to
-// learn.
+// An end-of-text token that begins a document gets mask 0, because there is nothing to learn from
+// it.
 func (w *encodeWorker) beginDocument(out *encodedTokens) {
 	if w.eot >= 0 && w.eotBegins {
 		w.appendTokens(out, []uint32{uint32(w.eot)}, 0)
@@ -171,7 +171,7 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// appendText encodes a text. It cuts a long one where that does not affect the tokens.
+// appendText cuts a long text where that does not affect its tokens.
 func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
@@ -211,10 +211,10 @@ func (w *encodeWorker) appendTokens(out *encodedTokens, tokens []uint32, mask by
 // valKey makes the selection of val independent of other uses of the hash.
 const valKey = "batchfs: documents for val\x00"
 
-const valBytes = 1 << 16 // the selection depends only on this many bytes of a document
+const valBytes = 1 << 16 // bytes of a document that the selection depends on
 
-// inVal reports whether a document belongs to val. Only the beginning of its text matters, so other
-// documents and file names do not, and copies of a text are never divided between train and val.
+// inVal reports whether a document belongs to val. Because only the beginning of its text matters,
+// adding or renaming files moves no document, and copies of a text are in the same split.
 func (c *encodeOptions) inVal(t []byte) bool {
 	if c.valFraction == 0 {
 		return false
@@ -223,8 +223,8 @@ func (c *encodeOptions) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.valFraction
 }
 
-// toValidUTF8 returns the text with invalid bytes replaced by U+FFFD, and -1. If they may not be
-// replaced, it returns the index of the first one.
+// toValidUTF8 returns the text with invalid bytes replaced, and -1. If they may not be replaced, it
+// returns the index of the first one.
 func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
 	case c.anyBytes || utf8.Valid(t):
@@ -249,9 +249,9 @@ func firstInvalid(t []byte) int {
 // pipelineGoroutines counts the goroutines of pipeline, which may outlive it after an error.
 var pipelineGoroutines sync.WaitGroup
 
-// pipeline reads from a position on, encodes on all processors with run, and calls write with each
-// chunk in the order of the input. Permits limit the text in memory. After an error or a
-// cancellation, it does not wait for the reader, which may be waiting for a pipe or a disk.
+// pipeline reads from a position on, encodes with run on all processors, and calls write with the
+// chunks in their order. Permits limit the text in memory. After an error or a cancellation, it
+// does not wait for the reader, which may be blocked by a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

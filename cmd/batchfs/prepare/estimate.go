@@ -15,11 +15,11 @@ import (
 
 const maxSamples = 16
 
-// estimate prints about how many tokens the inputs have. It encodes samples, evenly spaced over the
-// bytes of all inputs, and extrapolates from each sample to the next.
+// estimate prints about how many tokens the inputs have. It encodes samples, evenly spaced over all
+// inputs, and extrapolates from each sample to the next.
 func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOptions) error {
 	var all int64
-	texts := 0 // text files; each is one document
+	texts := 0 // text files, each of which is one document
 	for _, in := range inputs {
 		if in.readableOnce() {
 			return fmt.Errorf("%s: is not a regular file, so --dry-run would consume its content", in.path)
@@ -39,7 +39,7 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 		if err != nil {
 			return err
 		}
-		if i == 0 || from != s.from { // several samples may fall into one compressed file
+		if i == 0 || from != s.from { // samples in one compressed file share a position
 			next, err := takeSample(ctx, inputs, from, c, sampleBytes)
 			if err != nil {
 				return err
@@ -107,10 +107,9 @@ type sample struct {
 	from      position
 	bytes     int // bytes of files read
 	tokens    int
-	documents int // lines and rows; text files are counted separately
+	documents int // lines and rows only
 }
 
-// takeSample encodes about sampleBytes of text from a position on.
 func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (sample, error) {
 	s := sample{from: from}
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}

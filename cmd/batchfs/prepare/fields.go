@@ -8,20 +8,20 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A field is a path to texts in a line or row.
+// A field is a path to texts in a line, or to a column.
 type field struct {
 	path     []step
-	mask     byte // mask of the tokens
-	excluded bool // the current list element does not meet a condition of the path
+	mask     byte
+	excluded bool // a condition of the path does not hold for the current list element
 }
 
 // A step of a path leads from an object to a member, or from a list to its elements.
 type step struct {
-	name   string // name of the member
+	name   string
 	list   bool   // the step leads to list elements
-	key    string // name of the member that must equal value; empty: no condition
+	key    string // name of the member that must equal value; empty for no condition
 	value  string
-	prefix string // path up to here, as written
+	prefix string // the path up to here, as written
 }
 
 // newField parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
@@ -57,7 +57,6 @@ func (f field) names() (names []string) {
 	return names
 }
 
-// A maskedText is a text of a document with the mask of its tokens.
 type maskedText struct {
 	text []byte
 	mask byte

@@ -14,13 +14,13 @@ import (
 // An outputFormat describes the files of a shard.
 type outputFormat struct {
 	extension string
-	// header returns the header, which has the same length for all arguments; nil for none.
+	// header returns the file header, whose length does not depend on the arguments; nil for none.
 	header    func(tokens int64, width int) []byte
-	maxTokens int64 // tokens that a shard may have; 0 for any number
+	maxTokens int64 // limit of a shard; 0 for none
 
-	// endsFile returns the name of the file that records the ends of a shard's documents, in
-	// tokens, as 64-bit numbers. finish writes the other files of a shard; a format that has it
-	// only allows shards of whole documents.
+	// endsFile names the file that records where a shard's documents end, in tokens, as 64-bit
+	// numbers. finish writes the other files of a shard; a format with finish only allows shards of
+	// whole documents.
 	endsFile func(name string) string
 	finish   func(dir *os.Root, name string, s shardInfo) error
 }
@@ -39,8 +39,7 @@ var outputFormats = map[string]outputFormat{
 	"datatrove":  {extension: ".ds", endsFile: indexName, finish: datatroveMetadata},
 }
 
-// megatronEndsName names a temporary file in the working directory, from which megatronIndex is
-// made.
+// megatronEndsName names the temporary file from which megatronIndex writes the index.
 func megatronEndsName(name string) string { return "." + name + ".ends" }
 
 func megatronIndex(dir *os.Root, name string, s shardInfo) error {
@@ -51,7 +50,7 @@ func megatronIndex(dir *os.Root, name string, s shardInfo) error {
 	})
 }
 
-// eachDocument calls visit with the bounds of each document that the file ends records, in tokens.
+// eachDocument calls visit with the bounds of each document, in tokens. The file ends records them.
 func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
 	f, err := dir.Open(ends)
 	if err != nil {

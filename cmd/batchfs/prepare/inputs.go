@@ -92,9 +92,8 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
-// findInputs returns the inputs that the command's arguments name, in their order. In directories,
-// it takes only files that match include, if it is not empty. as is the format of all inputs; if
-// empty, their names decide.
+// findInputs returns the inputs that the arguments name, in their order. Directories are restricted
+// to files that match include, if it is not empty. An empty format as means that names decide.
 func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
@@ -164,7 +163,7 @@ func glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// filesBelow returns the regular files below a directory that match include, sorted by path, or
+// filesBelow returns the regular files in a directory tree that match include, sorted by path, or
 // name itself if it is not a directory.
 func filesBelow(name string, include []string) (paths []string, err error) {
 	if name == "-" {
@@ -173,7 +172,7 @@ func filesBelow(name string, include []string) (paths []string, err error) {
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
 		return []string{filepath.Clean(name)}, err
 	}
-	root := strings.TrimSuffix(name, "/") + "/" // the slash makes WalkDir follow a symbolic link
+	root := strings.TrimSuffix(name, "/") + "/" // WalkDir then follows a symbolic link
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -198,7 +197,7 @@ func filesBelow(name string, include []string) (paths []string, err error) {
 }
 
 // included reports whether a path matches one of the patterns, if there are any. A pattern without
-// a slash is compared with the last element.
+// a slash applies to the last element.
 func included(path string, patterns []string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
 		if !strings.Contains(pattern, "/") {
@@ -208,8 +207,8 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// digestInputs returns a hash of the names, formats, sizes and, if times is true, modification
-// times of inputs.
+// digestInputs returns a hash of the names, formats and sizes of inputs, and of their modification
+// times if times is true.
 func digestInputs(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -230,7 +229,7 @@ type stream struct {
 	in                *input
 	file              *os.File // nil for standard input
 	compressed        bool
-	closeDecompressor func() // closes the decompressor
+	closeDecompressor func()
 }
 
 type byteCounter func(n int)
@@ -261,7 +260,7 @@ func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, 
 }
 
 // decompress lets s read the decompressed content of raw from an offset on. It recognizes
-// compression by the first bytes, with which no text in UTF-8 begins.
+// compression by the first bytes, which cannot begin a text in UTF-8.
 func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	in := io.TeeReader(buffered, t)

@@ -10,8 +10,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// textOf returns the text in a JSON value; null is an empty text. Bytes that are not UTF-8 and
-// unpaired surrogates become U+FFFD. name is the path of the field, for errors.
+// textOf returns the text in a JSON value; null is an empty text. Invalid UTF-8 and unpaired
+// surrogates become U+FFFD. name is the path of the field, for errors.
 func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:
@@ -33,7 +33,7 @@ func isValue(value jsontext.Value, want string) bool {
 	return string(value) == want
 }
 
-// elements returns the elements of a list. null is an empty list.
+// elements treats null as an empty list.
 func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:

@@ -1,9 +1,9 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
 // A [reader] cuts the inputs into chunks of about 1 MiB. Workers (encode.go) extract their texts
-// (fields.go) and encode these with a [tokenizer]. The chunks are then appended, in the order of
-// the inputs, to the shards of train and val, in one of several formats. run.go controls this, and
-// saves a [checkpoint] regularly, from which an interrupted run continues.
+// (fields.go) and encode them with a [tokenizer]. The tokens are appended, in the order of the
+// inputs, to the shards of train and val. run.go controls this, and saves a [checkpoint] regularly,
+// from which an interrupted run continues.
 package prepare
 
 import (
@@ -43,7 +43,7 @@ type options struct {
 
 	stdin  io.Reader
 	stdout io.Writer
-	stderr io.Writer // for the progress bar
+	stderr io.Writer
 }
 
 // Command returns the command batchfs prepare.
@@ -174,7 +174,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	return o.printResult()
 }
 
-// newEncodeOptions checks the options and returns those that encoding needs.
+// newEncodeOptions checks all options.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
 		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
@@ -221,7 +221,6 @@ func maskFields(list string) (fields []field, err error) {
 	return fields, nil
 }
 
-// checkInputs returns an error if these options do not allow an input.
 func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 	for _, in := range inputs {
 		switch {

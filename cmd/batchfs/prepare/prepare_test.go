@@ -16,7 +16,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// writeFilesHere creates these files in a new working directory.
 func writeFilesHere(t testing.TB, files map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -31,11 +30,11 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 	cmd.SetErr(&stderr)
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
-	pipelineGoroutines.Wait() // tests change the files that these read
+	pipelineGoroutines.Wait() // they read files that tests change
 	return stdout.String() + stderr.String(), err
 }
 
-// wantError runs the command, which must fail with an error that contains want.
+// wantError runs the command and checks that its error contains want.
 func wantError(t testing.TB, args, want string) {
 	t.Helper()
 	if said, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -71,7 +70,7 @@ func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 	return b.String()
 }
 
-// checkPrepared checks that the tokens encode text, that they are numbered by the sorted set of its
+// checkPrepared checks that the tokens encode text, are numbered by the sorted set of its
 // characters, and that val begins where nanoGPT's does.
 func checkPrepared(t *testing.T, text string) {
 	t.Helper()
@@ -94,7 +93,6 @@ func checkPrepared(t *testing.T, text string) {
 	}
 }
 
-// wantOnlyFiles fails the test unless out holds exactly the files with these names.
 func wantOnlyFiles(t testing.TB, want ...string) {
 	t.Helper()
 	if names := slices.Sorted(maps.Keys(filesOf(t, "out"))); !slices.Equal(names, want) {
@@ -182,7 +180,6 @@ func TestPrepareBytes(t *testing.T) {
 	}
 }
 
-// Tokens have 2 bytes for up to 65536 characters, and 4 for more.
 func TestPrepareLargeVocabulary(t *testing.T) {
 	var text []rune
 	for r := rune(0x10000); r < 0x20000; r++ {
@@ -281,8 +278,8 @@ func FuzzPrepare(f *testing.F) {
 	for _, text := range []string{
 		"", "x", "ab", "naïve\r\n", strings.Repeat("a", 20), "one\r\ntwo\rthree\nfour", "é\xff", "ab\xe2\x82", "ab\xed\xa0\x80",
 		"naïve 数据 🚀 e\u0301 \u00e9 \ufffd \ufeff \u2028 \U0010ffff", "\\ \" \x00 \x7f </script> & '",
-		// Some of these characters of three bytes straddle the end of every buffer, because no
-		// buffer size is a multiple of 3.
+		// Some characters of three bytes straddle the end of every buffer, because no buffer size
+		// is a multiple of 3.
 		"x" + strings.Repeat("言葉は", 300_000) + "end",
 	} {
 		f.Add(text)

@@ -12,14 +12,12 @@ import (
 	"batchfs/internal/printable"
 )
 
-// printLine prints a line. It escapes invisible characters in its arguments, which may come from
-// others.
+// printLine escapes invisible characters in its arguments, which may come from others.
 func (o *options) printLine(format string, args ...any) error {
 	_, err := printable.Fprintf(o.stdout, format+"\n", args...)
 	return err
 }
 
-// printTokens prints the first line of a run, before anything is read.
 func (o *options) printTokens(c *encodeOptions) {
 	switch {
 	case c.eot >= 0 && c.eotBegins:
@@ -43,7 +41,7 @@ func (o *options) warnMissingEOT(inputs []*input, c *encodeOptions) {
 	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)
 }
 
-// printContinuing says how much an earlier run has done, if this run continues it.
+// printContinuing prints how much an earlier run has done, if this run continues it.
 func (o *options) printContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {
 		all := totalSize(inputs)
@@ -75,7 +73,7 @@ func (p *progress) upTo(pos position) {
 	p.done = pos.Read
 }
 
-// printResult prints what DIR holds, and the next command.
+// printResult prints what DIR holds, and the command to run next.
 func (o *options) printResult() error {
 	dir := filepath.Clean(o.dir)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))

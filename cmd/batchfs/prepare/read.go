@@ -18,7 +18,7 @@ import (
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
 var (
-	chunkSize = 1 << 20  // how much text is read, and then encoded, at a time
+	chunkSize = 1 << 20  // text that is read and encoded at a time
 	maxLine   = 64 << 20 // longest line, row, or stretch of text in which no word ends
 )
 
@@ -30,23 +30,23 @@ type position struct {
 	Input  int   `json:"input"`
 	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet file
 	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
-	Within bool  `json:"within"` // the position is inside a document
+	Within bool  `json:"within"` // whether the position is inside a document
 	Val    bool  `json:"val"`    // whether that document belongs to val
 	Read   int64 `json:"read"`   // bytes read of all inputs, as stored on disk
 }
 
-// A textPiece is a part of an input that can be encoded without the rest: some lines of JSON Lines,
-// a row, or a text or part of one.
+// A textPiece is a part of an input that can be encoded without the rest: lines of JSON Lines, a
+// row, or a text or part of one.
 type textPiece struct {
 	text  []byte
 	in    *input
-	start position // beginning of text
-	// startsDocument and endsDocument say which ends of the document a piece of text includes.
+	start position
+	// startsDocument and endsDocument say which ends of its document a piece includes.
 	startsDocument, endsDocument bool
 	invalidText                  bool // the whole text is left out because it is not UTF-8
 }
 
-// A chunk is a group of text pieces that one encoder takes at a time. It carries first their text
+// A chunk is a group of text pieces that one worker encodes at a time. It carries first their text
 // and then their tokens through the pipeline.
 type chunk struct {
 	pieces []textPiece
@@ -61,7 +61,7 @@ type chunk struct {
 	leftOut vocabulary.LeftOut
 }
 
-// countLeftOut counts a document that is left out. location is for people.
+// countLeftOut counts a left-out document; location tells the user which one.
 func (ch *chunk) countLeftOut(location string) {
 	ch.leftOut.First = cmp.Or(ch.leftOut.First, location)
 	ch.leftOut.Documents++
@@ -75,7 +75,7 @@ type reader struct {
 	scratchDir string // directory for decompressed parquet files
 	bytesRead  int64  // bytes read of all inputs, as stored on disk
 
-	skipInvalid bool                   // leave out a text unless all of it is UTF-8
+	skipInvalid bool                   // leave out a text if any of it is not UTF-8
 	cut         func(text []byte) int  // returns how much of a text can be encoded without the rest
 	inVal       func(text []byte) bool // reports whether a text with this beginning belongs to val
 	// valStart is the offset of val in a single text; 0 if inVal decides for each document.
@@ -84,16 +84,15 @@ type reader struct {
 
 	current *chunk
 	buf     []byte
-	emitErr error // error that emit returned
+	emitErr error
 }
 
-// newReader returns a reader of inputs. The caller must set emit, stdin if standard input is an
-// input, and scratch if a parquet file is compressed.
+// The caller of newReader must set emit, stdin if standard input is an input, and scratchDir if a
+// parquet file is compressed.
 func newReader(inputs []*input, c *encodeOptions) *reader {
 	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skipInvalid && !c.anyBytes}
 }
 
-// read reads the inputs from a position on, and emits their chunks.
 func (r *reader) read(from position) error {
 	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
 	before := totalSize(r.inputs[:from.Input])
@@ -114,7 +113,7 @@ func (r *reader) read(from position) error {
 		}
 		s.Close()
 		switch {
-		case r.emitErr != nil: // has nothing to do with the input
+		case r.emitErr != nil: // not caused by the input
 			return r.emitErr
 		case err != nil:
 			return fmt.Errorf("%s: %w", in.path, err)
@@ -127,7 +126,7 @@ func (r *reader) read(from position) error {
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
 
-// add appends a text piece that ends at position end to the current chunk, and emits a full chunk.
+// add appends a text piece that ends at position end to the current chunk.
 func (r *reader) add(piece textPiece, end position) error {
 	piece.text = bytes.Clone(piece.text)
 	r.current.pieces = append(r.current.pieces, piece)
@@ -143,8 +142,7 @@ func (r *reader) add(piece textPiece, end position) error {
 	return r.emitErr
 }
 
-// fill reads until buf holds n bytes or the input ends. It drops a byte order mark at the
-// beginning.
+// fill reads until buf holds n bytes or the input ends. It drops a byte order mark.
 func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
 	for len(r.buf) < n && err == nil {
@@ -164,7 +162,7 @@ func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
-// readText reads a text, or JSON Lines, in pieces that can be encoded separately.
+// readText reads a text or JSON Lines.
 func (r *reader) readText(s *stream, pos position) error {
 	r.buf = r.buf[:0]
 	lines := s.in.format == jsonlFormat
@@ -333,7 +331,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowB
 	}
 }
 
-// spool decompresses a parquet file to an unnamed file, so that it can be read at any offset.
+// spool decompresses a parquet file to an unnamed file, because rows are read at any offset.
 func (r *reader) spool(s *stream) (*os.File, int64, error) {
 	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
 	if err != nil {

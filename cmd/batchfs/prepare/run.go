@@ -19,7 +19,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// inputsAndTokenizer returns the texts and the file of the tokenizer, if it has one.
 func (o *options) inputsAndTokenizer(inputs []*input) []*input {
 	if info, err := os.Stat(o.By); err == nil {
 		return append(slices.Clip(inputs), &input{path: o.By, info: info})
@@ -28,7 +27,7 @@ func (o *options) inputsAndTokenizer(inputs []*input) []*input {
 }
 
 // runDigest identifies a run by its settings and inputs, so that the same command recognizes its
-// files, on any host. It is empty if an input can be read only once.
+// files on any host. It is empty if an input can be read only once.
 func (o *options) runDigest(inputs []*input) string {
 	if slices.ContainsFunc(inputs, (*input).readableOnce) {
 		return ""
@@ -37,7 +36,8 @@ func (o *options) runDigest(inputs []*input) string {
 	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digestInputs(o.inputsAndTokenizer(inputs), false)...)))
 }
 
-// isComplete reports whether DIR holds the files of the same run, and no input has changed since.
+// isComplete reports whether DIR holds the files of the same run, made after the last change of an
+// input.
 func (o *options) isComplete(inputs []*input) bool {
 	path := filepath.Join(o.dir, manifestName)
 	m, err := vocabulary.Read(path)
@@ -58,8 +58,7 @@ func (o *options) isComplete(inputs []*input) bool {
 	return true
 }
 
-// changeTime returns when a file was last written or renamed. A copy may have an older modification
-// time.
+// changeTime returns when a file was last written or renamed. Its modification time may be older.
 func changeTime(info os.FileInfo) time.Time {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
@@ -93,8 +92,8 @@ func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, err
 
 const manifestName = vocabulary.FileName
 
-// tokenFilePattern matches the names of the files that prepare writes for a split. The first group
-// is the name of the shard without suffix.
+// tokenFilePattern matches the files that prepare writes for a split. The first group is the name
+// of the shard without suffix.
 var tokenFilePattern = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
 
 // staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
@@ -145,7 +144,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// encodeAll encodes the inputs from checkpoint s on, until it is complete.
+// encodeAll continues from checkpoint s until it is complete.
 func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
 	r.stdin, r.scratchDir = o.stdin, w.dir.Name()
@@ -207,8 +206,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	return save(position{Input: len(inputs)})
 }
 
-// encode encodes what r reads from checkpoint s on, and saves checkpoints: after a second, then
-// every ten seconds and after each complete shard.
+// encode saves checkpoints: after a second, then every ten seconds and after each complete shard.
 func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
 	progress := o.newProgress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
@@ -284,7 +282,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	return nil
 }
 
-// offsetOf returns the offset of token n, a character or a byte, in an input.
+// offsetOf returns the offset of token n, which is a character or a byte, in an input.
 func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) {
 	s, err := in.open(o.stdin, 0, func(int) {})
 	if err != nil {

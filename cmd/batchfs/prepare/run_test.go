@@ -19,7 +19,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// The end-of-text token and the mask are where the options say.
 func TestPrepareEOTAndMask(t *testing.T) {
 	writeFilesHere(t, map[string]string{
 		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
@@ -56,7 +55,6 @@ func TestPrepareEOTAndMask(t *testing.T) {
 			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)
 		}
 	}
-	// Files with and without a mask are replaced.
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force --mask m.p:0,m.c:1")
 	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
@@ -87,8 +85,8 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 	}
 }
 
-// golden returns the files of the three documents "A", "B" and "CC", which end with token 256, by
-// format.
+// golden returns the files by format for the three documents "A", "B" and "CC", which end with
+// token 256.
 func golden(width int) map[string]map[string]string {
 	number := func(width int, numbers ...int) (s string) {
 		for _, n := range numbers {
@@ -113,7 +111,6 @@ func golden(width int) map[string]map[string]string {
 	}
 }
 
-// Each format is what its readers expect, and many shards together hold the same tokens as one.
 func TestPrepareFormats(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
@@ -155,8 +152,8 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
-// A run that is interrupted repeatedly writes the same files as an uninterrupted one, on any number
-// of processors.
+// A run that is interrupted repeatedly writes the same files as an uninterrupted one, with any
+// number of processors.
 func TestPrepareGoesOn(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
@@ -195,7 +192,6 @@ func TestPrepareGoesOn(t *testing.T) {
 
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 
-// Only the same command continues an unfinished run, unless --force starts over.
 func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 300)
@@ -222,7 +218,6 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
 	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
 
-	// Another process uses the working directory.
 	w, err := openWorkDir("out")
 	testfiles.NoError(t, err)
 	defer w.close()
@@ -250,8 +245,7 @@ func TestPrepareForceRemovesOldShards(t *testing.T) {
 	wantOnlyFiles(t, "notes", "train.bin", "train.bin.index", "train_000009.bin", "val.bin", "val.bin.index", "vocab.json")
 }
 
-// The estimate of --dry-run is close, even if the end of a file is unlike its beginning, and
-// nothing is written.
+// The estimate of --dry-run is close, even if the end of a file is unlike its beginning.
 func TestPrepareDryRun(t *testing.T) {
 	useSmallChunks(t, 64<<10, 1<<20)
 	even := lines(someDocuments(6000, 300))

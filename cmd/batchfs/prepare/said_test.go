@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Texts in lists are taken in the order of the list, once each. Exactly the texts that meet the
+// Texts in lists are taken once each, in the order of the list. Exactly those that meet the
 // conditions of --mask get the mask.
 func TestPrepareLists(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
@@ -60,7 +60,7 @@ func TestPrepareLists(t *testing.T) {
 func TestPrepareSpecial(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
-		special int // special tokens in the text
+		special int
 		said    string
 	}{
 		"--by cl100k":                                       {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
@@ -89,7 +89,7 @@ func TestPrepareSpecial(t *testing.T) {
 	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }
 
-// --invalid skip leaves out and counts the file, line or row, however long it is.
+// --invalid skip counts what it leaves out, however long it is.
 func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	writeFilesHere(t, map[string]string{
@@ -107,8 +107,8 @@ func TestPrepareLeavesOut(t *testing.T) {
 	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
 }
 
-// A run that continues says how much is done. A complete run says so, as long as the texts and the
-// options are the same.
+// A run that continues says how much is done. A complete run says so, unless the texts or the
+// options have changed.
 func TestPrepareSaysWhatItDoes(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(400, 300)
@@ -126,7 +126,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 		t.Errorf("a finished run says %q", said)
 	}
 	wantSame(t, filesOf(t, "out"), files)
-	old := time.Now().Add(-time.Hour) // like the same text on another host
+	old := time.Now().Add(-time.Hour) // like a copy on another host
 	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	prepared(t, args+" --force")
 	wantSame(t, filesOf(t, "out"), files)

@@ -20,7 +20,7 @@ type outputOptions struct {
 	dir       *os.Root
 	format    outputFormat
 	width     int
-	maxTokens int64 // tokens per shard; 0 for a single shard
+	maxTokens int64 // per shard; 0 for a single shard
 	masked    bool
 	tokenizer string
 }
@@ -33,12 +33,11 @@ type split struct {
 	files [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
 }
 
-// A splitState is the part of a checkpoint that describes a split.
 type splitState struct {
-	Shards    []vocabulary.Shard `json:"shards"`    // complete shards
+	Shards    []vocabulary.Shard `json:"shards"`
 	Tokens    int64              `json:"tokens"`    // tokens in the current shard
 	Documents int64              `json:"documents"` // documents that end in the current shard
-	MaskOnes  int64              `json:"mask_ones"` // its tokens with mask 1
+	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
@@ -51,8 +50,7 @@ func (s *split) shardName() string {
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// openShard opens the files of the current shard, and truncates them to their sizes in the
-// checkpoint.
+// openShard truncates the files of the current shard to their sizes in the checkpoint.
 func (s *split) openShard() error {
 	if s.files[0] != nil {
 		return nil
@@ -96,7 +94,7 @@ func (s *split) header() []byte {
 	return s.format.header(s.Tokens, s.width)
 }
 
-// write appends tokens, completes full shards, and reports whether it completed one.
+// write appends tokens, completes full shards, and reports whether there was one.
 func (s *split) write(e encodedTokens) (completed bool, err error) {
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.width)
@@ -180,7 +178,7 @@ func (s *split) completeShard() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if err := s.openShard(); err != nil { // they may have been written before an interruption
+	if err := s.openShard(); err != nil { // after an interruption, they may exist already
 		return err
 	}
 	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
@@ -209,8 +207,8 @@ func (s *split) completeShard() error {
 	return nil
 }
 
-// endLastDocument also ends a document in this shard if it continues in the next one, because
-// readers treat each file separately.
+// endLastDocument ends a document at the end of the shard even if the next one continues it,
+// because readers treat each file separately.
 func (s *split) endLastDocument() error {
 	var last [8]byte
 	if s.Documents > 0 {

@@ -26,8 +26,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// pairTokenizer is a tokenizer that merges small letters in pairs from the beginning of a word, so
-// cutting a word changes its tokens. Tokens below 256 are bytes.
+// pairTokenizer merges small letters in pairs from the beginning of a word, so cutting a word
+// changes its tokens. Tokens below 256 are bytes.
 type pairTokenizer struct{ size int64 }
 
 const pairsEOT = 256
@@ -70,7 +70,6 @@ func (pairTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// useSmallChunks makes chunks small until the test ends, so that a short text has many.
 func useSmallChunks(t testing.TB, size, line int) {
 	oldSize, oldLine := chunkSize, maxLine
 	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
@@ -88,7 +87,6 @@ func words(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// someDocuments returns n different random texts.
 func someDocuments(n, size int) []string {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var documents []string
@@ -154,7 +152,6 @@ func parquetOf(t testing.TB, documents []string, options ...parquetgo.WriterOpti
 	return b.String()
 }
 
-// prepared runs the command and fails the test on an error.
 func prepared(t testing.TB, args string) string {
 	t.Helper()
 	said, err := prepareHere(t.Context(), strings.Fields(args)...)
@@ -164,11 +161,10 @@ func prepared(t testing.TB, args string) string {
 	return said
 }
 
-// runDigestLine matches the digest of a run, which differs with the names and sizes of the texts.
 var runDigestLine = regexp.MustCompile(` "run": "[0-9a-f]*",\n`)
 
-// filesOf returns the contents of the files in a directory by name, without digests of runs. The
-// directory need not exist.
+// filesOf returns the contents of the files in a directory, which need not exist, without digests
+// of runs.
 func filesOf(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -195,7 +191,7 @@ func wantSame(t testing.TB, got, want map[string]string) {
 	}
 }
 
-// Documents get the same tokens whichever files they are in, and can be decoded from them.
+// Documents get the same tokens whichever files they are in.
 func TestPrepareInputs(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
@@ -265,7 +261,7 @@ func TestPrepareInputs(t *testing.T) {
 	}
 }
 
-// A text that is cut into chunks gets the same tokens as the whole text, and val is its end.
+// A text cut into chunks gets the same tokens as the whole text, and val is its end.
 func TestPrepareLongText(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
@@ -292,7 +288,7 @@ func TestPrepareLongText(t *testing.T) {
 	}
 }
 
-// Anything that exceeds the memory limit is rejected by name, however well it is compressed.
+// Whatever exceeds the memory limit is rejected by name, however well it is compressed.
 func TestPrepareTooLong(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	long := strings.Repeat("x", maxLine+1)
@@ -309,8 +305,7 @@ func TestPrepareTooLong(t *testing.T) {
 	prepared(t, "word.gz --by byte --val 0 --out out")
 }
 
-// A page of a parquet file is rejected if it exceeds the limit, or if it is larger than its header
-// says, with any compression.
+// Pages are rejected if they exceed the limit or their header lies about their size.
 func TestPreparePages(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	t.Cleanup(func() { maxPage = 256 << 20 })
@@ -377,7 +372,7 @@ func TestPrepareGlobs(t *testing.T) {
 	})
 	testfiles.NoError(t, cmp.Or(os.Symlink("s", "link"), unix.Mkfifo("s/pipe.md", 0o600)))
 	for args, want := range map[string]string{
-		"s":                              "28345", // sorted by path, t.md comes before t/c.md
+		"s":                              "28345", // sorted by path: t.md is before t/c.md
 		"./s/":                           "28345",
 		"link":                           "28345",
 		"2.txt 1.txt":                    "ba",
@@ -413,8 +408,8 @@ func TestPrepareGlobs(t *testing.T) {
 	}
 }
 
-// writeTokenizers writes tokenizer files that split a text like GPT-2, Llama 3 and Qwen, and
-// returns their names. Their tokens are all bytes, a few pairs, and addedTokens.
+// writeTokenizers writes tokenizer files for texts split like GPT-2, Llama 3 and Qwen, and returns
+// their names. The tokens are all bytes, a few pairs, and addedTokens.
 func writeTokenizers(t testing.TB) (names []string) {
 	t.Helper()
 	vocab, merges := map[string]int{}, []string{}
@@ -458,8 +453,8 @@ func writeTokenizers(t testing.TB) (names []string) {
 	return names
 }
 
-// addedTokens are the texts of added tokens. Every fifth one is special, and every second one is
-// found in normalized text.
+// addedTokens are texts. Every fifth one is a special token, and every second one is found in
+// normalized text.
 var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
 
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
@@ -469,8 +464,7 @@ func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	return tokenizer
 }
 
-// somePieces returns a text of n random pieces, in which words, white space and added tokens begin
-// and end everywhere.
+// somePieces returns n random pieces, in which words, white space and added tokens meet everywhere.
 func somePieces(rng *rand.Rand, n int) string {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
 		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>",
@@ -486,7 +480,7 @@ func somePieces(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// With every tokenizer, a text cut where Cut allows it has the same tokens as the whole text.
+// A text cut where Cut allows it has the same tokens as the whole text.
 func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
@@ -517,8 +511,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Texts with many added tokens have the same tokens however small the chunks are, both as text
-// files and as JSON Lines.
+// Texts with many added tokens have the same tokens however small the chunks are.
 func TestPrepareAddedTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(11, 12))
@@ -535,8 +528,6 @@ func TestPrepareAddedTokens(t *testing.T) {
 	}
 }
 
-// wantTokens fails the test unless prepare writes the tokens that the tokenizer gives the whole
-// text.
 func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
 	t.Helper()
 	prepared(t, args+" --val 0 --eot none --force --out out")
@@ -549,8 +540,7 @@ func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
 	}
 }
 
-// An added token that lies across the end of the first chunk stays one token, wherever the chunk
-// ends in it.
+// An added token across the end of a chunk stays one token.
 func TestPrepareAddedTokenAcrossChunks(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := writeTokenizers(t)[0]

@@ -17,10 +17,10 @@ import (
 // A tokenizer turns text into tokens and back. It is safe for concurrent use.
 type tokenizer interface {
 	Name() string
-	Size() int64               // size of the vocabulary; all tokens are below it
+	Size() int64               // vocabulary size; all tokens are below it
 	EndOfText() (uint32, bool) // token that separates documents, if there is one
-	Bytes(token uint32) []byte // text of a token
-	Cut(text []byte) int       // length of a prefix whose tokens do not depend on the rest, or 0
+	Bytes(token uint32) []byte
+	Cut(text []byte) int // length of a prefix whose tokens do not depend on the rest, or 0
 	NewEncoder() encoder
 }
 
@@ -29,7 +29,7 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizers has the tokenizers that --by can name. For char, it only collects the characters.
+// tokenizers has the names that --by accepts. For char, it only collects the characters.
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(charCounter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
@@ -38,7 +38,6 @@ var tokenizers = map[string]func() (tokenizer, error){
 	"o200k":         func() (tokenizer, error) { return newBPETokenizer(bpe.Named("o200k")) },
 }
 
-// tokenizer returns the tokenizer that --by, --special and --eot-token describe.
 func (s *settings) tokenizer() (tokenizer, error) {
 	open, ok := tokenizers[s.By]
 	if !ok && !strings.HasSuffix(s.By, ".json") {
@@ -130,7 +129,7 @@ func (c *charTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// A charCounter encodes each character as token 0, and records which characters there are.
+// A charCounter encodes each character as token 0 and records which ones occur.
 type charCounter struct{ seen [utf8.MaxRune + 1]atomic.Bool }
 
 func (*charCounter) Name() string              { return vocabulary.Char }
@@ -150,7 +149,6 @@ func (c *charCounter) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// sorted returns the tokenizer of the characters seen.
 func (c *charCounter) sorted() *charTokenizer {
 	found := new(charTokenizer)
 	for r := range c.seen {

@@ -21,7 +21,7 @@ import (
 // CheckOptions configures [Check].
 type CheckOptions struct {
 	// CommonRun is the length of the shortest duplicated run to report, in tokens.
-	CommonRun int64 // 0 chooses it by the size of the files
+	CommonRun int64 // 0 to choose it by the size of the files
 	Restart   bool  // discard the results of an interrupted check
 }
 
@@ -32,7 +32,7 @@ type Report struct {
 	Files   int      `json:"files"`
 	Tokens  int64    `json:"tokens"`        // elements of the main arrays
 	Bytes   int64    `json:"bytes"`         // bytes of all arrays
-	Resumed int64    `json:"bytes_resumed"` // bytes that an interrupted check had read
+	Resumed int64    `json:"bytes_resumed"` // read by an interrupted check
 	// All duplicated runs of at least CommonRun tokens are found.
 	CommonRun int64     `json:"common_run"`
 	Compared  bool      `json:"vocabulary_known"` // whether a vocabulary size is known
@@ -54,31 +54,30 @@ const (
 	Unmounted  = "split"      // mount rejects the split for another reason
 )
 
-// rejectedByMount are the kinds of problems because of which mount rejects a split too.
+// rejectedByMount has the kinds for which mount rejects a split too.
 var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
-// A Problem is one thing that is wrong. It concerns Count elements of File, from Index on.
+// A Problem is a defect of Count elements of File, from Index on.
 type Problem struct {
 	Kind       string          `json:"kind"`
 	Split      string          `json:"split"`
 	File       jsontext.String `json:"file,omitempty"`
 	Index      int64           `json:"index"`
 	Count      int64           `json:"count"`
-	Other      jsontext.String `json:"other,omitempty"` // the file it is compared with
+	Other      jsontext.String `json:"other,omitempty"` // the other copy
 	OtherIndex int64           `json:"other_index"`
 	Message    jsontext.String `json:"message"`
 	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
 }
 
-// A checkedFile is a file of a split and what the check has found in it.
 type checkedFile struct {
 	splitArray *splitArray
 	path       string
 	array      *cache.Array // nil if the file cannot be opened
 	numbers    int64
-	offset     int64    // position of its first number in the concatenated main arrays
+	offset     int64    // position of the first number in the concatenated main arrays
 	results    []result // one for each segment
-	failed     bool     // whether a part could not be read
+	failed     bool     // whether a segment could not be read
 }
 
 type splitArray struct {
@@ -95,14 +94,14 @@ type check struct {
 	files       []*checkedFile
 	numbers     int64    // numbers in all main arrays opened so far
 	window      int64    // numbers that a fingerprint covers
-	segmentSize int64    // bytes in a segment
+	segmentSize int64    // bytes per segment
 	state       *os.File // see openState; nil if results cannot be saved
 	stderr      io.Writer
 }
 
-// Check reads all files of the splits that openers have, and reports what is wrong with them. It
-// returns an error if the splits cannot be checked, or if ctx is canceled; the next call then
-// continues. It shows progress on stderr.
+// Check reads all files of the splits in the openers' configurations, and reports what is wrong
+// with them. It returns an error if the splits cannot be checked, or if ctx is canceled; the next
+// call then continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
 	c := &check{segmentSize: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(openers); err != nil {
@@ -188,7 +187,7 @@ func (c *check) judge() {
 	c.countRepeated()
 }
 
-// countRepeated computes which fraction of each split is duplicated, and adds texts to problems.
+// countRepeated computes how much of each split is duplicated, and adds texts to problems.
 func (c *check) countRepeated() {
 	type file struct{ split, path string }
 	duplicates := map[file][]*Problem{}

@@ -21,8 +21,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// writeRandomTokens writes files of random uint16 tokens from 1 to 99 into a new working directory,
-// sets the user's cache directory, and returns the tokens by file name.
+// writeRandomTokens writes files of random uint16 tokens from 1 to 99, sets the user's cache
+// directory, and returns the tokens by file name.
 func writeRandomTokens(t *testing.T, sizes map[string]int) map[string][]uint16 {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -67,7 +67,7 @@ func checkAll(t *testing.T, text string) *Report {
 	return report
 }
 
-// problemLines returns the problems without their messages, one per line.
+// problemLines leaves out the messages.
 func problemLines(r *Report) string {
 	text := ""
 	for _, p := range r.Problems {
@@ -84,8 +84,7 @@ func TestCheckOfGoodFiles(t *testing.T) {
 	}
 }
 
-// Print begins with a summary, which says what fraction of each split is duplicated. Then come each
-// problem and the text it concerns.
+// Print begins with how much of each split is duplicated. Then come the problems with their texts.
 func TestCheckSumsUp(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
 	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
@@ -104,7 +103,6 @@ func TestCheckSumsUp(t *testing.T) {
 	}
 }
 
-// Each fault is found at its exact location.
 func TestCheckFindsFaults(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -229,7 +227,6 @@ func TestCheckContinues(t *testing.T) {
 	}
 }
 
-// WriteIndex writes the ends of documents, and replaces a different index only with force.
 func TestWriteIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
@@ -270,7 +267,6 @@ func TestWriteIndex(t *testing.T) {
 	}
 }
 
-// survey surveys a file and returns what it prints.
 func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	t.Helper()
 	testfiles.NoError(t, s.AddFile(t.Context(), path, o, io.Discard))
@@ -336,7 +332,6 @@ func TestSurveyOfFormats(t *testing.T) {
 	}
 }
 
-// Large files are sampled unless All is set.
 func TestSurveySamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")

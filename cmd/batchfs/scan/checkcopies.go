@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// Shorter duplicated runs are ignored, because two documents may quote the same text. In small
+	// Shorter duplicated runs are ignored, because documents may quote the same text. In small
 	// files, the limit is a quarter of their average size, but at least minCommonRun tokens.
 	maxCommonRun = 1 << 16
 	minCommonRun = 1 << 8
-	// maxRunHashes limits the memory for fingerprints: 16 bytes each, 24 while they are compared.
+	// maxRunHashes limits the memory for fingerprints: 16 bytes each, and 24 during the comparison.
 	maxRunHashes = 1 << 21
 )
 
@@ -25,7 +25,7 @@ func (c *check) mainFiles() []*checkedFile {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checkedFile) bool { return f.array == nil || !f.splitArray.main() })
 }
 
-// chooseWindow sets how many numbers a fingerprint covers. Duplicated runs of twice that length are
+// chooseWindow sets the length of fingerprints, with which duplicated runs of twice that length are
 // found.
 func (c *check) chooseWindow(run int64) {
 	files, numbers := c.mainFiles(), int64(0)
@@ -40,7 +40,7 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// judgeDuplicates reports files with the same content. It returns, for each file, the first such
+// judgeDuplicates reports files with the same content. It returns the first such file for each
 // file.
 func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
 	first := map[string]*checkedFile{} // keyed by content

@@ -7,7 +7,6 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// checkDocuments reads the indexes of documents next to the token files.
 func (c *check) checkDocuments(ctx context.Context) error {
 	for _, f := range c.mainFiles() {
 		if !isTokens(f.array) {

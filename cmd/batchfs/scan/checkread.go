@@ -13,7 +13,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// segmentBytes is the part of a file that is checked, and recorded in the state, at a time.
+// segmentBytes is how much of a file is checked, and saved, at a time.
 const segmentBytes = 16 << 20
 
 type segment struct {
@@ -27,16 +27,16 @@ type result struct {
 	File      int    `json:"file"`
 	Index     int    `json:"segment"`
 	Sum       []byte `json:"sum"`              // SHA-256 of the segment
-	Beyond    int64  `json:"beyond,omitempty"` // number of tokens that are not below vocab_size
-	First     int64  `json:"first,omitempty"`  // index of the first such token in the file
-	Token     string `json:"token,omitempty"`  // its value
-	Zeros     int64  `json:"zeros,omitempty"`  // number of zeros at the end of the segment
+	Beyond    int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
+	First     int64  `json:"first,omitempty"`  // index of the first one in the file
+	Token     string `json:"token,omitempty"`  // value of the first one
+	Zeros     int64  `json:"zeros,omitempty"`  // zeros at the end of the segment
 	RunHashes []byte `json:"prints,omitempty"` // fingerprints: Hash and At of each, in 8 bytes each
 
 	err error
 }
 
-// key returns the name of the state: a hash of everything that the results depend on.
+// key returns the name of the state, a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 2, c.segmentSize, c.window) // 2 is the version of this scheme
@@ -97,13 +97,13 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		return err
 	}
 	if c.state != nil {
-		os.Remove(c.state.Name()) // a finished check does not need it anymore
+		os.Remove(c.state.Name())
 	}
 	return nil
 }
 
-// readSegments reads segments on all processors. When ctx is canceled it returns immediately, even
-// if a disk does not respond.
+// readSegments uses all processors. When ctx is canceled it returns immediately, even if a disk
+// does not respond.
 func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
 	var next atomic.Int64
 	results := make(chan result)

@@ -15,17 +15,16 @@ import (
 	"batchfs/internal/printable"
 )
 
-// A Survey describes what token files hold. The zero value is an empty survey. It belongs to one
-// goroutine.
+// A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// Numbers and Lengths are histograms over all files. Numbers counts token ids, or other
-	// integers.
+	// Numbers and Lengths are histograms over all files, of token ids or other integers, and of
+	// documents.
 	Numbers []Bin `json:"numbers"`
 	Lengths []Bin `json:"document_lengths,omitempty"`
 
 	numbers, lengths histogram
-	lengthsSampled   bool // whether lengths cover only some of the documents
+	lengthsSampled   bool // lengths cover only some documents
 }
 
 // A File describes one file. Largest, Documents and Samples cover only the bytes that were read.
@@ -35,7 +34,7 @@ type File struct {
 	DType     array.DType     `json:"dtype"`
 	Shape     []int64         `json:"shape"`
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
-	Bytes     int64           `json:"bytes"`            // bytes of the elements
+	Bytes     int64           `json:"bytes"`
 	Read      int64           `json:"bytes_read"`
 	Largest   any             `json:"largest"` // largest integer; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
@@ -53,13 +52,13 @@ type Sample struct {
 
 // InfoOptions configures [Survey.AddFile].
 type InfoOptions struct {
-	Open cache.Options // how to open each file
-	EOT  int64         // token that ends each document, or -1
-	All  bool          // read whole files, not only samples
+	Open cache.Options
+	EOT  int64 // token that ends each document, or -1
+	All  bool  // read whole files instead of samples
 }
 
-// withVocabulary returns the vocabulary next to a file, or nil, and o and eot, completed from
-// vocab.json: the dtype of a headerless file, and the token that ends each document.
+// withVocabulary returns the vocabulary next to a file, or nil, and completes o and eot from it:
+// the dtype of a headerless file, and the token that ends each document.
 func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
 	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
@@ -74,14 +73,14 @@ func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabu
 	return v, o, eot, nil
 }
 
-// Of a large file, sampledBlocks blocks of sampledBytes are read.
+// Large files are sampled: sampledBlocks blocks of sampledBytes are read.
 const (
 	sampledBlocks = 16
 	sampledBytes  = 4 << 20
 )
 
-// AddFile reads a file, or samples of a large one, and adds it to s. It shows progress on stderr.
-// If only the index of documents is wrong, it adds the file without documents and returns an error.
+// AddFile reads a file, or samples of a large one. It shows progress on stderr. If only the index
+// of documents is wrong, it adds the file without documents and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
@@ -127,7 +126,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	return wrong
 }
 
-// countDocuments counts the documents in the index of a file, if it has one.
+// countDocuments uses the index of documents, if there is one.
 func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)
@@ -160,7 +159,7 @@ func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoO
 	defer progress.Finish()
 	d := decoder{dtype: a.DType()}
 	for i := range blocks {
-		begin := int64(-1) // beginning of the current document, or -1 if it is unknown
+		begin := int64(-1) // beginning of the current document; -1 if unknown
 		if i == 0 {
 			begin = 0
 		}

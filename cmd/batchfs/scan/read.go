@@ -13,16 +13,16 @@ import (
 	"batchfs/cache/array"
 )
 
-// blockSize is the size of a read in bytes.
+// blockSize is how much is read at a time, in bytes.
 const blockSize = 1 << 20
 
-// numbersOf returns how many numbers an array has; an element may consist of several.
+// numbersOf returns how many numbers an array has. An element may consist of several.
 func numbersOf(a *cache.Array) int64 { return a.Bytes() / int64(a.DType().Size()) }
 
 func numbersPerElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
 
-// read calls visit with the numbers [from, to) of an array, in blocks, and the index of the first
-// number of each block. raw is valid only during the call.
+// read calls visit with the numbers [from, to) of an array, block by block. at is the index of a
+// block's first number. raw is valid only during the call.
 func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int64, raw []byte) error) error {
 	block := int64(blockSize / a.DType().Size())
 	var raw []byte
@@ -48,8 +48,8 @@ var errInterrupted = errors.New("interrupted")
 
 const endsPerBlock = blockSize / 8 // documents per block of an index
 
-// readEnds calls visit with the ends of the first n documents, in blocks. ends is valid only during
-// the call.
+// readEnds calls visit with the ends of the first n documents, block by block. ends is valid only
+// during the call.
 func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64)) error {
 	ends := make([]int64, min(endsPerBlock, n))
 	for at := int64(0); at < n; at += endsPerBlock {
@@ -72,7 +72,7 @@ type decoder struct {
 	list  []uint64
 }
 
-// decode returns numbers that are valid until the next call.
+// The numbers are valid until the next call.
 func (d *decoder) decode(raw []byte) []uint64 {
 	size := d.dtype.Size()
 	d.list = slices.Grow(d.list[:0], len(raw)/size)[:len(raw)/size]

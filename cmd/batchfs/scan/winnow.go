@@ -17,14 +17,14 @@ import (
 // Karp and Rabin. To be fast, it ignores large hashes: w runs have 64 small ones on average, and
 // none with a probability of 1 in 10^27. It picks about 2 in w runs of random numbers.
 type winnower struct {
-	w          int64    // numbers in a run; a power of two
-	recent     []uint64 // last w numbers, plus one; number i is at i mod w
-	hash       uint64   // hash of the last w numbers
-	baseToW    uint64   // base to the power of w
-	hashOfOnes uint64   // hash of w ones
-	maxHash    uint64   // largest hash that is not ignored
-	added      int64    // numbers added
-	start      int64    // position of the first number
+	w          int64    // power of two
+	recent     []uint64 // last w numbers, each plus one; number i is at i mod w
+	hash       uint64
+	baseToW    uint64 // hashBase to the power of w
+	hashOfOnes uint64
+	maxHash    uint64 // larger hashes are ignored
+	added      int64
+	start      int64
 
 	// queue holds the candidates in order of position, each with a smaller hash than all after it;
 	// the last picked run may come first.
@@ -51,7 +51,7 @@ func newWinnower(w, first int64) *winnower {
 	return z
 }
 
-// add continues the stream, and appends the fingerprints that it picks to prints.
+// add appends the fingerprints that it picks to prints.
 func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 	sum, n, last, mask := z.hash, z.added, z.recent, int64(len(z.recent)-1)
 	for _, v := range numbers {
@@ -68,7 +68,6 @@ func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 	return z.advance(z.start+n-z.w+1, prints)
 }
 
-// consider adds a run to the candidates and picks the best one.
 func (z *winnower) consider(run runHash, prints []runHash) []runHash {
 	prints = z.advance(run.At, prints)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
@@ -86,8 +85,7 @@ func (z *winnower) consider(run runHash, prints []runHash) []runHash {
 	return z.pick(prints)
 }
 
-// advance removes candidates that are more than w runs before position at, and picks the best one
-// of the rest.
+// advance removes candidates more than w runs before position at, and picks the best of the rest.
 func (z *winnower) advance(at int64, prints []runHash) []runHash {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
@@ -96,7 +94,7 @@ func (z *winnower) advance(at int64, prints []runHash) []runHash {
 	return prints
 }
 
-// pick picks the first candidate, if it is not the last picked run.
+// pick picks the first candidate, unless it was picked last.
 func (z *winnower) pick(prints []runHash) []runHash {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At
@@ -108,7 +106,7 @@ func (z *winnower) pick(prints []runHash) []runHash {
 // A duplicateRun is a run of n numbers that occurs twice: at positions a and b.
 type duplicateRun struct{ a, b, n int64 }
 
-// streamIndex returns the index of the stream that contains a position.
+// streamIndex finds the stream that contains a position.
 func streamIndex(starts []int64, at int64) int {
 	i, found := slices.BinarySearch(starts, at)
 	if !found {

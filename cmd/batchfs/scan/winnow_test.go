@@ -54,7 +54,6 @@ func TestWinnowFindsCommonRuns(t *testing.T) {
 	}
 }
 
-// A constant stream yields no fingerprints, and a periodic one few.
 func TestWinnowOfDullNumbers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const w, n = 16, 10000

@@ -1,6 +1,6 @@
 // Package vocabulary reads and writes vocab.json, the manifest that batchfs prepare writes next to
-// token files. A [Manifest] describes the files; the [Vocabulary] in it says which text each token
-// stands for. Neither is safe for concurrent modification.
+// token files. A [Manifest] describes the files; the [Vocabulary] in it gives the text of each
+// token. Neither is safe for concurrent modification.
 package vocabulary
 
 import (
@@ -26,21 +26,20 @@ const (
 
 // A Vocabulary is the part of vocab.json that describes tokens.
 type Vocabulary struct {
-	Kind       string `json:"kind"`                  // Char, Byte or BPE
-	Size       int    `json:"vocab_size"`            // tokens are below this number
+	Kind       string `json:"kind"` // Char, Byte or BPE
+	Size       int    `json:"vocab_size"`
 	TokenDType string `json:"token_dtype,omitempty"` // dtype of token files without a header
-	// EOT is the end-of-text token, which separates documents; nil if there is none. EOTAt is its
-	// position in each document: "end", "begin" or "none".
+	// EOT is the end-of-text token, or nil. EOTAt is its position in each document: "end", "begin"
+	// or "none".
 	EOT   *uint32 `json:"eot,omitempty"`
 	EOTAt string  `json:"eot_at,omitempty"`
-	// A Char vocabulary has the text of each token, and a BPE vocabulary the bytes of each token,
-	// which JSON encodes in base64.
+	// Tokens has the text of each token of a Char vocabulary. TokenBytes has the bytes of each
+	// token of a BPE vocabulary, which JSON encodes in base64.
 	Tokens     []string `json:"tokens,omitempty"`
 	TokenBytes [][]byte `json:"token_bytes,omitempty"`
 }
 
-// A Manifest is the content of vocab.json: what the token files next to it are, and how they were
-// made.
+// A Manifest is the content of vocab.json.
 type Manifest struct {
 	Tokenizer string           `json:"tokenizer"` // value of batchfs prepare --by
 	Format    string           `json:"format"`
@@ -62,7 +61,7 @@ type LeftOut struct {
 type Split struct {
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Shards    []Shard `json:"shards"` // ordered by their names
+	Shards    []Shard `json:"shards"` // ordered by name
 }
 
 // A Shard is one token file.
@@ -115,9 +114,9 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// Of returns the vocabulary next to token files, or nil if there is none, and the shards that
-// have aligned arrays, by path. If there are different vocabularies, or one cannot be read, it
-// returns an error together with the shards.
+// Of returns the vocabulary next to token files, or nil, and the shards that have aligned arrays,
+// by path. If vocabularies differ, or one cannot be read, it returns an error together with the
+// shards.
 func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // path of v
 	read := map[string]bool{} // keyed by directory

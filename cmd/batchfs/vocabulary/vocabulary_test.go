@@ -32,7 +32,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 
 func TestNoVocabulary(t *testing.T) {
 	dir := t.TempDir()
-	pipe := filepath.Join(dir, "pipe") // opening it would wait for a writer
+	pipe := filepath.Join(dir, "pipe") // opening it would block
 	testfiles.NoError(t, syscall.Mkfifo(pipe, 0o644))
 	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
 		if v, err := Read(path); v != nil || err != nil {

@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// An addedSet is a set of added tokens, whose texts are found before the rest of a text is split.
-// The name of a special token is encoded as ordinary text, but no other token of the set is found
-// inside it. A nil *addedSet is empty.
+// An addedSet finds added tokens in a text before the rest is split. It also finds the name of a
+// special token, so that no other token is found inside it, but leaves it to be encoded as ordinary
+// text. A nil *addedSet is empty.
 type addedSet struct {
 	tokens     map[string]addedToken // keyed by text
-	firstBytes [256]bool             // first bytes of texts
-	lengths    []int                 // lengths of texts in bytes, longest first
+	firstBytes [256]bool
+	lengths    []int // lengths of texts in bytes, longest first
 
 	beforeSpace  [256]bool // bytes that may precede a space within a token
 	afterNewline [256]bool // bytes that may follow a newline within a token
@@ -24,8 +24,8 @@ type addedToken struct {
 	special bool
 }
 
-// newAddedSet returns the set of tokens, or nil if all are special. normalized says whether they
-// are found in normalized text.
+// newAddedSet returns nil if all tokens are special. normalized says whether they are found in
+// normalized text.
 func newAddedSet(tokens map[string]addedToken, normalized bool) *addedSet {
 	a := &addedSet{tokens: tokens}
 	plain := false
@@ -70,8 +70,8 @@ func (t *Tokenizer) Joins(before, after byte) bool {
 	})
 }
 
-// split yields the text before each token and the token; at the end, the rest and noToken. It finds
-// the leftmost token, and of several at one position the longest.
+// split yields the text before each token together with the token; at the end, the rest and
+// noToken. It finds the leftmost token, and the longest one at a position.
 func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 	return func(yield func([]byte, uint32) bool) {
 		for i := 0; a != nil && i < len(text); {
@@ -92,7 +92,7 @@ func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 	}
 }
 
-// longestPrefix returns the longest token that text begins with, and its length, or 0.
+// longestPrefix returns the longest token that text begins with, and its length or 0.
 func (a *addedSet) longestPrefix(text []byte) (addedToken, int) {
 	if a.firstBytes[text[0]] {
 		for _, n := range a.lengths {

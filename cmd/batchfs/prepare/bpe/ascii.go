@@ -6,7 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// asciiSets has one bit in each quarter for a letter, a digit, white space, and " ", by byte.
+// asciiSets says what a byte is: in each quarter of the number, one bit for a letter, a digit,
+// white space, and " ".
 var asciiSets [256]uint64
 
 func fillASCIISets() {
@@ -26,8 +27,8 @@ func eightSets(b uint64) uint64 {
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
-// pieceStartsGPT2 returns the positions in the next 64 bytes, or up to the first that is not ASCII,
-// at which pieces begin, as bits. The one at text[0] is left out. Contractions are ignored.
+// pieceStartsGPT2 returns the positions at which pieces begin, as bits, in the next 64 bytes or up
+// to the first that is not ASCII. It leaves out position 0, and ignores contractions.
 func pieceStartsGPT2(text []byte) uint64 {
 	const notASCII = 0x8080808080808080
 	var letter, digit, space, blank uint64
@@ -56,7 +57,7 @@ func pieceStartsGPT2(text []byte) uint64 {
 }
 
 // splitGPT2 splits like nextGPT2, but without a branch for each byte, because processors cannot
-// predict where words end.
+// predict the ends of words.
 func splitGPT2(text []byte, i int, ends []int) int {
 	n := 0
 	for n < len(ends) && i < len(text) {

@@ -1,8 +1,8 @@
 // Package bpe implements byte-pair encoding, the tokenization of GPT and most later language
 // models. It produces exactly the same tokens as OpenAI's tiktoken and Hugging Face's tokenizers.
 //
-// The algorithm was published by Gage, "A New Algorithm for Data Compression" (1994), and applied
-// to tokenization by Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with
+// The algorithm is from Gage, "A New Algorithm for Data Compression" (1994), and was applied to
+// tokenization by Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with
 // Subword Units" (2016). A vocabulary begins with the 256 bytes. Each further token joins two
 // earlier ones, the pair that was the most frequent in the training text at that time. A token is
 // therefore a string of bytes, and its rank says when it was learned. To encode a text:
@@ -36,17 +36,17 @@ type Tokenizer struct {
 	name       string
 	expression                          // how text is split
 	normalize  func(text []byte) []byte // nil if text is not normalized
-	tokens     []string                 // bytes of each token; empty for unused numbers
-	byteTokens [256]uint32              // token of each byte
-	// wholePieces has the pieces that are one token whatever the merges say, if there are any.
+	tokens     []string                 // empty for unused numbers
+	byteTokens [256]uint32
+	// wholePieces has the pieces that are one token whatever the merges say.
 	wholePieces map[string]uint32
 	merges      *merges
 	// byteMerges has the merges of any two bytes, which are looked up most.
 	byteMerges    *[1 << 16]uint64
 	special       map[string]uint32
 	endOfTextName string // name of the special token between documents, or empty
-	// addedByText has the added tokens to find in the original text, and those to find in
-	// normalized text. searched has the ones that are found before text is split.
+	// addedByText has the added tokens to find in the original text and in normalized text.
+	// searched has those that are found before text is split.
 	addedByText [2]map[string]addedToken
 	searched    [2]*addedSet
 }
@@ -94,8 +94,8 @@ func (t *Tokenizer) EndOfText() (uint32, bool) {
 }
 
 // WithSpecial returns a tokenizer that encodes names of special tokens as these tokens, as chat
-// templates require. That equals encode(text, allowed_special="all") of tiktoken, and the default
-// of tokenizers.
+// templates require. It matches encode(text, allowed_special="all") of tiktoken, and the default of
+// tokenizers.
 func (t *Tokenizer) WithSpecial() *Tokenizer {
 	with := *t
 	for i, tokens := range t.addedByText {
@@ -120,8 +120,8 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 	return []byte(t.tokens[token])
 }
 
-// An Encoder encodes texts. It belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB
-// more for long pieces.
+// An Encoder belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB more for long
+// pieces.
 type Encoder struct {
 	t       *Tokenizer
 	cache   pieceCache
@@ -133,9 +133,9 @@ type Encoder struct {
 // NewEncoder returns an encoder with an empty cache.
 func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t, cache: newPieceCache()} }
 
-// Append appends the tokens of a text. Names of special tokens are ordinary text. That equals
-// encode_ordinary(text) of tiktoken, and encode(text, add_special_tokens=False) of tokenizers with
-// encode_special_tokens set.
+// Append appends the tokens of a text. Names of special tokens are ordinary text. The result equals
+// that of encode_ordinary(text) in tiktoken, and of encode(text, add_special_tokens=False) in
+// tokenizers with encode_special_tokens set.
 //
 // It needs memory for the tokens, and 40 times the length of the longest piece, which must be below
 // 2 GiB.
@@ -156,8 +156,8 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// append splits up to 256 pieces, looks all of them up, and then appends their tokens. The lookups
-// overlap; see pieceCache.startLookups.
+// append splits up to 256 pieces and looks all of them up before it appends their tokens, so that
+// lookups overlap; see pieceCache.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.t.pieceEnds(text, i, e.ends[:])]
@@ -177,10 +177,11 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// appendUncached appends and caches the tokens of a piece. met says whether the piece has an entry,
+// appendUncached appends the tokens of a piece that no entry of the cache holds: those in its
+// overflow, or newly computed ones, which it caches. hasEntry says whether there is an entry
 // without tokens.
-func (e *Encoder) appendUncached(tokens []uint32, piece []byte, met bool) []uint32 {
-	if met || len(piece) > shortBytes {
+func (e *Encoder) appendUncached(tokens []uint32, piece []byte, hasEntry bool) []uint32 {
+	if hasEntry || len(piece) > shortBytes {
 		if rest, ok := e.cache.overflow[string(piece)]; ok {
 			return append(tokens, rest...)
 		}

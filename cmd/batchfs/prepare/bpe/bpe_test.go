@@ -14,7 +14,7 @@ import (
 
 var createdTokenizers = map[string]*Tokenizer{}
 
-// cachedTokenizer returns the same tokenizers to all tests, because creating one is slow.
+// Creating a tokenizer is slow.
 func cachedTokenizer(t testing.TB, name string) *Tokenizer {
 	t.Helper()
 	if createdTokenizers[name] == nil {
@@ -33,7 +33,7 @@ func decode(t *Tokenizer, tokens []uint32) []byte {
 	return text
 }
 
-// The tests in test/ compare with tiktoken. This one notices any change without Python.
+// Unlike the tests in test/, this one needs no Python.
 func TestGolden(t *testing.T) {
 	const text = "Hello, world! it'll don'T\r\n\n  CamelCase 12345 naïve 中文 👍🏽 <|endoftext|> \n "
 	for name, want := range map[string][]uint32{
@@ -71,7 +71,7 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}
 		var w merger
-		for token, text := range tokenizer.tokens { // otherwise wholePieces would be needed
+		for token, text := range tokenizer.tokens { // no token may need wholePieces
 			if _, special := tokenizer.special[text]; text == "" || special {
 				continue
 			}
@@ -85,7 +85,6 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// encodeByDefinition encodes a piece step by step, as byte-pair encoding is defined.
 func encodeByDefinition(t *Tokenizer, piece []byte) []uint32 {
 	if token, ok := t.wholePieces[string(piece)]; ok {
 		return []uint32{token}
@@ -160,8 +159,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// FuzzEncode encodes any bytes. The pieces and the tokens decode to the text, and each piece has
-// the tokens of the definition.
+// The pieces and the tokens of any bytes decode to these bytes, and each piece has the tokens of
+// the definition.
 func FuzzEncode(f *testing.F) {
 	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",
 		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA",

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// A class has one bit for each kind of character that the expressions distinguish. Constants such
-// as letters combine several.
+// A class has one bit for each kind of character that the expressions distinguish. Some constants
+// combine several.
 type class uint8
 
 const (
@@ -29,8 +29,7 @@ const (
 
 func (c class) in(several class) bool { return c&several != 0 }
 
-// classes has the class of each character after a call to fillClasses. Other commands do not need
-// this MiB.
+// classes has the class of each character after a call to fillClasses. Only prepare needs this MiB.
 var classes [utf8.MaxRune + 1]class
 
 var fillClasses = sync.OnceFunc(func() {

@@ -11,11 +11,10 @@ import (
 )
 
 // ReadHuggingFace reads a tokenizer.json of Hugging Face with byte-level BPE, as in GPT-2, Llama 3,
-// Qwen and GPT-4o. The error names any feature that is not supported.
+// Qwen and GPT-4o. The error names the first unsupported feature.
 //
-// The tokenizer encodes like tokenizers with add_special_tokens=False: truncation, padding and
-// tokens to put around a text are ignored. Added tokens that are not special are always found in a
-// text.
+// It encodes like tokenizers with add_special_tokens=False: truncation, padding and tokens to put
+// around a text are ignored. Added tokens that are not special are always found in a text.
 func ReadHuggingFace(path string) (*Tokenizer, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -70,7 +69,7 @@ type stage struct {
 	} `json:"pattern"`
 	Behavior       string `json:"behavior"` // Pattern, Behavior and Invert belong to Split
 	Invert         bool   `json:"invert"`
-	AddPrefixSpace bool   `json:"add_prefix_space"` // these two belong to ByteLevel
+	AddPrefixSpace bool   `json:"add_prefix_space"` // this and UseRegex belong to ByteLevel
 	UseRegex       *bool  `json:"use_regex"`
 }
 
@@ -193,7 +192,6 @@ func (f *tokenizerFile) addedTokens(t *Tokenizer) (added [2]map[string]addedToke
 	return added, nil
 }
 
-// reserve makes room for a token.
 func (t *Tokenizer) reserve(token uint32, text string) error {
 	const most = 1 << 24
 	if token >= most {

@@ -64,7 +64,6 @@ func TestReadHuggingFace(t *testing.T) {
 	}
 }
 
-// The error for an unsupported feature names the feature.
 func TestRefusesHuggingFace(t *testing.T) {
 	pre := func(stages ...any) func(f, model map[string]any) {
 		return func(f, model map[string]any) {

@@ -63,11 +63,11 @@ func (m *merges) find(left, right uint32) uint64 {
 	return noMerge
 }
 
-// maxScanned is the longest piece, in bytes, for which scanning all pairs before each merge is
-// faster than a queue.
+// maxScanned is the longest piece, in bytes, for which scanning all pairs before each merge beats a
+// queue.
 const maxScanned = 128
 
-// A merger computes the tokens of a piece. It holds the memory for short pieces.
+// A merger computes the tokens of a piece. It owns the memory for short pieces.
 type merger struct {
 	tokens [maxScanned]uint32
 	merges [maxScanned]uint64 // merge of each token and the next one; noMerge for the last
@@ -107,16 +107,15 @@ func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	}
 }
 
-// A link is a token of a long piece, in a linked list.
+// A link is a token of a long piece.
 type link struct {
 	token      uint32
-	prev, next int32  // -1 at the ends
+	prev, next int32  // links; -1 at the ends
 	merge      uint64 // merge of this token and the next one
 }
 
-// appendLong appends the tokens of a long piece, such as a hundred thousand spaces, in n log n
-// time. An earlier merge may make one in the queue impossible; its rank then no longer matches the
-// link's.
+// appendLong takes n log n time, for pieces such as a hundred thousand spaces. A merge in the queue
+// may have become impossible; its rank then no longer matches the link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	links := make([]link, len(piece))
 	var q minheap.Heap // rank<<32 | position of each merge, so the leftmost of equal ranks is first

@@ -28,8 +28,8 @@ var publishedTokenizers = map[string]struct {
 	"o200k": {o200k, map[string]uint32{endOfText: 199999, "<|endofprompt|>": 200018}},
 }
 
-// Named returns one of OpenAI's tokenizers, whose vocabularies are part of the program: gpt2
-// (r50k_base in tiktoken), cl100k (GPT-4) or o200k (GPT-4o).
+// Named returns one of OpenAI's tokenizers, which are part of the program: gpt2 (r50k_base in
+// tiktoken), cl100k (GPT-4) or o200k (GPT-4o).
 func Named(name string) (*Tokenizer, error) {
 	p, ok := publishedTokenizers[name]
 	if !ok {
@@ -44,7 +44,7 @@ func Named(name string) (*Tokenizer, error) {
 	for token, text := range tokens {
 		whole[text] = uint32(token)
 	}
-	// The published files do not say which pair a token joins. It may be any two tokens.
+	// The published files do not say which two tokens a token joins.
 	pairs := make([]pair, 0, 5*len(tokens))
 	for token, text := range tokens {
 		for i := 1; i < len(text); i++ {

@@ -31,8 +31,8 @@ func nfc(text []byte) []byte {
 	return out
 }
 
-// marksSinceUnicode10 has the characters since Unicode 9 that are reordered as marks or compose
-// with the character before them. To tokenizers, they are letters.
+// marksSinceUnicode10 has the characters of Unicode 10 and later that are reordered as marks or
+// compose with the character before them. To tokenizers, they are letters.
 var marksSinceUnicode10 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},
@@ -49,8 +49,7 @@ var marksSinceUnicode10 = &unicode.RangeTable{
 	},
 }
 
-// compose computes NFC by its definition: it decomposes the text, sorts the marks of each character
-// by their class, and composes characters.
+// compose computes NFC by its definition.
 func compose(text []byte) []byte {
 	var all []rune
 	for i := 0; i < len(text); {

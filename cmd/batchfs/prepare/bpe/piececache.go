@@ -9,24 +9,24 @@ import (
 )
 
 const (
-	shortBytes   = 15 // bytes of a piece that fit into an entry, besides their number
+	shortBytes   = 15 // bytes of a piece that fit into an entry
 	inlineTokens = 4  // tokens that fit into an entry
 	setBits      = 19
 	maxOverflow  = 1 << 16 // pieces
 )
 
-// A pieceCache holds the tokens of pieces that were encoded before.
+// A pieceCache holds the tokens of pieces encoded before.
 type pieceCache struct {
 	sets     [][2]pieceTokens    // indexed by a hash; a set fills one line of the processor's cache
-	sink     uint64              // keeps the compiler from removing the reads in begin
+	sink     uint64              // keeps the compiler from removing the reads in startLookups
 	overflow map[string][]uint32 // pieces that are too long, or have too many tokens, for an entry
 }
 
-// A pieceTokens is a cache entry. low and high hold the bytes of a short piece and their number, so
-// entries of different pieces never match.
+// A pieceTokens is a cache entry. Its key consists of the bytes of a short piece and their count,
+// so entries of different pieces never match.
 type pieceTokens struct {
-	// The top four bits of high are the number of tokens. If it exceeds inlineTokens, the tokens
-	// are in overflow.
+	// The top four bits of keyHigh are the number of tokens. If it exceeds inlineTokens, they are
+	// in the overflow.
 	keyLow, keyHigh uint64
 	tokens          [inlineTokens]uint32
 }
@@ -49,7 +49,7 @@ var shortMasks = func() (masks [shortBytes + 1]struct{ low, high uint64 }) {
 	return masks
 }()
 
-// shortKey returns the piece text[i:end], of up to 15 bytes, as two numbers.
+// shortKey returns the key of text[i:end].
 func shortKey(text []byte, i, end int) (low, high uint64) {
 	var raw *[16]byte
 	if i+16 <= len(text) {
@@ -63,20 +63,19 @@ func shortKey(text []byte, i, end int) (low, high uint64) {
 	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
 }
 
-// setIndex returns the index of the set that a short piece belongs to.
 func (k *pieceCache) setIndex(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
 	return int((over ^ under) >> (64 - setBits))
 }
 
-// A lookup is a piece to find, and the index of its set.
+// A lookup is the key of a piece to find, and the index of its set.
 type lookup struct {
 	keyLow, keyHigh uint64
 	set             int
 }
 
-// startLookups prepares the lookup of each piece from text[i] on, and reads one word of its set.
-// The processor waits for many of these reads at a time. A loop that also compared would wait for
+// startLookups prepares the lookups of the pieces from text[i] on, and reads one word of each set,
+// so that the processor waits for many reads at a time. A loop that also compared would wait for
 // one after the other.
 func (k *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
@@ -94,7 +93,6 @@ func (k *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []i
 	k.sink = read
 }
 
-// find returns the entry of a piece, or nil.
 func (k *pieceCache) find(l *lookup) *pieceTokens {
 	set := &k.sets[l.set]
 	way := 0
@@ -107,7 +105,6 @@ func (k *pieceCache) find(l *lookup) *pieceTokens {
 	return nil
 }
 
-// add caches the tokens of a piece.
 func (k *pieceCache) add(piece []byte, tokens []uint32) {
 	if len(piece) <= shortBytes {
 		low, high := shortKey(piece, 0, len(piece))

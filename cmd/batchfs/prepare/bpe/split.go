@@ -16,7 +16,7 @@ func classOfRune(text []byte, i int) (class, int) {
 	return classes[r], n
 }
 
-// skip returns the end of the characters of these classes that begin at i.
+// skip returns the end of the run of characters of these classes at i.
 func skip(text []byte, i int, these class) int {
 	for {
 		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) {
@@ -33,16 +33,15 @@ func skip(text []byte, i int, these class) int {
 	}
 }
 
-// An expression splits text into pieces. next returns the end of the piece that begins at text[i].
-// It always moves on, and does not look at what precedes i.
+// An expression splits text into pieces. next returns the end of the piece at text[i]. It always
+// advances, and does not look at what precedes i.
 type expression struct {
 	next     func(text []byte, i int) int
 	patterns []string                                 // equivalent expressions in tokenizer.json
 	fastEnds func(text []byte, i int, ends []int) int // faster pieceEnds, or nil
 }
 
-// pieceEnds stores the ends of the pieces from text[i] on in ends until it is full, and returns
-// their number.
+// pieceEnds fills ends with the ends of the pieces from text[i] on, and returns their number.
 func (x expression) pieceEnds(text []byte, i int, ends []int) int {
 	if x.fastEnds != nil {
 		return x.fastEnds(text, i, ends)
@@ -139,7 +138,7 @@ func nextCL100K(text []byte, i, digits int, trailing bool) int {
 }
 
 // nextO200K implements the expression of o200k, in which a word ends before a capital letter that
-// follows a small one. If contractions is true, a word includes a contraction after it.
+// follows a small one. If contractions is true, a word includes the contraction after it.
 func nextO200K(text []byte, i, digits int, contractions bool) int {
 	c, n := classAt(text, i)
 	if c == number {
@@ -160,8 +159,8 @@ func nextO200K(text []byte, i, digits int, contractions bool) int {
 }
 
 // matchCasedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`,
-// or returns i. As in a regular expression, it includes the character before the word if it can,
-// and tries the second alternative only if the first does not match.
+// or returns i. Like a regular expression, it includes the character before the word if it can, and
+// tries the second alternative only if the first does not match.
 func matchCasedWord(text []byte, i int, c class, n int) int {
 	before := c.in(spaces | others) // the first character may precede the word
 	if before {
@@ -253,7 +252,7 @@ func matchSymbols(text []byte, i int, c class, n int) int {
 	return i
 }
 
-// skipNewlines returns the end of a run of \r, \n and the character more.
+// skipNewlines returns the end of a run of \r, \n and more.
 func skipNewlines(text []byte, i int, more byte) int {
 	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
 		i++
@@ -277,8 +276,8 @@ func matchSpaces(text []byte, i int) (end, last, line int) {
 	return i, last, line
 }
 
-// spacePieceEnd matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing is true:
-// white space up to its last newline, or all but its last character, which belongs to what follows.
+// spacePieceEnd matches `\s*[\r\n]+|\s+(?!\S)|\s+`, after `\s+$|` if trailing is true: white space
+// up to its last newline, or all but its last character, which belongs to what follows.
 func spacePieceEnd(text []byte, i int, trailing bool) int {
 	switch end, last, line := matchSpaces(text, i); {
 	case trailing && end == len(text):
