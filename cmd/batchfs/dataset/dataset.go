@@ -40,7 +40,7 @@ type Dataset struct {
 	formatsDigest func() string // see digestFormats; computed by the first call
 	files         int           // files of all arrays, including indexes of documents
 	groups        [][]int64     // see sampler.Source.Groups; one for each source
-	unleasedFile  string        // a file without a lease, whose writers are unknown; may be empty
+	unleasedFile  string        // file whose writers are unknown, because it has no lease; or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -247,7 +247,8 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
-	// The current files decide how documents end. Their arrays have not changed.
+	// s may be older than the files, which decide how documents end. Arrays cannot change; see
+	// checkSameArrays.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.Stored() // bind does the same

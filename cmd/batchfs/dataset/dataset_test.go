@@ -134,8 +134,8 @@ func openMany(t *testing.T) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// The label of a sequence is a path to it from the split and from any of its directories.
-func TestLabelIsAPath(t *testing.T) {
+// sequencePath leads to the sequence from the split and from any of its directories.
+func TestSequencePath(t *testing.T) {
 	for _, d := range append(openMany(t), openArrays(t, "")...) {
 		paths := []string{"", "seed=9", "batch_size=5,order=sequential", "start=7,steps=3", "seed=9,dtype=native"}
 		if d.Sequence.TorchState == nil {
@@ -150,17 +150,17 @@ func TestLabelIsAPath(t *testing.T) {
 				continue // a torch state fits one order only
 			}
 			must(t, err)
-			name, settings, _ := strings.Cut(there.label(), "/")
+			name, settings, _ := strings.Cut(there.sequencePath(), "/")
 			if name != d.Split.Name || len(settings) > 255 {
-				t.Errorf("%s/%s: label %s", d.Split.Name, path, there.label())
+				t.Errorf("%s/%s: label %s", d.Split.Name, path, there.sequencePath())
 			}
 			for _, from := range []*Dataset{d, there.Dataset} {
 				back := mustWith(t, from, settings)
-				if !reflect.DeepEqual(back.Sequence.Settings, there.Sequence.Settings) || back.label() != there.label() {
-					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Name, path, back.Sequence.Settings, back.label(),
-						there.Sequence.Settings, there.label())
+				if !reflect.DeepEqual(back.Sequence.Settings, there.Sequence.Settings) || back.sequencePath() != there.sequencePath() {
+					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Name, path, back.Sequence.Settings, back.sequencePath(),
+						there.Sequence.Settings, there.sequencePath())
 				}
-				sameBatches(t, there.label(), back, there.Dataset, there.Sequence.Batch().Bytes())
+				sameBatches(t, there.sequencePath(), back, there.Dataset, there.Sequence.Batch().Bytes())
 			}
 		}
 	}
@@ -238,7 +238,7 @@ func rowBytes(d *Dataset, batch []byte, j int) []byte {
 // source.
 func TestOrigins(t *testing.T) {
 	for _, d := range openMany(t) {
-		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
+		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint windows, by source
 		for i, tokens := range d.sources {
 			all := 0
 			for _, file := range tokens[0].Files() {
@@ -261,7 +261,7 @@ func TestOrigins(t *testing.T) {
 					row, err := d.origin(k, j)
 					must(t, err)
 					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {
-						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.row, row.epoch, next, want)
+						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.sequencePath(), row.row, row.epoch, next, want)
 					}
 					given[row.source]++
 					next++
@@ -269,14 +269,14 @@ func TestOrigins(t *testing.T) {
 					if got := testfiles.Bytes(t, row.file, 4*row.start, len(want)); !bytes.HasPrefix(want, got) ||
 						len(got) < len(want) && !d.Split.Join {
 						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
-							d.label(), j, k, want, row.start, row.file, got)
+							d.sequencePath(), j, k, want, row.start, row.file, got)
 					}
 				}
 			}
 		}
 		for i, n := range given {
 			if n < 2*windows[i] && d.Split.Order != sampler.Random {
-				t.Errorf("%s: source %d came to %d rows of %d an epoch, which shows little", d.label(), i, n, windows[i])
+				t.Errorf("%s: source %d came to %d rows of %d an epoch, which shows little", d.sequencePath(), i, n, windows[i])
 			}
 		}
 	}
@@ -295,7 +295,7 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 		origins := d.Origins()
 		for _, k := range []uint64{0, 7, 1<<40 - 1} {
 			whole := originsOf(d, k)
-			want := map[string]any{"batch": k, "sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()}
+			want := map[string]any{"batch": k, "sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()}
 			var rows []map[string]any
 			for j := range d.Sequence.BatchSize {
 				o, err := d.origin(k, j)
@@ -307,14 +307,14 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 			}
 			want["rows"] = rows
 			if text := indentedJSON(want); !reflect.DeepEqual(decoded(whole), decoded(text)) {
-				t.Errorf("%s: batch %d is\n%s, want\n%s", d.label(), k, whole, text)
+				t.Errorf("%s: batch %d is\n%s, want\n%s", d.sequencePath(), k, whole, text)
 			}
 			for off := range len(whole) {
 				for _, n := range []int{1, 100, len(whole)} {
 					n = min(n, len(whole)-off)
 					part := make([]byte, n)
 					if origins.Read(part, k, int64(off)); !bytes.Equal(part, whole[off:off+n]) {
-						t.Fatalf("%s: %d bytes from byte %d on are %q, want %q", d.label(), n, off, part, whole[off:off+n])
+						t.Fatalf("%s: %d bytes from byte %d on are %q, want %q", d.sequencePath(), n, off, part, whole[off:off+n])
 					}
 				}
 			}

@@ -36,8 +36,8 @@ func (d *Dataset) pathSettings() map[string]any {
 	return all
 }
 
-// label names the sequence by its path in a mount, with all settings.
-func (d *Dataset) label() string {
+// sequencePath names the sequence by its path in a mount, with all settings.
+func (d *Dataset) sequencePath() string {
 	all := d.pathSettings()
 	delete(all, "torch_state")
 	if !d.Sequence.DType.IsInteger() {
@@ -49,7 +49,7 @@ func (d *Dataset) label() string {
 // Metadata returns the metadata of .safetensors files: the sequence and the fingerprint of its
 // tokens.
 func (d *Dataset) Metadata() map[string]string {
-	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
+	return map[string]string{"sequence": d.sequencePath(), "fingerprint": d.fingerprint}
 }
 
 // Info returns the content of info.json.
@@ -57,7 +57,7 @@ func (d *Dataset) Info() []byte {
 	batch := d.Sequence.Batch()
 	all := d.settings()
 	maps.Copy(all, map[string]any{
-		"sequence":          d.label(),
+		"sequence":          d.sequencePath(),
 		"tokens":            d.Len(),
 		"fingerprint":       d.fingerprint,
 		"identity":          d.Identity(),
@@ -232,7 +232,7 @@ func (d *Dataset) settings() map[string]any {
 // the token file, it adds up to chars characters of each segment's text.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	vocabularies := map[string]*vocabulary.Manifest{}
-	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
+	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.sequencePath(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
 		if err != nil {

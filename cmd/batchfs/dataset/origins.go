@@ -44,7 +44,7 @@ const (
 // Origins returns the files batch/<k>.json of d.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
-	head := indentedJSON(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
+	head := indentedJSON(map[string]any{"sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
 	o := &Origins{d: d, head: head}
 	longest := 0

@@ -122,7 +122,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 			}
 			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
-		texts, err := w.texts(nil, line)
+		texts, err := w.extractTexts(nil, line)
 		if err == nil {
 			err = w.encodeDocument(ch, texts)
 		}
@@ -262,8 +262,8 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ch
 
 	r.emit = func(ch *chunk) error {
 		ch.done = make(chan struct{})
-		ch.quota = min(cap(permits), 1+ch.size/(2*chunkSize))
-		for range ch.quota {
+		ch.permits = min(cap(permits), 1+ch.size/(2*chunkSize))
+		for range ch.permits {
 			select {
 			case permits <- struct{}{}:
 			case <-ctx.Done():
@@ -304,7 +304,7 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ch
 		if err != nil {
 			return err
 		}
-		for range ch.quota {
+		for range ch.permits {
 			<-permits
 		}
 	}

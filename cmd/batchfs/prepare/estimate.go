@@ -54,13 +54,12 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 		documents += scale * float64(s.documents)
 	}
 	_, err := fmt.Fprintf(o.stdout, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% sampled\n",
-		round(tokens), round(documents+float64(texts)), terminal.Size(round(tokens*float64(c.width))), 8*c.width,
+		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.Size(roundTo4Digits(tokens*float64(c.width))), 8*c.width,
 		terminal.Count(int64(len(inputs)), "file", "files"), terminal.Size(all), 100*float64(bytes)/float64(max(all, 1)))
 	return err
 }
 
-// round returns x with four significant digits.
-func round(x float64) int64 {
+func roundTo4Digits(x float64) int64 {
 	unit := math.Pow(10, math.Max(0, math.Floor(math.Log10(math.Max(x, 1)))-3))
 	return int64(math.Round(x/unit) * unit)
 }

@@ -62,10 +62,10 @@ type maskedText struct {
 	mask byte
 }
 
-// texts appends the texts of a line, in the order of the fields. Fields that lead into the same
-// list are evaluated together, element by element. Of several fields that lead to the same text,
-// the first whose conditions hold determines its mask, which is otherwise 0.
-func (c *encodeOptions) texts(list []maskedText, line []byte) ([]maskedText, error) {
+// extractTexts appends the texts of a line, in the order of the fields. Fields that lead into the
+// same list are evaluated together, element by element. Of several fields that lead to the same
+// text, the first whose conditions hold determines its mask, which is otherwise 0.
+func (c *encodeOptions) extractTexts(list []maskedText, line []byte) ([]maskedText, error) {
 	return c.appendTexts(list, line, c.fields, 0)
 }
 

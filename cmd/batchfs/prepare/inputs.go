@@ -232,15 +232,15 @@ type stream struct {
 	closeDecompressor func()
 }
 
-type byteCounter func(n int)
+type countWriter func(n int)
 
-func (t byteCounter) Write(b []byte) (int, error) {
+func (t countWriter) Write(b []byte) (int, error) {
 	t(len(b))
 	return len(b), nil
 }
 
 // open opens an input at an offset of its decompressed content.
-func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, err error) {
+func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, err error) {
 	s = &stream{in: in, closeDecompressor: func() {}}
 	raw := stdin
 	if in.info != nil {
@@ -249,7 +249,7 @@ func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, 
 		}
 		raw = s.file
 	}
-	if err = s.unchanged(); err == nil {
+	if err = s.checkUnchanged(); err == nil {
 		err = s.decompress(raw, offset, t)
 	}
 	if err != nil {
@@ -261,7 +261,7 @@ func (in *input) open(stdin io.Reader, offset int64, t byteCounter) (s *stream, 
 
 // decompress lets s read the decompressed content of raw from an offset on. It recognizes
 // compression by the first bytes, which cannot begin a text in UTF-8.
-func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
+func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	in := io.TeeReader(buffered, t)
 	s.Reader = in
@@ -291,8 +291,8 @@ func (s *stream) decompress(raw io.Reader, offset int64, t byteCounter) error {
 	return err
 }
 
-// unchanged returns an error if the file has changed since the input was found.
-func (s *stream) unchanged() error {
+// checkUnchanged returns an error if the file has changed since the input was found.
+func (s *stream) checkUnchanged() error {
 	if s.file == nil || s.in.readableOnce() {
 		return nil
 	}

@@ -27,7 +27,7 @@ func FuzzTextOf(f *testing.F) {
 		}
 		path := strings.Split(dotted, ".")
 		c := encodeOptions{fields: []field{newField(dotted, 0)}}
-		texts, err := c.texts(nil, line)
+		texts, err := c.extractTexts(nil, line)
 		var text, want string
 		if err == nil {
 			text = string(texts[0].text)

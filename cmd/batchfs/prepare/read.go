@@ -53,7 +53,7 @@ type chunk struct {
 	size   int      // bytes of text in all pieces
 	end    position // beginning of the next chunk
 
-	quota   int // permits of the pipeline that the chunk holds
+	permits int // permits of the pipeline that the chunk holds
 	encoded [len(splits)]encodedTokens
 	err     error
 	done    chan struct{} // closed when encoded, err and leftOut are set
@@ -80,7 +80,7 @@ type reader struct {
 	inVal       func(text []byte) bool // reports whether a text with this beginning belongs to val
 	// valStart is the offset of val in a single text; 0 if inVal decides for each document.
 	valStart int64
-	emit     func(*chunk) error // is not called again after an error
+	emit     func(*chunk) error // never called again after an error
 
 	current *chunk
 	buf     []byte
@@ -109,7 +109,7 @@ func (r *reader) read(from position) error {
 			return err
 		}
 		if err = read(s, from); err == nil {
-			err = s.unchanged()
+			err = s.checkUnchanged()
 		}
 		s.Close()
 		switch {
@@ -151,7 +151,7 @@ func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 		r.buf = r.buf[:len(r.buf)+read]
 	}
 	if pos.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
-		r.drop(len(byteOrderMark))
+		r.dropPrefix(len(byteOrderMark))
 		pos.Offset = int64(len(byteOrderMark))
 	}
 	if err == io.EOF {
@@ -160,7 +160,7 @@ func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
 	return false, err
 }
 
-func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
+func (r *reader) dropPrefix(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
 // readText reads a text or JSON Lines.
 func (r *reader) readText(s *stream, pos position) error {
@@ -218,7 +218,7 @@ func (r *reader) readText(s *stream, pos position) error {
 		if err := r.add(piece, next); err != nil || last {
 			return err
 		}
-		r.drop(n)
+		r.dropPrefix(n)
 		want = chunkSize
 	}
 }

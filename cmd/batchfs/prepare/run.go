@@ -58,7 +58,8 @@ func (o *options) isComplete(inputs []*input) bool {
 	return true
 }
 
-// changeTime returns when a file was last written or renamed. Its modification time may be older.
+// changeTime returns when a file was last written or renamed. The modification time of a copy may
+// be older.
 func changeTime(info os.FileInfo) time.Time {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
@@ -155,7 +156,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	var written [len(splits)]*split
 	for i := range splits {
 		written[i] = &split{outputOptions: out, name: splits[i], splitState: s.Splits[i]}
-		defer written[i].close()
+		defer written[i].closeFiles()
 	}
 	save := func(pos position) error {
 		if slices.ContainsFunc(inputs, (*input).readableOnce) { // resuming is impossible
@@ -301,7 +302,7 @@ func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) 
 	for range n {
 		_, size, err := text.ReadRune()
 		if err != nil {
-			return 0, cmp.Or(s.unchanged(), err)
+			return 0, cmp.Or(s.checkUnchanged(), err)
 		}
 		at += int64(size)
 	}

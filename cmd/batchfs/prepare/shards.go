@@ -50,7 +50,8 @@ func (s *split) shardName() string {
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// openShard truncates the files of the current shard to their sizes in the checkpoint.
+// openShard opens the files of the current shard, and truncates them to their sizes in the
+// checkpoint.
 func (s *split) openShard() error {
 	if s.files[0] != nil {
 		return nil
@@ -60,7 +61,7 @@ func (s *split) openShard() error {
 	if s.masked {
 		names[2] = maskPath(names[0])
 	}
-	sizes := [3]int64{int64(len(s.header())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
+	sizes := [3]int64{int64(len(s.shardHeader())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
 	for i, name := range names {
 		if name == "" {
 			continue
@@ -87,14 +88,14 @@ func (s *split) openShard() error {
 	return nil
 }
 
-func (s *split) header() []byte {
+func (s *split) shardHeader() []byte {
 	if s.format.header == nil {
 		return nil
 	}
 	return s.format.header(s.Tokens, s.width)
 }
 
-// write appends tokens, completes full shards, and reports whether there was one.
+// write appends tokens, completes full shards, and reports whether it completed one.
 func (s *split) write(e encodedTokens) (completed bool, err error) {
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.width)
@@ -178,10 +179,10 @@ func (s *split) completeShard() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if err := s.openShard(); err != nil { // after an interruption, they may exist already
+	if err := s.openShard(); err != nil { // after an interruption, the files may exist already
 		return err
 	}
-	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
+	if _, err := s.files[0].WriteAt(s.shardHeader(), 0); err != nil {
 		return err
 	}
 	if err := cmp.Or(s.endLastDocument(), s.sync()); err != nil {
@@ -197,7 +198,7 @@ func (s *split) completeShard() error {
 	if _, err := io.Copy(hash, io.NewSectionReader(s.files[0], 0, 1<<62)); err != nil {
 		return fmt.Errorf("%s: %w", s.files[0].Name(), err)
 	}
-	s.close()
+	s.closeFiles()
 	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
 	if s.masked {
 		done.MaskOnes = s.MaskOnes
@@ -223,7 +224,7 @@ func (s *split) endLastDocument() error {
 	return err
 }
 
-func (s *split) close() {
+func (s *split) closeFiles() {
 	for i, f := range s.files {
 		if f != nil {
 			f.Close()

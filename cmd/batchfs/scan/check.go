@@ -20,9 +20,10 @@ import (
 
 // CheckOptions configures [Check].
 type CheckOptions struct {
-	// CommonRun is the length of the shortest duplicated run to report, in tokens.
-	CommonRun int64 // 0 to choose it by the size of the files
-	Restart   bool  // discard the results of an interrupted check
+	// CommonRun is the length of the shortest duplicated run to report, in tokens; 0 chooses it by
+	// the sizes of the files.
+	CommonRun int64
+	Restart   bool // discard the results of an interrupted check
 }
 
 // A Report is the result of a check. It belongs to one goroutine.
@@ -32,7 +33,7 @@ type Report struct {
 	Files   int      `json:"files"`
 	Tokens  int64    `json:"tokens"`        // elements of the main arrays
 	Bytes   int64    `json:"bytes"`         // bytes of all arrays
-	Resumed int64    `json:"bytes_resumed"` // read by an interrupted check
+	Resumed int64    `json:"bytes_resumed"` // bytes that an interrupted check has read
 	// All duplicated runs of at least CommonRun tokens are found.
 	CommonRun int64     `json:"common_run"`
 	Compared  bool      `json:"vocabulary_known"` // whether a vocabulary size is known
@@ -114,7 +115,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	if err := c.readAll(ctx, o.Restart); err != nil {
 		return nil, err
 	}
-	c.judge()
+	c.reportProblems()
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
 			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && rejectedByMount[p.Kind] }) {
@@ -179,11 +180,11 @@ func (c *check) openArray(p *splitArray) {
 	}
 }
 
-func (c *check) judge() {
+func (c *check) reportProblems() {
 	for _, f := range c.mainFiles() {
-		c.judgeTokens(f)
+		c.reportTokens(f)
 	}
-	c.judgeOverlaps(c.judgeDuplicates())
+	c.reportOverlaps(c.reportDuplicates())
 	c.countRepeated()
 }
 

@@ -196,7 +196,7 @@ func TestCheckContinues(t *testing.T) {
 		first := begin()
 		segments := first.segments()
 		var err error
-		if first.state, _, err = openState(first.key(), true); err != nil {
+		if first.state, _, err = openState(first.stateKey(), true); err != nil {
 			t.Fatal(err)
 		}
 		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
@@ -209,7 +209,7 @@ func TestCheckContinues(t *testing.T) {
 		}
 		second := begin()
 		testfiles.NoError(t, second.readAll(t.Context(), false))
-		second.judge()
+		second.reportProblems()
 		if got := problemLines(&second.report); got != want {
 			t.Errorf("after %d segments: %s", done, got)
 		}
@@ -222,7 +222,7 @@ func TestCheckContinues(t *testing.T) {
 	}
 	again, other := begin(), begin()
 	save(t, "b.bin", all["b.bin"][1:])
-	if changed := begin(); changed.key() == again.key() || other.key() != again.key() {
+	if changed := begin(); changed.stateKey() == again.stateKey() || other.stateKey() != again.stateKey() {
 		t.Error("a changed file must have another state, the same files the same")
 	}
 }

@@ -40,9 +40,9 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// judgeDuplicates reports files with the same content. It returns the first such file for each
+// reportDuplicates reports files with the same content. It returns the first such file for each
 // file.
-func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
+func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 	first := map[string]*checkedFile{} // keyed by content
 	same = map[*checkedFile]*checkedFile{}
 	for _, f := range c.mainFiles() {
@@ -74,8 +74,8 @@ func (c *check) judgeDuplicates() (same map[*checkedFile]*checkedFile) {
 	return same
 }
 
-// judgeOverlaps reports runs of numbers that occur twice, except in files with the same content.
-func (c *check) judgeOverlaps(same map[*checkedFile]*checkedFile) {
+// reportOverlaps reports runs of numbers that occur twice, except in files with the same content.
+func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	files := c.mainFiles()
 	var starts []int64
 	var prints []runHash

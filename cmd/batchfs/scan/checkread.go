@@ -36,8 +36,8 @@ type result struct {
 	err error
 }
 
-// key returns the name of the state, a hash of everything that the results depend on.
-func (c *check) key() string {
+// stateKey returns the name of the state, a hash of everything that the results depend on.
+func (c *check) stateKey() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 2, c.segmentSize, c.window) // 2 is the version of this scheme
 	for _, f := range c.files {
@@ -70,7 +70,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	todo := c.segments()
 	// Without a state, for example because there is no home directory, an interrupted check starts
 	// over.
-	state, done, err := openState(c.key(), restart)
+	state, done, err := openState(c.stateKey(), restart)
 	if err == nil {
 		c.state = state
 		defer state.Close()

@@ -37,7 +37,7 @@ func (r *result) countBeyond(list []uint64, at int64, vocab uint64, dtype array.
 	}
 }
 
-func (c *check) judgeTokens(f *checkedFile) {
+func (c *check) reportTokens(f *checkedFile) {
 	p := f.problem(Vocabulary)
 	token := ""
 	for _, r := range f.results {

@@ -18,8 +18,8 @@ import (
 // A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// Numbers and Lengths are histograms over all files, of token ids or other integers, and of
-	// documents.
+	// Numbers and Lengths are histograms over all files: of token ids or other integers, and of
+	// document lengths in tokens.
 	Numbers []Bin `json:"numbers"`
 	Lengths []Bin `json:"document_lengths,omitempty"`
 
@@ -117,7 +117,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 		wrong = s.countDocuments(ctx, f, path, o)
 	}
 	if f.Tokens > 0 && v != nil {
-		if f.Samples, err = samplesOf(a, v); err != nil {
+		if f.Samples, err = sampleTexts(a, v); err != nil {
 			return err
 		}
 	}
@@ -216,7 +216,7 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	}
 }
 
-func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
+func sampleTexts(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(64, a.Len())
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
 		if len(samples) > 0 && at <= samples[len(samples)-1].Index {

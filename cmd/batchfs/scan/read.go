@@ -68,38 +68,38 @@ func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends 
 // A decoder turns numbers of any dtype into uint64. Integers keep their value, as two's complement
 // if negative; other dtypes keep their bits. A decoder belongs to one goroutine.
 type decoder struct {
-	dtype array.DType
-	list  []uint64
+	dtype   array.DType
+	numbers []uint64
 }
 
 // The numbers are valid until the next call.
 func (d *decoder) decode(raw []byte) []uint64 {
 	size := d.dtype.Size()
-	d.list = slices.Grow(d.list[:0], len(raw)/size)[:len(raw)/size]
+	d.numbers = slices.Grow(d.numbers[:0], len(raw)/size)[:len(raw)/size]
 	switch size {
 	case 1:
-		for i := range d.list {
-			d.list[i] = uint64(raw[i])
+		for i := range d.numbers {
+			d.numbers[i] = uint64(raw[i])
 		}
 	case 2:
-		for i := range d.list {
-			d.list[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
+		for i := range d.numbers {
+			d.numbers[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
 		}
 	case 4:
-		for i := range d.list {
-			d.list[i] = uint64(binary.LittleEndian.Uint32(raw[4*i:]))
+		for i := range d.numbers {
+			d.numbers[i] = uint64(binary.LittleEndian.Uint32(raw[4*i:]))
 		}
 	default:
-		for i := range d.list {
-			d.list[i] = binary.LittleEndian.Uint64(raw[8*i:])
+		for i := range d.numbers {
+			d.numbers[i] = binary.LittleEndian.Uint64(raw[8*i:])
 		}
 	}
 	if unused := 64 - 8*size; d.dtype.IsSigned() {
-		for i, v := range d.list {
-			d.list[i] = uint64(int64(v<<unused) >> unused)
+		for i, v := range d.numbers {
+			d.numbers[i] = uint64(int64(v<<unused) >> unused)
 		}
 	}
-	return d.list
+	return d.numbers
 }
 
 func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }

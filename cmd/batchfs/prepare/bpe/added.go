@@ -65,7 +65,7 @@ func (a *addedSet) allowNormalization() {
 // Joins reports whether one added token may contain two adjacent bytes of a text. It covers only
 // pairs that end with a space or begin with a newline.
 func (t *Tokenizer) Joins(before, after byte) bool {
-	return slices.ContainsFunc(t.searched[:], func(a *addedSet) bool {
+	return slices.ContainsFunc(t.addedSets[:], func(a *addedSet) bool {
 		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterNewline[after])
 	})
 }

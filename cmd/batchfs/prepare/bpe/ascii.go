@@ -12,7 +12,7 @@ var asciiSets [256]uint64
 
 func fillASCIISets() {
 	for b := range utf8.RuneSelf {
-		for quarter, in := range []bool{classes[b].in(letters), classes[b] == number, classes[b].in(spaces), b == ' '} {
+		for quarter, in := range []bool{classes[b].isAnyOf(letters), classes[b] == number, classes[b].isAnyOf(spaces), b == ' '} {
 			if in {
 				asciiSets[b] |= 1 << (16 * quarter)
 			}
@@ -20,9 +20,9 @@ func fillASCIISets() {
 	}
 }
 
-// eightSets combines the sets of eight bytes, with the first byte in the lowest bit of each
+// setsOf8Bytes combines the sets of eight bytes, with the first byte in the lowest bit of each
 // quarter. A loop would take 50% longer.
-func eightSets(b uint64) uint64 {
+func setsOf8Bytes(b uint64) uint64 {
 	return asciiSets[byte(b)] | asciiSets[byte(b>>8)]<<1 | asciiSets[byte(b>>16)]<<2 | asciiSets[byte(b>>24)]<<3 |
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
@@ -38,7 +38,7 @@ func pieceStartsGPT2(text []byte) uint64 {
 		if (low|high)&notASCII != 0 {
 			break
 		}
-		sets := eightSets(low) | eightSets(high)<<8
+		sets := setsOf8Bytes(low) | setsOf8Bytes(high)<<8
 		letter |= sets & 0xffff << n
 		digit |= sets >> 16 & 0xffff << n
 		space |= sets >> 32 & 0xffff << n

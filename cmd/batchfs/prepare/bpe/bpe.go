@@ -10,8 +10,8 @@
 //  1. Split it into pieces, such as words with the space before them. No token spans two pieces.
 //     Each vocabulary defines the pieces by a regular expression. split.go has a handwritten
 //     function for each expression, because package regexp has no look-ahead, and because regular
-//     expressions take most of the time in other tokenizers. For GPT-2, ascii.go is
-//     even faster on ASCII.
+//     expressions take most of the time in other tokenizers. For ASCII text in GPT-2, ascii.go is
+//     even faster.
 //  2. Begin with one token for each byte of a piece. Join the two neighbors whose pair has the
 //     lowest rank, the leftmost if there are several, and repeat until no two neighbors are a pair
 //     of the vocabulary (merge.go).
@@ -46,9 +46,9 @@ type Tokenizer struct {
 	special       map[string]uint32
 	endOfTextName string // name of the special token between documents, or empty
 	// addedByText has the added tokens to find in the original text and in normalized text.
-	// searched has those that are found before text is split.
+	// addedSets has those that are found before text is split.
 	addedByText [2]map[string]addedToken
-	searched    [2]*addedSet
+	addedSets   [2]*addedSet
 }
 
 func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
@@ -68,7 +68,7 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 	}
 	t.special, t.addedByText = map[string]uint32{}, added
 	for i, texts := range added {
-		t.searched[i] = newAddedSet(texts, i == 1)
+		t.addedSets[i] = newAddedSet(texts, i == 1)
 		for text, token := range texts {
 			for uint32(len(t.tokens)) <= token.token {
 				t.tokens = append(t.tokens, "")
@@ -103,7 +103,7 @@ func (t *Tokenizer) WithSpecial() *Tokenizer {
 		for text, token := range tokens {
 			found[text] = addedToken{token: token.token}
 		}
-		with.searched[i] = newAddedSet(found, i == 1)
+		with.addedSets[i] = newAddedSet(found, i == 1)
 	}
 	return &with
 }
@@ -123,15 +123,15 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 // An Encoder belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB more for long
 // pieces.
 type Encoder struct {
-	t       *Tokenizer
-	cache   pieceCache
-	ends    [256]int // ends of pieces
-	lookups [256]lookup
-	merge   merger
+	tokenizer *Tokenizer
+	cache     pieceCache
+	ends      [256]int // ends of pieces
+	lookups   [256]lookup
+	merge     merger
 }
 
 // NewEncoder returns an encoder with an empty cache.
-func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t, cache: newPieceCache()} }
+func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{tokenizer: t, cache: newPieceCache()} }
 
 // Append appends the tokens of a text. Names of special tokens are ordinary text. The result equals
 // that of encode_ordinary(text) in tiktoken, and of encode(text, add_special_tokens=False) in
@@ -140,11 +140,11 @@ func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t, cache: newPiec
 // It needs memory for the tokens, and 40 times the length of the longest piece, which must be below
 // 2 GiB.
 func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
-	for text, token := range e.t.searched[0].split(text) {
-		if e.t.normalize != nil {
-			text = e.t.normalize(text)
+	for text, token := range e.tokenizer.addedSets[0].split(text) {
+		if e.tokenizer.normalize != nil {
+			text = e.tokenizer.normalize(text)
 		}
-		for text, token := range e.t.searched[1].split(text) {
+		for text, token := range e.tokenizer.addedSets[1].split(text) {
 			if tokens = e.append(tokens, text); token != noToken {
 				tokens = append(tokens, token)
 			}
@@ -160,7 +160,7 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 // lookups overlap; see pieceCache.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
-		ends := e.ends[:e.t.pieceEnds(text, i, e.ends[:])]
+		ends := e.ends[:e.tokenizer.pieceEnds(text, i, e.ends[:])]
 		e.cache.startLookups(e.lookups[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, inlineTokens*len(ends))
 		for j, end := range ends {
@@ -178,8 +178,8 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 }
 
 // appendUncached appends the tokens of a piece that no entry of the cache holds: those in its
-// overflow, or newly computed ones, which it caches. hasEntry says whether there is an entry
-// without tokens.
+// overflow, or newly computed ones, which it caches. hasEntry says whether an entry refers to the
+// overflow.
 func (e *Encoder) appendUncached(tokens []uint32, piece []byte, hasEntry bool) []uint32 {
 	if hasEntry || len(piece) > shortBytes {
 		if rest, ok := e.cache.overflow[string(piece)]; ok {
@@ -187,7 +187,7 @@ func (e *Encoder) appendUncached(tokens []uint32, piece []byte, hasEntry bool) [
 		}
 	}
 	before := len(tokens)
-	tokens = e.merge.append(tokens, e.t, piece)
+	tokens = e.merge.append(tokens, e.tokenizer, piece)
 	e.cache.add(piece, tokens[before:])
 	return tokens
 }

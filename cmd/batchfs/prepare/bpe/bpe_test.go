@@ -172,9 +172,9 @@ func FuzzEncode(f *testing.F) {
 		encoders = append(encoders, cachedTokenizer(f, name).NewEncoder())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		text = text[:min(len(text), 1000)] // merged is slow
+		text = text[:min(len(text), 1000)] // encodeByDefinition is slow
 		for _, encoder := range encoders {
-			tokenizer, name := encoder.t, encoder.t.name
+			tokenizer, name := encoder.tokenizer, encoder.tokenizer.name
 			var want []uint32
 			for i := 0; i < len(text); {
 				end := tokenizer.next(text, i)

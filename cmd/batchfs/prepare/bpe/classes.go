@@ -27,7 +27,7 @@ const (
 	lowers  = lower | caseless | mark // o200k's [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 )
 
-func (c class) in(several class) bool { return c&several != 0 }
+func (c class) isAnyOf(several class) bool { return c&several != 0 }
 
 // classes has the class of each character after a call to fillClasses. Only prepare needs this MiB.
 var classes [utf8.MaxRune + 1]class

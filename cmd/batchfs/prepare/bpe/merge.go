@@ -110,7 +110,7 @@ func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 // A link is a token of a long piece.
 type link struct {
 	token      uint32
-	prev, next int32  // links; -1 at the ends
+	prev, next int32  // indexes of links; -1 at the ends
 	merge      uint64 // merge of this token and the next one
 }
 

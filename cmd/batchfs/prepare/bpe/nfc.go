@@ -9,10 +9,10 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC exactly as tokenizers computes it. That differs from package norm in
-// three ways: only marks of Unicode 9 are known; no joiner (U+034F) is inserted after 30 marks; and
-// only characters that compose are composed, whereas norm compares 16 bits of a character, and so
-// takes U+10061 with an accent for an accented a.
+// nfc returns a text in NFC, exactly as tokenizers computes it. That differs from package norm in
+// three ways: marks added after Unicode 9 are not known; no joiner (U+034F) is inserted after 30
+// marks; and norm confuses characters whose lower 16 bits are equal, so it composes U+10061 and an
+// accent into an accented a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
@@ -25,7 +25,7 @@ func nfc(text []byte) []byte {
 			end = len(text)
 		}
 		_, n := utf8.DecodeRune(text[end:])
-		out = append(append(out, compose(text[:end])...), text[end:end+n]...)
+		out = append(append(out, composeNFC(text[:end])...), text[end:end+n]...)
 		text = text[end+n:]
 	}
 	return out
@@ -49,8 +49,8 @@ var marksSinceUnicode10 = &unicode.RangeTable{
 	},
 }
 
-// compose computes NFC by its definition.
-func compose(text []byte) []byte {
+// composeNFC computes NFC by its definition.
+func composeNFC(text []byte) []byte {
 	var all []rune
 	for i := 0; i < len(text); {
 		p := norm.NFD.Properties(text[i:])

@@ -19,14 +19,14 @@ func classOfRune(text []byte, i int) (class, int) {
 // skip returns the end of the run of characters of these classes at i.
 func skip(text []byte, i int, these class) int {
 	for {
-		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) {
+		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].isAnyOf(these) {
 			i++
 		}
 		if i == len(text) || text[i] < utf8.RuneSelf {
 			return i
 		}
 		c, n := classOfRune(text, i)
-		if !c.in(these) {
+		if !c.isAnyOf(these) {
 			return i
 		}
 		i += n
@@ -97,11 +97,11 @@ func nextGPT2(text []byte, i int) int {
 		c, n = classAt(text, from)
 	}
 	switch {
-	case c.in(letters):
+	case c.isAnyOf(letters):
 		return skip(text, from+n, letters)
 	case c == number:
 		return skip(text, from+n, number)
-	case c.in(others):
+	case c.isAnyOf(others):
 		return skip(text, from+n, others)
 	}
 	end, last, _ := matchSpaces(text, i)
@@ -121,13 +121,13 @@ func nextCL100K(text []byte, i, digits int, trailing bool) int {
 	}
 	c, n := classAt(text, i)
 	switch {
-	case c.in(letters):
+	case c.isAnyOf(letters):
 		return skip(text, i+n, letters)
 	case c == number:
 		return matchNumbers(text, i+n, digits-1)
 	}
 	if c != newline && i+n < len(text) {
-		if after, m := classAt(text, i+n); after.in(letters) {
+		if after, m := classAt(text, i+n); after.isAnyOf(letters) {
 			return skip(text, i+n+m, letters)
 		}
 	}
@@ -162,7 +162,7 @@ func nextO200K(text []byte, i, digits int, contractions bool) int {
 // or returns i. Like a regular expression, it includes the character before the word if it can, and
 // tries the second alternative only if the first does not match.
 func matchCasedWord(text []byte, i int, c class, n int) int {
-	before := c.in(spaces | others) // the first character may precede the word
+	before := c.isAnyOf(spaces | others) // the first character may precede the word
 	if before {
 		if end := matchLowerWord(text, i+n); end > i+n {
 			return end
@@ -189,7 +189,7 @@ func matchLowerWord(text []byte, i int) int {
 	// Backtrack to the last character that both [UPPER] and [LOWER] match.
 	for start > i {
 		last, n := utf8.DecodeLastRune(text[:start])
-		if classes[last].in(lowers) {
+		if classes[last].isAnyOf(lowers) {
 			break
 		}
 		start -= n
@@ -241,7 +241,7 @@ func matchNumbers(text []byte, i, most int) int {
 // matchSymbols matches ` ?[^\s\p{L}\p{N}]+`, or returns i. c and n are the class and length of the
 // first character.
 func matchSymbols(text []byte, i int, c class, n int) int {
-	if c.in(others) {
+	if c.isAnyOf(others) {
 		return skip(text, i+n, others)
 	}
 	if text[i] == ' ' && i+1 < len(text) {
@@ -265,7 +265,7 @@ func skipNewlines(text []byte, i int, more byte) int {
 func matchSpaces(text []byte, i int) (end, last, line int) {
 	for i < len(text) {
 		c, n := classAt(text, i)
-		if !c.in(spaces) {
+		if !c.isAnyOf(spaces) {
 			break
 		}
 		last = i

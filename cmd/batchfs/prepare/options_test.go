@@ -89,7 +89,7 @@ func TestPrepareSpecial(t *testing.T) {
 	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }
 
-// --invalid skip counts what it leaves out, however long it is.
+// --invalid skip leaves out and counts any file, line or row, even one longer than a chunk.
 func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	writeFilesHere(t, map[string]string{
