@@ -154,13 +154,13 @@ func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHi
 	for range d.blobs() {
 		d.files++
 	}
-	if err := d.bind(s); err != nil {
+	if err := d.bindSettings(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	return d, nil
 }
 
-func (d *Dataset) bind(split *config.Split) (err error) {
+func (d *Dataset) bindSettings(split *config.Split) (err error) {
 	s := *split
 	d.Split = &s
 	if s.Expect != "" && d.fingerprint != s.Expect {
@@ -247,11 +247,10 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
-	// s may be older than the files, which decide how documents end. Arrays cannot change; see
-	// checkSameArrays.
+	// s may be older than the files, which decide how documents end.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.Stored() // bind does the same
+		s.DType = d.Sequence.Stored() // bindSettings does the same
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()

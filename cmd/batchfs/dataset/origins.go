@@ -31,9 +31,9 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 // Origins makes the files batch/<k>.json of a dataset. All lines of rows have the same width, so
 // the size is known and any part can be made without the rest. It is safe for concurrent use.
 type Origins struct {
-	d     *Dataset
-	head  []byte // content between the batch number and the first row
-	width int    // length of a row's line in bytes
+	dataset *Dataset
+	head    []byte // content between the batch number and the first row
+	width   int    // length of a row's line in bytes
 }
 
 const (
@@ -46,7 +46,7 @@ func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indentedJSON(map[string]any{"sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
-	o := &Origins{d: d, head: head}
+	o := &Origins{dataset: d, head: head}
 	longest := 0
 	for _, path := range d.Files() {
 		longest = max(longest, len(quoteJSON(path)))
@@ -62,10 +62,10 @@ func quoteJSON(path string) []byte {
 
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, quoteJSON(r.file), r.start)
-	if o.d.Split.Ends == sampler.EndsByIndex {
+	if o.dataset.Split.Ends == sampler.EndsByIndex {
 		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
 	}
-	if len(o.d.Split.Sources) > 0 {
+	if len(o.dataset.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)
 	}
 	return append(line, "},\n"...)
@@ -73,7 +73,7 @@ func (o *Origins) line(r rowOrigin) []byte {
 
 // Len returns the size of each file in bytes.
 func (o *Origins) Len() int64 {
-	return int64(len(o.firstLines(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(lastLines))
+	return int64(len(o.firstLines(0))+len(o.head)) + int64(o.dataset.Sequence.BatchSize)*int64(o.width) + int64(len(lastLines))
 }
 
 func (o *Origins) firstLines(k uint64) []byte { return fmt.Appendf(nil, firstLinesFormat, k) }
@@ -90,10 +90,10 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	}
 	take(o.firstLines(k))
 	take(o.head)
-	rows, width := o.d.Sequence.BatchSize, int64(o.width)
+	rows, width := o.dataset.Sequence.BatchSize, int64(o.width)
 	j := int(min(off/width, int64(rows)))
 	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
-		origin, err := o.d.origin(k, j)
+		origin, err := o.dataset.origin(k, j)
 		if err != nil {
 			return err
 		}

@@ -89,7 +89,7 @@ func TestOtherMachines(t *testing.T) {
 		world    int
 		whole    bool
 	}{
-		{"batch_size=3,local_world=2", 4, true}, // one machine with four ranks, or vice versa
+		{"batch_size=3,local_world=2", 4, true}, // four ranks on one machine, or on four
 		{"batch_size=6,local_world=1", 2, true}, // two ranks in total
 		{"batch_size=1,local_world=6", 12, true},
 		{"batch_size=3,local_world=1", 4, false}, // four host shares

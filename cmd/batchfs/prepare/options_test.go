@@ -126,7 +126,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 		t.Errorf("a finished run says %q", said)
 	}
 	wantSame(t, filesOf(t, "out"), files)
-	old := time.Now().Add(-time.Hour) // like a copy on another host
+	old := time.Now().Add(-time.Hour) // a copy on another host may have another time
 	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	prepared(t, args+" --force")
 	wantSame(t, filesOf(t, "out"), files)

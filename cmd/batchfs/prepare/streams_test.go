@@ -107,7 +107,7 @@ func lines(documents []string) string {
 
 func gzipped(text string) string {
 	var b bytes.Buffer
-	for part := range slices.Chunk([]byte(text), len(text)/2+1) { // two members
+	for part := range slices.Chunk([]byte(text), len(text)/2+1) { // two gzip members
 		w := gzip.NewWriter(&b)
 		w.Write(part)
 		w.Close()

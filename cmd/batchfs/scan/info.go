@@ -27,7 +27,8 @@ type Survey struct {
 	lengthsSampled   bool // lengths cover only some documents
 }
 
-// A File describes one file. Largest, Documents and Samples cover only the bytes that were read.
+// A File describes one file. If only samples of it were read, Largest covers only them, and so does
+// Documents unless Indexed is true.
 type File struct {
 	Path      jsontext.String `json:"path"`
 	Format    string          `json:"format"`
@@ -36,7 +37,7 @@ type File struct {
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
 	Bytes     int64           `json:"bytes"`
 	Read      int64           `json:"bytes_read"`
-	Largest   any             `json:"largest"` // largest integer; nil for other dtypes
+	Largest   any             `json:"largest"` // largest integer or bool; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
 	Indexed   bool            `json:"indexed,omitempty"` // Documents comes from an index
 	Samples   []Sample        `json:"samples,omitempty"`

@@ -71,7 +71,7 @@ type Shard struct {
 	Documents int64  `json:"documents"` // documents that end in this shard
 	SHA256    string `json:"sha256"`    // hash of the whole file
 
-	Arrays   []Array `json:"arrays,omitempty"`    // aligned arrays
+	Arrays   []Array `json:"arrays,omitempty"`
 	MaskOnes int64   `json:"mask_ones,omitempty"` // tokens whose mask is 1
 }
 
@@ -118,7 +118,7 @@ func (m *Manifest) Write(w io.Writer) error {
 // by path. If vocabularies differ, or one cannot be read, it returns an error together with the
 // shards.
 func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
-	var path string           // path of v
+	var path string           // the vocab.json that v is from
 	read := map[string]bool{} // keyed by directory
 	shards = map[string]Shard{}
 	for _, file := range files {

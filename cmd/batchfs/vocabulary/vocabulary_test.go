@@ -50,7 +50,7 @@ func TestOf(t *testing.T) {
 	for _, test := range []struct {
 		files string
 		size  int    // 0 if there is no vocabulary
-		err   string // begins after dir
+		err   string // the message after dir
 	}{
 		{"none/1.bin gpt2/1.bin", 0, ""},
 		{"none/1.bin a/1.bin a/2.bin gpt2/1.bin again/1.bin", 1, ""},

@@ -51,8 +51,9 @@ func pieceStartsGPT2(text []byte) uint64 {
 	same := letter&(letter<<1) | digit&(digit<<1) | other&(other<<1)
 	words := ^space &^ same &^ (blank << 1)
 	gaps := space & (^(space << 1) | ^(space >> 1))
-	// A space before a word belongs to it. In other white space, the last byte may belong to a
-	// word, so it begins a piece. Whether the last of the n bytes does depends on the next byte.
+	// A space before a word belongs to it. In longer white space, the last byte may belong to a
+	// word, so it begins a piece. The last of the n bytes is left out, because it depends on the
+	// next byte.
 	return (words | gaps) & (1<<(n-1) - 1) &^ 1
 }
 
