@@ -114,25 +114,20 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	return s.endpoint.cause != nil, nil
 }
 
-// succeeded records that an object, its bucket and the endpoint are up.
-func (s *outages) succeeded(o Object) {
-	s.answered(o)
+// answered records that the endpoint is up. If it counted as down, the buckets that do not answer
+// are now down instead. If ok is true, the object and its bucket are up too.
+func (s *outages) answered(o Object, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
-	b.health, b.good = health{}, &o
-	delete(b.failing, o.Key)
-	for _, f := range b.failing {
-		f.unbroken = false
+	b.silent = false
+	if ok {
+		b.health, b.good = health{}, &o
+		delete(b.failing, o.Key)
+		for _, f := range b.failing {
+			f.unbroken = false
+		}
 	}
-}
-
-// answered records that the endpoint is up. If it counted as down, the buckets that do not answer
-// are now down instead.
-func (s *outages) answered(o Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bucket(o.Bucket).silent = false
 	cause := s.endpoint.cause
 	s.endpoint = health{}
 	if cause == nil {

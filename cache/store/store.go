@@ -350,13 +350,13 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	defer timer.Stop()
 	a.onAnswer = func() {
 		timer.Reset(stall)
-		c.outages.answered(o)
+		c.outages.answered(o, false)
 	}
 	isUp := false
 	a.err = do(ctx, func() {
 		timer.Reset(stall)
 		if !isUp {
-			c.outages.succeeded(o)
+			c.outages.answered(o, true)
 			isUp = true
 		}
 	})
@@ -367,7 +367,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	switch {
 	case a.err != nil && caller.Err() != nil: // the caller gave up, and the store may be fine
 	case !isTemporary(a.err):
-		c.outages.succeeded(o)
+		c.outages.answered(o, true)
 	default:
 		c.outages.failed(o, a.culprit)
 	}
