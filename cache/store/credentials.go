@@ -9,8 +9,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// providers looks for credentials in several places, in order. Unlike the Chain of the library,
-// which would silently do without credentials, it returns an error if there are none.
+// providers looks for credentials in several places, in order. If there are none, it returns an
+// error, unlike the Chain of the library.
 type providers struct{ credentials.Chain }
 
 func newProviders() *providers {
@@ -21,7 +21,7 @@ func newProviders() *providers {
 	return &providers{credentials.Chain{Providers: []credentials.Provider{
 		&credentials.EnvAWS{},
 		&credentials.FileAWSCredentials{},
-		// for web identities, containers and machines
+		// web identities, containers and machines
 		&credentials.IAM{Client: &http.Client{Transport: quick, Timeout: 5 * time.Second}},
 	}}}
 }

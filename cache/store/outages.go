@@ -12,8 +12,8 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// outages remembers which parts of a store are down. A read of such a part fails immediately,
-// instead of after its whole timeout.
+// outages remembers which parts of a store are down: the endpoint, a bucket or an object. Reads of
+// them fail immediately, instead of after their whole timeout.
 //
 //	outcome of a request             counts against
 //	no answer                        the endpoint
@@ -22,10 +22,10 @@ import (
 //	                                 failed and none has succeeded since
 //	data, or a permanent error       nothing: the object, its bucket and the endpoint are up
 //
-// A read retries until its time is over. Then the part that its last request counts against is down
-// or, if that part was up shortly before, a smaller one: the bucket or the object. It stays down
-// until a request shows that it is up; a probe for each bucket sends such requests. Any answer
-// shows that the endpoint is up.
+// When a read gives up, the part that its last request counts against is down. If that part was up
+// shortly before, a smaller part is down instead: the bucket or the object. It stays down until a
+// request shows that it is up; a probe for each bucket sends such requests. Any answer shows that
+// the endpoint is up.
 //
 // The endpoint can seem down because one bucket has a host name of its own. A bucket whose last
 // request got an answer is therefore still tried, once for each read.
@@ -40,28 +40,28 @@ type outages struct {
 
 // A health is the state of the endpoint, of a bucket, or of an object.
 type health struct {
-	failingSince time.Time // first failure since it was last up; zero if there is none
-	cause        error     // error that made it count as down; nil if it is up
+	failingSince time.Time // zero if it has not failed since it was last up
+	cause        error     // error that took it down; nil if it is up
 }
 
 func (h *health) fail() { h.failingSince = cmp.Or(h.failingSince, time.Now()) }
 
 type bucket struct {
 	health
-	silent  bool                      // whether its last request got no answer
-	failing map[string]*failingObject // objects by key
-	good    *Object                   // object that was last up; nil if none was
-	probed  bool                      // whether a probe is running
+	silent   bool // whether its last request got no answer
+	failing  map[string]*failingObject
+	lastGood *Object // object that was last up; nil if none was
+	hasProbe bool
 }
 
 type failingObject struct {
 	health
-	object      Object
-	unbroken    bool      // whether no object of the bucket has been up since this one last failed
-	lastFailure time.Time // time of the last failure
+	object             Object
+	failedSinceSuccess bool // whether it failed after the last success in its bucket
+	lastFailure        time.Time
 }
 
-// minFailedObjects is how many objects of a bucket must fail, with none up in between, to count
+// minFailedObjects is how many objects of a bucket must fail, with no success in between, to count
 // against the bucket.
 const minFailedObjects = 3
 
@@ -114,18 +114,18 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	return s.endpoint.cause != nil, nil
 }
 
-// answered records that the endpoint is up. If it counted as down, the buckets that do not answer
-// are now down instead. If ok is true, the object and its bucket are up too.
+// answered records that the endpoint is up. If it was down, the buckets that do not answer are now
+// down instead. If ok is true, the object and its bucket are up too.
 func (s *outages) answered(o Object, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
 	b.silent = false
 	if ok {
-		b.health, b.good = health{}, &o
+		b.health, b.lastGood = health{}, &o
 		delete(b.failing, o.Key)
 		for _, f := range b.failing {
-			f.unbroken = false
+			f.failedSinceSuccess = false
 		}
 	}
 	cause := s.endpoint.cause
@@ -141,7 +141,7 @@ func (s *outages) answered(o Object, ok bool) {
 	s.startProbes()
 }
 
-// failed records that a request for an object failed.
+// failed records a failed request.
 func (s *outages) failed(o Object, by culprit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,20 +156,19 @@ func (s *outages) failed(o Object, by culprit) {
 	f := cmp.Or(b.failing[o.Key], &failingObject{object: o})
 	b.failing[o.Key] = f
 	f.fail()
-	f.unbroken, f.lastFailure = true, time.Now()
+	f.failedSinceSuccess, f.lastFailure = true, time.Now()
 	s.startProbes()
 }
 
-// gaveUp records that a read failed until its time was over, and that its last request counts
-// against by. If by has been failing for atLeast, it is now down; otherwise the next smaller part
-// that has been failing for so long is.
+// gaveUp records that a read gave up, and that its last request counts against by. The largest
+// part, from by downwards, that has been failing for atLeast is now down.
 func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
 	inRow := 0
 	for _, f := range b.failing {
-		if f.unbroken {
+		if f.failedSinceSuccess {
 			inRow++
 		}
 	}
@@ -187,10 +186,9 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 	s.startProbes()
 }
 
-// suspects returns the objects that the probe of a bucket requests next. If there are none, nothing
-// in the bucket is down. The caller holds mu.
+// suspects returns the objects for the next probe of a bucket. If there are none, nothing in it is
+// down. The caller holds mu.
 func (s *outages) suspects(b *bucket) (objects []Object) {
-	// whether all objects of the bucket are down
 	whole := b.cause != nil || s.endpoint.cause != nil && b.silent
 	for _, f := range b.failing {
 		switch {
@@ -198,8 +196,8 @@ func (s *outages) suspects(b *bucket) (objects []Object) {
 			// Any object will do. A good one is requested too, because the failing one may stay
 			// down.
 			objects = append(objects, f.object)
-			if b.good != nil {
-				objects = append(objects, *b.good)
+			if b.lastGood != nil {
+				objects = append(objects, *b.lastGood)
 			}
 			return objects
 		case f.cause != nil:
@@ -209,21 +207,21 @@ func (s *outages) suspects(b *bucket) (objects []Object) {
 	return objects
 }
 
-// toProbe returns the suspects of a bucket, and records if the probe ends.
+// toProbe returns the suspects of a bucket. If there are none, it records that the probe ends.
 func (s *outages) toProbe(name string) []Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(name)
 	objects := s.suspects(b)
-	b.probed = len(objects) > 0
+	b.hasProbe = len(objects) > 0
 	return objects
 }
 
-// startProbes starts a probe for each bucket that needs one and has none. The caller holds mu.
+// startProbes starts a probe for each bucket that needs one. The caller holds mu.
 func (s *outages) startProbes() {
 	for name, b := range s.buckets {
-		if !b.probed && len(s.suspects(b)) > 0 {
-			b.probed = true
+		if !b.hasProbe && len(s.suspects(b)) > 0 {
+			b.hasProbe = true
 			go s.probe(name)
 		}
 	}

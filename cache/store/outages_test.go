@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// A failing store responds with an error if the path of a request begins with a prefix in status.
-type failing struct {
+// A failingStore responds with an error if the path of a request begins with a prefix in status.
+type failingStore struct {
 	mu       sync.Mutex
 	status   map[string]int // HTTP status by path prefix; 0 cuts the connection
-	requests map[string]int // number of requests by bucket
+	requests map[string]int
 }
 
-func (f *failing) answer(_ int, w http.ResponseWriter, r *http.Request) bool {
+func (f *failingStore) answer(_ int, w http.ResponseWriter, r *http.Request) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bucket, _, _ := strings.Cut(r.URL.Path[1:], "/")
@@ -27,23 +27,23 @@ func (f *failing) answer(_ int, w http.ResponseWriter, r *http.Request) bool {
 			continue
 		}
 		if status == 0 {
-			cut(w)
+			cutConnection(w)
 		} else {
-			answer(w, status, map[int]string{500: "InternalError", 503: "SlowDown"}[status])
+			answerError(w, status, map[int]string{500: "InternalError", 503: "SlowDown"}[status])
 		}
 		return true
 	}
 	return false
 }
 
-func (f *failing) set(status map[string]int) {
+func (f *failingStore) set(status map[string]int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.status = status
 }
 
 // sentIn returns how many requests are sent to a bucket within d.
-func (f *failing) sentIn(d time.Duration, bucket string) int {
+func (f *failingStore) sentIn(d time.Duration, bucket string) int {
 	count := func() int {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -54,7 +54,7 @@ func (f *failing) sentIn(d time.Duration, bucket string) int {
 	return count() - before
 }
 
-// readPath reads part of an object, and returns the time that took in whole seconds.
+// readPath reads part of an object, and returns how long that took, rounded to seconds.
 func readPath(ctx context.Context, c *Client, path string) (took time.Duration, err error) {
 	o := object
 	o.Bucket, o.Key, _ = strings.Cut(path, "/")
@@ -69,12 +69,12 @@ func TestOutages(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		status    map[string]int
-		meanwhile []string          // paths that are read every second during the first reads
-		early     []string          // paths whose reads fail first, because they have only a second
-		first     []string          // paths whose reads fail when all of their time is over
-		then      map[string]string // errors by path, for reads that fail immediately
-		well      []string          // paths whose reads succeed
-		later     []string          // paths whose reads succeed after a probe
+		meanwhile []string          // read every second during the first reads
+		early     []string          // reads that fail first, because they have only a second
+		first     []string          // reads that fail when all of their time is over
+		then      map[string]string // reads that fail immediately, and their errors
+		well      []string          // reads that succeed
+		later     []string          // reads that succeed after a probe
 	}{
 		{
 			name:   "an object",
@@ -142,7 +142,7 @@ func TestOutages(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			store := &failing{requests: map[string]int{}}
+			store := &failingStore{requests: map[string]int{}}
 			simulate(t, time.Minute, store.answer, func(t *testing.T, c *Client) {
 				healthy := func(paths ...string) {
 					t.Helper()
@@ -207,7 +207,7 @@ func TestOutages(t *testing.T) {
 
 // Only one probe requests objects of a bucket that is down, however many of them have failed.
 func TestOneProbe(t *testing.T) {
-	store := &failing{requests: map[string]int{}}
+	store := &failingStore{requests: map[string]int{}}
 	simulate(t, time.Minute, store.answer, func(t *testing.T, c *Client) {
 		store.set(map[string]int{"/bucket/": 503, "/other/": 503})
 		var all sync.WaitGroup

@@ -1,4 +1,4 @@
-// Package store reads objects of stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google
+// Package store reads objects from stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google
 // Cloud Storage and others.
 //
 // A [Client] retries temporary errors until a time limit, and fails immediately while a part of the
@@ -33,18 +33,17 @@ import (
 
 // Options select a store and say how to access it.
 type Options struct {
-	// URL or host name; empty: taken from the environment, or the default of the scheme
+	// URL or host name; empty: from the environment, or the default of the scheme
 	Endpoint string
-	Region   string // empty: taken from the environment, or derived from the endpoint
+	Region   string // empty: from the environment, or derived from the endpoint
 	// whether URLs have the bucket in their path, instead of in the host name
 	PathStyle bool
-	Anonymous bool          // whether to send requests without credentials
+	Anonymous bool
 	Timeout   time.Duration // timeout of a reader, which gets an error after three quarters of it
 	Counts    *counts.Store // nil: the client has its own
 }
 
-// An Object is one version of an object. Its ETag differs from that of any other content under the
-// same name.
+// An Object is one version of an object. Versions with different content have different ETags.
 type Object struct {
 	Scheme, Bucket, Key string
 	ETag                string
@@ -67,7 +66,7 @@ func Parse(name string) (o Object, ok bool) {
 
 // A Client reads the objects of a store. It is safe for concurrent use.
 type Client struct {
-	Endpoint string // URL of the store
+	Endpoint string // URL
 	core     *minio.Core
 	http     *http.Transport
 	creds    *credentials.Credentials // nil if requests are anonymous
@@ -117,12 +116,12 @@ func New(scheme string, o Options) (*Client, error) {
 }
 
 const (
-	maxConnections = 64 // idle connections kept open to each host
+	maxConnections = 64 // idle connections to each host
 	connectTime    = 10 * time.Second
 )
 
-// newTransport returns a transport for HTTP/1.1 only: HTTP/2 would send all blocks over one
-// connection, and take twice the CPU time.
+// newTransport allows only HTTP/1.1: HTTP/2 would send all blocks over one connection, and take
+// twice the CPU time.
 func newTransport() *http.Transport {
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
@@ -131,7 +130,7 @@ func newTransport() *http.Transport {
 		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
 		MaxIdleConnsPerHost: maxConnections,
 		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true, // the ranges are of the object, not of a compressed copy
+		DisableCompression:  true, // ranges are of the object, not of a compressed copy
 	}
 }
 
@@ -188,8 +187,7 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys 
 	}
 }
 
-// Stat returns the current version of an object. The error matches fs.ErrNotExist if there is no
-// such object.
+// Stat returns the current version of an object. The error matches fs.ErrNotExist if there is none.
 func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 	err := c.retry(ctx, o, "look up", func(ctx context.Context, _ func()) error {
 		info, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
@@ -246,7 +244,7 @@ func (c *Client) get(ctx context.Context, o Object, from, to int64) (body io.Rea
 }
 
 // checkResponse returns an error unless a response has the bytes from through to of this version of
-// the object. contentRange is its Content-Range.
+// the object.
 func (o Object) checkResponse(info minio.ObjectInfo, contentRange string, from, to int64) error {
 	if info.ETag != o.ETag { // some stores ignore If-Match
 		return ErrChanged
@@ -282,7 +280,7 @@ func (p permanent) Unwrap() error { return p.error }
 const (
 	firstWait  = 50 * time.Millisecond  // maximum wait before the first retry
 	firstProbe = 500 * time.Millisecond // minimum wait before the first probe of an outage
-	maxWait    = 5 * time.Second        // limit for both, unless the store asks for a longer wait
+	maxWait    = 5 * time.Second        // limit on later waits, unless the store asks for more
 )
 
 // retry calls do until it succeeds or fails with a permanent error, for up to three quarters of the
@@ -298,7 +296,7 @@ func (c *Client) retry(ctx context.Context, o Object, operation string, do func(
 	_, hurried := ctx.Deadline() // whether the caller allows less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, 3*quarter)
 	defer cancel()
-	refreshed := false // whether the credentials have been read again
+	refreshed := false
 	var last attempt
 	for wait := firstWait; ; wait = min(2*wait, maxWait) {
 		current := c.attempt(ctx, o, quarter, do)
@@ -331,14 +329,14 @@ func (c *Client) retry(ctx context.Context, o Object, operation string, do func(
 
 // An attempt records how one try of an operation ended.
 type attempt struct {
-	err        error         // nil if the attempt succeeded
-	culprit    culprit       // part that the error counts against, if it is temporary
+	err        error
+	culprit    culprit       // part that a temporary error counts against
 	answered   bool          // whether the last request got an answer, even an error
-	retryAfter time.Duration // wait that the store asked for; 0 if it did not
-	onAnswer   func()        // called for each answer
+	retryAfter time.Duration // wait that the store asked for; 0 if none
+	onAnswer   func()
 }
 
-type attemptKey struct{} // context key of the current *attempt
+type attemptKey struct{}
 
 // attempt calls do once, with a context that is canceled if there is no progress for stall. It
 // records the outcome in c.outages.
@@ -365,7 +363,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	}
 	a.culprit = culpritOf(a.err, a.answered)
 	switch {
-	case a.err != nil && caller.Err() != nil: // the caller gave up, and the store may be fine
+	case a.err != nil && caller.Err() != nil: // the caller gave up; the store may be fine
 	case !isTemporary(a.err):
 		c.outages.answered(o, true)
 	default:
@@ -389,8 +387,8 @@ func (c *Client) probe(bucket string) {
 	}
 }
 
-// probeObject reads one byte of an object. Its position is random, because a store may be unable to
-// read some parts of an object and still report its size.
+// probeObject reads one byte at a random position, because a store may be unable to read some parts
+// of an object and still report its size.
 func (c *Client) probeObject(ctx context.Context, o Object) error {
 	if o.Size == 0 {
 		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
@@ -406,10 +404,9 @@ func (c *Client) probeObject(ctx context.Context, o Object) error {
 	return err
 }
 
-// expiredCodes are the error codes for expired credentials.
 var expiredCodes = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 
-// isTemporary reports whether err is an error that may not occur again.
+// isTemporary reports whether a retry may succeed.
 func isTemporary(err error) bool {
 	var stays permanent
 	var untrusted *tls.CertificateVerificationError
@@ -418,12 +415,12 @@ func isTemporary(err error) bool {
 	}
 	var response minio.ErrorResponse
 	if !errors.As(err, &response) {
-		return true // an error of the network
+		return true // network error
 	}
 	switch code := response.StatusCode; {
 	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented,
 		code == 0, code == http.StatusOK, code == http.StatusPartialContent:
-		return true // the store is overloaded, or its response was not a valid one
+		return true // the store is overloaded, or its response was invalid
 	}
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
@@ -459,7 +456,7 @@ func explainResponse(r minio.ErrorResponse) error {
 	case r.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("%s (%w)", text, fs.ErrNotExist)
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("%s (%w)", text, ErrChanged) // the object is shorter now
+		return fmt.Errorf("%s (%w)", text, ErrChanged)
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
 		return errors.New(text + "; is store.region right?")
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:

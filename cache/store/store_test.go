@@ -35,8 +35,7 @@ const (
 // A fault responds to the n-th request, counted from 1, or returns false.
 type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-// store returns a handler that acts as a store in which all objects have the same content. fault
-// may respond first.
+// store acts as a store in which all objects have the same content. fault may respond first.
 func store(fault fault) http.Handler {
 	var requests atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +43,7 @@ func store(fault fault) http.Handler {
 			return
 		}
 		if strings.HasSuffix(r.URL.Path, "/") {
-			answer(w, 404, "NoSuchKey")
+			answerError(w, 404, "NoSuchKey")
 			return
 		}
 		w.Header().Set("ETag", `"`+etag+`"`)
@@ -54,7 +53,7 @@ func store(fault fault) http.Handler {
 
 var object = Object{"s3", "bucket", "a/key", etag, int64(len(content))}
 
-func setKey(t *testing.T) {
+func setAWSKey(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", secret)
 }
@@ -72,8 +71,7 @@ func serve(t *testing.T, fault fault) *Client {
 	return c
 }
 
-// trust makes this process trust the certificate of a server. All servers of httptest have the same
-// one.
+// trust makes this process trust the certificate that all servers of httptest share.
 func trust(t *testing.T, server *httptest.Server) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "authorities.pem")
@@ -84,7 +82,7 @@ func trust(t *testing.T, server *httptest.Server) {
 // simulate calls do with the client of a store without TLS, in simulated time (see synctest).
 func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testing.T, c *Client)) {
 	t.Helper()
-	setKey(t)
+	setAWSKey(t)
 	synctest.Test(t, func(t *testing.T) {
 		c, err := New("s3", Options{Endpoint: "http://store", PathStyle: true, Timeout: timeout})
 		must(t, err)
@@ -117,7 +115,7 @@ func (p pipes) Close() error { close(p); return nil }
 
 func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-func answer(w http.ResponseWriter, status int, code string) {
+func answerError(w http.ResponseWriter, status int, code string) {
 	w.WriteHeader(status)
 	fmt.Fprintf(w, "<Error><Code>%s</Code><Message>because</Message><AWSAccessKeyId>key</AWSAccessKeyId></Error>", code)
 }
@@ -131,16 +129,15 @@ func read(c *Client, o Object) error {
 	return err
 }
 
-func cut(w http.ResponseWriter) {
+func cutConnection(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err == nil {
 		conn.Close()
 	}
 }
 
-// part responds with text and, if it is not empty, contentRange. The handler may have set a wrong
-// Content-Length.
-func part(w http.ResponseWriter, tag, contentRange, text string) {
+// contentRange may be empty. The caller may have set a wrong Content-Length.
+func answerRange(w http.ResponseWriter, tag, contentRange, text string) {
 	w.Header().Set("ETag", tag)
 	w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
 	if w.Header().Get("Content-Length") == "" {
@@ -156,18 +153,18 @@ func part(w http.ResponseWriter, tag, contentRange, text string) {
 // Temporary errors are retried until the bytes are right.
 func TestRetries(t *testing.T) {
 	for name, fault := range map[string]func(w http.ResponseWriter){
-		"503":   func(w http.ResponseWriter) { answer(w, 503, "SlowDown") },
-		"429":   func(w http.ResponseWriter) { answer(w, 429, "TooManyRequests") },
-		"500":   func(w http.ResponseWriter) { answer(w, 500, "InternalError") },
-		"reset": cut,
+		"503":   func(w http.ResponseWriter) { answerError(w, 503, "SlowDown") },
+		"429":   func(w http.ResponseWriter) { answerError(w, 429, "TooManyRequests") },
+		"500":   func(w http.ResponseWriter) { answerError(w, 500, "InternalError") },
+		"reset": cutConnection,
 		"broken off": func(w http.ResponseWriter) {
 			w.Header().Set("Content-Length", "20")
-			part(w, etag, "bytes 10-29/58", content[10:15])
+			answerRange(w, etag, "bytes 10-29/58", content[10:15])
 		},
-		"short":       func(w http.ResponseWriter) { part(w, etag, "bytes 10-14/58", content[10:15]) },
+		"short":       func(w http.ResponseWriter) { answerRange(w, etag, "bytes 10-14/58", content[10:15]) },
 		"html":        func(w http.ResponseWriter) { fmt.Fprint(w, "<html>please log in</html>") },
-		"all of it":   func(w http.ResponseWriter) { part(w, etag, "", content) },
-		"wrong range": func(w http.ResponseWriter) { part(w, etag, "bytes 0-19/58", content[:20]) },
+		"all of it":   func(w http.ResponseWriter) { answerRange(w, etag, "", content) },
+		"wrong range": func(w http.ResponseWriter) { answerRange(w, etag, "bytes 0-19/58", content[:20]) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
@@ -194,7 +191,7 @@ func TestRetryAfter(t *testing.T) {
 					return false
 				}
 				w.Header().Set("Retry-After", asked)
-				answer(w, 503, "SlowDown")
+				answerError(w, 503, "SlowDown")
 				return true
 			}, func(t *testing.T, c *Client) {
 				began := time.Now()
@@ -208,8 +205,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// A permanent error is returned immediately, and a temporary one when the time is over. It names
-// the object and the range, and contains no secret.
+// A permanent error is returned immediately, and a temporary one when the time is over. Errors name
+// the object and the range, and contain no secret.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -218,21 +215,21 @@ func TestErrors(t *testing.T) {
 		says     string
 		fault    func(w http.ResponseWriter)
 	}{
-		{"denied", 1, nil, "403 AccessDenied", func(w http.ResponseWriter) { answer(w, 403, "AccessDenied") }},
-		{"expired", 2, nil, "400 ExpiredToken", func(w http.ResponseWriter) { answer(w, 400, "ExpiredToken") }},
-		{"no object", 1, fs.ErrNotExist, "404 NoSuchKey", func(w http.ResponseWriter) { answer(w, 404, "NoSuchKey") }},
-		{"replaced", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { answer(w, 412, "PreconditionFailed") }},
-		{"shorter", 1, ErrChanged, "416", func(w http.ResponseWriter) { answer(w, 416, "InvalidRange") }},
-		{"another ETag", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { part(w, "another", "bytes 10-29/58", content[10:30]) }},
-		{"throttled", 0, nil, "503 SlowDown", func(w http.ResponseWriter) { answer(w, 503, "SlowDown") }},
+		{"denied", 1, nil, "403 AccessDenied", func(w http.ResponseWriter) { answerError(w, 403, "AccessDenied") }},
+		{"expired", 2, nil, "400 ExpiredToken", func(w http.ResponseWriter) { answerError(w, 400, "ExpiredToken") }},
+		{"no object", 1, fs.ErrNotExist, "404 NoSuchKey", func(w http.ResponseWriter) { answerError(w, 404, "NoSuchKey") }},
+		{"replaced", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { answerError(w, 412, "PreconditionFailed") }},
+		{"shorter", 1, ErrChanged, "416", func(w http.ResponseWriter) { answerError(w, 416, "InvalidRange") }},
+		{"another ETag", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { answerRange(w, "another", "bytes 10-29/58", content[10:30]) }},
+		{"throttled", 0, nil, "503 SlowDown", func(w http.ResponseWriter) { answerError(w, 503, "SlowDown") }},
 		{"silent", 0, nil, "nothing came for 15s", nil},
-		{"another size", 1, ErrChanged, "has 1000 bytes, and said 58 before", func(w http.ResponseWriter) { part(w, etag, "bytes 10-29/1000", content[10:30]) }},
-		{"another range", 0, nil, `"bytes 0-19/58" and Content-Length 20, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { part(w, etag, "bytes 0-19/58", content[:20]) }},
-		{"too long", 0, nil, `Content-Length 21, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { part(w, etag, "bytes 10-29/58", content[10:31]) }},
-		{"all of it", 0, nil, `Content-Range "" and Content-Length 58`, func(w http.ResponseWriter) { part(w, etag, "", content) }},
+		{"another size", 1, ErrChanged, "has 1000 bytes, and said 58 before", func(w http.ResponseWriter) { answerRange(w, etag, "bytes 10-29/1000", content[10:30]) }},
+		{"another range", 0, nil, `"bytes 0-19/58" and Content-Length 20, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { answerRange(w, etag, "bytes 0-19/58", content[:20]) }},
+		{"too long", 0, nil, `Content-Length 21, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { answerRange(w, etag, "bytes 10-29/58", content[10:31]) }},
+		{"all of it", 0, nil, `Content-Range "" and Content-Length 58`, func(w http.ResponseWriter) { answerRange(w, etag, "", content) }},
 		{"encoded", 1, nil, `Content-Encoding is "gzip"`, func(w http.ResponseWriter) {
 			w.Header().Set("Content-Encoding", "gzip")
-			part(w, etag, "bytes 10-29/58", content[10:30])
+			answerRange(w, etag, "bytes 10-29/58", content[10:30])
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -276,9 +273,9 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Stat says why an object cannot be read as it is.
+// Stat says why an object cannot be read.
 func TestStat(t *testing.T) {
-	setKey(t)
+	setAWSKey(t)
 	for _, test := range []struct{ header, value, says string }{
 		{"Content-Encoding", "gzip", `Content-Encoding is "gzip"`},
 		{"Content-Encoding", "aws-chunked", ""},
@@ -305,7 +302,7 @@ func TestStat(t *testing.T) {
 
 // Objects are read over HTTP or TLS, from any server whose certificate the user trusts.
 func TestProtocols(t *testing.T) {
-	setKey(t)
+	setAWSKey(t)
 	for _, test := range []struct {
 		name, host string
 		start      func(*httptest.Server)
@@ -356,13 +353,13 @@ func TestList(t *testing.T) {
 		}, ""},
 		{"each page fails once", sorted(10), func(_, try int, w http.ResponseWriter) bool {
 			if try == 1 {
-				answer(w, 503, "SlowDown")
+				answerError(w, 503, "SlowDown")
 			}
 			return try == 1
 		}, ""},
 		{"backwards, a page fails once", backwards, func(page, try int, w http.ResponseWriter) bool {
 			if page == pages/2 && try == 1 {
-				answer(w, 503, "SlowDown")
+				answerError(w, 503, "SlowDown")
 			}
 			return page == pages/2 && try == 1
 		}, ""},
@@ -408,7 +405,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// setCredentials writes a file, and makes it the only source of credentials.
+// setCredentials makes file the only source of credentials.
 func setCredentials(t *testing.T, file string) {
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_PROFILE"} {
 		t.Setenv(name, "")
@@ -426,7 +423,7 @@ func TestNewCredentials(t *testing.T) {
 	setCredentials(t, file)
 	c := serve(t, func(n int, w http.ResponseWriter, r *http.Request) bool {
 		if n > 1 && !strings.Contains(r.Header.Get("Authorization"), "Credential=new/") {
-			answer(w, 403, "ExpiredToken")
+			answerError(w, 403, "ExpiredToken")
 			return true
 		}
 		return false
