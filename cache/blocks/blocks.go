@@ -1,13 +1,12 @@
 // Package blocks caches objects of a store in cache blocks of equal size: a few in memory, and many
 // as files of a directory that all processes of a user share.
 //
-// A [CachedObject] reads a block from the directory if it is there, and otherwise fetches it from
-// the store, once for all readers that wait for it. A fetched block is served from memory while it
-// is written to the directory.
+// A [CachedObject] reads a block from the directory if it is there. Otherwise it fetches the block
+// from the store, once for all waiting readers, and serves it from memory while it is written to
+// the directory.
 //
-// A full directory does not evict blocks that its readers need: they read every block once per
-// epoch, so replacing one would only cause more fetches. Blocks that no reader needs are evicted:
-// see [WorkingSet].
+// A full directory keeps the blocks that its readers need: they read every block once per epoch, so
+// replacing one would only cause more fetches. See [WorkingSet] for what it evicts.
 package blocks
 
 import (
@@ -28,22 +27,21 @@ import (
 
 // Options configure a Cache.
 type Options struct {
-	// directory shared by all processes of a user on this host; empty: memory only
+	// directory that all processes of a user share; empty: memory only
 	Dir           string
-	GroupWritable bool  // whether a group, whose members are trusted, shares Dir
-	Limit         int64 // maximum size of the files in Dir, in bytes
+	GroupWritable bool  // whether a group of trusted users shares Dir
+	Limit         int64 // limit on the files in Dir, in bytes
 	BlockBytes    int64 // size of a cache block; the last one of an object may be shorter
-	Memory        int64 // maximum size of the blocks in memory, in bytes; at least two are kept
+	Memory        int64 // limit on the blocks in memory, in bytes; at least two are kept
 
-	// PrefetchTimeout limits fetches that no reader waits for yet, so that they do not hold memory
-	// for long during an outage; 0: no limit.
+	// PrefetchTimeout limits fetches that no reader waits for, so that they do not hold memory for
+	// long during an outage; 0: no limit.
 	PrefetchTimeout time.Duration
 
 	Counts Counts // zero: the cache has its own
 }
 
-// Counts are the counters of a cache. They are two pointers because shared memory holds them in two
-// places.
+// Counts are the counters of a cache, in two parts because shared memory holds them in two places.
 type Counts struct {
 	*counts.Blocks
 	*counts.Writes
@@ -61,29 +59,29 @@ type Cache struct {
 	disk *disk // nil if Options.Dir is empty
 
 	mu sync.Mutex
-	// signals that a buffer may be free or that a write has ended; its lock is mu
+	// signals that a buffer may be free or a write has ended; its lock is mu
 	changed sync.Cond
-	// blocks that are queued, loading or in memory; guarded by mu, like all below
-	cached     map[key]*cacheBlock
-	queued     int           // number of queued blocks in cached
-	order      uint64        // last value assigned to a cacheBlock.order
-	free       [][]byte      // unused buffers
-	taken      int           // number of buffers in use
-	pending    []*cacheBlock // blocks waiting to be written, oldest first
-	writing    bool          // whether a goroutine is writing them
-	writeBegan time.Time     // time when the current write began
+	// guarded by mu, like all below
+	cached       map[key]*cacheBlock
+	queuedBlocks int
+	lastOrder    uint64
+	freeBuffers  [][]byte
+	usedBuffers  int
+	writeQueue   []*cacheBlock // oldest first
+	writing      bool
+	writeBegan   time.Time
 }
 
-// These errors say why a fetched block was not written to the directory. Any other error means that
-// the directory failed.
+// Reasons why a fetched block was not written to the directory. Any other error means that the
+// directory failed.
 var (
 	errPresent = errors.New("another process has written the block already")
 	ErrFull    = errors.New("store.cache_dir has no more room")
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// count counts the outcome of writing a block. It returns outcome, or nil if the directory has the
-// block because another process wrote it.
+// count counts the outcome of writing a block. It returns nil if the directory has the block, even
+// if another process wrote it, and otherwise outcome.
 func (c *Cache) count(outcome error) error {
 	switch {
 	case outcome == nil:
@@ -109,43 +107,43 @@ type key struct {
 //
 //	queued → loading → inMemory → evicted (or queued again if a stream will need it)
 //
-// If a reader waits for a block, loading begins immediately. It ends the life of a block that is in
-// the directory or cannot be fetched. An evicted block is read from its file, if this process wrote
-// one.
+// If a reader waits for a block, loading begins immediately. After loading, a block that is in the
+// directory or could not be fetched is forgotten. An evicted block is read from its file, if this
+// process wrote one.
 type blockState int
 
 const (
-	queued blockState = iota // waiting to be prefetched, without a buffer
+	queued blockState = iota
 	loading
 	inMemory
 )
 
-// A cacheBlock is a cache block that is queued, loading or in memory.
+// A cacheBlock is a cache block outside the directory.
 type cacheBlock struct {
-	key        key
-	done       chan struct{}   // closed when loading ends, after err and bytes are set
-	err        error           // error of the fetch
-	bytes      []byte          // content; nil if a file has it, or loading failed
-	prefetched bool            // whether loading began before a reader waited for the block
-	loaded     time.Time       // end of the fetch
-	state      blockState      // guarded by Cache.mu, like all fields below
-	order      uint64          // greater than that of any block queued, loaded or read earlier
-	refs       int             // number of readers, plus one while the block is being written
-	requested  bool            // whether a reader has asked for it
-	needs      []need          // batches of streams that need it
-	pending    bool            // whether it waits to be written, or is being written
-	outcome    error           // reason why the directory lacks it; nil if written or pending
-	file       *localfile.File // file that this process wrote; nil if none
+	key          key
+	loadDone     chan struct{} // closed when loading ends, after fetchErr and bytes are set
+	fetchErr     error
+	bytes        []byte // nil if a file has them, or loading failed
+	prefetched   bool   // whether loading began before a reader waited for it
+	loadedAt     time.Time
+	state        blockState // guarded by Cache.mu, like all fields below
+	order        uint64     // greater than in any block queued, loaded or read earlier
+	refs         int        // number of readers, plus one while the block is being written
+	requested    bool
+	needs        []need
+	writePending bool            // whether it waits to be written, or is being written
+	writeErr     error           // nil if written or pending
+	file         *localfile.File // nil unless this process wrote it
 }
 
-// New returns a cache. It does not access the directory.
+// New returns a cache, and does not access the directory.
 func New(o Options, log *slog.Logger) *Cache {
 	o.Counts = cmp.Or(o.Counts, Counts{new(counts.Blocks), new(counts.Writes)})
 	c := &Cache{o: o, cached: map[key]*cacheBlock{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, sets: map[string]*WorkingSet{}}
-		c.disk.noSet = WorkingSet{disk: c.disk, Blocks: 1000}
+		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, workingSets: map[string]*WorkingSet{}}
+		c.disk.unclaimed = WorkingSet{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
@@ -159,12 +157,12 @@ type CachedObject struct {
 	dropPageCache bool
 
 	// files has the file of each block that this process wrote or verified, by index. A block in
-	// memory gets its file when it is evicted. Reading an element needs no lock.
+	// memory gets its file when it is evicted.
 	files []atomic.Pointer[localfile.File]
 }
 
 // Object returns an object of the store at an endpoint, which fetch reads. If dropPageCache is
-// true, each read of a block file drops the pages that it read from the page cache.
+// true, each read drops the pages that it used from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
 		identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
@@ -197,35 +195,35 @@ func (o *CachedObject) Block(index int64) ObjectRange {
 	return ObjectRange{o, from, min(from+o.cache.o.BlockBytes, o.Size)}
 }
 
-// bytes returns the size of the block without its trailer.
+// bytes returns the size of the block, without its trailer.
 func (k key) bytes() int64 {
 	block := k.object.Block(k.index)
 	return block.To - block.From
 }
 
-// Read visits ranges as described at blob.Blob. If the file of a block is damaged, the ranges in
-// that block are visited again.
+// Read has the contract of Read in blob.Blob. If the file of a block is damaged, ranges in that
+// block are visited again.
 func (o *CachedObject) Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error {
-	localfile.SortRanges(ranges) // so that each block is loaded once
-	for _, r := range ranges {   // loads as many blocks concurrently as memory allows
+	localfile.SortRanges(ranges) // load each block once
+	for _, r := range ranges {   // loads as many blocks at the same time as memory allows
 		if !(ObjectRange{o, r.From, r.To}).Prefetch(Demand{}) {
 			break
 		}
 	}
-	return localfile.ReadPieces(ranges, o.piece, o.readBlock, visit)
+	return localfile.ReadPieces(ranges, o.pieceAt, o.readBlock, visit)
 }
 
-func (o *CachedObject) piece(pos int64) localfile.Piece {
+func (o *CachedObject) pieceAt(pos int64) localfile.Piece {
 	index := pos / o.cache.o.BlockBytes
 	block := o.Block(index)
 	return localfile.Piece{Index: index, Start: block.From, End: block.To}
 }
 
-// maxTries is how often one read tries the file of a block.
+// maxTries is how often a read tries the file of a block.
 const maxTries = 5
 
-// readBlock visits ranges of one block, from its file if that is known, and from memory otherwise.
-// If the file has changed, it loads the block and visits all ranges again.
+// readBlock visits ranges of one block, from its file if that is known, and otherwise from memory.
+// If the file has changed, it visits all of them again from a new copy.
 func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit func(int, []byte) error) error {
 	for try := 1; ; try++ {
 		if f := o.files[index].Load(); f != nil {
@@ -262,8 +260,7 @@ func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit fu
 	}
 }
 
-// Release closes the block files kept open between reads, so that the space of deleted files is
-// freed.
+// Release closes the block files kept open between reads, which frees the space of deleted files.
 func (o *CachedObject) Release() {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil {
@@ -273,7 +270,7 @@ func (o *CachedObject) Release() {
 }
 
 // get returns a block in memory, loading it if necessary, or nil if its file is known. The caller
-// must release the block, and must not wait for another one before that.
+// must release the block before it waits for another one.
 func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
@@ -288,18 +285,18 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 		}
 		c.startLoad(b)
 	}
-	c.setOrder(b)
+	c.markLatest(b)
 	b.refs++
 	b.requested = true
 	began, waited := time.Now(), b.state == loading
 	c.mu.Unlock()
-	<-b.done
+	<-b.loadDone
 	switch {
 	case b.bytes == nil:
-		if b.err != nil && !b.prefetched {
-			return nil, b.err
+		if b.fetchErr != nil && !b.prefetched {
+			return nil, b.fetchErr
 		}
-		return o.get(index) // its file is known now, or it is loaded without the prefetch timeout
+		return o.get(index) // now its file is known, or it is fetched without the prefetch timeout
 	case waited:
 		c.o.Counts.Waits.Add(1)
 		c.o.Counts.Waited.Add(int64(time.Since(began)))
@@ -309,8 +306,8 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	return b, nil
 }
 
-// Persist fetches block index unless the directory has it, and waits until it is written. It
-// returns an error of the store, ErrFull, ErrSlow, or the failure of the directory.
+// Persist fetches block index unless the directory has it, and waits until it is written. The error
+// is that of the store, ErrFull, ErrSlow, or the failure of the directory.
 func (o *CachedObject) Persist(index int64) error {
 	began, c := time.Now(), o.cache
 	b, err := o.get(index)
@@ -320,50 +317,50 @@ func (o *CachedObject) Persist(index int64) error {
 	defer c.release(b)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if b.outcome != nil && (errors.Is(b.outcome, ErrSlow) || b.loaded.Before(began)) {
+	if b.writeErr != nil && (errors.Is(b.writeErr, ErrSlow) || b.loadedAt.Before(began)) {
 		// Try again: now a caller waits for the write, and the block may belong to a working set
 		// for which others make room.
 		c.enqueueWrite(b)
 	}
-	for b.pending && !c.stuck(persistTimeout) {
+	for b.writePending && !c.isWriteStuck(persistTimeout) {
 		c.wait()
 	}
-	if b.pending {
+	if b.writePending {
 		return fmt.Errorf("%s: %w", c.o.Dir, ErrSlow)
 	}
-	return b.outcome
+	return b.writeErr
 }
 
-// enqueuePrefetch queues a block to be prefetched. The caller holds mu.
+// The caller holds mu.
 func (c *Cache) enqueuePrefetch(k key, needs []need) *cacheBlock {
-	b := &cacheBlock{key: k, done: make(chan struct{}), needs: needs}
-	c.setOrder(b)
+	b := &cacheBlock{key: k, loadDone: make(chan struct{}), needs: needs}
+	c.markLatest(b)
 	c.cached[k] = b
-	c.queued++
+	c.queuedBlocks++
 	return b
 }
 
-// drop removes a queued block. The caller holds mu.
-func (c *Cache) drop(b *cacheBlock) {
-	c.queued--
+// The caller holds mu.
+func (c *Cache) dropQueued(b *cacheBlock) {
+	c.queuedBlocks--
 	delete(c.cached, b.key)
 }
 
-// startLoad starts loading a queued block. The caller holds mu.
+// The caller holds mu.
 func (c *Cache) startLoad(b *cacheBlock) {
-	c.queued--
+	c.queuedBlocks--
 	b.state = loading
 	go c.load(b)
 }
 
-// setOrder makes b the latest block. The caller holds mu.
-func (c *Cache) setOrder(b *cacheBlock) {
-	c.order++
-	b.order = c.order
+// markLatest makes b the latest block. The caller holds mu.
+func (c *Cache) markLatest(b *cacheBlock) {
+	c.lastOrder++
+	b.order = c.lastOrder
 }
 
-// load looks for a block in the directory, and otherwise fetches it from the store. If the block is
-// prefetched, bytes is a buffer for it.
+// load looks for a block in the directory, and otherwise fetches it. If the block is prefetched,
+// b.bytes is a buffer for it.
 func (c *Cache) load(b *cacheBlock) {
 	buffer := b.bytes
 	b.bytes = nil
@@ -371,32 +368,32 @@ func (c *Cache) load(b *cacheBlock) {
 	if !found && buffer == nil {
 		var waited bool
 		if buffer, waited = c.waitForBuffer(); waited {
-			found = c.findOnDisk(b.key) // another process may have written it during the wait
+			found = c.findOnDisk(b.key) // another process may have written it meanwhile
 		}
 	}
 	if !found {
-		b.err = c.fetch(b, buffer[:b.key.bytes()])
+		b.fetchErr = c.fetch(b, buffer[:b.key.bytes()])
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if found || b.err != nil {
+	if found || b.fetchErr != nil {
 		delete(c.cached, b.key)
 		if buffer != nil {
-			c.taken--
-			c.free = append(c.free, buffer)
+			c.usedBuffers--
+			c.freeBuffers = append(c.freeBuffers, buffer)
 		}
 	} else {
-		b.bytes, b.loaded, b.state = buffer[:b.key.bytes()], time.Now(), inMemory
-		c.setOrder(b)
-		if c.stuck(writeTimeout) {
-			b.outcome = c.count(ErrSlow)
+		b.bytes, b.loadedAt, b.state = buffer[:b.key.bytes()], time.Now(), inMemory
+		c.markLatest(b)
+		if c.isWriteStuck(writeTimeout) {
+			b.writeErr = c.count(ErrSlow)
 		} else if c.disk != nil {
 			c.enqueueWrite(b)
 		}
 	}
-	close(b.done)
+	close(b.loadDone)
 	c.changed.Broadcast()
-	c.pump()
+	c.startPrefetches()
 }
 
 func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
@@ -410,8 +407,7 @@ func (c *Cache) fetch(b *cacheBlock, dst []byte) error {
 	return o.fetch(ctx, o.Object, o.Block(b.key.index).From, dst)
 }
 
-// findOnDisk reports whether the directory has an intact copy of a block, and if so records its
-// file.
+// findOnDisk reports whether the directory has an intact copy of a block, and records its file.
 func (c *Cache) findOnDisk(k key) bool {
 	if c.disk == nil {
 		return false

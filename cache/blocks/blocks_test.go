@@ -23,17 +23,17 @@ import (
 
 const blockBytes = 4096
 
-// A source is a store that counts fetches.
-type source struct {
-	content []byte
-	fetched atomic.Int64 // number of blocks fetched
-	each    sync.Map     // fetches of each block: *atomic.Int64 by offset
-	fail    atomic.Bool
-	gate    chan struct{} // if not nil, fetches wait until it is closed
+// A fakeStore is a store with one object that counts fetches.
+type fakeStore struct {
+	content         []byte
+	fetched         atomic.Int64
+	fetchesByOffset sync.Map // *atomic.Int64 by offset of the block
+	fail            atomic.Bool
+	gate            chan struct{} // if not nil, fetches wait until it is closed
 }
 
-func newSource(n int) *source {
-	s := &source{content: make([]byte, n)}
+func newFakeStore(n int) *fakeStore {
+	s := &fakeStore{content: make([]byte, n)}
 	r := rand.New(rand.NewPCG(1, uint64(n)))
 	for i := range s.content {
 		s.content[i] = byte(r.Uint32())
@@ -43,7 +43,7 @@ func newSource(n int) *source {
 
 var errStore = errors.New("the store is away")
 
-func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte) error {
+func (s *fakeStore) fetch(_ context.Context, _ store.Object, off int64, dst []byte) error {
 	if s.gate != nil {
 		<-s.gate
 	}
@@ -51,27 +51,27 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 		return errStore
 	}
 	s.fetched.Add(1)
-	n, _ := s.each.LoadOrStore(off, new(atomic.Int64))
+	n, _ := s.fetchesByOffset.LoadOrStore(off, new(atomic.Int64))
 	n.(*atomic.Int64).Add(1)
 	copy(dst, s.content[off:])
 	return nil
 }
 
-// open returns an object of a new cache, as one process has it.
-func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *CachedObject {
+// open returns the object in the cache of a new process.
+func (s *fakeStore) open(t *testing.T, o Options, log io.Writer, name string) *CachedObject {
 	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
 	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch, false)
 }
 
-func (s *source) check(t *testing.T, o *CachedObject, i int64) {
+func (s *fakeStore) checkBlock(t *testing.T, o *CachedObject, i int64) {
 	t.Helper()
-	if err := s.compare(o, i); err != nil {
+	if err := s.compareBlock(o, i); err != nil {
 		t.Error(err)
 	}
 }
 
-func (s *source) compare(o *CachedObject, i int64) error {
+func (s *fakeStore) compareBlock(o *CachedObject, i int64) error {
 	block := o.Block(i)
 	return o.Read([]localfile.Range{{From: block.From, To: block.To}}, func(_ int, raw []byte) error {
 		if !bytes.Equal(raw, s.content[block.From:block.To]) {
@@ -81,14 +81,14 @@ func (s *source) compare(o *CachedObject, i int64) error {
 	})
 }
 
-func (o *CachedObject) count() int64 { return int64(len(o.files)) }
+func (o *CachedObject) blockCount() int64 { return int64(len(o.files)) }
 
 func (o *CachedObject) prefetch(i int64, d Demand) bool { return o.Block(i).Prefetch(d) }
 
-func readAll(t *testing.T, s *source, o *CachedObject) {
+func readAll(t *testing.T, s *fakeStore, o *CachedObject) {
 	t.Helper()
-	for i := range o.count() {
-		s.check(t, o, i)
+	for i := range o.blockCount() {
+		s.checkBlock(t, o, i)
 	}
 }
 
@@ -96,18 +96,18 @@ func options(t *testing.T, blocks int64) Options {
 	return Options{Dir: filepath.Join(t.TempDir(), "cache"), Limit: blocks * (blockBytes + trailerBytes), BlockBytes: blockBytes, Memory: 4 * blockBytes}
 }
 
-// Each block is fetched once, however many readers there are, and another process finds it in the
+// Each block is fetched once, however many readers there are, and other processes find it in the
 // directory.
 func TestEachBlockIsFetchedOnce(t *testing.T) {
-	s := newSource(20*blockBytes + 100)
+	s := newFakeStore(20*blockBytes + 100)
 	o := options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			for i := range first.count() {
-				first.prefetch((i+1)%first.count(), Demand{})
-				if err := s.compare(first, i); err != nil {
+			for i := range first.blockCount() {
+				first.prefetch((i+1)%first.blockCount(), Demand{})
+				if err := s.compareBlock(first, i); err != nil {
 					t.Error(err)
 				}
 			}
@@ -117,20 +117,20 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	first.cache.Flush()
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
-		for i := range again.count() {
+		for i := range again.blockCount() {
 			again.prefetch(i, Demand{})
 		}
 		readAll(t, s, again)
 	}
-	if n := s.fetched.Load(); n != first.count() {
-		t.Errorf("%d blocks were fetched, want %d", n, first.count())
+	if n := s.fetched.Load(); n != first.blockCount() {
+		t.Errorf("%d blocks were fetched, want %d", n, first.blockCount())
 	}
 	if n := first.cache.MemoryBytes(); n != 0 {
 		t.Errorf("%d bytes of memory are kept after Flush", n)
 	}
 }
 
-// outcomes returns how many fetched blocks the cache did not write, by reason.
+// outcomes returns how many fetched blocks were not written, by reason.
 func (o *CachedObject) outcomes() (full, present, failed, slow int64) {
 	c := o.cache.o.Counts
 	return c.Full.Load(), c.Present.Load(), c.Failed.Load(), c.Slow.Load()
@@ -140,7 +140,7 @@ func (o *CachedObject) outcomes() (full, present, failed, slow int64) {
 // block, and no process fetches one twice.
 func TestSameBlocksAtOnce(t *testing.T) {
 	const blocks, processes = 4, 3
-	s, o := newSource(blocks*blockBytes), options(t, 100)
+	s, o := newFakeStore(blocks*blockBytes), options(t, 100)
 	o.Memory = blocks * blockBytes
 	s.gate = make(chan struct{})
 	var all sync.WaitGroup
@@ -153,7 +153,7 @@ func TestSameBlocksAtOnce(t *testing.T) {
 			under.Add(1)
 			return fetch(ctx, o, off, dst)
 		}
-		for i := range object.count() {
+		for i := range object.blockCount() {
 			all.Go(func() {
 				if err := object.Persist(i); err != nil {
 					t.Error(err)
@@ -184,7 +184,7 @@ func TestSameBlocksAtOnce(t *testing.T) {
 // Memory stays within its limit with and without a directory. A directory that cannot be used is
 // like none.
 func TestWithoutDirectory(t *testing.T) {
-	s := newSource(40 * blockBytes)
+	s := newFakeStore(40 * blockBytes)
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o644))
 	for _, dir := range []string{"", file} {
@@ -195,7 +195,7 @@ func TestWithoutDirectory(t *testing.T) {
 			all.Go(func() {
 				r := rand.New(rand.NewPCG(n, 1))
 				for range 200 {
-					if err := s.compare(o, r.Int64N(o.count())); err != nil {
+					if err := s.compareBlock(o, r.Int64N(o.blockCount())); err != nil {
 						t.Error(err)
 					}
 				}
@@ -213,38 +213,38 @@ func TestWithoutDirectory(t *testing.T) {
 
 // A failed fetch fails the readers that wait for it, but no later ones.
 func TestStoreFails(t *testing.T) {
-	s := newSource(4 * blockBytes)
+	s := newFakeStore(4 * blockBytes)
 	o := s.open(t, options(t, 10), io.Discard, "a")
-	s.check(t, o, 0)
+	s.checkBlock(t, o, 0)
 	o.cache.Flush()
 	s.fail.Store(true)
 	for range 10 {
-		if err := s.compare(o, 1); !errors.Is(err, errStore) {
+		if err := s.compareBlock(o, 1); !errors.Is(err, errStore) {
 			t.Errorf("error %v, want that of the store", err)
 		}
 	}
 	o.prefetch(2, Demand{})
-	s.check(t, o, 0) // block 0 is in the directory
+	s.checkBlock(t, o, 0) // block 0 is in the directory
 	s.fail.Store(false)
 	readAll(t, s, o)
 }
 
 // Prefetching stays within its memory, and does not delay a reader that waits.
 func TestPrefetchLimits(t *testing.T) {
-	s := newSource(100 * blockBytes)
+	s := newFakeStore(100 * blockBytes)
 	s.gate = make(chan struct{})
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
 	wanted := 0
-	for i := range o.count() {
+	for i := range o.blockCount() {
 		if o.prefetch(i, Demand{}) {
 			wanted++
 		}
 	}
-	if wanted != 7 { // three are loading, which leaves a buffer for readers, and four are queued
+	if wanted != 7 { // three loading, which leaves a buffer for readers, and four queued
 		t.Errorf("there was room for %d blocks, want 7", wanted)
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.compare(o, 50) }()
+	go func() { done <- s.compareBlock(o, 50) }()
 	close(s.gate)
 	if err := testwait.For(t, "a read", done); err != nil {
 		t.Error(err)
@@ -258,11 +258,11 @@ func TestPrefetchLimits(t *testing.T) {
 // Blocks stay in memory while a stream needs them for its next batches: one stream has every block
 // fetched once, and each further one adds only a few fetches.
 func TestStreams(t *testing.T) {
-	// again: extra fetches for each stream after the first
-	const batches, perBlock, again = 80, 4, 8
+	// extra is how many more fetches each stream after the first may cause.
+	const batches, perBlock, extra = 80, 4, 8
 	for _, slots := range []int64{4, 8} {
 		for _, streams := range []int{1, 2, 3} {
-			s := newSource(streams * batches / perBlock * blockBytes)
+			s := newFakeStore(streams * batches / perBlock * blockBytes)
 			o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
 			readers, next := make([]Stream, streams), make([]uint64, streams)
 			block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
@@ -272,10 +272,10 @@ func TestStreams(t *testing.T) {
 					for next[i] < batches && o.prefetch(block(i, next[i]), Demand{&readers[i], next[i]}) {
 						next[i]++
 					}
-					s.check(t, o, block(i, k))
+					s.checkBlock(t, o, block(i, k))
 				}
 			}
-			if most := o.count() + int64(streams-1)*again; s.fetched.Load() > most {
+			if most := o.blockCount() + int64(streams-1)*extra; s.fetched.Load() > most {
 				t.Errorf("%d streams in %d slots: %d blocks were fetched, want %d at most", streams, slots, s.fetched.Load(), most)
 			}
 		}
@@ -287,7 +287,7 @@ func TestStreams(t *testing.T) {
 func TestReadThrough(t *testing.T) {
 	const batches, perBatch = 60, 10
 	for _, slots := range []int64{2, 4, 16} {
-		s := newSource(256 * blockBytes)
+		s := newFakeStore(256 * blockBytes)
 		o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
 		var all sync.WaitGroup
 		for n := range uint64(3) {
@@ -311,7 +311,7 @@ func TestReadThrough(t *testing.T) {
 						o.prefetch(i, Demand{})
 					}
 					for _, i := range list {
-						if err := s.compare(o, i); err != nil {
+						if err := s.compareBlock(o, i); err != nil {
 							t.Error(err)
 						}
 					}

@@ -11,8 +11,7 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// Check returns an error if users other than those that the options name may write to the
-// directory.
+// Check returns an error if users whom the options do not name may write to the directory.
 func (c *Cache) Check() error {
 	d := c.disk
 	if d == nil || !d.usable() {
@@ -28,10 +27,10 @@ func (c *Cache) Check() error {
 	if errors.As(err, new(privatedir.NotPrivateError)) {
 		return err
 	}
-	return nil // the cache works without a directory that fails
+	return nil // if the directory fails, the cache works without it
 }
 
-// open opens the directory, and returns an error if it is not private.
+// open returns an error if the directory is not private.
 func (d *disk) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {
@@ -80,7 +79,7 @@ func (d *disk) createWith(root *os.Root, name string, text []byte) error {
 	return err
 }
 
-// openRegular opens a regular file for reading, and follows no link.
+// openRegular opens a regular file for reading. It follows no link.
 func openRegular(root *os.Root, name string) (*os.File, error) {
 	named, err := root.Lstat(name)
 	if err != nil {
@@ -117,8 +116,8 @@ func removeUnfinished(root *os.Root) {
 }
 
 // locked calls do while no other process or goroutine changes the directory, which it creates if
-// necessary. Blocks are written under this lock, so the writer of an unfinished block was killed,
-// and locked removes the block.
+// necessary. Blocks are written under this lock, so an unfinished block is left by a killed
+// process, and locked removes it.
 func (d *disk) locked(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err

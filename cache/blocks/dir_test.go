@@ -43,8 +43,8 @@ func TestWhoseDirectory(t *testing.T) {
 		name   string
 		make   func(t *testing.T, dir string)
 		shared bool
-		says   string      // part of the error if the directory is refused
-		mode   os.FileMode // mode of the directory afterwards, otherwise
+		says   string      // part of the error; empty: the directory is used
+		mode   os.FileMode // directory mode once it is used
 	}{
 		{"absent", func(*testing.T, string) {}, false, "", 0o700},
 		{"absent, shared", func(*testing.T, string) {}, true, "", 0o770 | os.ModeSetgid},
@@ -59,7 +59,7 @@ func TestWhoseDirectory(t *testing.T) {
 		{"another's, shared", of(nobody, 0, 0o770), true, "", 0o770},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s, o := newSource(3*blockBytes), options(t, 10)
+			s, o := newFakeStore(3*blockBytes), options(t, 10)
 			o.GroupWritable = test.shared
 			test.make(t, o.Dir)
 			object := s.open(t, o, io.Discard, "a")
@@ -67,7 +67,7 @@ func TestWhoseDirectory(t *testing.T) {
 			if got := fmt.Sprint(err); test.says == "" && err != nil || !strings.Contains(got, test.says) {
 				t.Errorf("the error is %q, want one that says %q", got, test.says)
 			}
-			touched(object, 0, 3)
+			touchedSet(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
 			entries, _ := os.ReadDir(o.Dir) // one object, used and shares
@@ -88,12 +88,12 @@ func TestOther(t *testing.T) {
 		return
 	}
 	syscall.Umask(0o077)
-	s := newSource(10 * blockBytes)
+	s := newFakeStore(10 * blockBytes)
 	o := Options{Dir: dir, GroupWritable: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 	object := s.open(t, o, os.Stdout, "a")
 	must(t, object.cache.Check())
-	for i := range object.count() {
-		s.check(t, object, i)
+	for i := range object.blockCount() {
+		s.checkBlock(t, object, i)
 		object.cache.Flush()
 	}
 	fmt.Printf("fetched %d\n", s.fetched.Load())
@@ -131,10 +131,10 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// Files that are not blocks are removed and do not hinder anything: links are not followed, and the
-// remaining blocks are served.
+// Files that are not blocks are removed and do no harm: links are not followed, and the remaining
+// blocks are served.
 func TestBadEntries(t *testing.T) {
-	s, o := newSource(10*blockBytes), options(t, 100)
+	s, o := newFakeStore(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
 	readAll(t, s, first)
 	first.cache.Flush()
@@ -153,7 +153,7 @@ func TestBadEntries(t *testing.T) {
 	s.fetched.Store(0)
 	var log bytes.Buffer
 	again := s.open(t, o, &log, "a")
-	touched(again, 0, 10)
+	touchedSet(again, 0, 10)
 	readAll(t, s, again)
 	again.cache.Flush()
 	if n := s.fetched.Load(); n != 5 || strings.Contains(log.String(), "fails") {
@@ -179,10 +179,10 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// A syncBuffer is a log that goroutines may write to while a test reads it.
+// A syncBuffer is a log that may be read while goroutines write to it.
 type syncBuffer struct {
 	mu   sync.Mutex
-	text []byte // guarded by mu
+	text []byte
 }
 
 func (b *syncBuffer) Write(text []byte) (int, error) {
@@ -198,21 +198,21 @@ func (b *syncBuffer) String() string {
 	return string(b.text)
 }
 
-// While another process holds the lock for a long time, blocks in the directory are still read. The
-// working set is saved as read afterwards.
+// While another process holds the lock for a long time, blocks in the directory are still read.
+// Afterwards, the time of the last read is saved.
 func TestHeldLock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
 	t.Parallel()
-	s, o := newSource(10*blockBytes), options(t, 100)
+	s, o := newFakeStore(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
-	touched(first, 0, 10)
+	touchedSet(first, 0, 10)
 	for i := range int64(5) {
-		s.check(t, first, i)
+		s.checkBlock(t, first, i)
 		first.cache.Flush()
 	}
-	first.ends()
+	first.endProcess()
 	holder := exec.Command("flock", o.Dir, "sh", "-c", "echo locked; cat")
 	hold, err := holder.StdinPipe()
 	must(t, err)

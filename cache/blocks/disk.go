@@ -37,27 +37,27 @@ import (
 //
 // A process holds a lock on the directory while it changes any of this; see locked. Any file may be
 // removed at any time. A block whose content does not match its name counts as missing: its trailer
-// has a checksum of its bytes, of the identity of its object, and of its index.
+// is a checksum of its bytes, its object's identity and its index.
 type disk struct {
 	dir           string
-	groupWritable bool  // whether a group shares the directory
+	groupWritable bool
 	limit         int64 // maximum size of all blocks, in bytes
 	log           *slog.Logger
 
 	// end of a pause in reads and writes, in nanoseconds since 1970
 	pausedUntil       atomic.Int64
-	writesPausedUntil atomic.Int64          // end of a pause in writes, in nanoseconds since 1970
-	lastFailure       atomic.Pointer[error] // error of the last failure; nil before the first one
-	failureLogged     atomic.Bool           // whether the log says that the directory fails
+	writesPausedUntil atomic.Int64          // likewise for writes alone
+	lastFailure       atomic.Pointer[error] // nil before the first failure
+	failureLogged     atomic.Bool           // whether the log reports a failure as current
 
-	mu   sync.Mutex
-	sets map[string]*WorkingSet // working sets that this process reads, by file name; guarded by mu
-	// working set of all blocks that are in no other; they get only room that no working set needs
-	noSet WorkingSet
+	mu          sync.Mutex
+	workingSets map[string]*WorkingSet // sets that this process reads, by file name; guarded by mu
+	// stands for blocks in no working set; they get only room that no working set needs
+	unclaimed WorkingSet
 }
 
 const (
-	// pauseTime is how long a directory is left alone after it failed.
+	// pauseTime is how long a directory is left alone after a failure.
 	pauseTime = 30 * time.Second
 	// diskTimeout is how long a disk may take to read 4 MiB.
 	diskTimeout = 3 * time.Second
@@ -110,19 +110,19 @@ func (k key) trailer(sum uint32) []byte {
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
-// usable reports whether the directory may be accessed now, or is left alone because it hung.
+// usable reports whether the directory may be accessed. It may not for pauseTime after it hung.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.pausedUntil.Load() }
 
-// refusal returns the failure that suspended writes, or nil if blocks may be written now.
-func (d *disk) refusal() error {
+// suspendedBy returns the failure that suspended writes, or nil if blocks may be written.
+func (d *disk) suspendedBy() error {
 	if cause := d.lastFailure.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.writesPausedUntil.Load()) {
 		return *cause
 	}
 	return nil
 }
 
-// suspend suspends writes to the directory for pauseTime, and reads too if the directory hangs. It
-// logs only the first failure.
+// suspend suspends writes for pauseTime, and reads too if the directory hangs. It logs only the
+// first failure.
 func (d *disk) suspend(err error) {
 	failure := fmt.Errorf("store.cache_dir: %s fails: %w", d.dir, err)
 	d.lastFailure.Store(&failure)
@@ -143,8 +143,8 @@ func (d *disk) resume() {
 	}
 }
 
-// withTimeout returns the error of do. If do takes longer than limit, it returns an ETIMEDOUT
-// error, and do continues in the background.
+// withTimeout returns the error of do, or ETIMEDOUT if do takes longer than limit. do then
+// continues in the background.
 func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
@@ -226,7 +226,7 @@ func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
 // write writes a block and returns its file. The error is errPresent, ErrFull, or the failure of
 // the directory.
 func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
-	if err := d.refusal(); err != nil {
+	if err := d.suspendedBy(); err != nil {
 		return nil, err
 	}
 	set := d.workingSetOf(k)
@@ -259,7 +259,7 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 		return nil, err
 	}
 	if _, err := root.Lstat(k.path()); err == nil {
-		return nil, errPresent // its content is verified when it is read
+		return nil, errPresent // verified when it is read
 	}
 	used, known := usedBytes(root)
 	used += int64(len(block) + trailerBytes)

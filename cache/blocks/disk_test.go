@@ -30,11 +30,11 @@ func used(t *testing.T, o Options) (n int64) {
 // A full directory does not change, and saves as many fetches per epoch as it has blocks. Blocks
 // that no reader needs are evicted.
 func TestFull(t *testing.T) {
-	s := newSource(20 * blockBytes)
+	s := newFakeStore(20 * blockBytes)
 	o := options(t, 10)
 	a := s.open(t, o, io.Discard, "a")
 	for range 3 {
-		touched(a, 0, 20)
+		touchedSet(a, 0, 20)
 		readAll(t, s, a)
 		a.cache.Flush()
 	}
@@ -58,7 +58,7 @@ func TestFull(t *testing.T) {
 		t.Errorf("the directory has %+v, want one working set of 20 blocks, which has room for 10", sets)
 	}
 	for range 2 {
-		touched(b, 0, 20)
+		touchedSet(b, 0, 20)
 		readAll(t, s, b)
 		b.cache.Flush()
 	}
@@ -73,7 +73,7 @@ func TestFull(t *testing.T) {
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
 	}
-	b.ends()
+	b.endProcess()
 	if removed, err := Prune(o); err != nil || removed != o.Limit {
 		t.Errorf("Prune removed %d bytes (%v) of what nobody reads, want %d", removed, err, o.Limit)
 	}
@@ -81,7 +81,7 @@ func TestFull(t *testing.T) {
 
 // Bytes are right, whatever happens to the files.
 func TestDamage(t *testing.T) {
-	s := newSource(10*blockBytes + 5)
+	s := newFakeStore(10*blockBytes + 5)
 	o := options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
 	readAll(t, s, first)
@@ -95,7 +95,7 @@ func TestDamage(t *testing.T) {
 			raw[len(raw)/2] ^= 1
 			return errors.Join(err, os.WriteFile(path, raw, 0o644))
 		},
-		func(path string) error { // replaced by another block of the object
+		func(path string) error { // replaced by another block
 			raw, err := os.ReadFile(filepath.Join(filepath.Dir(path), "9"))
 			return errors.Join(err, os.WriteFile(path, raw, 0o644))
 		},
@@ -112,7 +112,7 @@ func TestDamage(t *testing.T) {
 		again.cache.Flush()
 		want := int64(1)
 		if i >= 6 {
-			want = again.count()
+			want = again.blockCount()
 		}
 		if n := s.fetched.Load() - before; n != want {
 			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
@@ -122,7 +122,7 @@ func TestDamage(t *testing.T) {
 
 // A disk that returns other bytes than were written is not reported as a changed token file.
 func TestDiskReturnsOtherBytes(t *testing.T) {
-	s, o := newSource(blockBytes), options(t, 1)
+	s, o := newFakeStore(blockBytes), options(t, 1)
 	object := s.open(t, o, io.Discard, "a")
 	must(t, object.Persist(0))
 	object.cache.Flush()
@@ -136,7 +136,7 @@ func TestDiskReturnsOtherBytes(t *testing.T) {
 
 // What a killed process leaves behind does not count as used, and is not served.
 func TestLeftovers(t *testing.T) {
-	s := newSource(10 * blockBytes)
+	s := newFakeStore(10 * blockBytes)
 	o := options(t, 10)
 	first := s.open(t, o, io.Discard, "a")
 	readAll(t, s, first)
@@ -163,7 +163,7 @@ func TestSilentDisk(t *testing.T) {
 		t.Skip("long")
 	}
 	t.Parallel()
-	s := newSource(10 * blockBytes)
+	s := newFakeStore(10 * blockBytes)
 	o := options(t, 100)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
@@ -204,7 +204,7 @@ func TestDirectoryFails(t *testing.T) {
 		says       string
 		breakIt    func(t *testing.T, dir string)
 		mend       func(t *testing.T, dir string)
-		fetchAgain int64 // number of blocks in the directory that are fetched again
+		fetchAgain int64 // blocks in the directory that are fetched again
 	}{
 		{"full", "no space left",
 			func(t *testing.T, dir string) {
@@ -236,11 +236,11 @@ func TestDirectoryFails(t *testing.T) {
 				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also the bind mount over it
 				}
 			})
-			s := newSource(blocks * blockBytes)
+			s := newFakeStore(blocks * blockBytes)
 			o := Options{Dir: filepath.Join(dir, "cache"), Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 			before := s.open(t, o, io.Discard, "a")
 			for i := range int64(10) {
-				s.check(t, before, i)
+				s.checkBlock(t, before, i)
 				before.cache.Flush()
 			}
 			s.fetched.Store(0)
@@ -251,7 +251,7 @@ func TestDirectoryFails(t *testing.T) {
 				readAll(t, s, after)
 			}
 			for i := range int64(10) {
-				s.check(t, before, i)
+				s.checkBlock(t, before, i)
 			}
 			after.cache.Flush()
 			if n := s.fetched.Load(); test.fetchAgain == 0 && n > 2*(blocks-10) {
@@ -269,8 +269,8 @@ func TestDirectoryFails(t *testing.T) {
 			test.mend(t, dir)
 			after.cache.disk.pausedUntil.Store(0) // half a minute has passed
 			after.cache.disk.writesPausedUntil.Store(0)
-			for i := range after.count() {
-				s.check(t, after, i)
+			for i := range after.blockCount() {
+				s.checkBlock(t, after, i)
 				after.cache.Flush()
 			}
 			s.fetched.Store(0)

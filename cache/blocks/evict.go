@@ -22,7 +22,7 @@ const (
 	workingSetsDir = "shares"
 )
 
-// usedBytes returns the recorded size of all blocks, in bytes. The caller holds the lock.
+// usedBytes returns the recorded size of all blocks. The caller holds the lock.
 func usedBytes(root *os.Root) (used int64, known bool) {
 	text, _ := root.ReadFile(usedFile)
 	used, err := strconv.ParseInt(string(text), 10, 64)
@@ -64,7 +64,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 	if err != nil || over <= 0 {
 		return err
 	}
-	now, horizon := time.Now().UnixNano(), s.horizon.Load()
+	now, horizon := time.Now().UnixNano(), s.evictBefore.Load()
 	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
 		return other.file == s.file || other.Touched.UnixNano() >= horizon
 	})
@@ -74,18 +74,18 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		return err
 	}
 	if removed >= over {
-		s.failed.Store(0)
+		s.failedEvictions.Store(0)
 		return nil
 	}
-	if s != &d.noSet {
-		if s.failed.Add(1) == maxFailedEvictions {
+	if s != &d.unclaimed {
+		if s.failedEvictions.Add(1) == maxFailedEvictions {
 			enough := int64(0)
 			for _, span := range inUse {
 				enough += (span.To - span.From) * need
 			}
 			s.warnTooSmall(enough)
 		}
-		s.horizon.Store(now)
+		s.evictBefore.Store(now)
 	}
 	s.refusalsLeft.Store(s.Blocks/20 - 1)
 	return ErrFull
@@ -126,9 +126,8 @@ func victimsIn(objects []ObjectUsage, sets []SavedWorkingSet, inUse func(SavedWo
 // processes for as long.
 const maxLockTime = 50 * time.Millisecond
 
-// evict removes victims in order until it has removed at least atLeast bytes, and returns the bytes
-// removed. Another process may have a block open: truncating the file frees its space, and makes
-// reads of it fail.
+// evict removes victims in order until it has removed at least atLeast bytes. Another process may
+// have a block open: truncating the file frees its space, and makes reads of it fail.
 func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
 	for len(victims) > 0 && removed < atLeast && err == nil {
 		err = d.locked(func(root *os.Root) error {
@@ -155,12 +154,12 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 
 // An ObjectUsage describes the blocks of one object in the directory.
 type ObjectUsage struct {
-	Name   string // endpoint, bucket and key; "?" if the object file is missing
-	Size   int64  // size of the object in bytes
-	Bytes  int64  // size of its block files in bytes
+	Name   string // endpoint, bucket and key; "?" if unknown
+	Size   int64  // bytes
+	Bytes  int64  // size of its block files
 	Blocks int64
-	dir    string          // name of its directory
-	blocks map[int64]int64 // size of each block file in bytes, by index
+	dir    string
+	blocks map[int64]int64 // size of each block file, by index
 }
 
 // Usage returns the objects and working sets in the directory, the latter most recently read first.

@@ -16,8 +16,8 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// An evictionRank orders the blocks in memory for eviction. Lower ranks are evicted first;
-// rankPending and above are not evicted.
+// An evictionRank orders the blocks in memory for eviction, lower ranks first. Blocks from
+// rankPending on are not evicted.
 type evictionRank int
 
 const (
@@ -25,22 +25,22 @@ const (
 	// a stream has just passed it, but another thread of its reader may be behind
 	rankPassed
 	rankWanted  // a stream will need it
-	rankOverdue // waiting to be written for longer than writeTimeout
-	rankPending // waiting to be written to the directory
-	// fetched or being fetched for a reader that has not read it yet
+	rankOverdue // waiting longer than writeTimeout to be written
+	rankPending // waiting to be written
+	// no reader has read it yet, but one is expected to
 	rankUnread
 )
 
 // evictionRank returns the rank of a block and, if streams will need it, the number of batches
-// before the first one does. The caller holds Cache.mu.
+// before the first that does. The caller holds Cache.mu.
 func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 	d, wanted := nearestNeed(b.needs)
 	switch {
-	case !b.requested && (wanted || len(b.needs) == 0 && (b.state != inMemory || time.Since(b.loaded) < unreadTimeout)):
+	case !b.requested && (wanted || len(b.needs) == 0 && (b.state != inMemory || time.Since(b.loadedAt) < unreadTimeout)):
 		return rankUnread, d
-	case b.pending && time.Since(b.loaded) < writeTimeout:
+	case b.writePending && time.Since(b.loadedAt) < writeTimeout:
 		return rankPending, 0
-	case b.pending:
+	case b.writePending:
 		return rankOverdue, 0
 	case wanted:
 		return rankWanted, d
@@ -50,18 +50,18 @@ func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 	return rankRead, 0
 }
 
-// takeBuffer returns a buffer for a block, or nil if there is none yet. It may evict a block that
-// is not being read; unless a reader waits (urgent), only one that no reader is known to need. The
-// caller holds mu.
+// takeBuffer returns a buffer, or nil if none is available yet. It may evict a block that is not
+// being read; unless a reader waits (urgent), only one that no reader is known to need. The caller
+// holds mu.
 func (c *Cache) takeBuffer(urgent bool) []byte {
-	if n := len(c.free); n > 0 {
-		buffer := c.free[n-1]
-		c.free = c.free[:n-1]
-		c.taken++
+	if n := len(c.freeBuffers); n > 0 {
+		buffer := c.freeBuffers[n-1]
+		c.freeBuffers = c.freeBuffers[:n-1]
+		c.usedBuffers++
 		return buffer
 	}
-	if c.taken < c.o.MaxBuffers() {
-		c.taken++
+	if c.usedBuffers < c.o.MaxBuffers() {
+		c.usedBuffers++
 		return make([]byte, c.o.BlockBytes)
 	}
 	// Of the blocks with the lowest rank, the victim is the least recently read one. If streams
@@ -81,8 +81,8 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 	if victim == nil || rank >= rankPending || !urgent && rank > rankRead {
 		return nil
 	}
-	if victim.pending {
-		c.pending = slices.DeleteFunc(c.pending, func(b *cacheBlock) bool { return b == victim })
+	if victim.writePending {
+		c.writeQueue = slices.DeleteFunc(c.writeQueue, func(b *cacheBlock) bool { return b == victim })
 		c.count(ErrSlow)
 	}
 	c.remove(victim)
@@ -103,8 +103,8 @@ func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	return buffer, waited
 }
 
-// remove removes a block from memory, so that reads use its file. The buffer then belongs to the
-// caller, which holds mu.
+// remove removes a block from memory, so that reads use its file. The caller holds mu, and then
+// owns the buffer.
 func (c *Cache) remove(b *cacheBlock) {
 	delete(c.cached, b.key)
 	b.key.object.files[b.key.index].Store(b.file)
@@ -116,11 +116,10 @@ func (c *Cache) release(b *cacheBlock) {
 	c.releaseLocked(b)
 }
 
-// releaseLocked is release for a caller that holds mu.
 func (c *Cache) releaseLocked(b *cacheBlock) {
 	if b.refs--; b.refs == 0 {
 		c.changed.Broadcast()
-		c.pump()
+		c.startPrefetches()
 	}
 }
 
@@ -131,10 +130,10 @@ func (c *Cache) wait() {
 	c.changed.Wait()
 }
 
-// enqueueWrite queues a block in memory to be written to the directory. The caller holds mu.
+// The caller holds mu.
 func (c *Cache) enqueueWrite(b *cacheBlock) {
-	b.pending, b.outcome = true, nil
-	c.pending = append(c.pending, b)
+	b.writePending, b.writeErr = true, nil
+	c.writeQueue = append(c.writeQueue, b)
 	if !c.writing {
 		c.writing, c.writeBegan = true, time.Now()
 		go c.write()
@@ -144,16 +143,16 @@ func (c *Cache) enqueueWrite(b *cacheBlock) {
 func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.pending) > 0 {
-		b := c.pending[0]
-		c.pending = c.pending[1:]
+	for len(c.writeQueue) > 0 {
+		b := c.writeQueue[0]
+		c.writeQueue = c.writeQueue[1:]
 		b.refs++
 		c.writeBegan = time.Now()
 		c.mu.Unlock()
 		file, err := c.disk.write(b.key, b.bytes)
 		c.mu.Lock()
-		// This must precede the release, after which the block may be evicted.
-		b.pending, b.file, b.outcome = false, file, c.count(err)
+		// Set these before the release, after which the block may be evicted.
+		b.writePending, b.file, b.writeErr = false, file, c.count(err)
 		c.changed.Broadcast()
 		c.releaseLocked(b)
 	}
@@ -161,34 +160,36 @@ func (c *Cache) write() {
 	c.changed.Broadcast()
 }
 
-// stuck reports whether the current write has taken longer than limit, because the disk is slow or
-// another process holds the lock. The caller holds mu.
-func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since(c.writeBegan) > limit }
+// isWriteStuck reports whether the current write has taken longer than limit, because the disk is
+// slow or another process holds the lock. The caller holds mu.
+func (c *Cache) isWriteStuck(limit time.Duration) bool {
+	return c.writing && time.Since(c.writeBegan) > limit
+}
 
 // Flush waits until each fetched block is written to the directory or given up, and frees the
 // memory of blocks that are not being read.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.writing && !c.stuck(writeTimeout) {
+	for c.writing && !c.isWriteStuck(writeTimeout) {
 		c.wait()
 	}
-	for _, b := range c.pending {
-		b.pending, b.outcome = false, c.count(ErrSlow)
+	for _, b := range c.writeQueue {
+		b.writePending, b.writeErr = false, c.count(ErrSlow)
 	}
-	c.pending = nil
+	c.writeQueue = nil
 	for _, b := range c.cached {
 		if b.state == inMemory && b.refs == 0 {
 			c.remove(b)
-			c.taken--
+			c.usedBuffers--
 		}
 	}
-	c.free = nil
+	c.freeBuffers = nil
 }
 
-// MemoryBytes returns the memory allocated for blocks, in bytes.
+// MemoryBytes returns the size of all buffers for blocks.
 func (c *Cache) MemoryBytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return int64(c.taken+len(c.free)) * c.o.BlockBytes
+	return int64(c.usedBuffers+len(c.freeBuffers)) * c.o.BlockBytes
 }

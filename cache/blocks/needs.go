@@ -7,14 +7,14 @@ import (
 
 // A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
-	batch atomic.Uint64 // batch that it reads next
-	moved atomic.Int64  // time of the last Pass, in nanoseconds since 1970
+	batch    atomic.Uint64 // next batch to be read
+	lastPass atomic.Int64  // last Pass, in nanoseconds since 1970
 }
 
 // Pass records that the stream reads batch k next. Batch k-1 may still be being read.
 func (s *Stream) Pass(k uint64) {
 	s.batch.Store(k)
-	s.moved.Store(time.Now().UnixNano())
+	s.lastPass.Store(time.Now().UnixNano())
 }
 
 // A Demand says which batch of which stream needs a block. The zero Demand means soon, and once.
@@ -23,18 +23,18 @@ type Demand struct {
 	Batch uint64
 }
 
-// A need records the first and the last batch of a stream that need a block. Batches in between may
-// need it too.
+// A need says that a stream needs a block for the batches first and last, and perhaps for batches
+// in between.
 type need struct {
 	stream      *Stream
 	first, last uint64
 }
 
-// maxLag is the number of batches that one thread of a reader may be behind another.
+// maxLag is how many batches one thread of a reader may be behind another.
 const maxLag = 4
 
-// distance returns how many batches come before one that needs the block. ok is false if none does,
-// or the stream seems to have ended.
+// distance returns how many batches come before the next one that needs the block. ok is false if
+// none does, or the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	batch := n.stream.batch.Load()
 	return max(n.first, batch) - batch, batch <= n.last && n.stream.isActive()
@@ -46,10 +46,11 @@ func (n need) isPassed() bool {
 	return n.last < batch && batch <= n.last+maxLag && n.stream.isActive()
 }
 
-// isActive reports whether the stream has advanced recently.
-func (s *Stream) isActive() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(unreadTimeout) }
+func (s *Stream) isActive() bool {
+	return time.Now().UnixNano()-s.lastPass.Load() <= int64(unreadTimeout)
+}
 
-// nearestNeed returns the least distance of several needs. ok is false if there is none.
+// nearestNeed returns the least distance. ok is false if there is none.
 func nearestNeed(needs []need) (batches uint64, ok bool) {
 	for _, n := range needs {
 		if d, needed := n.distance(); needed && (!ok || d < batches) {
@@ -59,7 +60,7 @@ func nearestNeed(needs []need) (batches uint64, ok bool) {
 	return batches, ok
 }
 
-// remainingNeeds returns the needs that remain after the current batches of the streams.
+// remainingNeeds returns what is left of needs after the current batches of the streams.
 func remainingNeeds(needs []need) (list []need) {
 	for _, n := range needs {
 		if batch := n.stream.batch.Load(); n.last > batch && n.stream.isActive() {

@@ -1,8 +1,8 @@
 package blocks
 
-const maxLoading = 32 // maximum number of prefetches in progress
+const maxLoading = 32
 
-// MaxPrefetches returns the maximum number of blocks that are prefetched at a time.
+// MaxPrefetches returns the maximum number of blocks prefetched at a time.
 func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 
 // maxUnread returns how many buffers prefetched blocks may hold before they are read. The rest are
@@ -10,8 +10,8 @@ func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 func (o Options) maxUnread() int { return o.MaxBuffers() - max(o.MaxBuffers()/4, 1) }
 
 // Prefetch queues the blocks of r to be fetched, unless they are known to be in the directory, and
-// does not wait. If it returns false, there was no room to queue all of them, and the caller must
-// repeat the call later.
+// does not wait. If it returns false, there was no room for all of them, and the caller must repeat
+// the call later.
 func (r ObjectRange) Prefetch(d Demand) (room bool) {
 	for i := range r.Blocks() {
 		if r.Object.files[i].Load() == nil && !r.Object.cache.prefetch(key{r.Object, i}, d) {
@@ -28,7 +28,7 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 		b.needs = addDemand(b.needs, d)
 		return true
 	}
-	before := 0 // number of queued blocks that the same stream needs
+	before := 0 // number of queued blocks with the same stream
 	for _, b := range c.cached {
 		if b.state == queued && (len(b.needs) > 0 && b.needs[0].stream == d.By || len(b.needs) == 0 && d.By == nil) {
 			before++
@@ -38,19 +38,19 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 		return false
 	}
 	c.enqueuePrefetch(k, addDemand(nil, d))
-	c.pump()
+	c.startPrefetches()
 	return true
 }
 
-// pump starts loading queued blocks while buffers are available. The caller holds mu.
-func (c *Cache) pump() {
-	for c.queued > 0 && c.mayLoad() {
-		b := c.nearest()
+// startPrefetches starts loading queued blocks while buffers are available. The caller holds mu.
+func (c *Cache) startPrefetches() {
+	for c.queuedBlocks > 0 && c.mayPrefetch() {
+		b := c.nearestQueued()
 		if b == nil {
 			return
 		}
 		if b.key.object.files[b.key.index].Load() != nil {
-			c.drop(b)
+			c.dropQueued(b)
 			continue
 		}
 		if b.bytes = c.takeBuffer(false); b.bytes == nil {
@@ -61,8 +61,8 @@ func (c *Cache) pump() {
 	}
 }
 
-// mayLoad reports whether one more block may be prefetched. The caller holds mu.
-func (c *Cache) mayLoad() bool {
+// The caller holds mu.
+func (c *Cache) mayPrefetch() bool {
 	fetching, unread := 0, 0
 	for _, b := range c.cached {
 		if b.prefetched && b.state == loading {
@@ -75,18 +75,18 @@ func (c *Cache) mayLoad() bool {
 	return fetching < maxLoading && unread < c.o.maxUnread()
 }
 
-// nearest returns the queued block that is needed first, or nil, and drops those no longer needed.
-// The caller holds mu.
-func (c *Cache) nearest() (nearest *cacheBlock) {
+// nearestQueued returns the queued block that is needed first, or nil, and drops those no longer
+// needed. The caller holds mu.
+func (c *Cache) nearestQueued() (nearest *cacheBlock) {
 	least := uint64(0)
 	for _, b := range c.cached {
 		if b.state != queued {
 			continue
 		}
-		d, ok := nearestNeed(b.needs) // d is 0 if no stream needs it
+		d, ok := nearestNeed(b.needs) // 0 if no stream needs it
 		switch {
 		case !ok && len(b.needs) > 0:
-			c.drop(b)
+			c.dropQueued(b)
 		case nearest == nil || d < least || d == least && b.order < nearest.order:
 			nearest, least = b, d
 		}

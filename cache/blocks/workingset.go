@@ -24,39 +24,38 @@ import (
 // A WorkingSet is the set of cache blocks that a reader needs in an epoch. Readers of the same
 // blocks share one. It is safe for concurrent use.
 //
-// A working set is in use until, since it was last read, another one has been refused room for a
-// twentieth of that one's blocks. Readers that take turns thus keep their blocks, and those of a
-// reader that has stopped are soon evicted. Only the order of reads decides, not a clock.
+// If a working set is not read while another one, B, is refused room for a twentieth of B's blocks,
+// it is no longer in use. Readers that take turns thus keep their blocks, and those of a reader
+// that has stopped are soon evicted. Only the order of reads decides, not a clock.
 type WorkingSet struct {
 	Name   string // name of its reader, for messages
-	Needed int64  // size of the files of its blocks, in bytes
+	Needed int64  // size of its block files, in bytes
 	Blocks int64
 
-	disk    *disk
-	file    string // file name in workingSetsDir
-	spans   []span
-	touched atomic.Int64 // time of the last read, in nanoseconds since 1970
-	// time when touched was last saved, in nanoseconds since 1970; math.MaxInt64 while it is being
-	// saved
-	saved atomic.Int64
+	disk     *disk
+	file     string // name in workingSetsDir
+	spans    []span
+	lastRead atomic.Int64 // nanoseconds since 1970
+	// when lastRead was last saved; math.MaxInt64 while it is being saved
+	lastSave atomic.Int64
 
-	refusalsLeft atomic.Int64 // number of blocks that are refused before room is sought again
-	// time in nanoseconds since 1970; working sets last read before it make room for this one
-	horizon atomic.Int64
-	failed  atomic.Int64 // number of failed evictions in a row
-	enough  atomic.Int64 // limit that would suffice, in bytes; 0 if it never lacked room
+	refusalsLeft atomic.Int64 // number of blocks to refuse before room is sought again
+	// nanoseconds since 1970; working sets last read before then make room for this one
+	evictBefore     atomic.Int64
+	failedEvictions atomic.Int64 // number of failures in a row
+	// Options.Limit that would suffice, in bytes; 0 if room was never lacking
+	sufficientLimit atomic.Int64
 
 	mu sync.Mutex
-	// file of the working set, on which this process holds a shared lock; guarded by mu, like
-	// savedEnough
-	lock        *os.File
-	savedEnough int64 // value of enough in the file
+	// the open file, on which this process holds a shared lock; guarded by mu, like savedLimit
+	lock       *os.File
+	savedLimit int64 // sufficientLimit in the file
 }
 
 const (
 	// saveEvery is how often the time of the last read is saved for other processes.
 	saveEvery = 100 * time.Millisecond
-	// idleTime is how long a working set goes unread before it counts as idle.
+	// idleTime is how long a working set must go unread to count as idle.
 	idleTime = time.Minute
 	// maxFailedEvictions is how many evictions in a row must fail before the log says that there is
 	// no room. A few may fail while blocks are prefetched for a reader that is stopping.
@@ -68,13 +67,13 @@ const (
 
 // A span is the cache blocks [From, To) of an object.
 type span struct {
-	Object string `json:"object"` // name of the directory of the object
+	Object string `json:"object"` // name of its directory
 	From   int64  `json:"from"`
 	To     int64  `json:"to"`
 }
 
 // NewWorkingSet returns the working set of the blocks that hold ranges, or nil if there is no
-// directory. name is that of the reader, for messages.
+// directory. name identifies the reader in messages.
 func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 	if len(ranges) == 0 || ranges[0].Object.cache.disk == nil {
 		return nil
@@ -97,10 +96,10 @@ func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 	s.file = hex.EncodeToString(sum[:16])
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if known := d.sets[s.file]; known != nil {
+	if known := d.workingSets[s.file]; known != nil {
 		return known
 	}
-	d.sets[s.file] = s
+	d.workingSets[s.file] = s
 	return s
 }
 
@@ -127,14 +126,14 @@ func containsBlock(spans []span, object string, index int64) bool {
 	return found || i > 0 && spans[i-1].Object == object && index < spans[i-1].To
 }
 
-// workingSetOf returns the working set for which a block is fetched: of those that contain it, the
-// most recently read.
+// workingSetOf returns the most recently read of the working sets that contain a block, or
+// unclaimed.
 func (d *disk) workingSetOf(k key) *WorkingSet {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	last, object := &d.noSet, k.object.identity.name()
-	for _, s := range d.sets {
-		if s.touched.Load() > last.touched.Load() && containsBlock(s.spans, object, k.index) {
+	last, object := &d.unclaimed, k.object.identity.name()
+	for _, s := range d.workingSets {
+		if s.lastRead.Load() > last.lastRead.Load() && containsBlock(s.spans, object, k.index) {
 			last = s
 		}
 	}
@@ -144,11 +143,11 @@ func (d *disk) workingSetOf(k key) *WorkingSet {
 // Touch records that the working set is being read. It does not wait.
 func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()
-	s.touched.Store(now)
-	if saved := s.saved.Load(); now-saved > int64(saveEvery) && s.saved.CompareAndSwap(saved, math.MaxInt64) {
+	s.lastRead.Store(now)
+	if saved := s.lastSave.Load(); now-saved > int64(saveEvery) && s.lastSave.CompareAndSwap(saved, math.MaxInt64) {
 		go func() {
 			s.save()
-			s.saved.Store(now)
+			s.lastSave.Store(now)
 		}()
 	}
 }
@@ -157,8 +156,8 @@ func (s *WorkingSet) Touch() {
 // idle ones make room.
 func (s *WorkingSet) BeginFill() {
 	now := time.Now()
-	s.touched.Store(now.UnixNano())
-	s.horizon.Store(now.Add(-idleTime).UnixNano())
+	s.lastRead.Store(now.UnixNano())
+	s.evictBefore.Store(now.Add(-idleTime).UnixNano())
 	s.save()
 }
 
@@ -168,7 +167,7 @@ func (s *WorkingSet) save() {
 	if s.Needed > d.limit {
 		s.warnTooSmall(s.Needed)
 	}
-	if d.refusal() != nil {
+	if d.suspendedBy() != nil {
 		return
 	}
 	if err := d.locked(s.saveIn); err != nil {
@@ -179,19 +178,19 @@ func (s *WorkingSet) save() {
 // saveIn is save for a caller that holds the lock of the directory.
 func (s *WorkingSet) saveIn(root *os.Root) error {
 	d, name := s.disk, filepath.Join(workingSetsDir, s.file)
-	if s == &d.noSet {
+	if s == &d.unclaimed {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	read, enough := time.Unix(0, s.touched.Load()), s.enough.Load()
-	if s.lock != nil && isLinked(s.lock) && s.savedEnough == enough && root.Chtimes(name, read, read) == nil {
+	read, enough := time.Unix(0, s.lastRead.Load()), s.sufficientLimit.Load()
+	if s.lock != nil && isLinked(s.lock) && s.savedLimit == enough && root.Chtimes(name, read, read) == nil {
 		return nil
 	}
 	f, err := openRegular(root, name)
 	// If another process holds a lock on the file, the file is valid, and setting its time is
 	// enough.
-	if err != nil || s.savedEnough != enough || root.Chtimes(name, read, read) != nil || privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
+	if err != nil || s.savedLimit != enough || root.Chtimes(name, read, read) != nil || privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
 		f.Close()
 		text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
@@ -203,13 +202,13 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 		}
 	}
 	s.lock.Close()
-	s.lock, s.savedEnough = f, enough
+	s.lock, s.savedLimit = f, enough
 	return privatedir.Lock(f, unix.LOCK_SH)
 }
 
 // warnTooSmall logs once that blocks are fetched again in every epoch, and suggests a limit.
 func (s *WorkingSet) warnTooSmall(enough int64) {
-	if s.enough.CompareAndSwap(0, enough) {
+	if s.sufficientLimit.CompareAndSwap(0, enough) {
 		s.disk.log.Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
 			"dir", s.disk.dir, "reader", s.Name, "needed", s.Needed, "store.cache_bytes", s.disk.limit, "enough", enough)
 	}
@@ -217,16 +216,16 @@ func (s *WorkingSet) warnTooSmall(enough int64) {
 
 // A SavedWorkingSet is a working set as recorded in the directory.
 type SavedWorkingSet struct {
-	Name   string `json:"name"`   // name of its reader, or of one of them
+	Name   string `json:"name"`   // name of one of its readers
 	Needed int64  `json:"needed"` // bytes
-	// Enough is the limit that would suffice, in bytes, or 0 if the working set never lacked room.
-	// Usage also returns 0 if it is not being read, or no longer lacks room.
+	// Enough is the Options.Limit that would suffice, in bytes; 0 if room was never lacking. Usage
+	// also returns 0 if the set is not being read, or no longer lacks room.
 	Enough int64  `json:"enough,omitempty"`
 	Spans  []span `json:"spans"`
 
 	Stored  int64     `json:"-"` // bytes in the directory; set by Usage
 	Live    bool      `json:"-"` // whether a process that has read it is alive
-	Touched time.Time `json:"-"` // time of the last read
+	Touched time.Time `json:"-"` // last read
 	file    string
 }
 
@@ -248,8 +247,8 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 			return
 		}
 		d.mu.Lock()
-		if own := d.sets[s.file]; own != nil && own.touched.Load() > s.Touched.UnixNano() {
-			s.Touched = time.Unix(0, own.touched.Load())
+		if own := d.workingSets[s.file]; own != nil && own.lastRead.Load() > s.Touched.UnixNano() {
+			s.Touched = time.Unix(0, own.lastRead.Load())
 		}
 		d.mu.Unlock()
 		all = append(all, s)
@@ -258,7 +257,6 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	return all
 }
 
-// isLinked reports whether an open file still has a name.
 func isLinked(f *os.File) bool {
 	var st unix.Stat_t
 	return eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0

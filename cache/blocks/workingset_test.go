@@ -9,31 +9,31 @@ import (
 	"testing"
 )
 
-// touched returns the working set of blocks [from, to) of an object, after recording that it is
+// touchedSet returns the working set of blocks [from, to) of an object, and saves that it is being
 // read.
-func touched(o *CachedObject, from, to int64) *WorkingSet {
+func touchedSet(o *CachedObject, from, to int64) *WorkingSet {
 	s := NewWorkingSet("reader", []ObjectRange{{o, from * blockBytes, to * blockBytes}})
-	s.saved.Store(math.MaxInt64) // prevents Touch from saving concurrently
+	s.lastSave.Store(math.MaxInt64) // prevents Touch from saving concurrently
 	s.Touch()
 	s.save()
 	return s
 }
 
-// ends simulates the end of the process that has the object.
-func (o *CachedObject) ends() {
-	for _, s := range o.cache.disk.sets {
+// endProcess simulates the end of the process that has the object.
+func (o *CachedObject) endProcess() {
+	for _, s := range o.cache.disk.workingSets {
 		s.lock.Close()
 	}
 }
 
-// epoch reads each block of a working set several times, in random order, and returns how many
-// blocks were fetched.
-func (s *source) epoch(t *testing.T, r *rand.Rand, o *CachedObject, from, to int64, times int) int64 {
+// readEpoch reads each block of a working set several times, in random order, and returns the
+// number of fetches.
+func (s *fakeStore) readEpoch(t *testing.T, r *rand.Rand, o *CachedObject, from, to int64, times int) int64 {
 	t.Helper()
-	before, set := s.fetched.Load(), touched(o, from, to)
+	before, set := s.fetched.Load(), touchedSet(o, from, to)
 	for _, i := range r.Perm(times * int(to-from)) {
 		set.Touch()
-		s.check(t, o, from+int64(i)%(to-from))
+		s.checkBlock(t, o, from+int64(i)%(to-from))
 	}
 	o.cache.Flush()
 	set.save()
@@ -47,20 +47,20 @@ func TestWorkingSetsInTurn(t *testing.T) {
 	const blocks = 200
 	for seed := range uint64(2) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		s := newSource(blocks * blockBytes)
+		s := newFakeStore(blocks * blockBytes)
 		o := options(t, blocks/4*int64(100+16*seed)/100)
 		object := s.open(t, o, io.Discard, "a")
 		for step := range 16 {
 			if r.IntN(3) == 0 {
 				if r.IntN(2) == 0 {
-					object.ends()
+					object.endProcess()
 				}
 				object = s.open(t, o, io.Discard, "a")
 			}
 			hosts := 4 + r.Int64N(7)
 			host := r.Int64N(hosts)
 			from, to := blocks*host/hosts, blocks*(host+1)/hosts
-			if n, most := s.epoch(t, r, object, from, to, 3), (to-from)*11/10; n > most {
+			if n, most := s.readEpoch(t, r, object, from, to, 3), (to-from)*11/10; n > most {
 				t.Errorf("seed %d, step %d: host %d of %d fetched %d blocks for its working set of %d, want %d at most", seed, step, host, hosts, n, to-from, most)
 			}
 			if n := used(t, o); n > o.Limit {
@@ -73,17 +73,17 @@ func TestWorkingSetsInTurn(t *testing.T) {
 // Working sets that are read in turn keep their blocks even if the directory has no room for all of
 // them, and the log suggests a fix once. Blocks in two of them count once.
 func TestWorkingSetsAtOnce(t *testing.T) {
-	s := newSource(150 * blockBytes)
+	s := newFakeStore(150 * blockBytes)
 	o := options(t, 100)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
-	sets := []*WorkingSet{touched(object, 0, 100), touched(object, 50, 150)}
+	sets := []*WorkingSet{touchedSet(object, 0, 100), touchedSet(object, 50, 150)}
 	for epoch := range 5 {
 		before := s.fetched.Load()
 		for i := range int64(100) {
 			for n, set := range sets {
 				set.Touch()
-				s.check(t, object, 50*int64(n)+i)
+				s.checkBlock(t, object, 50*int64(n)+i)
 			}
 			object.cache.Flush()
 		}
