@@ -20,11 +20,10 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A File is a regular file on any file system, and implements blob.Blob. If its bytes change after
-// it was opened, Read and Check return a ChangedError. A File is safe for concurrent use.
+// A File is a regular file, and implements blob.Blob. If its bytes change after it was opened, Read
+// and Check return a ChangedError. A File is safe for concurrent use.
 type File struct {
-	// path and a zero byte, as system calls need it, because appending the zero in each read would
-	// allocate
+	// path with the zero byte that system calls need; appending it in each read would allocate
 	name          string
 	id            atomic.Pointer[Identity] // changed by adopt
 	size          int64                    // Size of every id, in bytes
@@ -39,7 +38,7 @@ type File struct {
 }
 
 // New returns the file that had this identity and sample when it was opened earlier. It does not
-// touch the file. If dropPageCache is true, each read drops the pages that it read from the page
+// touch the file. If dropPageCache is true, each read drops the pages that it used from the page
 // cache.
 func New(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*File, error) {
 	if strings.IndexByte(path, 0) >= 0 {
@@ -83,10 +82,10 @@ func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 		unleaseFile(f)
 	}
 	switch {
-	case err != nil, previous == nil, held == unwritten, !previous.Identity().overwrittenBy(id):
+	case err != nil, previous == nil, held == unwritten, !previous.Identity().isOverwrittenBy(id):
 	case held == written:
 		err = OverwrittenError(path + " is being overwritten: a process has it open for writing")
-	case !previous.settle.settled(id):
+	case !previous.settle.isSettled(id):
 		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease shows which: it is served once it has not "+
 			"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 	}
@@ -130,7 +129,7 @@ func (f *File) Check() error {
 	}
 	old := f.Identity()
 	current := Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
-	if current == old || !old.renumbered(current) {
+	if current == old || !old.isRenumberedAs(current) {
 		return compareIdentities(f.Path(), old, current)
 	}
 	fd, _, err := f.openUnchanged() // adopts an equal copy
@@ -160,7 +159,6 @@ func errnoError(errno unix.Errno) error {
 	return errno
 }
 
-// openUnchanged opens the file, if it is still the same, and returns its current identity.
 func (f *File) openUnchanged() (fd int, current Identity, err error) {
 	if fd, err = f.open(); err != nil {
 		return fd, current, err
@@ -172,7 +170,7 @@ func (f *File) openUnchanged() (fd int, current Identity, err error) {
 }
 
 // checkUnchanged compares the open file with its earlier identity, and returns the current one. If
-// the identity still matches after a read, the file did not change during it.
+// they match after a read, the file did not change during it.
 func (f *File) checkUnchanged(fd int, old Identity) (Identity, error) {
 	current, err := identify(fd, f.Path())
 	if err == nil && current != old {
@@ -186,7 +184,7 @@ func (f *File) checkUnchanged(fd int, old Identity) (Identity, error) {
 // differ: sshfs numbers files anew, a new mount changes the number of a device, and a copy may
 // replace a file.
 func (f *File) adopt(fd int, old, current Identity) error {
-	if !old.renumbered(current) || f.sample == (Sample{}) {
+	if !old.isRenumberedAs(current) || f.sample == (Sample{}) {
 		return compareIdentities(f.Path(), old, current)
 	}
 	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
@@ -226,7 +224,7 @@ func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// The ranges are far apart, so readahead would be wasted.
+	// Ranges are far apart, so readahead would be wasted.
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
 	return f.visitUnchanged(fd, old, ranges, visit)
 }
@@ -243,10 +241,10 @@ func (f *File) visitUnchanged(fd int, old Identity, ranges []Range, visit func(i
 	return err
 }
 
-const maxJoined = 16 << 10 // maximum bytes that visitCopies reads in one call of pread
+const maxJoined = 16 << 10 // maximum bytes per pread in visitCopies
 
-// visitCopies reads ranges with pread and visits them. It reads neighboring ranges together if no
-// whole page lies between them.
+// visitCopies reads ranges with pread and visits them. It reads neighbors together if no whole page
+// lies between them.
 func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	if areClose(ranges) {
 		SortRanges(ranges)
@@ -316,13 +314,13 @@ func pread(fd int, buf []byte, off int64) error {
 	return nil
 }
 
-// preadCached fills buf from the page cache up to the first page that is missing there, and returns
-// the number of bytes read. It never waits for the disk.
+// preadCached fills buf from the page cache up to the first missing page, and returns the number of
+// bytes read. It never waits for the disk.
 func preadCached(fd int, buf []byte, off int64) int64 {
 	iov := unix.Iovec{Base: &buf[0]}
 	iov.SetLen(len(buf))
-	// unix.Preadv2 would allocate. The call does not block, so RawSyscall6 need not tell the
-	// scheduler about it.
+	// unix.Preadv2 would allocate. The call does not block, so the scheduler need not know about
+	// it.
 	n, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
 	if errno != 0 {
 		return 0
@@ -341,8 +339,8 @@ var remapping sync.Mutex
 var Remaps = new(counts.Remaps)
 
 const (
-	// minMapped is the least average size of ranges that are mapped, in bytes. Mapping shorter ones
-	// costs more than copying them.
+	// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones
+	// is cheaper.
 	minMapped = 512
 	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
 	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than
@@ -353,8 +351,7 @@ const (
 	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
 	// pages are needed too.
 	maxCopied = 8 << 10
-	// maxMappings is half of the mappings that a process may have by default (vm.max_map_count is
-	// 65,530).
+	// maxMappings is half of the default limit per process: vm.max_map_count is 65,530.
 	maxMappings = 1 << 15
 )
 
@@ -380,7 +377,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 			return err
 		}
 	}
-	for _, r := range ranges { // after munmap, because mapped pages stay in the page cache
+	for _, r := range ranges { // after munmap, because mapped pages are not dropped
 		f.dropPages(fd, r)
 	}
 	return nil
@@ -414,17 +411,17 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// adviseNew disables readahead for a new mapping, because windows are random, and keeps it out of
-// core dumps.
+// adviseNew disables readahead for a mapping, because windows are random, and keeps it out of core
+// dumps.
 func adviseNew(mapping []byte) {
 	unix.Madvise(mapping, unix.MADV_RANDOM)
 	unix.Madvise(mapping, unix.MADV_DONTDUMP)
 }
 
-// visitMapped maps the pages of a range with madvise(2), using the advice populate, and calls visit
-// with the range. If a page cannot be mapped, it reads the range with pread from fd, or from the
-// path if fd is -1: the page fault may merely have been interrupted by the file system. The caller
-// must check afterwards that the file has not changed.
+// visitMapped maps the pages of a range with madvise(2), using the advice populate, and visits the
+// range. If a page cannot be mapped, perhaps only because the file system interrupted the page
+// fault, it reads the range with pread from fd, or from the path if fd is -1. The caller must check
+// afterwards that the file has not changed.
 func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {

@@ -16,7 +16,7 @@ import (
 
 var must = testwait.NoError
 
-// tokens writes a file of the given size, in which byte i is i.
+// tokens writes a file in which byte i is i, modulo 256.
 func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "train.bin")
@@ -31,8 +31,8 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	return path, id
 }
 
-// If the pages of a range cannot be mapped, the range is read with pread, and its error is returned
-// if the file was truncated or its disk fails.
+// If the pages of a range cannot be mapped, pread reads the range, and its error is returned if the
+// file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
 	f, err := New(path, id, Sample{}, Map, false)
@@ -64,8 +64,8 @@ func TestFaultIsReadAgain(t *testing.T) {
 	}
 }
 
-// If ranges lie so close together that some may be read at once, they are visited in file order.
-// Otherwise they are visited in the order of the request, in which the reply is written fastest.
+// Ranges that lie close together are visited in file order, so that some can be read at once.
+// Others are visited in the order of the request, in which the reply is written fastest.
 func TestOrderOfVisits(t *testing.T) {
 	path, id := tokens(t, 4<<20)
 	f, err := New(path, id, Sample{}, Pread, false)
@@ -98,7 +98,7 @@ func TestSettled(t *testing.T) {
 		case 4:
 			id.Nsec++
 		}
-		if got := s.settled(id); got != want {
+		if got := s.isSettled(id); got != want {
 			t.Errorf("step %d: settled: %v, want %v", i, got, want)
 		}
 	}

@@ -21,11 +21,11 @@ type writeState int
 const (
 	unknown writeState = iota
 	written
-	unwritten // holds until unleaseFile is called
+	unwritten // remains so until unleaseFile
 )
 
-// leaseFile determines whether f is open for writing. If it returns unwritten, it holds a lease,
-// which the caller must release with unleaseFile.
+// leaseFile determines whether f is open for writing. If it returns unwritten, the caller must
+// release the lease with unleaseFile.
 func leaseFile(f *os.File) writeState {
 	var fs unix.Statfs_t
 	if eintr.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
@@ -65,11 +65,11 @@ const settleTime = 2 * time.Second
 type settleTimer struct {
 	mu    sync.Mutex
 	id    Identity
-	since int64 // clock.Now when id was first seen, in nanoseconds
+	since int64 // clock.Now when id was first seen
 }
 
-// settled reports whether the file has been seen with this identity for settleTime.
-func (s *settleTimer) settled(id Identity) bool {
+// isSettled reports whether the file has had this identity for settleTime.
+func (s *settleTimer) isSettled(id Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.id != id {
@@ -78,9 +78,9 @@ func (s *settleTimer) settled(id Identity) bool {
 	return clock.Now()-s.since >= int64(settleTime)
 }
 
-// CheckNoWriters returns an error if a process has the open file f open for writing. It could
-// change tokens through an existing mapping, without a new modification time. known is false if no
-// lease can be had on f.
+// CheckNoWriters returns an error if a process has f open for writing: it could change tokens
+// through an existing mapping, without a new modification time. known is false if no lease can be
+// had.
 func CheckNoWriters(f *os.File) (known bool, err error) {
 	switch leaseFile(f) {
 	case written:

@@ -20,7 +20,7 @@ const (
 	Remap Access = "remap"
 	// Advise keeps a mapping of the file, and frees the pages that each read touched.
 	Advise Access = "advise"
-	// Pread opens the file in every read, reads each range with pread(2), and closes it.
+	// Pread opens the file in every read, and reads each range with pread(2).
 	Pread Access = "pread"
 	// Map keeps a mapping and frees nothing, so the process may grow by the size of the file.
 	Map Access = "map"
@@ -29,7 +29,7 @@ const (
 	StayOpen Access = "pread, open"
 )
 
-// A Range is the bytes [From, To) of a blob. Index has whatever meaning the caller gives it.
+// A Range is the bytes [From, To) of a blob. The caller chooses the meaning of Index.
 type Range struct {
 	From, To int64
 	Index    int
@@ -40,23 +40,23 @@ func SortRanges(ranges []Range) {
 	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 }
 
-// An Identity distinguishes a file from another one at the same path, and from the same file before
-// a write. Identities are compared with ==.
+// An Identity distinguishes a file from others at the same path, and from the same file before a
+// write. Identities are compared with ==.
 type Identity struct {
 	Dev, Ino  uint64
 	Size      int64 // bytes
-	Sec, Nsec int64 // modification time since 1970, in seconds and nanoseconds
+	Sec, Nsec int64 // modification time since 1970
 
-	ETag string // version of an object in a store, for which all other fields but Size are 0
+	ETag string // version of an object in a store, whose other fields but Size are 0
 }
 
-// overwrittenBy reports whether current is the same file after a change other than an append.
-func (old Identity) overwrittenBy(current Identity) bool {
+// isOverwrittenBy reports whether current is the same file after a change other than an append.
+func (old Identity) isOverwrittenBy(current Identity) bool {
 	return current != old && current.Dev == old.Dev && current.Ino == old.Ino && current.Size <= old.Size
 }
 
-// renumbered reports whether the two identities differ at most in device and inode number.
-func (old Identity) renumbered(current Identity) bool {
+// isRenumberedAs reports whether the identities differ at most in device and inode number.
+func (old Identity) isRenumberedAs(current Identity) bool {
 	old.Dev, old.Ino = current.Dev, current.Ino
 	return current == old
 }
@@ -65,8 +65,8 @@ func (old Identity) renumbered(current Identity) bool {
 // syscall.ESTALE under errors.Is.
 type ChangedError struct {
 	Path string
-	How  string   // difference, as a message
-	Now  Identity // identity of the file now at Path; zero for an object
+	How  string   // the difference, for messages
+	Now  Identity // zero for an object
 }
 
 func (e *ChangedError) Error() string {

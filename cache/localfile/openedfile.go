@@ -15,29 +15,29 @@ import (
 // It is closed once neither the File nor a read refers to it, so a read must keep it alive
 // (runtime.KeepAlive) while it uses bytes or fd.
 type openedFile struct {
-	id    Identity // identity of the file when it was opened
-	bytes []byte   // mapping of the whole file; nil under StayOpen
-	fd    int      // descriptor; -1 if only the mapping is kept
+	id    Identity
+	bytes []byte // mapping of the file; nil under StayOpen
+	fd    int    // -1 if only the mapping is kept
 }
 
 // mappings counts the files that keep only a mapping, up to maxMappings in the process, and
 // descriptors those that keep a descriptor, up to maxDescriptors. Files beyond these limits are
 // opened for each read, which takes about as long as a read from a mapping. maxDescriptors leaves
-// most descriptors to reads, connections, and the rest of the program.
+// most descriptors to the rest of the program.
 var (
 	mappings, descriptors atomic.Int64
 
 	maxDescriptors = func() int64 {
 		var limit unix.Rlimit
-		// The Go runtime has already raised the soft limit to the hard limit. If Getrlimit fails,
-		// limit stays 0.
+		// Go has already raised the soft limit to the hard limit. If Getrlimit fails, limit stays
+		// 0.
 		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 		return int64(min(limit.Cur/4, 1<<14))
 	}()
 )
 
-// staysOpen reports whether the file keeps a descriptor between reads. Dropping pages from the page
-// cache requires a descriptor.
+// staysOpen reports whether the file keeps a descriptor, which dropping pages from the page cache
+// requires.
 func (f *File) staysOpen() bool {
 	return f.access == StayOpen || f.access == Advise && f.dropPageCache
 }
@@ -54,8 +54,8 @@ func (o *openedFile) faultedAround(r Range) []byte {
 	return o.bytes[max(from, 0):min(to, int64(len(o.bytes)))]
 }
 
-// ensureOpen returns the kept mapping or descriptor, and creates it if there is none or the file
-// was replaced by an equal copy. The error is unix.ENOMEM if the process keeps too many already.
+// ensureOpen returns the kept mapping or descriptor, and creates it if there is none or an equal
+// copy replaced the file. The error is unix.ENOMEM if the process keeps too many already.
 func (f *File) ensureOpen() (*openedFile, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,8 +76,7 @@ func (f *File) ensureOpen() (*openedFile, error) {
 		count.Add(-1)
 		return nil, err
 	}
-	// Concurrent reads may still use o after f.opened is replaced, so the garbage collector closes
-	// it.
+	// Reads may still use o after f.opened is replaced, so the garbage collector closes it.
 	runtime.AddCleanup(o, func(o openedFile) {
 		if o.bytes != nil {
 			unix.Munmap(o.bytes)
@@ -117,8 +116,7 @@ func (f *File) openOrMap() (*openedFile, error) {
 	return &openedFile{current, bytes, fd}, nil
 }
 
-// Release drops the mapping or the descriptor kept between reads, so that the space of a deleted
-// file is freed.
+// Release drops the mapping or descriptor, which frees the space of a deleted file.
 func (f *File) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -4,13 +4,14 @@ import "iter"
 
 // A Piece is a file or a cache block that holds one stretch of a longer string of bytes.
 type Piece struct {
-	Index int64 // number of the file or of the cache block
-	Start int64 // position in the string at which byte 0 of the piece would be
+	Index int64
+	// position in the string at which byte 0 of the piece would be
+	Start int64
 	End   int64 // end of the stretch in the string
 }
 
-// Parts splits r into the pieces that hold it. Each part is a range of its piece, and its Index is
-// its offset in r. pieceAt returns the piece that holds a position of the string.
+// Parts splits r by the pieces that hold it. Each part is a range of its piece, and its Index is
+// its offset in r. pieceAt returns the piece that holds a position.
 func (r Range) Parts(pieceAt func(pos int64) Piece) iter.Seq2[Piece, Range] {
 	return func(yield func(Piece, Range) bool) {
 		for pos := r.From; pos < r.To; {
@@ -24,9 +25,9 @@ func (r Range) Parts(pieceAt func(pos int64) Piece) iter.Seq2[Piece, Range] {
 	}
 }
 
-// ReadPieces reads ranges of the string and calls visit for each. It calls read once for
-// consecutive ranges within one piece, as ranges of that piece, and assembles a range that spans
-// pieces. The ranges, which it changes, must be sorted by From unless one piece holds all of them.
+// ReadPieces calls visit for each range of the string. It calls read once for consecutive ranges
+// within one piece, as ranges of that piece, and assembles a range that spans pieces. The ranges,
+// which it changes, must be sorted by From unless one piece holds all of them.
 func ReadPieces(ranges []Range, pieceAt func(pos int64) Piece, read func(piece int64, ranges []Range, visit func(int, []byte) error) error,
 	visit func(int, []byte) error) error {
 	for len(ranges) > 0 {

@@ -9,11 +9,11 @@ import (
 // A Sample distinguishes the content of a file from other content of the same size. It covers the
 // same bytes as the fingerprint. Samples are compared with ==; the zero Sample belongs to no file.
 type Sample struct {
-	Blocks int64             // number of blocks sampled, unless the whole file is smaller
-	Sum    [sha256.Size]byte // hash of the sampled bytes
+	Blocks int64 // blocks argument of NewSample
+	Sum    [sha256.Size]byte
 }
 
-// A descriptor is an open file descriptor that implements io.ReaderAt.
+// A descriptor is an open file as an io.ReaderAt.
 type descriptor int
 
 func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
@@ -23,7 +23,7 @@ func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// sampleBlockBytes is the size of a sampled block. It is part of the definition of fingerprints.
+// sampleBlockBytes is part of the definition of fingerprints.
 const sampleBlockBytes = 4096
 
 // NewSample reads blocks spaced evenly from the first byte of a file to the last, or the whole file
