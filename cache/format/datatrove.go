@@ -8,9 +8,9 @@ import (
 	"batchfs/cache/array"
 )
 
-// datatrove writes tokens to a.ds, the ends of documents to a.ds.index and, optionally, lines of
-// text to a.ds.metadata: the name of the tokenizer, a bar and the bytes of a token; the number of
-// tokens; and that number for people.
+// datatrove writes tokens to a.ds, the ends of documents to a.ds.index and, optionally, three lines
+// of text to a.ds.metadata: the tokenizer, a bar and the bytes of a token; the number of tokens;
+// and that number again, for people.
 
 // MetadataSuffix is appended to the path of a token file to form that of its metadata.
 const MetadataSuffix = ".metadata"

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// IndexSuffix is appended to the path of a token file to form that of its index: the position after
-// each document's last token, as little-endian uint64, as datatrove writes it.
+// IndexSuffix is appended to the path of a token file to form that of its index, which has the
+// position after each document's last token as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
-// Ends says where an index holds the ends of documents: Count little-endian int64 from byte At on,
-// in increasing order. Each is the position after the last element of a document. If there are
-// Sequences, it is the number of the sequence after the last one of the document instead, and the
-// index also has the first byte of each sequence in the token file, as int64 from byte Starts on.
-// An element has Width bytes.
+// Ends describes an index: from byte At on, it has the end of each of Count documents, in
+// increasing order. An end is the position after the document's last element. If the index has
+// Sequences, an end is instead the number of the sequence after the document's last one, and the
+// first byte of each sequence in the token file is listed from byte Starts on. All are
+// little-endian int64. An element has Width bytes.
 type Ends struct {
 	At, Count int64
 
@@ -62,7 +62,7 @@ func (in *Input) Ends(file Format, path string, size int64) (ends Ends, err erro
 	return ends, nil
 }
 
-// CheckRising returns an error if the ends in a block of the index, its bytes from off on, do not
+// CheckRising returns an error unless the ends in block, which begins at byte off of the index,
 // increase.
 func (e Ends) CheckRising(path string, off int64, block []byte) error {
 	i := (max(off-e.At, 0) + 7) / 8

@@ -1,6 +1,6 @@
-// Package format reads and writes the formats of token files. [Input.Format] finds out where the
-// elements of a file lie, and returns a [Format]. [Input.Ends] does the same for the ends of its
-// documents, and an [Inspection] checks whether the content looks like what it should be.
+// Package format reads and writes the formats of token files. [Input.Format] finds the elements of
+// a file and returns a [Format], [Input.Ends] finds the ends of its documents, and an [Inspection]
+// checks whether its content is plausible.
 package format
 
 import (
@@ -14,18 +14,18 @@ import (
 	"batchfs/cache/array"
 )
 
-// Options describe a file, as far as it does not describe itself.
+// Options describe what a file may not say about itself.
 type Options struct {
 	Format       string      // one of Names; "" means Auto
 	DType        array.DType // dtype of the numbers; "" if only the file says it
-	GuessedDType bool        // whether DType is only a guess
-	Axes         []int       // shape of an element; nil for tokens, or if only the file says it
-	Tensor       string      // name of the tensor to serve, if the file has several
-	AlignedArray string      // name of an array aligned with the main one; empty for the main one
+	GuessedDType bool
+	Axes         []int  // shape of an element; nil for tokens, or if only the file says it
+	Tensor       string // tensor to serve, if the file has several
+	AlignedArray string // name of an array aligned with the main one; empty for the main one
 }
 
 const (
-	Auto       = "auto" // the format that the file itself shows
+	Auto       = "auto" // determined by the content and its sidecars
 	Headerless = "headerless"
 )
 
@@ -41,11 +41,11 @@ func Names() []string {
 // A Format says where the elements of a file lie: Count of them, one after the other, from byte
 // Offset on. An element is a token, or an array of numbers in C order.
 type Format struct {
-	Name   string      // one of Names other than Auto
-	Offset int64       // position of the first element, in bytes
-	DType  array.DType // dtype of a number
-	Axes   []int       // shape of an element; none for a token
-	Count  int64       // number of elements
+	Name   string // one of Names other than Auto
+	Offset int64
+	DType  array.DType
+	Axes   []int // shape of an element; none for a token
+	Count  int64
 }
 
 // Numbers returns how many numbers an element has.
@@ -59,13 +59,13 @@ func (f Format) Numbers() int64 {
 
 // A parser recognizes a format by the content of a file or by a sidecar.
 type parser struct {
-	name string
-	bare bool // whether the file holds only elements, so that it can also be read as headerless
-	// property of files in the format, for messages
+	name         string
+	onlyElements bool // whether the file, without its sidecar, is headerless
+	// property of such files, for messages
 	requirement string
 
-	// parse finds where the elements of a file lie. matches reports whether the file shows the
-	// format; if so, err says what is wrong with it.
+	// parse finds the elements of a file. matches reports whether the file is in the format; if so,
+	// err says what is wrong with it.
 	parse func(*Input) (f Format, matches bool, err error)
 }
 
@@ -77,12 +77,12 @@ var parsers = []parser{
 	{"safetensors", false, "begins like a safetensors file", parseSafetensors},
 }
 
-// An Input is a file whose format is to be found.
+// An Input is a file whose format is unknown.
 type Input struct {
 	Path    string
 	Size    int64 // bytes
 	Content io.ReaderAt
-	// opens another file; returns nil if there is none
+	// returns nil if there is no such file
 	OpenSidecar func(path string) (*Input, error)
 	Options     Options
 }
@@ -111,8 +111,8 @@ func (in *Input) hasPrefix(prefix string) (bool, error) {
 	return string(first) == prefix, err
 }
 
-// Format finds where the elements of the file lie. The error says that the file contradicts
-// Options, or what is wrong with it.
+// Format finds the elements of the file. The error says that the file is damaged, or that it
+// contradicts Options.
 func (in *Input) Format() (f Format, err error) {
 	if in.Size <= 0 {
 		return f, fmt.Errorf("%s is empty", in.Path)
@@ -127,7 +127,7 @@ func (in *Input) Format() (f Format, err error) {
 	}
 	switch asked := cmp.Or(in.Options.Format, Auto); {
 	case found == nil && err != nil, found != nil && (asked == Auto || asked == found.name):
-	case found != nil && (asked != Headerless || !found.bare):
+	case found != nil && (asked != Headerless || !found.onlyElements):
 		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.requirement, found.name, asked)
 	case asked == Auto, asked == Headerless:
 		f, err = in.headerless()
@@ -137,7 +137,7 @@ func (in *Input) Format() (f Format, err error) {
 	return f, cmp.Or(err, f.Fits(in.Path, in.Size), in.checkOptions(f))
 }
 
-// missingFormatError returns the error for a file that is not in the requested format.
+// missingFormatError describes a file that is not in the requested format.
 func (in *Input) missingFormatError(asked string) error {
 	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
 	if i < 0 {
@@ -149,7 +149,7 @@ func (in *Input) missingFormatError(asked string) error {
 	return fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].requirement)
 }
 
-// checkForeign returns an error if the file begins like one of a format that is not served.
+// checkForeign returns an error if the file begins like a format that is not served.
 func (in *Input) checkForeign() error {
 	first, err := in.head(firstBytes)
 	if known := describeMagic(first); err == nil && known != "" {
@@ -183,7 +183,7 @@ func (in *Input) checkOptions(f Format) error {
 	return nil
 }
 
-// headerless returns the format of a file that shows none.
+// headerless returns the format of a file that no parser recognizes.
 func (in *Input) headerless() (f Format, err error) {
 	if err := in.checkForeign(); err != nil {
 		return f, err

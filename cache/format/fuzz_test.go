@@ -16,7 +16,7 @@ import (
 
 var must = testwait.NoError
 
-// A file that is too short or too long is not accepted in any format.
+// A file that is too short or too long is refused in every format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {
 	for _, of := range []struct{ format, name, sidecar string }{
 		{"llm.c", "a_llmc.bin", ""}, {"llm.c", "a_llama3.bin", ""}, {"npy", "a1.npy", ""}, {"npy", "a2.npy", ""}, {"npy", "a3.npy", ""},
@@ -60,7 +60,7 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-// inMemory returns an input with the content raw. sidecars are other files, by path.
+// sidecars are other files, by path.
 func inMemory(path string, raw []byte, o Options, sidecars map[string][]byte) *Input {
 	in := &Input{Path: path, Size: int64(len(raw)), Content: bytes.NewReader(raw), Options: o}
 	in.OpenSidecar = func(path string) (*Input, error) {
@@ -73,7 +73,7 @@ func inMemory(path string, raw []byte, o Options, sidecars map[string][]byte) *I
 	return in
 }
 
-// seed adds the files of testdata that match a pattern to a corpus.
+// seed adds files of testdata to a corpus.
 func seed(f *testing.F, add func(raw []byte), pattern string) {
 	paths, err := filepath.Glob(filepath.Join("../testdata", pattern))
 	must(f, err)
@@ -85,11 +85,11 @@ func seed(f *testing.F, add func(raw []byte), pattern string) {
 	}
 }
 
-// parsed checks that in has no format, or one whose elements lie within the file.
-func parsed(t *testing.T, in *Input) {
+// checkParsed checks that in has no format, or one whose elements lie within the file.
+func checkParsed(t *testing.T, in *Input) {
 	f, err := in.Format()
 	if err != nil {
-		// an error of reading beyond the end
+		// an unexplained error, or a read beyond the end
 		if err.Error() == "" || strings.Contains(err.Error(), io.EOF.Error()) {
 			t.Errorf("error %q", err)
 		}
@@ -103,25 +103,25 @@ func parsed(t *testing.T, in *Input) {
 func FuzzNpy(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw) }, "*.npy")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		parsed(t, inMemory("a.npy", raw, Options{}, nil))
-		parsed(t, inMemory("a.npy", append([]byte("\x93NUMPY\x01\x00"), raw...), Options{}, nil))
+		checkParsed(t, inMemory("a.npy", raw, Options{}, nil))
+		checkParsed(t, inMemory("a.npy", append([]byte("\x93NUMPY\x01\x00"), raw...), Options{}, nil))
 	})
 }
 
 func FuzzLLMC(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw) }, "*_ll*.bin")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		parsed(t, inMemory("a.bin", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
+		checkParsed(t, inMemory("a.bin", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
 	})
 }
 
 func FuzzSafetensors(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw, "tokens") }, "*.safetensors")
 	f.Fuzz(func(t *testing.T, raw []byte, tensor string) {
-		parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
-		if len(raw) > 10 { // also with a header length that is right
+		checkParsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
+		if len(raw) > 10 { // also with the right header length
 			raw = append(binary.LittleEndian.AppendUint64(nil, uint64(len(raw)-10)), raw...)
-			parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
+			checkParsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
 		}
 	})
 }
@@ -132,7 +132,7 @@ func FuzzMegatron(f *testing.F) {
 		if size < 0 || size > 1<<16 {
 			return
 		}
-		parsed(t, inMemory("a.bin", make([]byte, size), Options{DType: array.Uint16}, map[string][]byte{"a.idx": idx}))
+		checkParsed(t, inMemory("a.bin", make([]byte, size), Options{DType: array.Uint16}, map[string][]byte{"a.idx": idx}))
 		_, ends, err := inMemory("a.idx", idx, Options{}, nil).megatron("a.bin", int64(size))
 		if err == nil {
 			must(t, ends.Fits("a.idx", int64(len(idx))))
@@ -144,7 +144,7 @@ func FuzzDatatrove(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw, 200) }, "*.metadata")
 	f.Fuzz(func(t *testing.T, metadata []byte, size int) {
 		if size >= 0 && size <= 1<<16 {
-			parsed(t, inMemory("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
+			checkParsed(t, inMemory("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
 		}
 	})
 }

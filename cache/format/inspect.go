@@ -10,19 +10,19 @@ import (
 	"batchfs/cache/array"
 )
 
-// An Inspection checks whether the sampled blocks of a file can be what the file should hold. It
-// belongs to one goroutine.
+// An Inspection checks whether sampled blocks of a file may hold its elements. It belongs to one
+// goroutine.
 type Inspection struct {
 	Path      string
 	Format    Format
-	Guessed   bool  // whether the dtype of Format is only a guess
-	VocabSize int64 // vocabulary size, which all tokens are below; 0 if the numbers are not tokens
+	Guessed   bool  // whether the dtype is only a guess
+	VocabSize int64 // all tokens are below it; 0 if the numbers are not tokens
 
-	badToken  *array.VocabularyError
-	inspected int  // bytes inspected
-	notText   bool // whether a byte occurs that text does not contain
-	notHalves bool // whether some uint16 at an odd position is not small
-	// extremes of the uint16 at bytes 0, 2, 4 and 6 of every 8 bytes
+	badToken       *array.VocabularyError
+	inspectedBytes int
+	notText        bool // whether a byte occurs that text does not contain
+	notHalves      bool // whether some uint16 at an odd position is not small
+	// extremes of the uint16 at bytes 0, 2, 4 and 6 of every 8
 	minima, maxima [4]uint16
 }
 
@@ -33,15 +33,15 @@ const (
 	negative = 0xffff // upper half of -1 and -100, which mean "no token" in int32 files
 )
 
-// Visit inspects a block: the bytes from off on.
+// Visit inspects the block at byte off of the file.
 func (s *Inspection) Visit(off int64, block []byte) {
 	if s.badToken == nil && s.VocabSize > 0 {
 		s.badToken = s.findBadToken(off, block)
 	}
 	if s.Guessed {
 		s.notText = s.notText || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\f\r", r) })
-		s.measure(off, block)
-		s.inspected += len(block)
+		s.trackExtremes(off, block)
+		s.inspectedBytes += len(block)
 	}
 }
 
@@ -61,8 +61,8 @@ func (s *Inspection) findBadToken(off int64, block []byte) *array.VocabularyErro
 	return nil
 }
 
-func (s *Inspection) measure(off int64, block []byte) {
-	if s.inspected == 0 {
+func (s *Inspection) trackExtremes(off int64, block []byte) {
+	if s.inspectedBytes == 0 {
 		s.minima = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
 	}
 	for pos := int(off % 2); pos+2 <= len(block) && !s.notHalves; pos += 2 {
@@ -75,9 +75,9 @@ func (s *Inspection) measure(off int64, block []byte) {
 	}
 }
 
-// Err returns an error that says why the file cannot be what it should be, or nil.
+// Err returns nil, or says why the file cannot hold the elements.
 func (s *Inspection) Err() error {
-	judged := s.Guessed && s.inspected >= minContent
+	judged := s.Guessed && s.inspectedBytes >= minContent
 	switch {
 	case judged && !s.notText:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR tokenizes it; "+
@@ -104,8 +104,8 @@ func (s *Inspection) looksWider() bool {
 	return !s.notHalves && !same(0, 2) && (same(1, 3) || max(s.maxima[0], s.maxima[2]) > 0xff)
 }
 
-// magics are the first bytes of files that do not hold headerless tokens, with a description and a
-// fix for messages.
+// magics are the first bytes of files that do not hold headerless tokens. A description continues
+// "FILE is", and suggests a fix.
 var magics = []struct{ prefix, description string }{
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and say its token_dtype"},
@@ -129,8 +129,7 @@ var magics = []struct{ prefix, description string }{
 	{"<html", "an HTML page, not tokens; did a download go wrong?"},
 }
 
-// describeMagic describes the file that begins with these bytes and suggests a fix. It returns ""
-// if they may be tokens.
+// describeMagic describes a file by its first bytes. It returns "" if they may be tokens.
 func describeMagic(first []byte) string {
 	for _, magic := range magics {
 		if bytes.HasPrefix(first, []byte(magic.prefix)) {

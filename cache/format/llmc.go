@@ -15,7 +15,6 @@ const llmcHeader = 256 * 4
 // MaxLLMC is the maximum number of tokens in a file of llm.c.
 const MaxLLMC = 1<<31 - 1
 
-// An llmcKind is a valid pair of magic number and version, and the dtype that it stands for.
 type llmcKind struct {
 	magic, version uint32
 	dtype          array.DType

@@ -34,8 +34,7 @@ var megatronDTypes = map[byte]array.DType{
 	1: array.Uint8, 2: array.Int8, 3: array.Int16, 4: array.Int32, 5: array.Int64, 6: array.Float64, 7: array.Float32, 8: array.Uint16,
 }
 
-// MegatronIndexOf returns the path of the index of a file, or "" if the name of the file does not
-// end in .bin.
+// MegatronIndexOf returns the path of the index of a file, or "" if its name does not end in .bin.
 func MegatronIndexOf(path string) string {
 	prefix, ok := strings.CutSuffix(path, ".bin")
 	if !ok {
@@ -45,12 +44,12 @@ func MegatronIndexOf(path string) string {
 }
 
 // WriteMegatronIndex writes the index of a file of tokens of width bytes, 2 or 4, with one sequence
-// per document. It calls each several times, which must call visit with the first and the end
-// position of each document, in order.
+// per document. each must call visit with the first and the end position of each document, in
+// order; it is called several times.
 func WriteMegatronIndex(w *bufio.Writer, width int, documents int64, each func(visit func(start, end uint64) error) error) error {
 	dtype := byte(8)
 	if width == 4 {
-		dtype = 4 // int32 suffices for all token ids
+		dtype = 4 // int32 suffices for all tokens
 	}
 	head := megatronIndexHeader{Magic: [9]byte([]byte(megatronMagic)), Version: 1, DType: dtype,
 		Sequences: uint64(documents), Documents: uint64(documents) + 1}
@@ -91,8 +90,8 @@ func parseMegatron(in *Input) (f Format, matches bool, err error) {
 	return f, matches, err
 }
 
-// megatron finds where the elements of the file at path lie, which has size bytes, and where this
-// index holds the ends of its documents.
+// megatron finds the elements of the file at path, which has size bytes, and the ends of its
+// documents in this index.
 func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err error) {
 	raw, err := idx.read(0, megatronHeader)
 	if err != nil {

@@ -37,7 +37,7 @@ func parseNpy(in *Input) (f Format, matches bool, err error) {
 	if err != nil {
 		return f, true, err
 	}
-	start := int64(12) // position of the dictionary, after its length
+	start := int64(12) // position of the dictionary
 	switch version := fixed[6]; version {
 	case 1:
 		start = 10
@@ -81,7 +81,7 @@ func (h npyHeader) dtype(path string) (array.DType, error) {
 	return "", fmt.Errorf("%s has dtype %q, but batchfs serves only %v"+rewrite, path, descr, array.DTypes(), array.Uint16)
 }
 
-// These convert a Python dictionary to JSON. Python 2 wrote integers as 3L.
+// Conversion of a Python dictionary to JSON. Python 2 wrote integers as 3L.
 var (
 	npyLiterals = strings.NewReplacer("'", `"`, "(", "[", ")", "]", "True", "true", "False", "false", "L", "")
 	npyCommas   = regexp.MustCompile(`,\s*([]}])`)

@@ -10,7 +10,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// maxSafetensorsHeader is the limit that the reference implementation sets, in bytes.
+// maxSafetensorsHeader is the limit of the reference implementation, in bytes.
 const maxSafetensorsHeader = 100 << 20
 
 type tensor struct {
@@ -19,7 +19,7 @@ type tensor struct {
 	Offsets [2]int64 `json:"data_offsets"` // first and end byte, counted from the end of the header
 }
 
-// parseSafetensors reads https://huggingface.co/docs/safetensors/index#format and finds one tensor.
+// parseSafetensors reads https://huggingface.co/docs/safetensors/index#format.
 func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	first, err := in.head(10)
 	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || string(first[8:]) != `{"` {
@@ -67,7 +67,7 @@ func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	return f, true, nil
 }
 
-// tensorName returns the name of the tensor that Options select, one of names.
+// tensorName returns which of names Options select.
 func (in *Input) tensorName(names []string) (string, error) {
 	listed := names[:min(len(names), 20)]
 	switch {
