@@ -1,6 +1,6 @@
-// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its
-// name, shape and offset, and a [Batch] of arrays that lie one after the other in memory. It holds
-// no elements.
+// Package array describes arrays of numbers, but holds no elements. A [DType] is the type of a
+// number, an [Array] has a name, a shape and an offset, and a [Batch] is a list of arrays that lie
+// one after the other in memory.
 //
 // All numbers are little-endian, and all arrays are in C order (the last axis varies fastest).
 package array
@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// A DType is the type of the elements of an array, under its NumPy name. Methods other than Known
-// panic if it is not one of DTypes.
+// A DType is the type of a number, by its NumPy name. Methods other than Known panic if it is not
+// one of DTypes.
 type DType string
 
 const (
@@ -36,7 +36,7 @@ const (
 
 type dtypeInfo struct {
 	dtype       DType
-	size        int    // bytes of an element
+	size        int    // bytes
 	numPy       string // descr in a .npy header
 	safetensors string // dtype in a safetensors header
 	integer     bool
@@ -55,7 +55,7 @@ var dtypes = []dtypeInfo{
 	{Float16, 2, "<f2", "F16", false},
 	{Float32, 4, "<f4", "F32", false},
 	{Float64, 8, "<f8", "F64", false},
-	{BFloat16, 2, "<u2", "BF16", false}, // NumPy has no bfloat16: this is its bits
+	{BFloat16, 2, "<u2", "BF16", false}, // NumPy has no bfloat16; uint16 has the same bits
 }
 
 // DTypes returns all dtypes.
@@ -74,20 +74,20 @@ func find(matches func(dtypeInfo) bool) DType {
 	return ""
 }
 
-// FromNumPy returns the dtype with a descr of a .npy header, or "". A single byte may have any byte
-// order.
+// FromNumPy returns the dtype for the descr of a .npy header, or "". A single byte may have any
+// byte order.
 func FromNumPy(descr string) DType {
 	return find(func(i dtypeInfo) bool {
 		return i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:]
 	})
 }
 
-// FromSafetensors returns the dtype with a name in a safetensors header, or "".
+// FromSafetensors returns the dtype by its name in a safetensors header, or "".
 func FromSafetensors(name string) DType {
 	return find(func(i dtypeInfo) bool { return i.safetensors == name })
 }
 
-// info panics if d is unknown, because a guessed size would corrupt data silently.
+// info panics if d is unknown: a guessed size would corrupt data silently.
 func (d DType) info() *dtypeInfo {
 	for i := range dtypes {
 		if dtypes[i].dtype == d {
@@ -100,14 +100,13 @@ func (d DType) info() *dtypeInfo {
 // Known reports whether d is one of DTypes.
 func (d DType) Known() bool { return slices.Contains(DTypes(), d) }
 
-// Size returns the size of an element in bytes.
+// Size returns the size of a number in bytes.
 func (d DType) Size() int { return d.info().size }
 
-// IsInteger reports whether elements are integers, which can be converted to another integer dtype.
+// IsInteger reports whether d is an integer dtype. Bool is not.
 func (d DType) IsInteger() bool { return d.info().integer }
 
-// Values returns the number of non-negative values of an integer dtype, or the largest int64 if
-// there are more.
+// Values returns the number of non-negative values of an integer dtype, at most math.MaxInt64.
 func (d DType) Values() int64 {
 	bits := 8 * d.Size()
 	if d.IsSigned() {
@@ -116,10 +115,10 @@ func (d DType) Values() int64 {
 	return int64(min(uint64(1)<<min(bits, 63), math.MaxInt64))
 }
 
-// IsSigned reports whether an integer dtype has negative values.
+// IsSigned reports whether d is a signed integer.
 func (d DType) IsSigned() bool { return strings.HasPrefix(string(d), "int") }
 
-// Text returns an integer of this dtype in decimal. bits are its bits, with zeros above them.
+// Text returns a number in decimal. bits are the bits of the number, with zeros above them.
 func (d DType) Text(bits uint64) string {
 	if shift := 64 - 8*d.Size(); d.IsSigned() {
 		return strconv.FormatInt(int64(bits<<shift)>>shift, 10)
@@ -134,19 +133,18 @@ func (d DType) Bits(raw []byte) uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// NumPy returns the descr for a .npy header: "<u2" for uint16, and also for bfloat16, which NumPy
-// lacks.
+// NumPy returns the descr for a .npy header: "<u2" for uint16, and for bfloat16, which NumPy lacks.
 func (d DType) NumPy() string { return d.info().numPy }
 
-// Safetensors returns the dtype for a safetensors header, such as "U16" for uint16.
+// Safetensors returns the name for a safetensors header, such as "U16" for uint16.
 func (d DType) Safetensors() string { return d.info().safetensors }
 
 // An Array describes one array of a batch.
 type Array struct {
 	Name   string
 	DType  DType
-	Shape  []int // elements along each axis, outermost first
-	Offset int64 // bytes from the start of the batch to the first element
+	Shape  []int // outermost axis first
+	Offset int64 // position in the batch, in bytes
 }
 
 // Bytes returns the size of the array.
@@ -165,18 +163,18 @@ const Most = 16
 const MaxBatches = 1 << 40
 
 // A Batch describes arrays that lie one after the other in memory. The first Main of them, at least
-// one, have the same dtype and shape, and together form one larger array, which raw and .npy files
+// one, have the same dtype and shape, and together form the larger array that raw and .npy files
 // expose: see Stack. NewBatch creates a Batch, which does not change.
 type Batch struct {
 	Arrays []Array
 	Main   int
 
 	bytes, mainBytes int64
-	rowBytes         []int64 // bytes of a row of each array
+	rowBytes         []int64 // size of a row of each array, in bytes
 }
 
-// NewBatch returns a Batch of arrays, and sets their offsets. The first main of them are the main
-// arrays.
+// NewBatch returns a Batch of arrays, the first main of which are the main arrays. It sets their
+// offsets.
 func NewBatch(main int, arrays ...Array) Batch {
 	b := Batch{Arrays: slices.Clone(arrays), Main: main}
 	for i := range b.Arrays {
@@ -196,11 +194,10 @@ func (b Batch) Bytes() int64 { return b.bytes }
 // MainBytes returns the size of the main arrays.
 func (b Batch) MainBytes() int64 { return b.mainBytes }
 
-// RowBytes returns the size of a row of array i, in bytes. A row is an element along the first
-// axis.
+// RowBytes returns the size of a row of array i, an element along its first axis, in bytes.
 func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
-// Stack returns the main arrays as one array, of shape (2, B, T) for x and y of shape (B, T). A
+// Stack describes the main arrays as one: its shape is (2, B, T) for x and y of shape (B, T). A
 // single main array keeps its shape. The caller may change the shape.
 func (b Batch) Stack() Array {
 	first := b.Arrays[0]

@@ -2,32 +2,32 @@ package array
 
 import "fmt"
 
-// A Window is Len numbers, beginning with number Start. If elements have n numbers, the element at
-// position i has the numbers from i*n to i*n+n-1.
+// A Window is Len numbers, beginning with number Start. If each element has n numbers, the element
+// at position i is the numbers from i*n to i*n+n-1.
 type Window struct {
 	Start int64
 	Len   int
 }
 
-// An Extent is a stretch of the array that windows must stay within: one file, or all files if they
-// are joined.
+// An Extent is a stretch of an array that no window may leave: one file, or all files if they are
+// joined.
 type Extent struct {
-	Name  string // path of the file, or of the first of several
+	Name  string // path of the first file
 	Start int64  // position of the first element
-	Len   int64  // number of elements
+	Len   int64  // elements
 }
 
-// A Location is the place of an element in a file.
+// A Location is the place of an element.
 type Location struct {
 	Path  string
 	Index int64 // number of the element in the file
 }
 
-// A VocabularyError reports a token that is not in the vocabulary.
+// A VocabularyError reports a token beyond the vocabulary.
 type VocabularyError struct {
 	Location
 	Token string // decimal digits of the token
-	Size  int64  // size of the vocabulary; tokens are below it
+	Size  int64  // size of the vocabulary
 }
 
 func (e *VocabularyError) Error() string {

@@ -9,18 +9,16 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A Blob is a named sequence of bytes: a local file, or an object in a store. If its bytes change
-// after it was opened, Read and Check return a [localfile.ChangedError]. A Blob is safe for
-// concurrent use.
+// A Blob is a local file, or an object in a store. If its bytes change after it was opened, Read
+// and Check return a [localfile.ChangedError]. A Blob is safe for concurrent use.
 type Blob interface {
 	Path() string
 
-	// Identity returns the identity of the blob when it was opened, or that of an equal copy that
+	// Identity returns the identity of the blob when it was opened, or of an equal copy that
 	// replaced it.
 	Identity() localfile.Identity
 
-	// Sample returns a sample of the bytes. Blobs of the same size and with the same bytes have
-	// equal samples.
+	// Sample returns a sample of the bytes. Blobs with the same bytes have equal samples.
 	Sample() localfile.Sample
 
 	// Read calls visit for each range, in any order, with its Index and its bytes, which are valid
@@ -48,5 +46,5 @@ func CheckNoWriters(content Content) (known bool, err error) {
 	if f, ok := content.(*os.File); ok {
 		return localfile.CheckNoWriters(f)
 	}
-	return true, nil // an object is never changed, only replaced
+	return true, nil // objects are never changed, only replaced
 }

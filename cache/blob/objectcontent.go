@@ -33,7 +33,7 @@ func (r *Remote) openObject(name string) (id localfile.Identity, _ Content, err 
 type objectContent struct {
 	client *store.Client
 	object store.Object
-	// returns the first headBytes bytes, fetched once, because formats read them repeatedly
+	// fetches the first headBytes bytes once, because formats read them repeatedly
 	head func() ([]byte, error)
 }
 

@@ -19,8 +19,8 @@ func Open(path string, previous Blob, remote *Remote) (localfile.Identity, Conte
 	return localfile.Open(path, file)
 }
 
-// New returns the blob that had this identity and sample when it was opened earlier. It neither
-// accesses a file nor sends a request. For access and dropPageCache, see [localfile.New].
+// New returns the blob that had this identity and sample when it was opened earlier, without
+// accessing it. For access and dropPageCache, see [localfile.New].
 func New(path []byte, id localfile.Identity, sample localfile.Sample, access localfile.Access, dropPageCache bool, remote *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
 		return remote.newStoreBlob(string(path), id, sample, dropPageCache)
@@ -49,7 +49,7 @@ func Resolve(dir string, patterns []string, remote *Remote) (paths []string, err
 		if !filepath.IsAbs(pattern) {
 			path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
 		}
-		// The name of a file may contain wildcards.
+		// Names of files may contain wildcards.
 		if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
 			paths = append(paths, path)
 			continue

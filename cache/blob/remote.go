@@ -14,20 +14,19 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote opens objects and caches them. All its blobs share its connections and its memory for
-// cache blocks. It sends no request before the first object is opened. It is safe for concurrent
-// use.
+// A Remote opens objects and caches them. Its blobs share connections and memory. It sends no
+// request before the first object is opened. It is safe for concurrent use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
 	Log    *slog.Logger // log of failures of the cache directory; nil: slog.Default
 
-	mu      sync.Mutex               // guards the fields below
-	clients map[string]*store.Client // clients by scheme
+	mu      sync.Mutex // guards the fields below
+	clients map[string]*store.Client
 	cache   *blocks.Cache
 }
 
-// client returns the client for objects of a scheme. It also creates the cache.
+// client returns the client for a scheme. It also creates the cache.
 func (r *Remote) client(scheme string) (_ *store.Client, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

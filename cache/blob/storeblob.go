@@ -21,7 +21,7 @@ type StoreBlob struct {
 	client *store.Client
 	cached *blocks.CachedObject
 
-	// how the object in the store differs; nil unless it is known to differ
+	// nil unless the store is known to have another object
 	changed     atomic.Pointer[localfile.ChangedError]
 	revalidated atomic.Int64 // clock.Now of the last revalidation by Check
 }

@@ -17,7 +17,7 @@ import (
 
 var must = testwait.NoError
 
-// openBlocks returns how many files in dir this process has open, and their total size.
+// openBlocks returns the number and total size of the files in dir that this process has open.
 func openBlocks(dir string) (open int, bytes int64) {
 	fds, _ := filepath.Glob("/proc/self/fd/*")
 	for _, fd := range fds {
@@ -30,8 +30,8 @@ func openBlocks(dir string) (open int, bytes int64) {
 	return open, bytes
 }
 
-// Block files stay open between reads. A removed one takes no space even while it is open, and its
-// block is fetched again.
+// Block files stay open between reads, but a removed one takes no space, and its block is fetched
+// again.
 func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	const count, size = 8, 64 << 10
 	raw := make([]byte, count*size)

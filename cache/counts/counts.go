@@ -12,7 +12,7 @@ type Store struct {
 	Retries  atomic.Int64 // attempts made after one had failed
 	Errors   atomic.Int64 // requests answered with 429 or 5xx, or not at all
 	Nanos    atomic.Int64 // total time from request to response header, in nanoseconds
-	// requests by that time: below 1 ms, 2 ms, 4 ms and so on; the last one counts all others
+	// requests by response time: below 1 ms, 2 ms, 4 ms and so on; the last counts all others
 	Buckets [17]atomic.Uint64
 }
 
@@ -20,8 +20,9 @@ type Store struct {
 type Blocks struct {
 	Hits   atomic.Int64 // reads of a block in memory or in the directory
 	Waits  atomic.Int64 // reads that waited for a block to be fetched
-	Waited atomic.Int64 // total time of these waits, in nanoseconds
-	// Full counts fetched blocks for which the directory had no room. Writes has the other reasons.
+	Waited atomic.Int64 // total duration of these waits, in nanoseconds
+	// Full counts fetched blocks for which the directory had no room. Writes counts the other
+	// failures.
 	Full atomic.Int64
 }
 
@@ -29,7 +30,7 @@ type Blocks struct {
 type Writes struct {
 	Present atomic.Int64 // blocks that another process wrote first
 	Failed  atomic.Int64 // blocks not written because the directory failed
-	// blocks given up because the disk was slow, or the directory stayed locked
+	// blocks given up because the disk was slow or the directory stayed locked
 	Slow atomic.Int64
 }
 
