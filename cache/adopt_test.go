@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// copyOver replaces a file by a copy with the same mtime. change may modify its content.
+// copyOver replaces a file by a copy with the same mtime, which change may modify.
 func copyOver(t *testing.T, path string, change func(raw []byte)) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -24,7 +24,7 @@ func copyOver(t *testing.T, path string, change func(raw []byte)) {
 	must(t, replace(path, raw))
 }
 
-func same([]byte) {}
+func noChange([]byte) {}
 
 // A copy with the same mtime counts as the same file: for readers in progress, for new ones, and
 // for another process.
@@ -38,16 +38,16 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 		must(t, readAll(tokens, ws()))
 		successor := reopened(t, tokens, o)
 		for range 3 {
-			copyOver(t, paths[1], same)
+			copyOver(t, paths[1], noChange)
 			for _, tokens := range []*Array{tokens, successor} {
 				must(t, tokens.CheckAll())
 				must(t, readAll(tokens, ws()))
 			}
-			copyOver(t, paths[1], same) // this time a read, not a check, notices the copy
+			copyOver(t, paths[1], noChange) // now a read, not a check, notices the copy
 			must(t, readAll(tokens, ws()))
 			// Replace the file during a read.
 			must(t, tokens.Read(ws()[1:2], func(_ int, raw []byte) error {
-				copyOver(t, paths[1], same)
+				copyOver(t, paths[1], noChange)
 				return nil
 			}))
 			must(t, readAll(tokens, ws()))
@@ -85,7 +85,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 	})
 }
 
-// Concurrent readers succeed while a file is replaced by copies again and again.
+// Reads succeed while a file is replaced by copies again and again.
 func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 50_000)
@@ -103,7 +103,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 			})
 		}
 		for range rounds(25) {
-			copyOver(t, paths[0], same)
+			copyOver(t, paths[0], noChange)
 			must(t, readOne(tokens))
 		}
 		stop.Store(true)
@@ -121,7 +121,7 @@ func TestReplacedMappingIsNotRead(t *testing.T) {
 		old, err := os.OpenFile(paths[0], os.O_RDWR, 0)
 		must(t, err)
 		defer old.Close()
-		copyOver(t, paths[0], same)
+		copyOver(t, paths[0], noChange)
 		_, err = old.Write(bytes.Repeat([]byte{0xee}, 20_000))
 		must(t, err)
 		must(t, readAll(tokens, []array.Window{{Start: 0, Len: 10_000}}))

@@ -14,29 +14,29 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// An Array has the elements of one or several files, in the order of the files: tokens, or arrays
-// of numbers. Positions count its elements from 0. It is safe for concurrent use.
+// An Array is the concatenation of the elements of one or several files: tokens, or arrays of
+// numbers. Positions count its elements from 0. It is safe for concurrent use.
 //
 // An Array has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
-	number  int64 // size of a number in bytes
-	width   int64 // size of an element in bytes
-	vocab   int64 // Options.VocabSize; 0 if elements are not tokens
-	shards  []shard
-	extents []array.Extent
+	numberBytes  int64
+	elementBytes int64
+	vocabSize    int64 // 0 if elements are not tokens
+	shards       []shard
+	extents      []array.Extent
 
-	documents *Documents // nil if not requested in Options, or unknown
-	unleased  string     // see Unleased
+	documents *Documents // nil if not requested, or if no file has an index
+	unleased  string
 
-	followed      []*blob.StoreBlob // objects that RevalidateNext checks in turn
-	revalidations atomic.Int64      // calls of RevalidateNext
+	followed      []*blob.StoreBlob
+	revalidations atomic.Int64 // number of calls of RevalidateNext
 }
 
 type shard struct {
 	blob   blob.Blob
 	format format.Format
 	start  int64  // position of its first element
-	index  *index // index of its documents; nil if it has none
+	index  *index // nil if there is none
 
 	lastPass atomic.Int64 // last Pass that yielded it
 }
@@ -47,17 +47,17 @@ func (s *shard) end() int64 { return s.start + s.format.Count }
 func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
 
 // Bytes returns the size of all elements.
-func (a *Array) Bytes() int64 { return a.Len() * a.width }
+func (a *Array) Bytes() int64 { return a.Len() * a.elementBytes }
 
 // DType returns the type of the numbers.
 func (a *Array) DType() array.DType { return a.shards[0].format.DType }
 
-// Axes returns the shape of an element, which is empty for a token. The caller must not change it.
+// Axes returns the shape of an element: nil for a token. The caller must not change it.
 func (a *Array) Axes() []int { return a.shards[0].format.Axes }
 
-// VocabSize returns Options.VocabSize, or 0 if the elements are not tokens. Read does not check
-// tokens against it.
-func (a *Array) VocabSize() int64 { return a.vocab }
+// VocabSize returns the vocabulary size in Options, or 0 if the elements are not tokens. Read does
+// not check tokens against it.
+func (a *Array) VocabSize() int64 { return a.vocabSize }
 
 // Files returns the paths of the files that hold elements, in order.
 func (a *Array) Files() []string {
@@ -68,7 +68,7 @@ func (a *Array) Files() []string {
 	return paths
 }
 
-// Blobs returns the files that hold elements, each followed by the index of its documents, if any.
+// Blobs returns the files, each followed by the index of its documents, if any.
 func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
@@ -79,7 +79,7 @@ func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	}
 }
 
-// yieldBlobs calls yield for the files of a shard, and reports whether all calls returned true.
+// yieldBlobs reports whether all calls of yield returned true.
 func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 	return yield(s.blob) && (s.index == nil || yield(s.index.blob))
 }
@@ -88,47 +88,47 @@ func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 // caller must not change them.
 func (a *Array) Extents() []array.Extent { return a.extents }
 
-// Cut returns where the array can be cut nearest to pos: at a multiple of block bytes in a file, or
-// between two files. Elements below end lie before the cut, and those from begin on lie after it.
-// An element with bytes on both sides is in neither part.
+// Cut returns the cut nearest to pos: at a multiple of block bytes in a file, or between two files.
+// Elements below end lie before the cut, and those from begin on lie after it. An element that the
+// cut divides is in neither part.
 func (a *Array) Cut(pos, block int64) (end, begin int64) {
 	s := a.shardAt(min(pos, a.Len()-1))
 	// The elements are the bytes [first, last) of the file.
-	first, last := s.format.Offset, s.format.Offset+s.format.Count*a.width
-	target := first + (pos-s.start)*a.width
+	first, last := s.format.Offset, s.format.Offset+s.format.Count*a.elementBytes
+	target := first + (pos-s.start)*a.elementBytes
 	cut := max(target/block*block, first)
 	if next := min(target/block*block+block, last); next-target < target-cut {
 		cut = next
 	}
-	return s.start + (cut-first)/a.width, s.start + (cut-first+a.width-1)/a.width
+	return s.start + (cut-first)/a.elementBytes, s.start + (cut-first+a.elementBytes-1)/a.elementBytes
 }
 
-// Locate returns the file that holds the element at a position, and its number there.
+// Locate returns where the element at a position lies.
 func (a *Array) Locate(pos int64) array.Location {
 	s := a.shardAt(pos)
 	return array.Location{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// RevalidateNext revalidates one object of a followed array in the background, the next one in each
-// call. [blob.Blob.Check] then reports a change.
+// RevalidateNext revalidates one object of a followed array in the background, a different one in
+// each call. [blob.Blob.Check] then reports a change.
 func (a *Array) RevalidateNext() {
 	if n := int64(len(a.followed)); n > 0 {
 		go a.followed[a.revalidations.Add(1)%n].Revalidate()
 	}
 }
 
-// A Pass is a series of calls of BlobsOf that yields each file only once.
+// A Pass is a series of calls of BlobsOf that together yield each file once.
 type Pass int64
 
 var passes atomic.Int64
 
-// NewPass returns a new Pass.
+// NewPass begins a Pass.
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
-// BlobsOf returns the files that a read of w uses, except those that it has already returned for p.
+// BlobsOf returns the files that a read of w uses, without those already yielded in pass p.
 func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
-		for piece := range a.span(w).Parts(a.piece) {
+		for piece := range a.span(w).Parts(a.pieceAt) {
 			if s := &a.shards[piece.Index]; s.lastPass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
 				return
 			}
@@ -140,8 +140,8 @@ func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 // Options.CheckNoWriters.
 func (a *Array) Unleased() string { return a.unleased }
 
-// Release drops the mappings and descriptors kept between reads, so that the space of deleted files
-// is freed.
+// Release drops the mappings and descriptors kept between reads, which frees the space of deleted
+// files.
 func (a *Array) Release() {
 	for file := range a.Blobs() {
 		file.Release()
@@ -171,30 +171,28 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	if len(a.shards) > 1 {
 		localfile.SortRanges(todo) // opens each file once
 	}
-	return localfile.ReadPieces(todo, a.piece, a.readShard, visit)
+	return localfile.ReadPieces(todo, a.pieceAt, a.readShard, visit)
 }
 
 func (a *Array) readShard(i int64, ranges []localfile.Range, visit func(int, []byte) error) error {
 	return a.shards[i].blob.Read(ranges, visit)
 }
 
-// span returns the bytes of the array that hold a window.
 func (a *Array) span(w array.Window) localfile.Range {
-	return localfile.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number}
+	return localfile.Range{From: w.Start * a.numberBytes, To: (w.Start + int64(w.Len)) * a.numberBytes}
 }
 
-// piece returns the shard that holds a byte of the array.
-func (a *Array) piece(pos int64) localfile.Piece {
-	i := a.shardNumber(pos / a.width)
+func (a *Array) pieceAt(pos int64) localfile.Piece {
+	i := a.shardNumber(pos / a.elementBytes)
 	s := &a.shards[i]
-	return localfile.Piece{Index: int64(i), Start: s.start*a.width - s.format.Offset, End: s.end() * a.width}
+	return localfile.Piece{Index: int64(i), Start: s.start*a.elementBytes - s.format.Offset, End: s.end() * a.elementBytes}
 }
 
-// objectRanges yields the objects of a store that hold a range of bytes of the array, each with its
+// objectRanges yields the parts of a range of bytes of the array that lie in a store, each with its
 // shard.
 func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.ObjectRange] {
 	return func(yield func(*shard, blocks.ObjectRange) bool) {
-		for piece, r := range bytes.Parts(a.piece) {
+		for piece, r := range bytes.Parts(a.pieceAt) {
 			s := &a.shards[piece.Index]
 			if b, ok := s.blob.(*blob.StoreBlob); ok && !yield(s, b.Range(r.From, r.To)) {
 				return
@@ -203,8 +201,7 @@ func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.Obj
 	}
 }
 
-// Prefetch queues the parts of a window that lie in a store to be fetched: see
-// [blocks.ObjectRange.Prefetch].
+// Prefetch queues the parts of a window that lie in a store: see [blocks.ObjectRange.Prefetch].
 func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 	for _, r := range a.objectRanges(a.span(w)) {
 		if !r.Prefetch(d) {
@@ -214,17 +211,17 @@ func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 	return true
 }
 
-// Blocks calls visit for each stretch of size bytes that holds part of a window. Stretches are
-// numbered within their file.
+// Blocks divides each file into blocks of size bytes, and calls visit for those that hold part of a
+// window.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
-	for piece, r := range a.span(w).Parts(a.piece) {
+	for piece, r := range a.span(w).Parts(a.pieceAt) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(int(piece.Index), block)
 		}
 	}
 }
 
-// FileBytes returns the sizes of Files in bytes.
+// FileBytes returns the size of each of Files, in bytes.
 func (a *Array) FileBytes() []int64 {
 	sizes := make([]int64, len(a.shards))
 	for i := range a.shards {
@@ -238,8 +235,8 @@ func (a *Array) FileBytes() []int64 {
 func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 	s := &a.shards[file]
 	from, to = max(from-s.format.Offset, 0), max(to-s.format.Offset, 0)
-	return s.start + min(from/a.width, s.format.Count), s.start + min((to+a.width-1)/a.width, s.format.Count)
+	return s.start + min(from/a.elementBytes, s.format.Count), s.start + min((to+a.elementBytes-1)/a.elementBytes, s.format.Count)
 }
 
-// IsRemote reports whether any file of the array lies in a store.
+// IsRemote reports whether any file lies in a store.
 func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.Files(), blob.IsRemote) }

@@ -25,8 +25,9 @@ import (
 
 var must = testwait.NoError
 
-// In these tests, the value of token i of the array is i, truncated to the width of a token.
-func count(from, n, width int) []byte {
+// tokenBytes returns n tokens. In these tests, the value of token i of an array is i, truncated to
+// the width of a token.
+func tokenBytes(from, n, width int) []byte {
 	raw := make([]byte, 0, n*width+4)
 	for i := range n {
 		raw = binary.LittleEndian.AppendUint32(raw[:i*width], uint32(from+i))
@@ -38,13 +39,13 @@ func count(from, n, width int) []byte {
 // file system is.
 var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// files writes files with the given numbers of tokens, numbered across all files.
+// files writes files with the given numbers of tokens, which together form one array.
 func files(t testing.TB, width int, lens ...int) []string {
 	t.Helper()
 	dir, from, paths := t.TempDir(), 0, []string{}
 	for i, n := range lens {
 		path := filepath.Join(dir, fmt.Sprintf("shard%03d.bin", i))
-		must(t, os.WriteFile(path, count(from, n, width), 0o600))
+		must(t, os.WriteFile(path, tokenBytes(from, n, width), 0o600))
 		must(t, os.Chtimes(path, longAgo, longAgo))
 		paths, from = append(paths, path), from+n
 	}
@@ -70,7 +71,6 @@ func rounds(n int) int {
 	return n
 }
 
-// everyAccess runs a test with every Access.
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, drop := range []bool{false, true} {
@@ -81,13 +81,12 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	}
 }
 
-// readAll reads windows. It returns an error if one has wrong tokens or is not visited exactly
-// once.
+// readAll returns an error if a window has wrong tokens or is not visited exactly once.
 func readAll(tokens *Array, ws []array.Window) error {
 	seen, given := make([]int, len(ws)), slices.Clone(ws)
 	err := tokens.Read(ws, func(i int, raw []byte) error {
 		seen[i]++
-		if w := given[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, tokens.DType().Size())) {
+		if w := given[i]; !bytes.Equal(raw, tokenBytes(int(w.Start), w.Len, tokens.DType().Size())) {
 			return fmt.Errorf("window %+v holds %x", w, raw)
 		}
 		return nil
@@ -105,8 +104,8 @@ func readAll(tokens *Array, ws []array.Window) error {
 
 func readOne(tokens *Array) error { return readAll(tokens, []array.Window{{Len: 1}}) }
 
-// anyWindows returns up to 20 random windows of up to 3000 tokens, each within one extent.
-func anyWindows(r *rand.Rand, extents []array.Extent) []array.Window {
+// randomWindows returns up to 20 windows of up to 3000 tokens, each within one extent.
+func randomWindows(r *rand.Rand, extents []array.Extent) []array.Window {
 	ws := make([]array.Window, r.IntN(21))
 	for i := range ws {
 		extent := extents[r.IntN(len(extents))]
@@ -130,7 +129,7 @@ func TestReadAnyWindows(t *testing.T) {
 						wg.Go(func() {
 							r := rand.New(rand.NewPCG(1, uint64(reader)))
 							for range rounds(25) {
-								if err := readAll(tokens, anyWindows(r, opened.Extents())); err != nil {
+								if err := readAll(tokens, randomWindows(r, opened.Extents())); err != nil {
 									t.Error(err)
 								}
 							}
@@ -164,7 +163,8 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// A read during a write may return a mixture, although the identity of the file no longer changes.
+// A read during a write could mix old and new bytes, although the identity of the file no longer
+// changes.
 func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -273,7 +273,6 @@ func TestChangedFileIsStale(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
 				paths := files(t, 2, 10, n)
-				// used may have a mapping already
 				fresh, used := open(t, paths, o), open(t, paths, o)
 				again := reopened(t, used, o)
 				second := func() []array.Window { return []array.Window{{Start: n, Len: 10}} }
@@ -346,7 +345,7 @@ func descriptors(t testing.TB) int {
 	return len(names)
 }
 
-// Each file that the windows of a batch lie in is yielded once, however many files there are.
+// BlobsOf yields each file once, however many windows use it.
 func TestBlobsOfWindows(t *testing.T) {
 	for _, n := range []int{3, 64, 65, 500} {
 		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
@@ -365,7 +364,7 @@ func TestBlobsOfWindows(t *testing.T) {
 }
 
 // An array is cut at the nearest multiple of block bytes in a file, counting its header, or
-// boundary between files. An element with bytes on both sides of the cut is in neither part.
+// boundary between files.
 func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
@@ -373,23 +372,24 @@ func TestCut(t *testing.T) {
 		a, err := Open(paths, Options{DType: array.Uint16, Access: localfile.Pread})
 		must(t, err)
 		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
-			type cut struct{ at, end, begin int64 } // at is in bytes of all elements, across files
+			// at is in bytes from the first element of the array
+			type cut struct{ at, end, begin int64 }
 			var cuts []cut
 			for i := range a.shards {
 				s := &a.shards[i]
-				for at := range s.format.Count*a.width + 1 {
-					if at == 0 || at == s.format.Count*a.width || (s.format.Offset+at)%block == 0 {
-						end := s.start + at/a.width
+				for at := range s.format.Count*a.elementBytes + 1 {
+					if at == 0 || at == s.format.Count*a.elementBytes || (s.format.Offset+at)%block == 0 {
+						end := s.start + at/a.elementBytes
 						begin := end
-						if at%a.width > 0 {
+						if at%a.elementBytes > 0 {
 							begin++
 						}
-						cuts = append(cuts, cut{s.start*a.width + at, end, begin})
+						cuts = append(cuts, cut{s.start*a.elementBytes + at, end, begin})
 					}
 				}
 			}
 			for pos := range a.Len() + 1 {
-				distance := func(c cut) int64 { return max(c.at-pos*a.width, pos*a.width-c.at) }
+				distance := func(c cut) int64 { return max(c.at-pos*a.elementBytes, pos*a.elementBytes-c.at) }
 				want := slices.MinFunc(cuts, func(a, b cut) int { return int(distance(a) - distance(b)) })
 				if end, begin := a.Cut(pos, block); end != want.end || begin != want.begin {
 					t.Errorf("%s: cut at %d in blocks of %d, got %d and %d, want %d and %d", paths[0], pos, block, end, begin, want.end, want.begin)

@@ -12,13 +12,14 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// These are the values of Options.Documents besides "".
+// Values of Options.Documents besides "".
 const (
-	DocumentsIndexed  = "index" // an index next to each file says where its documents end
-	FilesAreDocuments = "files" // each file is one document
+	DocumentsIndexed  = "index" // an index next to each file has the ends of its documents
+	FilesAreDocuments = "files"
 )
 
-// An Index describes, as it was when opened, a file with the ends of the documents of another file.
+// An Index describes the index of a token file as it was when opened. The index holds the ends of
+// the file's documents.
 type Index struct {
 	Path     []byte
 	Identity localfile.Identity
@@ -59,15 +60,14 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 type index struct {
 	blob   blob.Blob
 	ends   format.Ends
-	tokens int64 // number of tokens in the shard
+	tokens int64
 
-	// ends of documents: positions, or numbers of sequences if there are any
-	documents sortedNumbers
-	starts    sortedNumbers // first bytes of sequences
+	// positions in the shard; numbers of sequences if the index has sequences
+	documentEnds   sortedNumbers
+	sequenceStarts sortedNumbers // position of each sequence in the file, in bytes
 }
 
-// newIndex returns the index of a file, or nil if it has none. A search reads block numbers at a
-// time.
+// newIndex returns nil if a file has no index. A search reads block numbers at a time.
 func newIndex(f File, block int64, o Options) (*index, error) {
 	x := f.Index
 	if x == nil {
@@ -79,7 +79,7 @@ func newIndex(f File, block int64, o Options) (*index, error) {
 	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
 	return &index{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
-		documents: newSortedNumbers(x.Ends.At, x.Ends.Count, block), starts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
+		documentEnds: newSortedNumbers(x.Ends.At, x.Ends.Count, block), sequenceStarts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
 	}, err
 }
 
@@ -90,16 +90,16 @@ func (x *index) manifest() *Index {
 	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
 }
 
-// documentAt returns the number of the document that holds a token, both counted in the shard, and
-// the ends of that document and the next ones, as far as they were read.
+// documentAt returns the document that holds a token, both numbered within the shard, and the ends
+// of that document and the following ones, as far as they were read.
 func (x *index) documentAt(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
-		if token, _, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
+		if token, _, err = x.sequenceStarts.upperBound(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
 		}
 		token-- // number of the sequence that holds the token
 	}
-	document, ends, err = x.documents.upper(x.blob, token)
+	document, ends, err = x.documentEnds.upperBound(x.blob, token)
 	switch {
 	case err != nil:
 		return 0, nil, err
@@ -113,9 +113,9 @@ func (x *index) documentAt(token int64) (document int64, ends []int64, err error
 
 // read sets ends to the ends of documents first, first+1, ... of the shard.
 func (x *index) read(first int64, ends []int64) error {
-	before := min(first, 1) // the end before is read too, for checkRising
+	before := min(first, 1) // checkRising also needs the end before
 	all := make([]int64, before+int64(len(ends)))
-	if err := x.documents.read(x.blob, first-before, all); err != nil {
+	if err := x.documentEnds.read(x.blob, first-before, all); err != nil {
 		return err
 	}
 	if x.ends.Sequences > 0 {
@@ -127,8 +127,8 @@ func (x *index) read(first int64, ends []int64) error {
 	return x.checkRising(all, first-before, 0)
 }
 
-// checkRising returns an error unless ends, those of documents from first on, increase from above
-// previous and do not exceed the shard.
+// checkRising returns an error unless the ends of the documents from first on increase, exceed
+// previous, and lie within the shard.
 func (x *index) checkRising(ends []int64, first, previous int64) error {
 	for i, end := range ends {
 		switch document := first + int64(i); {
@@ -142,8 +142,8 @@ func (x *index) checkRising(ends []int64, first, previous int64) error {
 	return nil
 }
 
-// resolveSequences replaces ends of documents from first on, given as numbers of sequences, by
-// positions.
+// resolveSequences replaces the number of each sequence by the position where it begins.
+// sequences[0] is the end of document first.
 func (x *index) resolveSequences(sequences []int64, first int64) error {
 	var ranges []localfile.Range
 	for i, n := range sequences {
@@ -153,7 +153,7 @@ func (x *index) resolveSequences(sequences []int64, first int64) error {
 		case n == x.ends.Sequences:
 			sequences[i] = x.tokens
 		default:
-			ranges = append(ranges, x.starts.bytes(n, 1, i))
+			ranges = append(ranges, x.sequenceStarts.bytes(n, 1, i))
 		}
 	}
 	return x.blob.Read(ranges, func(i int, raw []byte) error {
@@ -168,24 +168,24 @@ func unpack(numbers []int64, raw []byte) {
 	}
 }
 
-// A sortedNumbers is count int64 in a file, in nondecreasing order, from byte at on. A search reads
-// one block of them; the last number of each block it has seen stays in memory. It is safe for
-// concurrent use.
+// A sortedNumbers is a list of count int64 in a file, from byte offset on, in nondecreasing order.
+// A search reads one block of the list; the last number of each block that it has seen stays in
+// memory. It is safe for concurrent use.
 type sortedNumbers struct {
-	at, count int64
-	block     int64 // numbers in a block
-	// last number of each block, plus one; 0 if not known yet
+	offset, count int64
+	perBlock      int64
+	// last number of each block, plus one; 0 if not read yet
 	last []atomic.Int64
 }
 
-// maxBlocks is how many last numbers stay in memory for all indexes of an array, a mebibyte.
-// minBlock numbers fill a page.
+// maxBlocks limits how many last numbers all indexes of an array keep in memory, in total (a
+// mebibyte). minBlock numbers fill a page.
 const (
 	maxBlocks = 1 << 17
 	minBlock  = 512
 )
 
-// searchBlock returns how many numbers a search reads at a time.
+// searchBlock returns how many numbers a block of sortedNumbers has.
 func (m Manifest) searchBlock() int64 {
 	all := int64(0)
 	for _, f := range m.Files {
@@ -201,7 +201,7 @@ func newSortedNumbers(at, count, block int64) sortedNumbers {
 }
 
 func (n *sortedNumbers) bytes(first, count int64, index int) localfile.Range {
-	return localfile.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
+	return localfile.Range{From: n.offset + 8*first, To: n.offset + 8*(first+count), Index: index}
 }
 
 func (n *sortedNumbers) read(file blob.Blob, first int64, numbers []int64) error {
@@ -211,13 +211,13 @@ func (n *sortedNumbers) read(file blob.Blob, first int64, numbers []int64) error
 	})
 }
 
-// upper returns how many of the numbers are at most v, and up to 16 of those above v, in order.
-func (n *sortedNumbers) upper(file blob.Blob, v int64) (i int64, above []int64, err error) {
+// upperBound returns how many numbers are at most v, and up to 16 of those above v, in order.
+func (n *sortedNumbers) upperBound(file blob.Blob, v int64) (i int64, above []int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
 			number := []int64{-1}
-			err = n.read(file, min(int64(i+1)*n.block, n.count)-1, number)
+			err = n.read(file, min(int64(i+1)*n.perBlock, n.count)-1, number)
 			last = number[0]
 			n.last[i].Store(max(last, -1) + 1)
 		}
@@ -226,8 +226,8 @@ func (n *sortedNumbers) upper(file blob.Blob, v int64) (i int64, above []int64, 
 	if err != nil || block == len(n.last) {
 		return n.count, nil, err
 	}
-	first := int64(block) * n.block
-	err = file.Read([]localfile.Range{n.bytes(first, min(n.block, n.count-first), 0)}, func(_ int, raw []byte) error {
+	first := int64(block) * n.perBlock
+	err = file.Read([]localfile.Range{n.bytes(first, min(n.perBlock, n.count-first), 0)}, func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
 		i, above = first+int64(in), make([]int64, min(len(raw)/8-in, 16))
 		unpack(above, raw[8*in:])
@@ -236,19 +236,19 @@ func (n *sortedNumbers) upper(file blob.Blob, v int64) (i int64, above []int64, 
 	return i, above, err
 }
 
-// A Documents finds where the documents of an array end; none spans two files. It reads the
-// indexes, and keeps at most a mebibyte of them in memory. It is safe for concurrent use.
+// A Documents finds where the documents of an array end; none spans two files. It keeps at most a
+// mebibyte of the indexes in memory. It is safe for concurrent use.
 type Documents struct {
 	array *Array
-	// number of the first document of each file, followed by the number of all documents
+	// number of the first document of each file, followed by the total number of documents
 	first []int64
 
-	// ends that the search for document n read are at n modulo 64, because the caller usually asks
-	// for them next
-	recent [64]atomic.Pointer[documentEnds]
+	// ends read while searching for document n, at index n modulo 64: callers usually ask for them
+	// next
+	recent [64]atomic.Pointer[recentEnds]
 }
 
-type documentEnds struct {
+type recentEnds struct {
 	first int64
 	ends  []int64
 }
@@ -265,8 +265,7 @@ func newDocuments(a *Array) *Documents {
 	return d
 }
 
-// Documents returns the documents of the array, or nil if Options did not request them or no file
-// says where they end.
+// Documents returns nil if Options did not request documents, or no file has an index of them.
 func (a *Array) Documents() *Documents { return a.documents }
 
 // Count returns the number of documents.
@@ -287,13 +286,12 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	for j := range ends {
 		ends[j] += s.start
 	}
-	d.recent[document%int64(len(d.recent))].Store(&documentEnds{document, ends})
+	d.recent[document%int64(len(d.recent))].Store(&recentEnds{document, ends})
 	return document, nil
 }
 
 // Ends sets ends to the positions after the last elements of documents first, first+1, ..., which
-// must exist. It returns an error if a document does not end after the one before it, or ends
-// beyond its file.
+// must exist. The error says that an index is damaged or cannot be read.
 func (d *Documents) Ends(first int64, ends []int64) error {
 	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && len(p.ends) >= len(ends) {
 		copy(ends, p.ends)

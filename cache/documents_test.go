@@ -31,9 +31,9 @@ func writeIndex(t testing.TB, path string, ends ...int64) {
 	must(t, os.Chtimes(path+format.IndexSuffix, longAgo, longAgo))
 }
 
-// indexed writes files with the given numbers of tokens and an index for each. It returns the ends
-// of all documents.
-func indexed(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []int64) {
+// indexedFiles writes files with the given numbers of tokens and an index for each. It returns the
+// ends of all documents.
+func indexedFiles(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []int64) {
 	t.Helper()
 	paths, start := files(t, 2, lens...), int64(0)
 	for i, n := range lens {
@@ -48,14 +48,14 @@ func indexed(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []in
 	return paths, ends
 }
 
-func areDocuments(d *Documents, ends []int64, r *rand.Rand) error {
+func checkDocuments(d *Documents, ends []int64, r *rand.Rand) error {
 	if d.Count() != int64(len(ends)) {
 		return fmt.Errorf("%d documents, want %d", d.Count(), len(ends))
 	}
 	for range 30 {
 		pos := r.Int64N(ends[len(ends)-1])
 		want, found := slices.BinarySearch(ends, pos)
-		if found { // pos is the first token of the next document
+		if found { // pos begins the next document
 			want++
 		}
 		if got, err := d.Of(pos); err != nil || got != int64(want) {
@@ -73,7 +73,7 @@ func areDocuments(d *Documents, ends []int64, r *rand.Rand) error {
 func TestDocumentsOfAnIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, lens := range [][]int{{1}, {1, 2, 1}, {20_000}, {5000, 1, 70_000, 3}} {
-		paths, ends := indexed(t, r, lens...)
+		paths, ends := indexedFiles(t, r, lens...)
 		everyAccess(t, func(t *testing.T, o Options) {
 			o.Documents = DocumentsIndexed
 			a := open(t, paths, o)
@@ -81,7 +81,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 			for _, d := range []*Documents{a.Documents(), reopened(t, a, o).Documents()} {
 				for reader := range uint64(2) {
 					wg.Go(func() {
-						if err := areDocuments(d, ends, rand.New(rand.NewPCG(3, reader))); err != nil {
+						if err := checkDocuments(d, ends, rand.New(rand.NewPCG(3, reader))); err != nil {
 							t.Error(err)
 						}
 					})
@@ -112,16 +112,16 @@ func TestDocumentsOfLibraries(t *testing.T) {
 		everyAccess(t, func(t *testing.T, o Options) {
 			o.Documents = DocumentsIndexed
 			a := open(t, testdata(name), o)
-			must(t, areDocuments(a.Documents(), ends, rand.New(rand.NewPCG(1, 2))))
-			must(t, areDocuments(reopened(t, a, o).Documents(), ends, rand.New(rand.NewPCG(1, 2))))
+			must(t, checkDocuments(a.Documents(), ends, rand.New(rand.NewPCG(1, 2))))
+			must(t, checkDocuments(reopened(t, a, o).Documents(), ends, rand.New(rand.NewPCG(1, 2))))
 		})
 	}
 }
 
 func TestFilesAreDocuments(t *testing.T) {
 	a := open(t, files(t, 2, 3, 1, 5), Options{DType: array.Uint16, Documents: FilesAreDocuments})
-	must(t, areDocuments(a.Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
-	must(t, areDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
+	must(t, checkDocuments(a.Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
+	must(t, checkDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
 }
 
 // Without any index there are no documents. If only some files have one, Open fails.
@@ -184,7 +184,7 @@ func TestWrongIndex(t *testing.T) {
 		}
 		must(t, d.Ends(3010, make([]int64, 20)))
 	}
-	ends := rising(many) // an index that is not a multiple of 8 bytes
+	ends := rising(many)
 	writeIndex(t, paths[0], ends...)
 	must(t, os.Truncate(paths[0]+".index", 8*many-3))
 	if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), "which is not a whole number of document ends of 8 bytes") {
@@ -192,8 +192,7 @@ func TestWrongIndex(t *testing.T) {
 	}
 }
 
-// If an index changes, reads of documents fail like reads of a changed token file, and return no
-// other ends.
+// If an index changes, reads of documents fail like reads of a changed token file.
 func TestChangedIndexIsStale(t *testing.T) {
 	for _, change := range []struct {
 		do   func(path string) error
@@ -228,7 +227,7 @@ func TestIndexIsFollowed(t *testing.T) {
 	writeIndex(t, paths[0], 2, 10)
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	a := open(t, paths, o)
-	copyOver(t, paths[0]+".index", same)
+	copyOver(t, paths[0]+".index", noChange)
 	must(t, a.CheckAll())
 	f, err := os.OpenFile(paths[0]+".index", os.O_RDWR, 0)
 	must(t, err)
@@ -246,7 +245,7 @@ func TestIndexIsFollowed(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	must(t, f.Close())
-	must(t, areDocuments(open(t, paths, o).Documents(), []int64{3, 10}, rand.New(rand.NewPCG(1, 2))))
+	must(t, checkDocuments(open(t, paths, o).Documents(), []int64{3, 10}, rand.New(rand.NewPCG(1, 2))))
 }
 
 func TestFingerprintCoversTheIndex(t *testing.T) {
@@ -304,7 +303,7 @@ func FuzzIndex(f *testing.F) {
 			return
 		}
 		x := &index{blob: &memory{path: "a.index", raw: raw}, ends: ends, tokens: tokens}
-		a := &Array{width: 1, shards: []shard{{blob: &memory{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
+		a := &Array{elementBytes: 1, shards: []shard{{blob: &memory{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
 		d := newDocuments(a)
 		if d.Count() != count {
 			t.Errorf("%d documents", d.Count())

@@ -12,15 +12,15 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A Fingerprint is a hash over the name, the size and a sample of the content of each file that
+// A Fingerprint is a hash of the name, the size and a sample of the content of each file that
 // [Open] adds to it. It belongs to one goroutine.
 type Fingerprint struct {
-	sum    io.Writer // a hash, or a buffer for a file that is added to the hash later
+	sum    io.Writer // a hash, or a buffer that is added to the hash later
 	blocks int64     // number of blocks sampled in each file
 }
 
 // NewFingerprint returns an empty fingerprint. files is the number of files that [Open] will add:
-// the more there are, the less is sampled of each.
+// the more there are, the fewer blocks of each are sampled.
 func NewFingerprint(files int) *Fingerprint {
 	// few enough to open terabytes without delay
 	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))}
@@ -32,7 +32,7 @@ func NewFingerprint(files int) *Fingerprint {
 // file no larger than n blocks is hashed as a whole.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
-// add adds a file, calls visit with the sampled blocks, and returns the sample.
+// add adds a file, and calls visit with each sampled block.
 func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, visit func(off int64, block []byte)) (localfile.Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))

@@ -12,8 +12,6 @@ import (
 	"batchfs/cache/array"
 )
 
-// fingerprint returns the fingerprint of the files of sources, opened in order. It does not depend
-// on whether files are joined.
 func fingerprint(t testing.TB, sources ...[]string) string {
 	t.Helper()
 	files := len(slices.Concat(sources...))
@@ -28,8 +26,8 @@ func fingerprint(t testing.TB, sources ...[]string) string {
 	return apart.String()
 }
 
-// The fingerprint follows its definition at Fingerprint.String. It depends on the number of all
-// files, not on how they are distributed over sources.
+// The fingerprint follows its definition at Fingerprint.String. How files are distributed over
+// sources does not matter.
 func TestFingerprintIsAsDefined(t *testing.T) {
 	for _, test := range []struct {
 		lens   []int

@@ -18,7 +18,7 @@ import (
 
 // writtenBy lists the formats other than headerless that testdata/make.py writes.
 var writtenBy = map[string]struct {
-	name   string // what follows a or b
+	name   string // file name after the a or b
 	tensor string
 	dtype  array.DType
 }{
@@ -53,7 +53,7 @@ func TestEveryFormatHasTheSameTokens(t *testing.T) {
 					reopened(t, got, o)
 					r := rand.New(rand.NewPCG(1, 2))
 					for range 3 {
-						ws := anyWindows(r, want.Extents())
+						ws := randomWindows(r, want.Extents())
 						if got := tokensOf(t, got, ws); !reflect.DeepEqual(got, tokensOf(t, want, ws)) {
 							t.Fatalf("%s: windows %v hold %v", written, ws, got)
 						}
@@ -64,7 +64,6 @@ func TestEveryFormatHasTheSameTokens(t *testing.T) {
 	}
 }
 
-// tokensOf returns the tokens of windows.
 func tokensOf(t *testing.T, a *Array, ws []array.Window) [][]uint64 {
 	all := make([][]uint64, len(ws))
 	must(t, a.Read(ws, func(i int, raw []byte) error {
@@ -83,11 +82,10 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-// Every invalid file is refused with a diagnosis and a fix.
 func TestWrongFilesAreRefused(t *testing.T) {
 	npy := func(header string) string { return fmt.Sprintf("\x93NUMPY\x01\x00%c\x00%s", len(header), header) }
 	llmc := func(magic, version, tokens uint32, extra int) string {
-		raw := binary.LittleEndian.AppendUint32([]byte(header(magic, version)), tokens)
+		raw := binary.LittleEndian.AppendUint32([]byte(llmcHeader(magic, version)), tokens)
 		return string(append(raw, make([]byte, 1024-len(raw)+extra)...))
 	}
 	tensors := func(header string, extra int) string {
@@ -158,8 +156,7 @@ func TestWrongFilesAreRefused(t *testing.T) {
 	}
 }
 
-// What a file says about itself need not be configured, and what it does not say is taken from the
-// configuration.
+// The configuration is needed only for what a file does not say about itself.
 func TestWhatAFileSaysIsBelieved(t *testing.T) {
 	bfloat16 := `{"x":{"dtype":"BF16","shape":[4,1,2],"data_offsets":[0,16]}}`
 	for _, test := range []struct {

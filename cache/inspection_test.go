@@ -13,8 +13,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// numbers returns n random numbers below most, of width bytes each.
-func numbers(n, width, most int) []byte {
+// randomNumbers returns n numbers below most, of width bytes each.
+func randomNumbers(n, width, most int) []byte {
 	random := rand.New(rand.NewPCG(1, 2))
 	var raw []byte
 	for range n {
@@ -26,31 +26,31 @@ func numbers(n, width, most int) []byte {
 // Open refuses a file that certainly does not hold tokens, with a diagnosis and a fix. If the dtype
 // is not a guess, it refuses only files that begin like another format.
 func TestOpenInspectsTheContent(t *testing.T) {
-	after := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }
+	after := func(first string) []byte { return append([]byte(first), randomNumbers(5000, 2, 50_000)...) }
 	const wide = `say token_dtype = "uint32"; if these are uint16 tokens, say token_dtype = "uint16"`
 	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
 	for name, test := range map[string]struct {
 		raw     []byte
-		want    string // error if the dtype is a guess; "": accepted
+		want    string // error if the dtype is a guess; "": none
 		believe bool   // whether the file is accepted if the dtype is not a guess
 	}{
-		"tokens":                {numbers(40_000, 2, 50_257), "", true},
-		"characters":            {numbers(40_000, 2, 65), "", true},
-		"bases":                 {numbers(40_000, 2, 4), "", true},
-		"bits":                  {numbers(40_000, 2, 2), "", true},
+		"tokens":                {randomNumbers(40_000, 2, 50_257), "", true},
+		"characters":            {randomNumbers(40_000, 2, 65), "", true},
+		"bases":                 {randomNumbers(40_000, 2, 4), "", true},
+		"bits":                  {randomNumbers(40_000, 2, 2), "", true},
 		"zeros":                 {make([]byte, 1<<20), "", true},
 		"ones":                  {bytes.Repeat([]byte{1, 0}, 5000), "", true},
-		"few":                   {numbers(100, 4, 65), "", true},
-		"uint32 characters":     {numbers(40_000, 4, 65), wide, true},
-		"uint32 of GPT-2":       {numbers(40_000, 4, 50_257), "every second uint16 is at most 0, as in a file of uint32 tokens: " + wide, true},
-		"uint32 of Llama 3":     {numbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
+		"few":                   {randomNumbers(100, 4, 65), "", true},
+		"uint32 characters":     {randomNumbers(40_000, 4, 65), wide, true},
+		"uint32 of GPT-2":       {randomNumbers(40_000, 4, 50_257), "every second uint16 is at most 0, as in a file of uint32 tokens: " + wide, true},
+		"uint32 of Llama 3":     {randomNumbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
 		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
-		"int64":                 {numbers(40_000, 8, 50_257), `as in a file of int64 tokens: say token_dtype = "int64"; if`, true},
+		"int64":                 {randomNumbers(40_000, 8, 50_257), `as in a file of int64 tokens: say token_dtype = "int64"; if`, true},
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
 		"npy":                   {after("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
-		"llm.c":                 {after(header(20240520, 1)), "is cut off: its shape is", false},
-		"llm.c for Llama 3":     {after(header(20240801, 7)), "of uint32, but the file has only 8984 bytes of data", false},
-		"evaluation of llm.c":   {after(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
+		"llm.c":                 {after(llmcHeader(20240520, 1)), "is cut off: its shape is", false},
+		"llm.c for Llama 3":     {after(llmcHeader(20240801, 7)), "of uint32, but the file has only 8984 bytes of data", false},
+		"evaluation of llm.c":   {after(llmcHeader(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
 		"index of Megatron-LM":  {after("MMIDIDX\x00\x00\x01"), "name the .bin file next to it", false},
 		"gzip":                  {after("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
 		"zstd":                  {after("\x28\xb5\x2f\xfd"), "compressed with zstd", false},
@@ -85,7 +85,7 @@ func TestOpenInspectsTheContent(t *testing.T) {
 	}
 }
 
-// header returns the first two numbers of a header of llm.c.
-func header(magic, version uint32) string {
+// llmcHeader returns the first two numbers of a header.
+func llmcHeader(magic, version uint32) string {
 	return string(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, magic), version))
 }

@@ -20,69 +20,69 @@ type Options struct {
 	DType array.DType // dtype of the numbers, which are little-endian; "" if only the files say it
 	// shape of an element; nil for tokens, or if only the files say it
 	Axes   []int
-	Format string           // format of the files, one of format.Names; "" is format.Auto
-	Tensor string           // name of the tensor to serve, if files have several
-	Join   bool             // whether windows may cross from one file into the next
-	Access localfile.Access // how local files are read
-	// whether to drop pages from the page cache after every read; ignored with localfile.Map
+	Format string // one of format.Names; "" means format.Auto
+	Tensor string // tensor to serve, if files have several
+	Join   bool   // whether windows may cross from one file into the next
+	Access localfile.Access
+	// whether each read drops the pages that it used from the page cache; ignored with
+	// localfile.Map
 	DropPageCache bool
-	// vocabulary size, which all tokens are below; 0 if unknown. Ignored for elements with axes
+	// all tokens are below it; 0 if unknown; ignored if elements have axes
 	VocabSize int64
 
-	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" to ignore
+	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no
 	// documents.
 	Documents string
 
-	// name of the array if it is aligned with another one; empty for the main array of a source
+	// name of an array aligned with the main one; empty for the main array
 	AlignedArray string
 
 	// GuessedDType means that DType is only a guess. Open then refuses files that look like text or
 	// like another dtype.
 	GuessedDType bool
 
-	Remote *blob.Remote // stores and cache that objects are read from
-	Follow bool         // whether RevalidateNext looks for replaced objects
+	Remote *blob.Remote
+	Follow bool
 
-	// Open adds each file to Fingerprint, unless it is nil.
+	// Open adds each file to Fingerprint, if it is not nil.
 	Fingerprint *Fingerprint
 
-	// CheckNoWriters makes Open refuse a file that a process has open for writing: see
-	// [blob.CheckNoWriters].
+	// CheckNoWriters makes Open refuse files that are open for writing: see [blob.CheckNoWriters].
 	CheckNoWriters bool
 
-	// Opened, if not nil, is called by Open after each file. Calls may be concurrent.
+	// Open calls Opened, if not nil, after each file. Calls may be concurrent.
 	Opened func()
 
-	// Previous is the array of the same files before they changed, or nil. If it is set, Open
-	// refuses a file that is being overwritten.
+	// Previous, if not nil, is the array of the same files before they changed. Open then refuses a
+	// file that is being overwritten.
 	Previous *Array
 }
 
-// A Manifest describes an array as it was when it was opened. Reopen recreates the array from it,
-// in any process. JSON and gob preserve every field.
+// A Manifest describes an array as it was when opened. Reopen recreates the array from it, in any
+// process. JSON and gob preserve every field.
 type Manifest struct {
-	Files []File // ordered as in the array
+	Files []File
 }
 
-// A File describes a file of an array as it was when it was opened.
+// A File describes a file of an array as it was when opened.
 type File struct {
 	Path     []byte // not a string, because JSON would replace bytes that are not UTF-8
 	Identity localfile.Identity
 	Sample   localfile.Sample // zero in a manifest of an older version
 	Format   format.Format
-	Index    *Index // index of its documents; nil if not requested in Options, or missing
+	Index    *Index // nil if not requested, or missing
 
-	// path of the file or index if its writers could not be determined; not part of a manifest
+	// path of the file or its index, if its writers could not be determined; not part of a manifest
 	unleased string
 }
 
-// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time, because
-// a store takes long to answer.
+// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time. A store
+// takes long to answer.
 const maxParallelOpens = 32
 
 // Open opens files as one array, in the order of paths. It returns an error if a file cannot be
 // read, is not a regular file, is empty, ends in the middle of an element, is being overwritten or,
-// judging by the sampled blocks, does not hold such elements.
+// judging by a sample, does not hold such elements.
 func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
@@ -97,7 +97,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			}
 			all.Go(func() {
 				defer func() {
-					// The file is malformed. Nobody else could recover in this goroutine.
+					// A malformed file must not end the process.
 					if p := recover(); p != nil {
 						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
 					}
@@ -125,8 +125,7 @@ func Open(paths []string, o Options) (*Array, error) {
 	return a, err
 }
 
-// openFile finds where the elements of a file lie and where its documents end, and adds the file to
-// the fingerprint.
+// openFile finds the elements and the documents of a file, and adds the file to the fingerprint.
 func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file File, err error) {
 	var oldFile, oldIndex blob.Blob
 	if previous != nil {
@@ -180,8 +179,8 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	return file, err
 }
 
-// checkWriters refuses a file with writers if Options.CheckNoWriters is set. path is that of f or
-// its index.
+// checkWriters refuses a file that is open for writing, if Options.CheckNoWriters is set. path
+// names f or its index.
 func (f *File) checkWriters(path string, content blob.Content, o Options) error {
 	if !o.CheckNoWriters {
 		return nil
@@ -193,14 +192,14 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 	return err
 }
 
-type openInput struct {
+type sidecarInput struct {
 	format.Input
 	id      localfile.Identity
 	content blob.Content
 }
 
 // openSidecar opens a file next to another one, or returns nil if there is none.
-func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*openInput, error) {
+func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*sidecarInput, error) {
 	id, content, err := blob.Open(path, previous, remote)
 	// If a bucket may not be listed, a store reports missing objects as forbidden.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
@@ -210,7 +209,7 @@ func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*openInp
 	case err != nil:
 		return nil, err
 	}
-	return &openInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
+	return &sidecarInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
 }
 
 // Manifest returns a description from which Reopen recreates the array.
@@ -223,17 +222,17 @@ func (a *Array) Manifest() Manifest {
 	return m
 }
 
-// Reopen recreates the array that m describes, without accessing the files. The error says that
-// there are none, or that they cannot form one array.
+// Reopen recreates the array that m describes, without accessing the files. The error says why the
+// files cannot form one array.
 func Reopen(m Manifest, o Options) (*Array, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
 	first := m.Files[0].Format
-	a := &Array{number: int64(first.DType.Size()), shards: make([]shard, len(m.Files))}
-	a.width = a.number * first.Numbers()
+	a := &Array{numberBytes: int64(first.DType.Size()), shards: make([]shard, len(m.Files))}
+	a.elementBytes = a.numberBytes * first.Numbers()
 	if len(first.Axes) == 0 {
-		a.vocab = o.VocabSize
+		a.vocabSize = o.VocabSize
 	}
 	start, block := int64(0), m.searchBlock()
 	for i, f := range m.Files {

@@ -35,13 +35,13 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	return again
 }
 
-func fileOf(path string, size, tokens int64) File {
+func headerlessFile(path string, size, tokens int64) File {
 	return File{Path: []byte(path), Identity: localfile.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
 }
 
 // The files may be on a file system where even stat would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
-	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere\xff\"\n", 20, 10)}}
+	m := Manifest{[]File{headerlessFile("/proc/self/no/such/file", 20, 10), headerlessFile("/dev/null/below", 20, 10), headerlessFile("nowhere\xff\"\n", 20, 10)}}
 	for i := range m.Files {
 		m.Files[i].Index = &Index{[]byte("no/such/index"), localfile.Identity{Size: 16}, localfile.Sample{}, format.Ends{Count: 2}}
 	}
@@ -60,15 +60,15 @@ func TestReopenTouchesNoFile(t *testing.T) {
 }
 
 func TestReopenRefuses(t *testing.T) {
-	good, other := fileOf("good.bin", 20, 10), fileOf("train.bin", 20, 5)
+	good, other := headerlessFile("good.bin", 20, 10), headerlessFile("train.bin", 20, 5)
 	other.Format.DType = array.Uint32
 	with := func(change func(*format.Format)) []File {
-		f := fileOf("train.bin", 20, 10)
+		f := headerlessFile("train.bin", 20, 10)
 		change(&f.Format)
 		return []File{good, f}
 	}
 	indexed := func(e format.Ends) File {
-		f := fileOf("i", 20, 10)
+		f := headerlessFile("i", 20, 10)
 		f.Index = &Index{[]byte("i.index"), localfile.Identity{Size: 20}, localfile.Sample{}, e}
 		return f
 	}
@@ -79,9 +79,9 @@ func TestReopenRefuses(t *testing.T) {
 	}{
 		{nil, "no token files"},
 		{[]File{}, "no token files"},
-		{[]File{good, fileOf("a\x00b", 2, 1)}, `"a\x00b": invalid argument`},
+		{[]File{good, headerlessFile("a\x00b", 2, 1)}, `"a\x00b": invalid argument`},
 		{[]File{good, other}, "train.bin: its numbers are uint32, those of good.bin are uint16"},
-		{[]File{good, fileOf("train.bin", -2, 1)}, "train.bin: 1 elements"},
+		{[]File{good, headerlessFile("train.bin", -2, 1)}, "train.bin: 1 elements"},
 		{with(func(f *format.Format) { *f = format.Format{} }), outside},
 		{with(func(f *format.Format) { f.Count = 0 }), outside},
 		{with(func(f *format.Format) { f.Count = -1 }), outside},

@@ -13,8 +13,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Under Remap, each read maps each of its files once, and unmaps it. Concurrent reads, of any file,
-// neither map nor wait, and a read of short windows does not map.
+// Under Remap, a read maps each of its files once. Concurrent reads, of any file, neither map nor
+// wait, and a read of short windows does not map.
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := files(t, 2, 30_000, 30_000, 30_000)
 	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Remap})
@@ -33,7 +33,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 		t.Helper()
 		localfile.Remaps = new(counts.Remaps)
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
-			if w := ws[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, 2)) {
+			if w := ws[i]; !bytes.Equal(raw, tokenBytes(int(w.Start), w.Len, 2)) {
 				return fmt.Errorf("window %+v holds %x", w, raw)
 			}
 			visit()

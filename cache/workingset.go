@@ -23,12 +23,12 @@ type WorkingSet struct {
 	ranges []blocks.ObjectRange
 }
 
-// NewWorkingSet returns the working set of ranges and the indexes of their documents, or nil if
-// none of it is cached in a directory. name is that of the reader, for messages.
+// NewWorkingSet returns the working set of ranges and of the indexes of their documents, or nil if
+// none of them is cached in a directory. name identifies the reader in messages.
 func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 	var all []blocks.ObjectRange
 	for _, r := range ranges {
-		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.width, To: r.To * r.Array.width}) {
+		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.elementBytes, To: r.To * r.Array.elementBytes}) {
 			all = append(all, part)
 			if s.index != nil { // the index lies next to the object
 				all = append(all, s.index.blob.(*blob.StoreBlob).Range(0, s.index.blob.Identity().Size))
@@ -44,8 +44,8 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 
 // Fetch fetches each cache block of the working set into the cache directory once: first those of
 // windows, in the order in which windows visits them until visit returns false, and then the rest.
-// It calls progress with the size of each block in bytes, one call at a time. It returns an error
-// of [blocks.CachedObject.Persist], or the cause of ctx.
+// It calls progress with the size of each block in bytes, one call at a time. The error is that of
+// [blocks.CachedObject.Persist], or the cause of ctx.
 func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	set.BeginFill()
 	ctx, stop := context.WithCancelCause(ctx)
@@ -53,7 +53,7 @@ func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array
 	var all sync.WaitGroup
 	var mu sync.Mutex // serializes the calls of progress
 	permits := make(chan struct{}, maxParallelOpens)
-	begun := map[blocks.ObjectRange]bool{} // blocks whose fetch has begun
+	begun := map[blocks.ObjectRange]bool{}
 	fetch := func(r blocks.ObjectRange) {
 		for i := range r.Blocks() {
 			block := r.Object.Block(i)
