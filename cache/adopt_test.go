@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// copyOver replaces a file by a copy with the same mtime, which change may modify.
+// copyOver replaces a file by a copy with the same mtime. change may modify the content.
 func copyOver(t *testing.T, path string, change func(raw []byte)) {
 	t.Helper()
 	raw, err := os.ReadFile(path)

@@ -373,7 +373,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 }
 
 // probe requests objects of a bucket at increasing intervals until nothing in it is down, so that
-// no reader has to fail to notice the end of an outage.
+// the end of an outage is noticed without a read that fails.
 func (c *Client) probe(bucket string) {
 	for wait := firstProbe; ; wait = min(2*wait, maxWait) {
 		time.Sleep(wait + rand.N(wait/2))
