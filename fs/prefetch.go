@@ -41,7 +41,8 @@ type permits interface {
 type sequentialReader struct {
 	sequence  Batches
 	batchSize int64   // bytes
-	next      uint64  // one more than the highest batch number requested
+	next      uint64  // one more than the highest batch number requested, unless the reader went back
+	again     uint64  // one more than the last batch requested below next; 0 if there is none
 	slots     []*slot // batch k is in slots[k%len(slots)]; nil until a second batch is requested
 }
 
@@ -84,21 +85,23 @@ func (p *prefetcher) recordRequest(s Batches, k uint64) (*sequentialReader, *slo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.find(s, k)
-	if k >= r.next {
-		r.next = k + 1
+	wentBack := k > 0 && k == r.again // such as an evaluation that reads the same batches each time
+	if k >= r.next || wentBack {
+		r.next, r.again = k+1, 0
 		if r.slots == nil {
 			p.allocate(r)
 		}
 	}
-	if len(r.slots) == 0 {
-		return r, nil
+	if len(r.slots) > 0 {
+		if sl := r.slots[k%uint64(len(r.slots))]; sl.batch == k {
+			sl.sent.CompareAndSwap(notRequested, 0)
+			return r, sl
+		}
 	}
-	sl := r.slots[k%uint64(len(r.slots))]
-	if sl.batch != k {
-		return r, nil
+	if k+1 < r.next {
+		r.again = k + 1
 	}
-	sl.sent.CompareAndSwap(notRequested, 0)
-	return r, sl
+	return r, nil
 }
 
 // find returns the reader that batch k continues, or a new one. The caller holds mu.

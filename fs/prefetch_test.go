@@ -56,6 +56,22 @@ func TestPrefetchForReadersInOrder(t *testing.T) {
 	}
 }
 
+// Each pass over the same batches computes the first two, and finds the others prefetched.
+func TestPrefetchForRepeatedPasses(t *testing.T) {
+	const size, batches = 1000, 20
+	s, batchesRead := recording("train", size)
+	tr := newTestTree(t, s)
+	for pass := range 3 {
+		for k := range batches {
+			r := tr.openFile(t, fmt.Sprintf("train/batch/%d", k), 0)
+			r.readBatch(t, size)
+			if read := batchesRead(); k > 0 && !slices.Contains(read[max(0, len(read)-3):], uint64(k+1)) {
+				t.Fatalf("pass %d: batch %d is not prefetched after batch %d; read %v", pass, k+1, k, read)
+			}
+		}
+	}
+}
+
 func TestNoPrefetchForOtherReaders(t *testing.T) {
 	s, batchesRead := recording("train", 1000)
 	tr := newTestTree(t, s)
