@@ -111,13 +111,13 @@ func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	return w.view.Load()
 }
 
-// wake starts the goroutine if none is running. If the last pass was long ago, it waits for one,
+// wake starts the goroutine if none is running. Unless the last pass was just now, it waits for one,
 // for a second at most.
 func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
 		w.started = make(chan struct{})
-		go w.run(w.started, clock.Now()-w.lastPass > int64(idleTimeout))
+		go w.run(w.started, clock.Now()-w.lastPass > int64(2*checkEvery))
 	}
 	started := w.started
 	w.mu.Unlock()
