@@ -2,19 +2,20 @@ package blocks
 
 import (
 	"sync/atomic"
-	"time"
+
+	"batchfs/internal/clock"
 )
 
 // A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
 	batch    atomic.Uint64 // next batch to be read
-	lastPass atomic.Int64  // last Pass, in nanoseconds since 1970
+	lastPass atomic.Int64  // time of the last Pass, in clock.Now time
 }
 
 // Pass records that the stream reads batch k next. Batch k-1 may still be being read.
 func (s *Stream) Pass(k uint64) {
 	s.batch.Store(k)
-	s.lastPass.Store(time.Now().UnixNano())
+	s.lastPass.Store(clock.Now())
 }
 
 // A Demand says which batch of which stream needs a block. The zero Demand means soon, and once.
@@ -47,7 +48,7 @@ func (n need) isPassed() bool {
 }
 
 func (s *Stream) isActive() bool {
-	return time.Now().UnixNano()-s.lastPass.Load() <= int64(unreadTimeout)
+	return clock.Now()-s.lastPass.Load() <= int64(unreadTimeout)
 }
 
 // nearestNeed returns the least distance. ok is false if there is none.

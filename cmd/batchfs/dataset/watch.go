@@ -234,6 +234,10 @@ func (w *watcher) pass() {
 		}
 	})
 	switch {
+	case len(changes) == 0 && follows && found.err != nil:
+		kept := *v // with its backoff, which an error of a disk must not end
+		kept.err = found.err
+		w.view.CompareAndSwap(v, &kept)
 	case len(changes) == 0:
 		if found.err != nil || v.err != nil {
 			w.view.CompareAndSwap(v, found)
