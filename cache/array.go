@@ -14,8 +14,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// An Array is the concatenation of the elements of one or several files: tokens, or arrays of
-// numbers. Positions count its elements from 0. It is safe for concurrent use.
+// An Array joins the elements of one or more files. An element is a token, or an array of numbers
+// of a fixed shape. Positions count elements from 0. It is safe for concurrent use.
 //
 // An Array has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
@@ -117,7 +117,8 @@ func (a *Array) RevalidateNext() {
 	}
 }
 
-// A Pass is a series of calls of BlobsOf that together yield each file once.
+// A Pass identifies a series of BlobsOf calls, of which later ones skip the files that earlier ones
+// yielded. If passes overlap, a file may be yielded twice.
 type Pass int64
 
 var passes atomic.Int64

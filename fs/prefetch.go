@@ -41,7 +41,7 @@ type permits interface {
 type sequentialReader struct {
 	sequence  Batches
 	batchSize int64   // bytes
-	next      uint64  // one more than the highest batch number requested, unless the reader went back
+	next      uint64  // one more than the highest batch requested since the reader last went back
 	again     uint64  // one more than the last batch requested below next; 0 if there is none
 	slots     []*slot // batch k is in slots[k%len(slots)]; nil until a second batch is requested
 }

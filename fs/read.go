@@ -44,8 +44,8 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	return reply, fuse.OK
 }
 
-// read locates the bytes of a READ and fetches them. If the tokens of a batch of next* change in
-// between and are followed, it starts again with the new tokens.
+// read locates the bytes of a READ and fetches them. If the split follows changes and
+// the tokens of next* change in between, it starts over with the new ones.
 func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
 	if i.kind().isNext() {

@@ -112,7 +112,7 @@ type groupPacker struct {
 	bounds      []int64 // start of the group, then the end of each document
 	rests       []int32 // lengths of segments shorter than a row
 	packer      *packer // nil unless rows are packed
-	nextSegment []int32 // index of the next segment of each row, plus one; 0 at first
+	nextSegment []int32 // index of each row's next segment, plus 1; initially 0
 }
 
 // load reads, cuts and packs the documents of group g, and returns how many rows they fill.

@@ -173,8 +173,7 @@ type Batch struct {
 	rowBytes         []int64 // size of a row of each array, in bytes
 }
 
-// NewBatch returns a Batch of arrays, the first main of which are the main arrays. It sets their
-// offsets.
+// NewBatch lays arrays out one after the other in a Batch. The first main ones are its main arrays.
 func NewBatch(main int, arrays ...Array) Batch {
 	b := Batch{Arrays: slices.Clone(arrays), Main: main}
 	for i := range b.Arrays {

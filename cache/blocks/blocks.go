@@ -331,7 +331,7 @@ func (o *CachedObject) Persist(index int64) error {
 	return b.writeErr
 }
 
-// The caller holds mu.
+// enqueuePrefetch adds a block that will be fetched for needs. The caller holds mu.
 func (c *Cache) enqueuePrefetch(k key, needs []need) *cacheBlock {
 	b := &cacheBlock{key: k, loadDone: make(chan struct{}), needs: needs}
 	c.markLatest(b)
@@ -340,7 +340,7 @@ func (c *Cache) enqueuePrefetch(k key, needs []need) *cacheBlock {
 	return b
 }
 
-// The caller holds mu.
+// dropQueued removes a block whose fetch has not begun. The caller holds mu.
 func (c *Cache) dropQueued(b *cacheBlock) {
 	c.queuedBlocks--
 	delete(c.cached, b.key)

@@ -162,8 +162,8 @@ type ObjectUsage struct {
 	blocks map[int64]int64 // size of each block file, by index
 }
 
-// Usage returns the objects and working sets in the directory, the latter most recently read first.
-// It fills in Stored and Enough.
+// Usage returns the objects and working sets in the directory, with Stored and Enough set. Sets are
+// in order of their last read, the latest first.
 func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
 	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
 	root, err := d.open()
@@ -209,8 +209,8 @@ func Prune(o Options) (removed int64, err error) {
 	return d.evict(victims, math.MaxInt64)
 }
 
-// objectsIn returns the objects in the directory, sorted by name. If repair is true, which needs
-// the lock, it removes files that are not blocks.
+// objectsIn returns the objects in the directory, sorted by name. If repair is true, it removes
+// files that are not blocks; the caller must then hold the lock.
 func objectsIn(root *os.Root, repair bool) (objects []ObjectUsage, err error) {
 	err = eachFile(root, ".", func(file fs.FileInfo) {
 		if raw, err := hex.DecodeString(file.Name()); err == nil && len(raw) == 16 && file.IsDir() {

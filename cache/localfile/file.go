@@ -103,6 +103,7 @@ func identify(fd int, path string) (Identity, error) {
 	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, nil
 }
 
+// Path returns the path that New was given.
 func (f *File) Path() string { return f.name[:len(f.name)-1] }
 
 func (f *File) Identity() Identity { return *f.id.Load() }
@@ -115,7 +116,8 @@ func (f *File) pathError(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
 
-// Check reads nothing unless an equal copy may have replaced the file.
+// Check compares the file's identity with the one that it had when it was opened, and returns a
+// ChangedError if they differ. It reads bytes only if an equal copy may have replaced the file.
 func (f *File) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD

@@ -4,7 +4,7 @@
 // A [Guard] is a fuse.RawFileSystem that wraps another one, the [FileSystem]. Every request that
 // may block goes through the same steps:
 //
-//	register → cost → admit → handle → done
+//	cost → register → admit → handle → done
 //
 // The Guard registers a request with its [Cost], and admits it once the limits of its split allow.
 // If the handler takes longer than Options.Timeout, the Guard replies with an error in its place,
@@ -25,8 +25,8 @@ import (
 )
 
 // A FileSystem is the file system that a Guard wraps. It must be safe for concurrent use. For each
-// request, the Guard calls a cost method, the handler and, for a READ, Done. The FileSystem never
-// calls the Guard.
+// request, the Guard calls a cost method, the handler and, for a READ, Done. The FileSystem
+// calls the Guard only for permits to prefetch, after a reply.
 //
 // The cancel channel of a handler is closed when the request times out.
 type FileSystem interface {

@@ -163,8 +163,9 @@ func (g *Guard) await(r *request, buf []byte) bool {
 	}
 }
 
-// TryPrefetch reports whether a prefetch of a split may begin; then the caller must call
-// EndPrefetch. It returns false while requests of the split wait, because they come first.
+// TryPrefetch reports whether a prefetch of a split may start now. If it returns true, the caller
+// must call EndPrefetch. It returns false while requests of the split are waiting, because they
+// come first.
 func (g *Guard) TryPrefetch(split int) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

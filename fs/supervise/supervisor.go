@@ -96,7 +96,7 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 
 // Run mounts at an absolute path and keeps a worker serving until the mount ends. It returns nil if
 // the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a worker
-// served. It does not unmount a mount that was handed over, but its readers get errors.
+// served. A mount that was handed over stays mounted, and its readers get errors.
 func Run(mountpoint string, o Options) error {
 	// Workers die with the thread that started them (Pdeathsig).
 	runtime.LockOSThread()

@@ -31,8 +31,8 @@ tokens = "a.bin"
 tokens = "a.bin"
 `
 
-// writeDocuments writes tokens that are their positions, and an index of documents of 1, 2, 3, …
-// tokens.
+// writeDocuments writes tokens whose values are their positions, and an index of documents of 1, 2,
+// 3, … tokens.
 func writeDocuments(t *testing.T) (ends []uint64) {
 	t.Helper()
 	t.Chdir(t.TempDir())

@@ -111,8 +111,8 @@ func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	return w.view.Load()
 }
 
-// wake starts the goroutine if none is running. Unless the last pass was just now, it waits for one,
-// for a second at most.
+// wake starts the goroutine if none is running. Unless the last pass was just now, it waits for
+// one, for a second at most.
 func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
@@ -192,8 +192,8 @@ func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	w.mu.Unlock()
 }
 
-// tryPass calls pass. It turns a panic, for example because of a malformed file, into an error of
-// the split, because otherwise every new worker would panic.
+// tryPass calls pass. A panic, for example because of a malformed file, becomes the split's error;
+// otherwise, every new worker would panic.
 func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {

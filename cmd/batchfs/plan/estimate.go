@@ -235,8 +235,8 @@ func (n *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 	}
 }
 
-// advice returns how to bring rows nearer to each other, how to keep all that a host needs in its
-// cache, and how to fetch it before the run.
+// advice returns three suggestions: to fetch fewer blocks for each batch (nearer), to cache all
+// that a host needs (keep), and to fetch it before the run (fill).
 func (n *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	nearer = `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
 	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.WorkingSetBytes))

@@ -95,7 +95,8 @@ func TestCaches(t *testing.T) {
 	checkNear(t, "requests without a cache", uncached.HostRequests, uncached.StepBlocks*float64(uncached.Steps))
 }
 
-// Each source has its own epochs. Epochs beyond those counted are like the last one.
+// Each source has its own epochs. Epochs that are not simulated cost as much as the last one
+// that is.
 func TestSources(t *testing.T) {
 	n := runEstimate(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4

@@ -50,7 +50,7 @@ func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 }
 
 func (w *encodeWorker) encodeChunk(ch *chunk) error {
-	ch.encoded[0].tokens = make([]byte, 0, ch.size) // an estimate
+	ch.encoded[0].tokens = make([]byte, 0, ch.size) // about as many bytes of tokens as of text
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		var err error

@@ -25,8 +25,8 @@ func (c *check) mainFiles() []*checkedFile {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checkedFile) bool { return f.array == nil || !f.splitArray.main() })
 }
 
-// chooseWindow sets the length of fingerprints, with which duplicated runs of twice that length are
-// found.
+// chooseWindow sets how many tokens a fingerprint covers. Duplicates of at least twice as many
+// tokens are found.
 func (c *check) chooseWindow(run int64) {
 	files, numbers := c.mainFiles(), int64(0)
 	for _, f := range files {

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// A winnower picks fingerprints of a stream of numbers. A fingerprint is the hash of a run of w
-// numbers. Of any w runs at successive positions, the winnower picks at least one, so two streams
-// that have 2w-1 numbers in common share a fingerprint, at whatever offset. Conversely, streams
-// with the same fingerprint share w numbers, unless 64-bit hashes collide. A run that repeats few
-// numbers may get no fingerprint. A winnower belongs to one goroutine.
+// A winnower picks fingerprints of a stream of numbers, so that two streams that share 2w-1
+// consecutive numbers share a fingerprint, at whatever offsets. A fingerprint is the hash of w
+// consecutive numbers, of which the winnower picks at least one in w. Streams with the same
+// fingerprint share w numbers, unless 64-bit hashes collide. Numbers that only repeat may get no
+// fingerprint. A winnower belongs to one goroutine.
 //
 // The algorithm is from Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document
 // Fingerprinting" (2003): of any w runs it picks the one with the smallest hash, computed as by

@@ -1,4 +1,5 @@
-// Package testfiles writes the files that tests of the commands read, in the working directory, and looks at them.
+// Package testfiles writes the files that tests of the commands read, in the working directory, and
+// looks at them.
 package testfiles
 
 import (
@@ -25,8 +26,8 @@ func Write(t testing.TB, files map[string]string) {
 	}
 }
 
-// Positions writes token files of so many tokens of 4 bytes each. A token's value is its position in all of the files
-// together, in the order of their names.
+// Positions writes token files of so many tokens of 4 bytes each. A token's value is its position
+// in all of the files together, in the order of their names.
 func Positions(t testing.TB, files map[string]int) {
 	t.Helper()
 	next := uint32(0)
@@ -41,17 +42,19 @@ func Positions(t testing.TB, files map[string]int) {
 	Write(t, contents)
 }
 
-// Small begins configurations whose batches are small enough to look through, of the tokens that Positions writes.
+// Small begins configurations whose batches are small enough to look through, of the tokens that
+// Positions writes.
 const Small = "[batch]\nbatch_size = 3\nblock_size = 4\ntoken_dtype = 'uint32'\ndtype = 'uint32'\n"
 
-// Mixture is the split mix of two sources, both of a.bin, with more lines in the table of each. The tables begin on lines 1
-// and 4.
+// Mixture is the split mix of two sources, both of a.bin, with more lines in the table of each. The
+// tables begin on lines 1 and 4.
 func Mixture(first, second string) string {
 	const source = "[[splits.mix.sources]]\ntokens = 'a.bin'\n"
 	return source + first + "\n" + source + second
 }
 
-// TorchState is what torch.get_rng_state() gives after torch.manual_seed, with b in place of the bytes from at on.
+// TorchState is what torch.get_rng_state() gives after torch.manual_seed, with b in place of the
+// bytes from at on.
 func TorchState(at int, b ...byte) string {
 	raw := make([]byte, 5056)
 	raw[8], raw[12] = 1, 1
@@ -62,8 +65,8 @@ func TorchState(at int, b ...byte) string {
 	return string(raw)
 }
 
-// WriteManySplits makes an empty directory the working directory, and writes a config.toml with splits of every kind and their
-// files.
+// WriteManySplits makes an empty directory the working directory, and writes a config.toml with
+// splits of every kind and their files.
 func WriteManySplits(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())

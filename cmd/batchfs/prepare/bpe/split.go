@@ -180,7 +180,7 @@ func matchCasedWord(text []byte, i int, c class, n int) int {
 	return skip(text, i, uppers)
 }
 
-// matchLowerWord matches `[UPPER]*[LOWER]+`, or returns i.
+// matchLowerWord returns the end of the match of `[UPPER]*[LOWER]+` at i, or i if there is none.
 func matchLowerWord(text []byte, i int) int {
 	start := skip(text, i, uppers)
 	if end := skip(text, start, lowers); end > start {
