@@ -93,6 +93,6 @@ func TestErrorsOfArrays(t *testing.T) {
 		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1", "[[splits.train.sources.arrays]]", `name = "mask2"`, files): `config.toml:1: splits.train.sources: source 1 has the arrays [mask2 at y], source 0 has [mask at y]`,
 		source(name, files, "[[splits.train.arrays]]", name, files):                                                                                   `config.toml:7: splits.train.arrays: split train has sources; list the arrays of each source in [[splits.train.sources.arrays]]`,
 	} {
-		refused(t, want, text)
+		wantError(t, want, text)
 	}
 }

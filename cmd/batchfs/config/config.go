@@ -34,7 +34,7 @@ type Config struct {
 	Splits     []*Split // ordered by first mention
 }
 
-// Memory is the table [memory], which controls how token files are read.
+// Memory is the table [memory].
 type Memory struct {
 	Access          localfile.Access
 	PageCache       string // "keep" or "drop"
@@ -52,8 +52,8 @@ type Portions struct {
 	Replies  int64 // replies that are being computed
 }
 
-// BlocksPortion returns the memory for cache blocks of objects, in bytes, if a split reads from a
-// store: half of what prefetched batches would get otherwise.
+// BlocksPortion returns the memory for cache blocks, in bytes, if a split reads from a store. It is
+// half of what prefetched batches get otherwise.
 func (m Memory) BlocksPortion() int64 { return min(m.PrefetchBytes, m.Budget/2) / 2 }
 
 // DivideBudget divides the budget into portions.
@@ -78,8 +78,8 @@ type Store struct {
 	BlockBytes           int64
 }
 
-// Mount is the table [mount]. No field is a string, because the kernel's mount options are a list
-// separated by commas, to which a string could add options.
+// Mount is the table [mount]. No field is a string, because a string could add options to the
+// kernel's list of mount options, which is separated by commas.
 type Mount struct {
 	AllowOther bool
 	Mode       uint32 // permission bits of files
@@ -116,23 +116,23 @@ type Split struct {
 	Start             uint64
 	Steps             uint64 // 0 means one epoch
 	OnChange          string // "error" or "follow"
-	Expect            string // fingerprint that the files must have; empty if any
+	Expect            string // fingerprint that the files must have; empty to accept any
 
-	storeBlock int64             // bytes, from store.block_bytes
-	dir        string            // directory to which Tokens and Sources are relative
-	alignedDir string            // directory to which Aligned is relative
-	named      keyRef            // first mention of the split
-	keyRefs    map[string]keyRef // location of each key that is set
+	storeBlock   int64  // bytes, from store.block_bytes
+	dir          string // directory to which Tokens and Sources are relative
+	alignedDir   string // directory to which Aligned is relative
+	firstMention keyRef
+	keyRefs      map[string]keyRef // location of each key that is set
 
-	base *Split // under the settings of a path, the split itself; otherwise nil
-	path string // the path with settings, beginning with the name of base
+	base *Split // split without the settings of a path; nil if there are none
+	path string // path as written, such as train/rank=3; empty without base
 }
 
 // A Source is one table [[splits.X.sources]].
 type Source struct {
 	Tokens    []string // paths and globs, as configured
 	Weight    float64
-	VocabSize int64 // 0 for that of the split
+	VocabSize int64 // 0 means the split's
 	Aligned   []AlignedArray
 }
 
@@ -150,17 +150,17 @@ type AlignedArray struct {
 // Default returns the configuration of an empty file, which has no splits.
 func Default() *Config {
 	c := &Config{Mount: Mount{UID: int64(os.Getuid()), GID: int64(os.Getgid())}}
-	memoryTable.setInitial(&c.Memory)
-	mountTable.setInitial(&c.Mount)
-	storeTable.setInitial(&c.Store)
-	logTable.setInitial(&c.Log)
+	memoryTable.setDefaults(&c.Memory)
+	mountTable.setDefaults(&c.Mount)
+	storeTable.setDefaults(&c.Store)
+	logTable.setDefaults(&c.Log)
 	return c
 }
 
 func defaultSplit() *Split {
 	s := &Split{TokenDType: array.Uint16, EndOfText: -1, keyRefs: map[string]keyRef{}}
-	batchTable.setInitial(s)
-	splitTable.setInitial(s)
+	batchTable.setDefaults(s)
+	splitTable.setDefaults(s)
 	return s
 }
 
@@ -176,8 +176,8 @@ func (c *Config) Named(name string) (*Split, error) {
 	return nil, fmt.Errorf("no split %q; there are %q", name, names)
 }
 
-// MakeAbsolute resolves relative paths against dir, which is the working directory of the process
-// that decoded c.
+// MakeAbsolute resolves relative paths against dir, the working directory of the process that
+// decoded c.
 func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
 		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
@@ -218,9 +218,8 @@ func (s *Split) sources() []Source {
 }
 
 // Files returns the files of each source; Tokens count as one source. It leaves out arrays that
-// WithFound added. The matches of a glob are sorted, and a glob must have at least one match. A
-// file that is named without a glob need not exist. from lists the objects of a store. The error
-// names the key.
+// WithFound added. The matches of a glob are sorted, and there must be at least one. A file named
+// without a glob need not exist. from lists the objects of a store. The error names the key.
 func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 	key, alignedKey, alignedDir := "tokens", "arrays", s.alignedDir
 	if len(s.Sources) > 0 {
@@ -292,7 +291,7 @@ func (s *Split) MessagePrefix(keys ...string) string {
 			return o.String()
 		}
 	}
-	return s.named.String()
+	return s.firstMention.String()
 }
 
 // check returns an error for values that are wrong only in combination.
@@ -326,7 +325,6 @@ func (s *Split) check() error {
 	return nil
 }
 
-// checkHostShares checks the combination of keys that give each host a share of the tokens.
 func (s *Split) checkHostShares() error {
 	switch {
 	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
@@ -353,7 +351,7 @@ func (s *Split) checkHostShares() error {
 }
 
 // CheckVocabSize returns an error if dtype cannot hold the tokens of a vocabulary of this size, the
-// largest of VocabSizes. It does not check elements with axes, because they are not tokens.
+// largest of VocabSizes. It accepts elements with axes, because they are not tokens.
 func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error {
 	if len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; did you mean token_dtype = \"uint32\"?",
@@ -362,8 +360,8 @@ func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error 
 	return nil
 }
 
-// CheckAligned returns an error unless all sources have the same aligned arrays, each with a
-// different name.
+// CheckAligned returns an error unless all sources have the same aligned arrays, with different
+// names.
 func (s *Split) CheckAligned() error {
 	first := ""
 	for i, source := range s.sources() {
@@ -387,6 +385,5 @@ func (s *Split) CheckAligned() error {
 	return nil
 }
 
-// maxAligned is the largest number of aligned arrays, which leaves room for the other arrays of a
-// batch.
+// maxAligned leaves room for the other arrays of a batch.
 const maxAligned = array.Most - 6

@@ -19,20 +19,18 @@ import (
 	"batchfs/sampler"
 )
 
-// decodeText decodes text as the file config.toml.
 func decodeText(text string, sets ...string) (*Config, error) {
 	return RawConfig{"config.toml", text, sets}.decode()
 }
 
-// settings returns a copy of a split without the fields that serve only messages.
-func settings(s *Split) Split {
+// withoutLocations returns a copy of a split without the fields that serve only messages.
+func withoutLocations(s *Split) Split {
 	plain := *s
-	plain.named, plain.keyRefs, plain.storeBlock = keyRef{}, nil, 0
+	plain.firstMention, plain.keyRefs, plain.storeBlock = keyRef{}, nil, 0
 	return plain
 }
 
-// refused checks that a configuration has an error that begins with want.
-func refused(t *testing.T, want, text string, sets ...string) {
+func wantError(t *testing.T, want, text string, sets ...string) {
 	t.Helper()
 	if c, err := decodeText(text, sets...); err == nil {
 		t.Errorf("%q %q: accepted as %+v", text, sets, c)
@@ -99,12 +97,12 @@ func TestConfigErrors(t *testing.T) {
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
 		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined`},
 	} {
-		refused(t, test.want, test.text)
+		wantError(t, test.want, test.text)
 	}
 }
 
-// No field of Mount is a string: the kernel separates mount options with commas, so a string could
-// add options such as dev. An address cannot contain a comma.
+// A string in Mount could add mount options such as dev, because the kernel separates options with
+// commas. An address contains no comma.
 func TestMountOptionsAreNoText(t *testing.T) {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Mount]()) {
 		if k := field.Type.Kind(); field.Type != reflect.TypeFor[netip.AddrPort]() && k != reflect.Bool && k != reflect.Int && k != reflect.Int64 && k != reflect.Uint32 {
@@ -127,7 +125,7 @@ func TestSetErrors(t *testing.T) {
 		{"splits.a/b.seed=7", "--set splits.a/b.seed=7" + usage},
 		{"batch.rank=1", "--set batch.rank: must be below world, which is 1 in splits.train (got 1)"},
 	} {
-		refused(t, test.want, train, test.set)
+		wantError(t, test.want, train, test.set)
 	}
 }
 
@@ -185,7 +183,7 @@ func TestSplitErrors(t *testing.T) {
 		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight belongs in [[splits.X.sources]]"},
 	} {
-		refused(t, "config.toml:"+test.at+": "+test.want, test.text)
+		wantError(t, "config.toml:"+test.at+": "+test.want, test.text)
 	}
 
 	for _, test := range []struct{ set, want string }{
@@ -194,7 +192,7 @@ func TestSplitErrors(t *testing.T) {
 		{`splits.train.sources.0.weight=1`, "--set splits.train.sources.0.weight: " + stray},
 		{`splits.train.sources=[{tokens = "a", weight = 1}]`, "config.toml:2: splits.train.tokens: " + both},
 	} {
-		refused(t, test.want, train, test.set)
+		wantError(t, test.want, train, test.set)
 	}
 }
 
@@ -326,7 +324,7 @@ func TestTokenFiles(t *testing.T) {
 			sets = []string{"splits.a.tokens=" + test.set}
 		}
 		testfiles.Write(t, map[string]string{file: text})
-		c, err := load(file, sets)
+		c, err := decodeFile(file, sets)
 		testfiles.NoError(t, err)
 		got, err := c.Splits[0].Files(nil)
 		for i, path := range test.want {
@@ -339,14 +337,13 @@ func TestTokenFiles(t *testing.T) {
 		}
 	}
 
-	// The value of mountpoint or torch_state is relative to the configuration file, or to the
-	// working directory if set with --set.
+	// Paths are relative to the configuration file, or to the working directory if set with --set.
 	testfiles.Write(t, map[string]string{file: "mountpoint = 'm'\n" + train + "torch_state = 'no.bin'\n[splits.val]\ntokens = 'b'\ntorch_state = 'rng.bin'"})
-	if c, err := load(file, []string{"splits.train.torch_state=rng.bin"}); err != nil || c.Mountpoint != dir+"/m" ||
+	if c, err := decodeFile(file, []string{"splits.train.torch_state=rng.bin"}); err != nil || c.Mountpoint != dir+"/m" ||
 		c.Splits[0].StateFile != "rng.bin" || c.Splits[1].StateFile != dir+"/rng.bin" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := load("none.toml", nil); !os.IsNotExist(err) {
+	if _, err := decodeFile("none.toml", nil); !os.IsNotExist(err) {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -390,7 +387,7 @@ func FuzzConfig(f *testing.F) {
 			t.Fatalf("once %+v, then %+v", c, again)
 		}
 		for i, s := range c.Splits {
-			if a, b := settings(s), settings(again.Splits[i]); !reflect.DeepEqual(a, b) {
+			if a, b := withoutLocations(s), withoutLocations(again.Splits[i]); !reflect.DeepEqual(a, b) {
 				t.Fatalf("once %+v, then %+v", a, b)
 			}
 		}
@@ -431,7 +428,7 @@ func checkValid(t testing.TB, c *Config) {
 	}
 }
 
-func load(file string, sets []string) (*Config, error) {
+func decodeFile(file string, sets []string) (*Config, error) {
 	raw, err := (&Flags{Config: file, Sets: sets}).Read()
 	if err != nil {
 		return nil, err

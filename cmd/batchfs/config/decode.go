@@ -52,7 +52,7 @@ func (r RawConfig) decode() (*Config, error) {
 	}
 	for _, s := range c.Splits {
 		s.storeBlock = c.Store.BlockBytes
-		s.settle()
+		s.setDerived()
 		if err := s.check(); err != nil {
 			return nil, err
 		}
@@ -60,7 +60,7 @@ func (r RawConfig) decode() (*Config, error) {
 	return c, nil
 }
 
-// documents parses the file and the --set arguments. Each document overrides those before it.
+// documents parses the file and the --set arguments. Later documents override earlier ones.
 func (r RawConfig) documents() (docs []*document, err error) {
 	if r.File != "" {
 		d, err := parse(r.File, r.Text)
@@ -79,8 +79,8 @@ func (r RawConfig) documents() (docs []*document, err error) {
 	return docs, nil
 }
 
-// settle computes the settings for the sampler that follow from several keys.
-func (s *Split) settle() {
+// setDerived computes the sampler's settings that depend on several keys.
+func (s *Split) setDerived() {
 	s.Settings.Arrays = nil
 	for _, b := range s.AlignedOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
@@ -95,9 +95,9 @@ func (s *Split) settle() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
-// WithFound returns the split with settings that were found next to its files, unless the
-// configuration sets them: eot, the last token of each document or -1, and the arrays of each
-// source.
+// WithFound returns the split with settings that were found next to its files: eot, the last token
+// of each document (-1 if there is none), and the arrays of each source. It keeps those that the
+// configuration sets.
 func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 	n := *s
 	if !s.IsSet("eot") && s.Ends != sampler.EndsUnknown {
@@ -113,11 +113,11 @@ func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
 			n.Sources[i].Aligned = arrays[i]
 		}
 	}
-	n.settle()
+	n.setDerived()
 	return &n
 }
 
-// decodeKey sets the field of c, or of batch for a key of [batch], from the key k of a document.
+// decodeKey decodes key k of a document into c, or into batch for a key of [batch].
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	ref, v := keyRef{d, k}, d.value(k)
 	if k[0] == "splits" && len(k) > 1 {
@@ -130,10 +130,10 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	switch {
 	case known && (len(k) == 1 || len(k) == 2 && k[0] == "splits"):
 		if _, isTable := v.(map[string]any); !isTable {
-			return fmt.Errorf("%s: must be a table, [%s] (got %s)", ref, k, show(v))
+			return fmt.Errorf("%s: must be a table, [%s] (got %s)", ref, k, formatValue(v))
 		}
 		if len(k) == 2 {
-			c.split(ref, batch)
+			c.findOrAddSplit(ref, batch)
 		}
 		return nil
 	case len(k) == 1 && k[0] == "mountpoint":
@@ -144,9 +144,9 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		i := slices.IndexFunc(allTables, func(t *table) bool { return t.name == "["+k[0]+"]" })
 		return setKey(ref, v, target, nil, allTables[i])
 	case len(k) == 3 && k[0] == "splits":
-		return c.split(ref, batch).decodeKey(ref, v)
+		return c.findOrAddSplit(ref, batch).decodeKey(ref, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
-		if tables(d.value(k[:3])) == nil { // such as sources.weight = 1
+		if tableList(d.value(k[:3])) == nil { // such as sources.weight = 1
 			return fmt.Errorf("%s: unknown key; %s must be %s", ref, k[2], listRules[k[2]])
 		}
 		return nil // decoded together with the whole list
@@ -178,18 +178,18 @@ func checkName(name string) error {
 	return nil
 }
 
-// split returns the split that a key names. It adds a new split as a copy of [batch].
-func (c *Config) split(ref keyRef, batch *Split) *Split {
+// findOrAddSplit returns the split that a key names. A new split begins as a copy of [batch].
+func (c *Config) findOrAddSplit(ref keyRef, batch *Split) *Split {
 	if s, err := c.Named(ref.key[1]); err == nil {
 		return s
 	}
 	s := *batch
-	s.Name, s.named, s.keyRefs = ref.key[1], ref, maps.Clone(batch.keyRefs)
+	s.Name, s.firstMention, s.keyRefs = ref.key[1], ref, maps.Clone(batch.keyRefs)
 	c.Splits = append(c.Splits, &s)
 	return &s
 }
 
-// listRules maps keys whose values are lists of tables to the rule for messages.
+// listRules holds the rules, for messages, of keys that take lists of tables.
 var listRules = map[string]string{
 	"sources": `a list of tables, as in [{tokens = "a.bin", weight = 1}]`,
 	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
@@ -201,10 +201,10 @@ func (s *Split) setSources(ref keyRef, v any) (err error) {
 	if s.Sources, err = decodeTables[Source](ref, v, &sourceTable, "tokens", "weight"); err != nil {
 		return err
 	}
-	for i, table := range tables(v) {
+	for i, table := range tableList(v) {
 		if arrays, ok := table["arrays"]; ok {
-			s.keyRefs["sources.arrays"] = ref.inner(strconv.Itoa(i))
-			if err := setAligned(ref.inner(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {
+			s.keyRefs["sources.arrays"] = ref.child(strconv.Itoa(i))
+			if err := setAligned(ref.child(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {
 				return err
 			}
 		}
@@ -212,7 +212,6 @@ func (s *Split) setSources(ref keyRef, v any) (err error) {
 	return nil
 }
 
-// setAligned decodes aligned arrays from a list of tables, which may be empty.
 func setAligned(ref keyRef, v any, list *[]AlignedArray) (err error) {
 	if none, ok := v.([]any); ok && len(none) == 0 {
 		*list = []AlignedArray{}
@@ -222,18 +221,17 @@ func setAligned(ref keyRef, v any, list *[]AlignedArray) (err error) {
 	return err
 }
 
-// decodeTables decodes a list of tables. Each table needs the required keys.
 func decodeTables[C any](ref keyRef, v any, keys *table, required ...string) (all []C, err error) {
-	list := tables(v)
+	list := tableList(v)
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: must be %s (got %s)", ref, listRules[ref.key[len(ref.key)-1]], show(v))
+		return nil, fmt.Errorf("%s: must be %s (got %s)", ref, listRules[ref.key[len(ref.key)-1]], formatValue(v))
 	}
 	for i, table := range list {
 		var c C
-		keys.setInitial(&c)
-		item := ref.inner(strconv.Itoa(i))
+		keys.setDefaults(&c)
+		item := ref.child(strconv.Itoa(i))
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if err := setKey(item.inner(name), table[name], &c, nil, keys); err != nil {
+			if err := setKey(item.child(name), table[name], &c, nil, keys); err != nil {
 				return nil, err
 			}
 		}
@@ -264,7 +262,7 @@ func setKey(ref keyRef, v any, c any, refs map[string]keyRef, known ...*table) e
 			v = ref.doc.relative(path)
 		}
 		if k.set != nil && !k.set(c, v) { // the caller decodes lists of tables
-			return fmt.Errorf("%s: must be %s (got %s)", ref, k.rule, show(v))
+			return fmt.Errorf("%s: must be %s (got %s)", ref, k.rule, formatValue(v))
 		}
 		if refs != nil {
 			refs[name] = ref

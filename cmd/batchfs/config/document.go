@@ -26,8 +26,7 @@ type keyRef struct {
 	key toml.Key
 }
 
-// inner returns the key with names appended.
-func (o keyRef) inner(names ...string) keyRef {
+func (o keyRef) child(names ...string) keyRef {
 	return keyRef{o.doc, append(slices.Clone(o.key), names...)}
 }
 
@@ -88,7 +87,7 @@ func (d *document) value(k toml.Key) any {
 			v = table[name]
 			continue
 		}
-		list := tables(v)
+		list := tableList(v)
 		i, err := strconv.Atoi(name)
 		if err != nil || i >= len(list) {
 			return nil
@@ -98,8 +97,8 @@ func (d *document) value(k toml.Key) any {
 	return v
 }
 
-// tables returns value as a list of tables, or nil if it is anything else.
-func tables(value any) (list []map[string]any) {
+// tableList returns value as a list of tables, or nil if it is anything else.
+func tableList(value any) (list []map[string]any) {
 	if list, ok := value.([]map[string]any); ok {
 		return list
 	}
@@ -147,8 +146,7 @@ func (d *document) line(k toml.Key) int {
 	return 1 + strings.Count(d.text[:begins[setBy]], "\n")
 }
 
-// show formats a value for a message.
-func show(v any) string {
+func formatValue(v any) string {
 	switch v := v.(type) {
 	case string:
 		return fmt.Sprintf("%q", v)

@@ -30,7 +30,7 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in t
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists)")
 	cmd.Flags().StringVar(&f.Data, "data", "", "`directory` of token files to serve: train.bin and val.bin, or sets such as fineweb_train_000001.bin, "+
-		"train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, which may be missing")
+		"train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of the configuration file with `key=value`; can be repeated")
 	cmd.MarkFlagDirname("data")
 	cmd.MarkFlagFilename("config", "toml")
@@ -43,7 +43,7 @@ func (f *Flags) Read() (RawConfig, error) {
 	sets := f.Sets
 	switch {
 	case f.Data != "":
-		data, err := dataSets(f.Data)
+		data, err := setArgsForData(f.Data)
 		if err != nil {
 			return RawConfig{}, err
 		}
@@ -73,8 +73,8 @@ func (f *Flags) Load() (*Config, error) {
 	return raw.Decode()
 }
 
-// dataSets returns --set arguments that define splits for the token files in a directory.
-func dataSets(dir string) (sets []string, err error) {
+// setArgsForData returns --set arguments that define splits for the token files in a directory.
+func setArgsForData(dir string) (sets []string, err error) {
 	if blob.IsRemote(dir) {
 		return nil, fmt.Errorf("--data %s: must be a local directory; name objects one by one or with a glob, as in "+
 			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
@@ -89,7 +89,7 @@ func dataSets(dir string) (sets []string, err error) {
 		return nil, err
 	}
 	for _, name := range []string{"train", "val"} {
-		pattern, err := dataPattern(name, entries)
+		pattern, err := dataGlob(name, entries)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dir, err)
 		}
@@ -107,17 +107,19 @@ const dataRule = "--data takes train.bin, or else numbered files such as train_0
 	"Megatron-LM such as train_text_document.bin, each also as .npy or .ds, and the same for val; name other files with " +
 	"--set splits.train.tokens=... instead of --data"
 
-// dataName is a pattern for the names of a split's token files, with the name of the split as %s.
-// The name of the dataset may come before it, and numbers and Megatron-LM's suffixes after it.
-const dataName = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
+// dataFilePattern is a pattern for the names of a split's token files, with the name of the split
+// as %s. The name of the dataset may come before it, and numbers and Megatron-LM's suffixes after
+// it.
+const dataFilePattern = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// dataPattern returns a glob for a split's token files among the entries of a directory: NAME.bin,
-// .npy or .ds if one exists, or else the set of files that dataName matches. The glob is empty if
-// there is none. It is an error if there are two sets, or if the glob would match other files too.
-func dataPattern(name string, entries []os.DirEntry) (glob string, err error) {
-	shape := regexp.MustCompile(fmt.Sprintf(dataName, name))
+// dataGlob returns a glob for a split's token files among the entries of a directory: NAME.bin,
+// .npy or .ds if one exists, or else the set of files that dataFilePattern matches. The glob is
+// empty if there is none. It is an error if there are two sets, or if the glob would match other
+// files too.
+func dataGlob(name string, entries []os.DirEntry) (glob string, err error) {
+	shape := regexp.MustCompile(fmt.Sprintf(dataFilePattern, name))
 	var exact, setKind string // setKind is equal for all files of one set
 	var set, others []string
 	for _, entry := range entries {

@@ -31,7 +31,6 @@ type key struct {
 	help string // explanation in config.toml; the rule of valueType follows it there
 }
 
-// find returns the key with a name, or nil.
 func (t *table) find(name string) *key {
 	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
 		return &t.keys[i]
@@ -39,8 +38,7 @@ func (t *table) find(name string) *key {
 	return nil
 }
 
-// setInitial sets the fields of c to the defaults.
-func (t *table) setInitial(c any) {
+func (t *table) setDefaults(c any) {
 	for _, k := range t.keys {
 		switch v := k.initial.(type) {
 		case nil:
@@ -60,81 +58,81 @@ var allTables = []*table{
 
 var topTable = table{name: "front of all tables", keys: []key{
 	{name: "mountpoint", example: "/mnt/batches", isFile: true,
-		valueType: text(func(c *Config) *string { return &c.Mountpoint }, "a path")},
+		valueType: nonEmpty(func(c *Config) *string { return &c.Mountpoint }, "a path")},
 }}
 
 var batchTable = table{name: "[batch]", help: "What a batch contains. These keys apply to all splits. " +
 	"A split can set any of them in its own table, which takes precedence over [batch] and over --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true,
-		valueType: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+		valueType: wholeNumber(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
 		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes in one training step. " +
 			"batch_size times world may be at most 16777216."},
 	{name: "block_size", initial: 1024, inPath: true,
-		valueType: whole(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
+		valueType: wholeNumber(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
 		help: "T, the number of tokens in a row. Set it to the context length of the model. " +
 			"Each token file needs at least T+1 tokens, unless join is true."},
-	{name: "format", initial: "auto", valueType: word(func(c *Split) *string { return &c.Format }, format.Names()...),
+	{name: "format", initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
 		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
 			"other files as headerless. Name a format to reject files of any other."},
-	{name: "tensor", example: "tokens", valueType: text(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read from a file that has several. Set it for .safetensors files with more than one tensor."},
-	{name: "token_dtype", example: "uint16", valueType: word(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
+	{name: "token_dtype", example: "uint16", valueType: oneOf(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
 		help: "The dtype of headerless files, little-endian. The default is the dtype in the vocab.json of batchfs prepare, " +
 			"or uint16. Set it if that is wrong, or if a file is rejected because it looks like another dtype."},
 	{name: "shape", example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
 		help: "The shape of one element of headerless files. Set it if an element has several numbers, " +
 			"such as a row of a matrix. It needs layout = \"rows\"."},
-	{name: "vocab_size", initial: 0, restart: true, valueType: whole(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+	{name: "vocab_size", initial: 0, restart: true, valueType: wholeNumber(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The number of different tokens, or 0 if unknown. Set it if there is no vocab.json of batchfs prepare. " +
 			"A token at or above it is then an error that names the file and the position."},
 	{name: "dtype", initial: "native", inPath: true,
-		valueType: word(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
+		valueType: oneOf(func(c *Split) *array.DType { return &c.DType }, append(integerDTypes(), sampler.Native)...),
 		help: "The dtype of tokens in a batch, little-endian. native is the dtype of the token files. " +
 			"Set int64 for PyTorch embeddings. A token that does not fit is an error."},
 	{name: "layout", initial: "xy", inPath: true,
-		valueType: word(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
+		valueType: oneOf(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
 		help: "The arrays of a batch.\n" +
 			"  xy: x of shape (B, T), then y of the same shape, one token later.\n" +
 			"  tokens: one array of shape (B, T+1).\n" +
 			"  rows: B elements of any array; block_size does not matter."},
 	{name: "order", initial: "random", inPath: true,
-		valueType: word(func(c *Split) *sampler.Order { return &c.Order },
+		valueType: oneOf(func(c *Split) *sampler.Order { return &c.Order },
 			sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
-		help: "Where each row begins.\n" +
-			"  random: anywhere.\n" +
-			"  shuffle: at every window of T tokens once per epoch, in random order.\n" +
-			"  sequential: at one window after the other; for validation.\n" +
-			"  torch: like nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
-			"  torch-2.6: the same with the random numbers of PyTorch up to 2.6."},
-	{name: "seed", initial: 1337, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
+		help: "How rows are chosen.\n" +
+			"  random: windows that begin anywhere.\n" +
+			"  shuffle: consecutive windows of T tokens, each once per epoch, in random order.\n" +
+			"  sequential: the same windows, one after the other; for validation.\n" +
+			"  torch: the windows of nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
+			"  torch-2.6: the same, with the random numbers of PyTorch 2.6 and older."},
+	{name: "seed", initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
 			"with the rank. Change it to get other rows."},
-	{name: "torch_state", example: "rng.bin", isFile: true, valueType: text(func(c *Split) *string { return &c.StateFile }, "a path"),
+	{name: "torch_state", example: "rng.bin", isFile: true, valueType: nonEmpty(func(c *Split) *string { return &c.StateFile }, "a path"),
 		help: "A file with the result of torch.get_rng_state(), 5056 bytes, for the torch orders. " +
 			"Set it to continue from that state instead of from seed. It needs rank = 0 and world = 1."},
-	{name: "rank", initial: 0, inPath: true, valueType: whole(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
+	{name: "rank", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
 		help: "The rank of the reader, from 0 to world-1. Usually set in the path. Batch k of rank r has the rows " +
 			"k*B*world + r*B to k*B*world + r*B + B-1. The torch orders use seed + rank as their seed."},
-	{name: "world", initial: 1, inPath: true, valueType: whole(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
+	{name: "world", initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 		help: "The number of ranks. Usually set in the path, together with rank."},
 	{name: "shuffle_block", initial: 0, inPath: true, valueType: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
 		help: "With order = \"shuffle\", the size of the runs of tokens to shuffle: rows come from 16 runs at a time. " +
 			"Set it for tokens in a store, so that each host reads only its own share of them. It must be a multiple of " +
 			"store.block_bytes. 0 shuffles all tokens."},
-	{name: "local_world", initial: 1, inPath: true, valueType: whole(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
+	{name: "local_world", initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
 		help: "With shuffle_block, the number of ranks on each host. Set it to torchrun's LOCAL_WORLD_SIZE. " +
 			"It must divide world, and there may be at most 65536 hosts."},
 	{name: "documents", initial: false, valueType: documents,
 		help: "Whether a batch has the arrays cu_seqlens and positions, which say where documents end. Set it for attention " +
 			"within documents. A document ends after eot, or where the index next to the token file says. " +
 			"With \"files\", each file is one document."},
-	{name: "eot", example: 50256, valueType: whole(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
+	{name: "eot", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 		help: "The last token of each document. The default is the one in the vocab.json of batchfs prepare."},
-	{name: "mask_targets", initial: false, valueType: truth(func(c *Split) *bool { return &c.MaskTargets }),
+	{name: "mask_targets", initial: false, valueType: boolean(func(c *Split) *bool { return &c.MaskTargets }),
 		help: "Whether to replace a target by -100 if it is in another document than the token before it, " +
 			"so that it does not count in the loss. It needs a signed dtype."},
 	{name: "rows", initial: "windows",
-		valueType: word(func(c *Split) *sampler.Rows { return &c.Rows },
+		valueType: oneOf(func(c *Split) *sampler.Rows { return &c.Rows },
 			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
 		help: "What a row contains.\n" +
 			"  windows: any T tokens.\n" +
@@ -143,9 +141,9 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  packed: as many whole documents as fit.\n" +
 			"All except windows need an index of documents. They pad rows with eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
-	{name: "start", initial: 0, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
+	{name: "start", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 		help: "The number of the first batch that next returns. To resume a run, set it to the step to continue with."},
-	{name: "steps", example: 10000, inPath: true, valueType: whole(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
+	{name: "steps", example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		help: "The number of batches in batches.bin and batches.npy. The default is one epoch; with shuffle_block, " +
 			"one epoch of the host with the fewest batches."},
 }}
@@ -155,18 +153,18 @@ var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its 
 	{name: "tokens", example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
 		help: "The token files, which form one array in this order. The matches of a glob are sorted. Objects are named " +
 			"s3://bucket/key or gs://bucket/key. Every split needs either tokens or sources."},
-	{name: "join", initial: false, valueType: truth(func(c *Split) *bool { return &c.Join }),
+	{name: "join", initial: false, valueType: boolean(func(c *Split) *bool { return &c.Join }),
 		help: "Whether a row may begin in one file and end in the next. Set it if the files are parts of one text, " +
 			"or shorter than T+1 tokens."},
-	{name: "on_change", initial: "error", restart: true, valueType: word(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
+	{name: "on_change", initial: "error", restart: true, valueType: oneOf(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
 		help: "What happens if a token file changes while it is mounted.\n" +
 			"  error: reads fail until the old file is back.\n" +
 			"  follow: the next batch has the new tokens. Append to the file, or replace it by renaming another file."},
 	{name: "expect_fingerprint", example: "9f86d081884c7d659a2feaa0c55ad015", restart: true, valueType: fingerprint,
 		help: "The fingerprint that the token files must have, from info.json. Set it so that a run cannot continue with " +
 			"other data than it began with."},
-	{name: "sources"}, // a mixture instead of tokens: a table for each source
-	{name: "arrays"},  // a table for each array that is aligned with the tokens
+	{name: "sources"}, // a list of tables; see sourceTable
+	{name: "arrays"},  // a list of tables; see arrayTable
 }}
 
 var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixture. A split has either sources or tokens. " +
@@ -176,9 +174,9 @@ var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixtu
 		help: "The token files of this source, like tokens in [splits.X]."},
 	{name: "weight", example: 7, valueType: weight,
 		help: "The weight of this source, relative to the others. Weights need not add up to 1."},
-	{name: "vocab_size", example: 50257, restart: true, valueType: whole(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
-		help: "The vocab_size of this source. The default is that of the split."},
-	{name: "arrays"}, // a table for each array: [[splits.X.sources.arrays]]
+	{name: "vocab_size", example: 50257, restart: true, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
+		help: "The vocab_size of this source. The default is the split's vocab_size."},
+	{name: "arrays"}, // a list of tables; see arrayTable
 }}
 
 var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is aligned with the tokens, with one element for each: " +
@@ -187,13 +185,13 @@ var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is alig
 	{name: "name", example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
 	{name: "files", example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
 		help: "The files of the array. Together they need as many elements as there are tokens."},
-	{name: "at", initial: "y", valueType: word(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
+	{name: "at", initial: "y", valueType: oneOf(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
 		help: "The array to align with. With y, element t of a row belongs to y[t]."},
-	{name: "format", initial: "auto", valueType: word(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
+	{name: "format", initial: "auto", valueType: oneOf(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
 		help: "The format of the files, like format in [batch]."},
-	{name: "tensor", example: "mask", valueType: text(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", example: "mask", valueType: nonEmpty(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read, like tensor in [batch]."},
-	{name: "dtype", example: "uint8", valueType: word(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
+	{name: "dtype", example: "uint8", valueType: oneOf(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
 		help: "The dtype of headerless files, like token_dtype in [batch]."},
 	{name: "shape", example: []any{32}, valueType: shape(func(c *AlignedArray) *[]int { return &c.Shape }),
 		help: "The shape of one element, like shape in [batch]."},
@@ -202,23 +200,23 @@ var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is alig
 var memoryTable = table{name: "[memory]", help: "How token files are read. These keys affect speed and memory, but never what is read. " +
 	"batchfs restart applies changes to all of them.", keys: []key{
 	{name: "access", initial: "remap",
-		valueType: word(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map),
+		valueType: oneOf(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map),
 		help: "How a read of a batch gets its tokens.\n" +
 			"  remap: map the file, copy the rows and unmap it, like nanoGPT.\n" +
 			"  pread: read row by row; faster with several readers.\n" +
 			"  advise: keep the file mapped, and release its pages after each read.\n" +
 			"  map: keep the file mapped. Resident memory grows to the size of the files.\n" +
-			"With all except map, resident memory stays that of a batch. With remap, aligned arrays are read with pread."},
-	{name: "page_cache", initial: "keep", valueType: word(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
+			"With all except map, resident memory stays at the size of a batch. With remap, aligned arrays are read with pread."},
+	{name: "page_cache", initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		help: "Whether tokens stay in the kernel's page cache after a read. Set drop on machines with little memory. " +
 			"Reading the same tokens again then has to read the disk."},
-	{name: "ahead", initial: 2, valueType: whole(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
+	{name: "ahead", initial: 2, valueType: wholeNumber(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
 		help: "The number of batches to prefetch for each reader that reads in order. Raise it for a slow disk or store. " +
 			"With 0, nothing is prefetched, and the batches are the same."},
-	{name: "ahead_bytes", initial: 64 << 20, valueType: whole(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
+	{name: "ahead_bytes", initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
 		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
 			"for large batches or many readers."},
-	{name: "budget", initial: 128 << 20, valueType: whole(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
+	{name: "budget", initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
 		help: "The memory that the serving process may use for its readers, in bytes, in addition to about 20 MiB. " +
 			"Raise it for many readers of large batches. Readers beyond it have to wait."},
 }}
@@ -227,20 +225,20 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 const maxID = math.MaxUint32 - 1
 
 var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart applies only changes to timeout and settings_per_user.", keys: []key{
-	{name: "allow_other", initial: false, valueType: truth(func(c *Mount) *bool { return &c.AllowOther }),
+	{name: "allow_other", initial: false, valueType: boolean(func(c *Mount) *bool { return &c.AllowOther }),
 		help: "Whether users other than the one who mounts may read. Set it for services. Unless root mounts, " +
 			"/etc/fuse.conf needs the line user_allow_other. With mount --fd, the process that mounts decides."},
 	{name: "mode", initial: "0444", valueType: mode,
 		help: "The permissions of files. Set \"0440\" or \"0400\" to keep other users out. " +
 			"Users who may read files may also list directories."},
-	{name: "uid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
+	{name: "uid", example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
 		help: "The user who owns the files. The default is the user who mounts."},
-	{name: "gid", example: 1000, valueType: whole(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
+	{name: "gid", example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
 		help: "The group that owns the files. The default is the group of the user who mounts."},
 	{name: "timeout", initial: "30s", restart: true,
 		valueType: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
 		help:      "How long a read waits for its token files before it fails. Raise it for slow disks and stores."},
-	{name: "settings_per_user", initial: 4096, restart: true, valueType: whole(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
+	{name: "settings_per_user", initial: 4096, restart: true, valueType: wholeNumber(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
 		help: "How many settings directories, such as train/seed=7, each user may have. Lower it if users do not trust " +
 			"each other. All users together have 65535; root and uid may use all of them."},
 	{name: "grace", initial: "10s", valueType: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
@@ -248,46 +246,46 @@ var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart
 			"To let readers finish an epoch, raise it to the time that an epoch takes."},
 	{name: "metrics_listen", example: "127.0.0.1:9137", valueType: address(func(c *Mount) *netip.AddrPort { return &c.MetricsListen }),
 		help: "The address at which to serve metrics for Prometheus over HTTP, at /metrics. Set it to collect metrics from outside; " +
-			"the file metrics of the mount has them too. Anyone who can reach the address can read them."},
+			"the mount also has them, in its file metrics. Anyone who can reach the address can read them."},
 }}
 
 var storeTable = table{name: "[store]", help: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
 	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a web identity token, or the role of the " +
 	"container or machine. For gs://, they are HMAC keys. batchfs restart applies changes to all of these keys.", keys: []key{
-	{name: "endpoint", example: "https://minio.example.com:9000", valueType: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
+	{name: "endpoint", example: "https://minio.example.com:9000", valueType: nonEmpty(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		help: "The URL of the store. Set it for a store of your own. The default is AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; " +
-			"if neither is set, AWS, or Google for gs://. Only http:// is without TLS. SSL_CERT_FILE names the certificates of authorities to trust."},
-	{name: "region", example: "eu-central-1", valueType: text(func(c *Store) *string { return &c.Region }, "the name of a region"),
+			"if neither is set, AWS, or Google for gs://. URLs other than http:// use TLS. SSL_CERT_FILE names a file of certificate authorities to trust."},
+	{name: "region", example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		help: "The region of the buckets. The default is AWS_REGION, AWS_DEFAULT_REGION, or else what AWS reports for the bucket."},
-	{name: "path_style", initial: false, valueType: truth(func(c *Store) *bool { return &c.PathStyle }),
+	{name: "path_style", initial: false, valueType: boolean(func(c *Store) *bool { return &c.PathStyle }),
 		help: "Whether URLs name the bucket in the path instead of in the host name. Many stores other than AWS need it."},
-	{name: "anonymous", initial: false, valueType: truth(func(c *Store) *bool { return &c.Anonymous }),
+	{name: "anonymous", initial: false, valueType: boolean(func(c *Store) *bool { return &c.Anonymous }),
 		help: "Whether to read without credentials. Set it for public buckets."},
-	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, valueType: text(func(c *Store) *string { return &c.CacheDir }, "a path"),
+	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, valueType: nonEmpty(func(c *Store) *string { return &c.CacheDir }, "a path"),
 		help: "The directory of the block cache, which holds fetched blocks for all mounts of this host. Without it, every epoch " +
 			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
 			"or that others may write to. You can delete it at any time."},
-	{name: "cache_shared", initial: false, valueType: truth(func(c *Store) *bool { return &c.CacheShared }),
+	{name: "cache_shared", initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
 		help: "Whether the group of cache_dir may use it too. Set it if the members of the group trust each other. " +
 			"The directory then has mode 2770."},
-	{name: "cache_bytes", initial: 64 << 30, valueType: whole(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+	{name: "cache_bytes", initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
 		help: "The maximum size of cache_dir, in bytes. Set it to what the readers of this host need; batchfs cache status " +
 			"shows that. Blocks that do not fit are fetched again in every epoch."},
-	{name: "block_bytes", initial: 4 << 20, valueType: whole(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+	{name: "block_bytes", initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
 		help: "How much to fetch at a time, in bytes. Raise it if each request costs time or money. " +
 			"Blocks in cache_dir that have another size are not used."},
 }}
 
 var logTable = table{name: "[log]", help: "What is written to standard error, or to the file named by mount --log.", keys: []key{
-	{name: "level", initial: "info", valueType: word(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
+	{name: "level", initial: "info", valueType: oneOf(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
 		help: "The lowest level to log. Set warn to log only warnings and errors."},
-	{name: "format", initial: "text", valueType: word(func(c *Log) *string { return &c.Format }, "text", "json"),
+	{name: "format", initial: "text", valueType: oneOf(func(c *Log) *string { return &c.Format }, "text", "json"),
 		help: "The format of a line: text has key=value pairs, json is a JSON object. Set json for a log collector."},
 }}
 
 // NewAlignedArray returns an array that is aligned with the targets and read from headerless files.
 // It reports whether a configuration could have this name and dtype.
 func NewAlignedArray(name, dtype string) (b AlignedArray, ok bool) {
-	arrayTable.setInitial(&b)
+	arrayTable.setDefaults(&b)
 	return b, arrayTable.find("name").set(&b, name) && arrayTable.find("dtype").set(&b, dtype)
 }

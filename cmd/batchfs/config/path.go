@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// An unknownSetting is the error for a path that names a setting that does not exist. It matches
-// ENOENT, because a program that looks up such a path should see that there is no such file.
+// An unknownSetting is the error for a path with an unknown setting. It matches ENOENT, because no
+// such file exists.
 type unknownSetting string
 
 func (e unknownSetting) Error() string      { return string(e) }
@@ -42,7 +42,7 @@ func (s *Split) With(settings string) (*Split, error) {
 			value = i
 		}
 		if !key.set(&n, value) {
-			return nil, fmt.Errorf("%s: %s: must be %s (got %s)", n.path, name, key.rule, show(value))
+			return nil, fmt.Errorf("%s: %s: must be %s (got %s)", n.path, name, key.rule, formatValue(value))
 		}
 	}
 	return &n, n.check()

@@ -13,7 +13,6 @@ import (
 	"batchfs/sampler"
 )
 
-// baseSplit returns the split train, configured by some TOML text.
 func baseSplit(t testing.TB, text string) *Split {
 	t.Helper()
 	c, err := decodeText("[splits.train]\ntokens = 'a.bin'\n" + text)
@@ -125,7 +124,6 @@ func TestPathErrors(t *testing.T) {
 	}
 }
 
-// A path with an unknown setting is an error that matches ENOENT.
 func TestUnknownSettingIsNoFile(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for path, key := range map[string]string{
@@ -169,7 +167,7 @@ func FuzzPath(f *testing.F) {
 		if backwards, err := base.With(strings.Join(settings, ",")); err != nil || backwards.Path() != s.Path() {
 			t.Fatalf("%q: %v, is not %s", settings, err, s.Path())
 		}
-		for _, s := range []*Split{s, within(s, second)} {
+		for _, s := range []*Split{s, underOrSame(s, second)} {
 			checkValid(t, &Config{Memory: valid.Memory, Mount: valid.Mount, Splits: []*Split{s}})
 			again := base
 			if _, settings, differs := strings.Cut(s.Path(), "/"); differs {
@@ -187,8 +185,7 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// within returns s under a path, or s itself if the path is rejected.
-func within(s *Split, path string) *Split {
+func underOrSame(s *Split, path string) *Split {
 	if n, err := s.With(path); err == nil {
 		return n
 	}

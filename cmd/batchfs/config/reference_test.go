@@ -57,7 +57,6 @@ func wrapComment(text string) string {
 	return b.String()
 }
 
-// reference returns config.toml, generated from the tables.
 func reference() string {
 	var b strings.Builder
 	b.WriteString(head)
@@ -81,7 +80,7 @@ func reference() string {
 				mark = " [path]"
 			}
 			b.WriteString("\n" + wrapComment(k.help+"\nMust be "+k.rule+"."+mark))
-			fmt.Fprintf(&b, "%s%s = %s\n", comment, k.name, show(value))
+			fmt.Fprintf(&b, "%s%s = %s\n", comment, k.name, formatValue(value))
 			if !strings.Contains(t.name, "X") {
 				comment = ""
 			}
@@ -90,8 +89,8 @@ func reference() string {
 	return b.String()
 }
 
-// matches checks that a file has the generated text, or writes it there with -update.
-func matches(t *testing.T, file, got, want string) {
+// checkGenerated checks that a file has the generated text, or writes it there with -update.
+func checkGenerated(t *testing.T, file, got, want string) {
 	t.Helper()
 	if *update {
 		testfiles.NoError(t, os.WriteFile(file, []byte(want), 0o644))
@@ -100,12 +99,11 @@ func matches(t *testing.T, file, got, want string) {
 	}
 }
 
-// config.toml and the list of settings in docs/files.md are generated from the tables of keys.
 func TestReference(t *testing.T) {
 	const file, page = "../../../config.toml", "../../../docs/files.md"
 	text, err := os.ReadFile(file)
 	testfiles.NoError(t, err)
-	matches(t, file, string(text), reference())
+	checkGenerated(t, file, string(text), reference())
 
 	if text, err = os.ReadFile(page); err != nil {
 		t.Fatal(err)
@@ -118,7 +116,7 @@ func TestReference(t *testing.T) {
 	}
 	last := len(names) - 1
 	list := "A path may set " + strings.Join(names[:last], ", ") + " and " + names[last] + ","
-	matches(t, page, string(text), regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAllString(string(text), list))
+	checkGenerated(t, page, string(text), regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAllString(string(text), list))
 }
 
 // Every example in config.toml is valid, and every key that is not commented out has its default.
@@ -130,12 +128,12 @@ func TestReferenceIsValid(t *testing.T) {
 		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)
 	}
 	for i, name := range []string{"train", "val"} {
-		want := settings(defaultSplit())
+		want := withoutLocations(defaultSplit())
 		want.Name, want.Tokens, want.dir = name, []string{"data/" + name + ".bin"}, "."
 		if name == "val" {
 			want.Order = "sequential"
 		}
-		if got := settings(c.Splits[i]); !reflect.DeepEqual(got, want) {
+		if got := withoutLocations(c.Splits[i]); !reflect.DeepEqual(got, want) {
 			t.Errorf("split %s is\n%+v, the default\n%+v", name, got, want)
 		}
 	}

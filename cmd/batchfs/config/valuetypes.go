@@ -21,7 +21,7 @@ type valueType struct {
 	get func(c any) any
 }
 
-// newValueType returns a valueType for a field of a C. parse converts a decoded TOML value.
+// newValueType returns a valueType for a field of a struct C. parse converts a decoded TOML value.
 func newValueType[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) valueType {
 	return valueType{
 		rule: rule,
@@ -34,21 +34,21 @@ func newValueType[C, F any](field func(*C) *F, rule string, parse func(value any
 	}
 }
 
-func whole[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) valueType {
+func wholeNumber[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) valueType {
 	return newValueType(field, fmt.Sprintf("a whole number from %d to %d", least, most), func(value any) (N, bool) {
 		n, ok := value.(int64)
 		return N(n), ok && n >= least && n <= most
 	})
 }
 
-func truth[C any](field func(*C) *bool) valueType {
+func boolean[C any](field func(*C) *bool) valueType {
 	return newValueType(field, "true or false", func(value any) (b, ok bool) {
 		b, ok = value.(bool)
 		return b, ok
 	})
 }
 
-func text[C any](field func(*C) *string, rule string) valueType {
+func nonEmpty[C any](field func(*C) *string, rule string) valueType {
 	return newValueType(field, rule, func(value any) (string, bool) {
 		s, ok := value.(string)
 		return s, ok && s != ""
@@ -63,7 +63,7 @@ func address[C any](field func(*C) *netip.AddrPort) valueType {
 	})
 }
 
-func word[C any, S ~string](field func(*C) *S, words ...S) valueType {
+func oneOf[C any, S ~string](field func(*C) *S, words ...S) valueType {
 	rule := string(words[0])
 	for _, s := range words[1 : len(words)-1] {
 		rule += ", " + string(s)
@@ -74,7 +74,7 @@ func word[C any, S ~string](field func(*C) *S, words ...S) valueType {
 	})
 }
 
-func integers() []array.DType {
+func integerDTypes() []array.DType {
 	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 }
 
@@ -104,7 +104,6 @@ func paths[C any](field func(*C) *[]string) valueType {
 	})
 }
 
-// shape is a valueType for the shape of an element of an array.
 func shape[C any](field func(*C) *[]int) valueType {
 	const maxNumbers = 1 << 31
 	return newValueType(field, fmt.Sprint("a list of positive whole numbers with a product of at most ", maxNumbers), func(value any) (shape []int, ok bool) {
@@ -122,18 +121,18 @@ func shape[C any](field func(*C) *[]int) valueType {
 	})
 }
 
-// size is a valueType for a number of bytes, which may be 0. Its get function returns the shortest
-// text for it, for paths.
+// size is a valueType for a number of bytes, which may be 0. Its get returns the shortest text, for
+// paths.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
-	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, sizeText(least), sizeText(most))
+	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, formatSize(least), formatSize(most))
 	k := newValueType(field, rule, func(value any) (int64, bool) {
 		n, ok := value.(int64)
 		if s, isText := value.(string); isText {
-			n, ok = sizeOf(s)
+			n, ok = parseSize(s)
 		}
 		return n, ok && (n == 0 || n >= least && n <= most)
 	})
-	k.get = func(c any) any { return sizeText(*field(c.(*C))) }
+	k.get = func(c any) any { return formatSize(*field(c.(*C))) }
 	return k
 }
 
@@ -142,7 +141,7 @@ var sizeUnits = []struct {
 	bytes int64
 }{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
 
-func sizeOf(text string) (n int64, ok bool) {
+func parseSize(text string) (n int64, ok bool) {
 	for _, unit := range sizeUnits {
 		if number, has := strings.CutSuffix(text, unit.name); has {
 			n, err := strconv.ParseUint(number, 10, 31)
@@ -152,7 +151,7 @@ func sizeOf(text string) (n int64, ok bool) {
 	return 0, false
 }
 
-func sizeText(n int64) string {
+func formatSize(n int64) string {
 	for _, unit := range sizeUnits {
 		if n > 0 && n%unit.bytes == 0 {
 			return fmt.Sprint(n/unit.bytes, unit.name)
