@@ -1,5 +1,5 @@
-// Package metrics exports the counters of a mount in the text format of Prometheus, for the mount's
-// file metrics and over HTTP. It reads only the shared memory, so any process of the mount can
+// Package metrics exports a mount's counters in the text format of Prometheus, as the file metrics
+// in the mount and over HTTP. It reads only the shared memory, so any process of the mount can
 // serve the metrics, and none are lost when a worker dies.
 package metrics
 
@@ -24,25 +24,25 @@ func Handler(shared *state.Shared) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// step is the unit of Text's length, in bytes, so that the size of the file rarely changes between
-// stat and read when a number grows.
-const step = 4096
+// textUnit is the unit of Text's length, in bytes. It makes the file's size rarely change between
+// stat and read.
+const textUnit = 4096
 
 // Text returns the current metrics, padded with empty lines to a multiple of 4096 bytes.
 func Text(shared *state.Shared) []byte {
-	w := page{header: http.Header{}}
+	w := responseBuffer{header: http.Header{}}
 	Handler(shared).ServeHTTP(&w, &http.Request{Method: http.MethodGet, Header: http.Header{}})
-	return append(w.Bytes(), bytes.Repeat([]byte("\n"), step-w.Len()%step)...)
+	return append(w.Bytes(), bytes.Repeat([]byte("\n"), textUnit-w.Len()%textUnit)...)
 }
 
-// A page is an http.ResponseWriter that keeps the body.
-type page struct {
+// A responseBuffer is an http.ResponseWriter that keeps the body.
+type responseBuffer struct {
 	bytes.Buffer
 	header http.Header
 }
 
-func (p *page) Header() http.Header { return p.header }
-func (p *page) WriteHeader(int)     {}
+func (p *responseBuffer) Header() http.Header { return p.header }
+func (p *responseBuffer) WriteHeader(int)     {}
 
 type collector struct{ *state.Shared }
 
@@ -76,17 +76,17 @@ func counter[T any, N int64 | uint64 | float64](name, help string, value func(T)
 	return m
 }
 
-var ofMount = []metric[shared]{
-	gauge("start_time_seconds", "When the mount began, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
+var mountMetrics = []metric[shared]{
+	gauge("start_time_seconds", "Start time of the mount, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
 	gauge("worker_silent_seconds", "Time since the worker last answered its supervisor.", func(s shared) float64 { return s.SinceHeartbeat().Seconds() }),
 	counter("requests", "Kernel requests that were answered.", func(s shared) uint64 { return s.Replies.Load() }),
-	counter("takeovers", "Times that another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
+	counter("takeovers", "Number of times that another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
 	counter("worker_crashes", "Workers that crashed or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
-	gauge("requests_waiting", "Requests that wait because other requests are using token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
+	gauge("requests_waiting", "Requests that wait until other requests have finished using token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
 	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if more than a second.", longestWait),
 	gauge("cache_bytes", "Bytes in the block cache, which other mounts may share.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
 	gauge("cache_limit_bytes", "Maximum size of the block cache (store.cache_bytes); 0 without a cache.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
-	gauge("cache_needed_bytes", "Bytes of blocks that one epoch of the cache's readers needs.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
+	gauge("cache_needed_bytes", "Bytes of blocks that the cache's readers need for one epoch.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
 	gauge("cache_kept_bytes", "Bytes of needed blocks that are in the cache.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
 	gauge("cache_disk_free_bytes", "Free bytes on the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheFree.Load() }),
 	gauge("cache_disk_bytes", "Size of the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
@@ -102,7 +102,7 @@ var ofMount = []metric[shared]{
 	counter("store_errors", "Requests to stores that failed with status 429 or 5xx, or without a response.", func(s shared) int64 { return s.Store.Errors.Load() }),
 }
 
-var ofSequence = []metric[sequenceState]{
+var sequenceMetrics = []metric[sequenceState]{
 	gauge("cursor", "Number of the batch that the next reader of next gets.", sequenceState.Next),
 	counter("batches", "Batches that readers began to read.", func(e sequenceState) uint64 { return e.Begun.Load() }),
 	counter("reads", "Requests that were answered with data of batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
@@ -111,17 +111,17 @@ var ofSequence = []metric[sequenceState]{
 	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
 	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
 	counter("given_back", "Batch numbers that were returned to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
-	errorsOf,
+	readErrors,
 }
 
 var (
 	sequenceLabels = []string{"split", "settings"}
-	errorsOf       = counter("read_errors", "Requests that failed.", func(e sequenceState) uint64 { return e.Errors.Load() })
+	readErrors     = counter("read_errors", "Requests that failed.", func(e sequenceState) uint64 { return e.Errors.Load() })
 	buildInfo      = describe("build_info", "Version of batchfs that serves the mount.", "version")
 	splitInfo      = describe("split_info", "Fingerprint of the tokens of a split.", "split", "fingerprint")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
-	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their answer.", sequenceLabels...)
+	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows from each source of a mixture, in batches that readers began to read.", "split", "source")
 	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each source of a mixture.", "split", "source")
 	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
@@ -141,12 +141,11 @@ func longestWait(s shared) (longest float64) {
 // Describe sends nothing, because the metrics depend on the mount.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the current metrics.
 func (c collector) Collect(to chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 	}
-	for _, m := range ofMount {
+	for _, m := range mountMetrics {
 		send(m.desc, m.kind, m.value(c.Shared))
 	}
 	send(buildInfo, prometheus.GaugeValue, 1, c.Program())
@@ -159,11 +158,11 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	c.collectSequences(to, send)
 }
 
-// maxSequences is the largest number of sequences that have metrics.
+// maxSequences limits how many sequences have metrics.
 const maxSequences = 1000
 
 func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
-	send(errorsOf.desc, errorsOf.kind, errorsOf.value(&c.Sequences[0]), "", "")
+	send(readErrors.desc, readErrors.kind, readErrors.value(&c.Sequences[0]), "", "")
 	open := OpenSequences(c.Shared)
 	for _, s := range open[:min(len(open), maxSequences)] {
 		if s.Settings == "" {
@@ -176,7 +175,7 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 				}
 			}
 		}
-		for _, m := range ofSequence {
+		for _, m := range sequenceMetrics {
 			send(m.desc, m.kind, m.value(s.SequenceState), s.Split, s.Settings)
 		}
 		w := &s.Waits
@@ -187,7 +186,7 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	send(leftOut, prometheus.GaugeValue, float64(max(len(open)-maxSequences, 0)))
 }
 
-// histogram returns a Prometheus histogram with every second bound of the buckets. The last bucket
+// histogram returns a Prometheus histogram in which pairs of buckets are merged. The last bucket
 // has no bound.
 func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i int) (bound float64, n uint64), labels ...string) prometheus.Metric {
 	total, below := uint64(0), map[float64]uint64{}

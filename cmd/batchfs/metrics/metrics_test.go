@@ -29,7 +29,7 @@ func newShared(t testing.TB, names ...string) *state.Shared {
 	return shared
 }
 
-// lint parses a text like Prometheus, and checks its naming rules.
+// lint parses metrics as Prometheus does, and checks its naming rules.
 func lint(t testing.TB, text []byte) {
 	t.Helper()
 	problems, err := promlint.New(bytes.NewReader(text)).Lint()
@@ -55,8 +55,8 @@ func TestText(t *testing.T) {
 	shared.Store.Buckets[16].Store(2)
 	text := Text(shared)
 	lint(t, text)
-	if len(text)%step != 0 {
-		t.Errorf("%d bytes, want a multiple of %d", len(text), step)
+	if len(text)%textUnit != 0 {
+		t.Errorf("%d bytes, want a multiple of %d", len(text), textUnit)
 	}
 	for _, want := range []string{
 		`batchfs_build_info{version="v9"} 1`, `batchfs_takeovers_total 2`, `batchfs_split_info{fingerprint="0123",split="train"} 1`,

@@ -26,23 +26,23 @@ type Mount struct {
 	Supervisor int    `json:"supervisor"` // process ID
 	User       int    `json:"user"`       // user ID of whoever mounted
 
-	Version    string            `json:"version,omitempty"`
-	Uptime     float64           `json:"uptime_seconds,omitempty"`
-	Takeovers  uint64            `json:"takeovers"`
-	Waiting    int64             `json:"requests_waiting"` // because others use token files
-	Fetched    int64             `json:"fetched_bytes"`    // from stores
-	Requests   int64             `json:"store_requests"`
-	Hits       int64             `json:"cache_hits"`          // reads of blocks in the cache
-	Waits      int64             `json:"cache_waits"`         // reads that waited for a block
-	Unstored   int64             `json:"cache_unkept_blocks"` // the cache was full
-	Failed     int64             `json:"cache_failed_blocks"` // the disk failed
-	Slow       int64             `json:"cache_slow_blocks"`   // the disk was too slow
-	CacheUsed  int64             `json:"cache_bytes"`
-	CacheLimit int64             `json:"cache_limit_bytes"`
-	Needed     int64             `json:"cache_needed_bytes"` // for one epoch of its readers
-	Stored     int64             `json:"cache_kept_bytes"`   // the cached part of Needed
-	Processes  []metrics.Process `json:"processes,omitempty"`
-	Sequences  []*SequenceStats  `json:"sequences,omitempty"`
+	Version       string            `json:"version,omitempty"`
+	Uptime        float64           `json:"uptime_seconds,omitempty"`
+	Takeovers     uint64            `json:"takeovers"`
+	Waiting       int64             `json:"requests_waiting"` // for their turn to use token files
+	Fetched       int64             `json:"fetched_bytes"`    // from stores
+	StoreRequests int64             `json:"store_requests"`
+	CacheHits     int64             `json:"cache_hits"`          // reads of blocks in the cache
+	CacheWaits    int64             `json:"cache_waits"`         // reads that waited for a block
+	CacheUnstored int64             `json:"cache_unkept_blocks"` // the cache was full
+	CacheFailed   int64             `json:"cache_failed_blocks"` // the disk failed
+	CacheSlow     int64             `json:"cache_slow_blocks"`   // the disk was too slow
+	CacheUsed     int64             `json:"cache_bytes"`
+	CacheLimit    int64             `json:"cache_limit_bytes"`
+	CacheNeeded   int64             `json:"cache_needed_bytes"` // for one epoch of its readers
+	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of Needed
+	Processes     []metrics.Process `json:"processes,omitempty"`
+	Sequences     []*SequenceStats  `json:"sequences,omitempty"`
 }
 
 // Resident returns the resident memory of all processes of the mount, in bytes.
@@ -86,11 +86,11 @@ func Mounts(mountpoint string) ([]*Mount, error) {
 	return w.poll(mountpoint)
 }
 
-// A watcher polls mounts repeatedly. Only every few seconds does it find the mounts and map their
-// memory, because that is expensive.
+// A watcher polls mounts repeatedly. It finds them and maps their memory only every few seconds,
+// because that is expensive.
 type watcher struct {
-	found  []*watchedMount
-	listed time.Time // when found was updated
+	found   []*watchedMount
+	foundAt time.Time
 }
 
 type watchedMount struct {
@@ -99,7 +99,7 @@ type watchedMount struct {
 	err    error
 }
 
-const listEvery = 5 * time.Second
+const findInterval = 5 * time.Second
 
 func (w *watcher) close() {
 	for _, m := range w.found {
@@ -111,7 +111,7 @@ func (w *watcher) close() {
 }
 
 func (w *watcher) poll(mountpoint string) (mounts []*Mount, err error) {
-	if time.Since(w.listed) > listEvery {
+	if time.Since(w.foundAt) > findInterval {
 		w.close()
 		all, err := mount.All()
 		if err != nil {
@@ -123,7 +123,7 @@ func (w *watcher) poll(mountpoint string) (mounts []*Mount, err error) {
 				w.found = append(w.found, &watchedMount{m, shared, err})
 			}
 		}
-		w.listed = time.Now()
+		w.foundAt = time.Now()
 	}
 	for _, m := range w.found {
 		mounts = append(mounts, m.poll())
@@ -140,11 +140,11 @@ func (w *watchedMount) poll() *Mount {
 	}
 	m.Version, m.Uptime = s.Program(), time.Since(time.Unix(0, s.Began)).Seconds()
 	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
-	m.Fetched, m.Requests = s.Store.Bytes.Load(), s.Store.Requests.Load()
-	m.Hits, m.Waits, m.Unstored = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
-	m.Failed, m.Slow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
+	m.Fetched, m.StoreRequests = s.Store.Bytes.Load(), s.Store.Requests.Load()
+	m.CacheHits, m.CacheWaits, m.CacheUnstored = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
+	m.CacheFailed, m.CacheSlow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
 	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
-	m.Needed, m.Stored = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
+	m.CacheNeeded, m.CacheStored = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.OpenSequences(s) {

@@ -12,19 +12,18 @@ type frame struct {
 	mounts []*Mount
 }
 
-// Rates holds what happened to a sequence since an earlier poll. Shares are fractions from 0 to 1.
-// It belongs to one goroutine.
+// Rates holds the rates of a sequence since an earlier poll. Shares are fractions from 0 to 1. It
+// belongs to one goroutine.
 type Rates struct {
-	Batches    float64  `json:"batches_per_second"`
-	Bytes      float64  `json:"bytes_per_second"`
-	Ready      *float64 `json:"ready_share"`              // nil without reads
-	WaitMedian *float64 `json:"next_wait_median_seconds"` // nil if next was not read
-	WaitP99    *float64 `json:"next_wait_p99_seconds"`
-	Waited     *float64 `json:"waited_share"` // the largest among readers of next
+	Batches        float64  `json:"batches_per_second"`
+	Bytes          float64  `json:"bytes_per_second"`
+	ReadyFraction  *float64 `json:"ready_share"`              // nil without reads
+	WaitMedian     *float64 `json:"next_wait_median_seconds"` // nil if next was not read
+	WaitP99        *float64 `json:"next_wait_p99_seconds"`
+	WaitedFraction *float64 `json:"waited_share"` // the largest among readers of next
 }
 
-// rate computes the rates of all sequences since an earlier frame.
-func (f *frame) rate(earlier *frame) {
+func (f *frame) computeRates(earlier *frame) {
 	old := map[string]*SequenceStats{}
 	for _, m := range earlier.mounts {
 		for _, s := range m.Sequences {
@@ -34,18 +33,18 @@ func (f *frame) rate(earlier *frame) {
 	for _, m := range f.mounts {
 		for _, s := range m.Sequences {
 			if old := old[m.Mountpoint+"\x00"+s.Name]; old != nil && old.Reads <= s.Reads {
-				s.Rates = s.since(old, f.time.Sub(earlier.time).Seconds())
+				s.Rates = s.ratesSince(old, f.time.Sub(earlier.time).Seconds())
 			}
 		}
 	}
 }
 
-// since returns the rates since old, which is seconds older than s. It also sets the WaitedFraction
-// of the readers.
-func (s *SequenceStats) since(old *SequenceStats, seconds float64) *Rates {
+// ratesSince returns the rates since old, which is seconds older than s. It also sets the
+// WaitedFraction of the readers.
+func (s *SequenceStats) ratesSince(old *SequenceStats, seconds float64) *Rates {
 	r := &Rates{Batches: float64(s.Batches-old.Batches) / seconds, Bytes: float64(s.Bytes-old.Bytes) / seconds}
 	if reads := s.Reads - old.Reads; reads > 0 {
-		r.Ready = fraction(float64(s.Ready-old.Ready), float64(reads))
+		r.ReadyFraction = fraction(float64(s.Ready-old.Ready), float64(reads))
 	}
 	waits := s.waits
 	for i := range waits {
@@ -59,8 +58,8 @@ func (s *SequenceStats) since(old *SequenceStats, seconds float64) *Rates {
 				reader.WaitedFraction = fraction(waited, waited+gap)
 			}
 		}
-		if w := reader.WaitedFraction; w != nil && (r.Waited == nil || *w > *r.Waited) {
-			r.Waited = w
+		if w := reader.WaitedFraction; w != nil && (r.WaitedFraction == nil || *w > *r.WaitedFraction) {
+			r.WaitedFraction = w
 		}
 	}
 	return r

@@ -20,12 +20,12 @@ import (
 func Command() *cobra.Command {
 	return &cobra.Command{
 		Use:   "top [MOUNTPOINT]",
-		Short: "Watch mounts live, and whether training waits for data",
+		Short: "Watch mounts live, and see whether training waits for data",
 		Long: `Show all batchfs mounts of this machine, or only the one at MOUNTPOINT, and update
-the display every second. The first line says whether training waits for data:
-whether any process that reads next spends more than 5% of its time waiting. Top
-cannot see the waits of readers of numbered files, because the kernel serves those
-from its page cache.
+the display every second. The first line says whether training waits for data, that
+is, whether any process that reads next spends more than 5% of its time waiting. Top
+cannot see how long readers of numbered files wait, because the kernel serves those
+files from its page cache.
 
 Scroll with the arrow keys, and quit with q. If the output is not a terminal, top
 prints one JSON object per second.`,
@@ -56,7 +56,7 @@ prints one JSON object per second.`,
 				return printLines(cmd, first, poll)
 			}
 			m := &model{poll: poll, history: map[string][]float64{}, width: 80, height: 24}
-			m.add(first)
+			m.addFrame(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // stopped by a signal
 				err = nil
@@ -69,7 +69,6 @@ prints one JSON object per second.`,
 	}
 }
 
-// pollInterval is the time between two frames.
 const pollInterval = time.Second
 
 // printLines prints each frame as a line of JSON. It returns nil once nobody reads its output.
@@ -87,7 +86,7 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 		if err != nil {
 			return err
 		}
-		f.rate(last)
+		f.computeRates(last)
 		if err := printJSON(cmd.OutOrStdout(), f); errors.Is(err, syscall.EPIPE) {
 			return nil
 		} else if err != nil {
@@ -104,44 +103,44 @@ func printJSON(out io.Writer, f *frame) error {
 // A model is the state of the terminal display, a [tea.Model].
 type model struct {
 	poll          func() (*frame, error)
-	frames        []*frame             // oldest first, at most inWindow
+	frames        []*frame             // oldest first, at most windowFrames
 	history       map[string][]float64 // recent batches per second, by mountpoint and sequence
 	width, height int
-	from          int // index of the first line below the headline
+	scroll        int // index of the first line below the headline
 	err           error
 }
 
 const (
-	inWindow  = 10 // frames over which rates are averaged
-	inHistory = 60 // values
+	windowFrames = 10 // frames over which rates are averaged
+	historyLen   = 60
 )
 
-// add appends a frame and computes its rates: over one interval for the history, and over the
+// addFrame appends a frame and computes its rates: over one interval for the history, and over the
 // window for the display.
-func (m *model) add(f *frame) {
+func (m *model) addFrame(f *frame) {
 	if n := len(m.frames); n > 0 {
-		f.rate(m.frames[n-1])
+		f.computeRates(m.frames[n-1])
 		history := map[string][]float64{}
 		for _, mount := range f.mounts {
 			for _, s := range mount.Sequences {
 				if key := mount.Mountpoint + "\x00" + s.Name; s.Rates != nil {
 					values := append(m.history[key], s.Rates.Batches)
-					history[key] = values[max(0, len(values)-inHistory):]
+					history[key] = values[max(0, len(values)-historyLen):]
 				}
 			}
 		}
 		m.history = history
-		f.rate(m.frames[0])
+		f.computeRates(m.frames[0])
 	}
 	m.frames = append(m.frames, f)
-	m.frames = m.frames[max(0, len(m.frames)-inWindow):]
+	m.frames = m.frames[max(0, len(m.frames)-windowFrames):]
 }
 
 type tick time.Time
 
-func next() tea.Cmd { return tea.Tick(pollInterval, func(t time.Time) tea.Msg { return tick(t) }) }
+func nextTick() tea.Cmd { return tea.Tick(pollInterval, func(t time.Time) tea.Msg { return tick(t) }) }
 
-func (m *model) Init() tea.Cmd { return next() }
+func (m *model) Init() tea.Cmd { return nextTick() }
 
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
@@ -151,8 +150,8 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			m.err = err
 			return m, tea.Quit
 		}
-		m.add(f)
-		return m, next()
+		m.addFrame(f)
+		return m, nextTick()
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case tea.KeyPressMsg:
@@ -160,9 +159,9 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		case "q", "ctrl+c", "esc":
 			return m, tea.Quit
 		case "down", "j":
-			m.from = min(m.from+1, max(len(m.lines())-m.height, 0))
+			m.scroll = min(m.scroll+1, max(len(m.lines())-m.height, 0))
 		case "up", "k":
-			m.from = max(m.from-1, 0)
+			m.scroll = max(m.scroll-1, 0)
 		}
 	}
 	return m, nil
@@ -171,7 +170,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history, m.width) }
 
 func (m *model) View() tea.View {
-	v := tea.NewView(screen(m.lines(), m.from, m.width, m.height, "\x1b[31m", "\x1b[0m"))
+	v := tea.NewView(screen(m.lines(), m.scroll, m.width, m.height, "\x1b[31m", "\x1b[0m"))
 	v.AltScreen = true
 	return v
 }

@@ -17,8 +17,8 @@ type line struct {
 	isBad bool
 }
 
-// waitsTooLong is the fraction of its time above which a reader that waits is bad news.
-const waitsTooLong = 0.05
+// badWaitFraction is the fraction of its time that a reader may wait before that is highlighted.
+const badWaitFraction = 0.05
 
 // lines renders a frame for a screen of the given width. history has the batches per second of each
 // sequence in the last minute, by mountpoint and sequence.
@@ -30,8 +30,8 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 		if m.Processes == nil {
 			continue
 		}
-		all = append(all, m.line())
-		if m.Requests > 0 {
+		all = append(all, m.summaryLine())
+		if m.StoreRequests > 0 {
 			all = append(all, m.storeLines()...)
 		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
@@ -44,11 +44,10 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 	return all
 }
 
-// headline says whether training waits for data.
 func (f *frame) headline() line {
 	const question = "Is training waiting for data? "
 	var worst *Reader
-	var path string // directory that worst reads next in
+	var path string // directory in which worst reads next
 	numbered := false
 	for _, m := range f.mounts {
 		for _, s := range m.Sequences {
@@ -66,14 +65,14 @@ func (f *frame) headline() line {
 	case worst == nil:
 		return line{text: question + "No process reads next"}
 	}
-	answer, bad := "No", *worst.WaitedFraction > waitsTooLong
+	answer, bad := "No", *worst.WaitedFraction > badWaitFraction
 	if bad {
 		answer = "YES"
 	}
 	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedFraction), path), bad}
 }
 
-func (m *Mount) line() line {
+func (m *Mount) summaryLine() line {
 	text := fmt.Sprintf("  up %v, takeovers %d, waiting %d, MB:", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
 	for _, p := range m.Processes {
 		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
@@ -87,17 +86,17 @@ func (m *Mount) storeLines() []line {
 		served += s.Bytes
 	}
 	text := fmt.Sprintf("  store: fetched %s, %s of the bytes served; %s of block reads hit the cache", terminal.Size(m.Fetched),
-		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.Hits), float64(m.Hits+m.Waits))))
+		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.CacheHits), float64(m.CacheHits+m.CacheWaits))))
 	if m.CacheLimit == 0 {
 		return []line{{text: text}}
 	}
-	cached := fmt.Sprintf("  cache: %s of the %s needed is cached; %s of %s used", percent(fraction(float64(m.Stored), float64(m.Needed))),
-		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
+	cached := fmt.Sprintf("  cache: %s of the %s needed is cached; %s of %s used", percent(fraction(float64(m.CacheStored), float64(m.CacheNeeded))),
+		terminal.Size(m.CacheNeeded), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
 	uncached := false
 	for _, reason := range []struct {
 		blocks int64
 		text   string
-	}{{m.Unstored, "did not fit"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time, because the disk is slow"}} {
+	}{{m.CacheUnstored, "did not fit"}, {m.CacheFailed, "could not be written"}, {m.CacheSlow, "were not written in time, because the disk is slow"}} {
 		if reason.blocks > 0 {
 			cached += fmt.Sprintf("; %d blocks %s", reason.blocks, reason.text)
 			uncached = true
@@ -121,10 +120,10 @@ func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 		all, name = []line{{text: "  " + name}}, ""
 	}
 	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
-		nameWidth, name, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
+		nameWidth, name, r.Batches, r.Bytes/1e6, formatSeconds(r.WaitMedian), formatSeconds(r.WaitP99), percent(r.ReadyFraction), s.Cursor, epoch, sparkline(history))})
 	for _, reader := range s.Readers {
 		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedFraction))
-		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > waitsTooLong})
+		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > badWaitFraction})
 	}
 	if len(s.Readers) == 0 && r.Bytes > 0 {
 		all = append(all, line{text: "    reads of numbered files: how long their readers wait is not visible"})
@@ -135,8 +134,8 @@ func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 	return all
 }
 
-// shortened truncates a text to a width, if each rune takes one column.
-func shortened(text string, width int) string {
+// truncate shortens a text to a width, if each rune takes one column.
+func truncate(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text
 	}
@@ -150,8 +149,7 @@ func percent(fraction *float64) string {
 	return fmt.Sprintf("%.1f%%", 100**fraction)
 }
 
-// short formats a duration for a narrow column.
-func short(seconds *float64) string {
+func formatSeconds(seconds *float64) string {
 	if seconds == nil {
 		return "-"
 	}
@@ -194,8 +192,7 @@ func screen(all []line, from, width, height int, red, plain string) string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		text := printable.Name(l.text)
-		text = shortened(text, width)
+		text := truncate(printable.Name(l.text), width)
 		if l.isBad {
 			text = red + text + plain
 		}

@@ -24,13 +24,13 @@ func twoFrames(waited float64, readers ...*Reader) (first, second *frame) {
 			s.Readers = append(s.Readers, &reader)
 		}
 		return &frame{time.Unix(int64(second), 0), []*Mount{
-			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unstored: 1, CacheLimit: 1e9, Needed: 4e9, Stored: 3e9,
+			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", StoreRequests: 3, Fetched: 5e6, CacheUnstored: 1, CacheLimit: 1e9, CacheNeeded: 4e9, CacheStored: 3e9,
 				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*SequenceStats{s}},
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
 	}
 	first, second = poll(1), poll(2)
-	second.rate(first)
+	second.computeRates(first)
 	return first, second
 }
 
@@ -60,7 +60,7 @@ func TestHeadline(t *testing.T) {
 func TestRates(t *testing.T) {
 	_, f := twoFrames(0.25, &Reader{PID: 12, Command: "python"})
 	r := f.mounts[0].Sequences[0].Rates
-	if r.Batches != 50 || r.Bytes != 1e6 || *r.Ready != 0 || math.Abs(*r.Waited-0.25) > 1e-9 {
+	if r.Batches != 50 || r.Bytes != 1e6 || *r.ReadyFraction != 0 || math.Abs(*r.WaitedFraction-0.25) > 1e-9 {
 		t.Errorf("%+v", r)
 	}
 	if m, p := *r.WaitMedian, *r.WaitP99; m < 32e-6 || m > 64e-6 || p < m || p > state.WaitBounds[15].Seconds() {

@@ -34,7 +34,7 @@ type segment struct {
 }
 
 // rows returns up to n rows of batch k, beginning with row from, and up to len tokens of each,
-// beginning with token at.
+// beginning with token at. q holds these numbers by name.
 func (s *sequence) rows(q map[string]int64) (list []row, err error) {
 	from, at, tokens := q["from"], min(q["at"], math.MaxInt32), max(min(q["len"], maxTokens), 1)
 	for j := from; j < int64(s.data.Sequence.BatchSize) && j-from < min(q["n"], maxNumbers/tokens); j++ {
@@ -65,14 +65,14 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 			return r, err
 		}
 	}
-	if text := s.texts[r.Source]; text != nil {
+	if text := s.decoders[r.Source]; text != nil {
 		main, dtype := r.Arrays[arrays[0].Name], arrays[0].DType
 		if y := r.Arrays["y"]; q.Layout == sampler.XY && at+n > q.BlockSize && len(y) > 0 {
 			if last := y[len(y)-dtype.Size():]; dtype.Text(dtype.Bits(last))[0] != '-' {
 				main = slices.Concat(main, last)
 			}
 		}
-		r.Text = textsOf(text, dtype, main)
+		r.Text = tokenTexts(text, dtype, main)
 	}
 	return r, nil
 }
@@ -92,9 +92,9 @@ func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
 	return raw, q.Read(raw, k, a.Offset+int64(j)*size+from)
 }
 
-// textsOf returns the texts of tokens. A character that spans several tokens is in the text of the
-// first. Bytes that are not UTF-8 are returned unchanged.
-func textsOf(text textOf, dtype array.DType, raw []byte) (list []jsontext.String) {
+// tokenTexts returns the texts of tokens. A character that spans several tokens is in the text of
+// the first. Bytes that are not UTF-8 stay unchanged.
+func tokenTexts(text decoder, dtype array.DType, raw []byte) (list []jsontext.String) {
 	var all []byte
 	var ends []int
 	for ; len(raw) > 0; raw = raw[dtype.Size():] {

@@ -16,12 +16,12 @@ const (
 	maxSearched = 1 << 22 // tokens
 	pieceLen    = 1 << 16 // tokens to decode at a time
 	maxHits     = 20
-	around      = 48 // bytes of text before and after a hit
+	contextLen  = 48 // bytes of text before and after a hit
 )
 
 type searchResult struct {
 	Hits []hit `json:"hits"`
-	Next int64 `json:"next"` // position to search from
+	Next int64 `json:"next"` // position at which to continue
 }
 
 type hit struct {
@@ -30,8 +30,7 @@ type hit struct {
 	After  jsontext.String `json:"after"`
 }
 
-// search searches for a text in the token files, beginning at a position. It does not find a text
-// that spans two files.
+// search searches the token files from a position on. It does not find a text that spans two files.
 func (s *sequence) search(ctx context.Context, from int64, text string) (*searchResult, error) {
 	if text == "" {
 		return nil, errors.New("text: must not be empty")
@@ -42,7 +41,7 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*search
 		for _, run := range arrays[0].Extents() {
 			end := begin + run.Start + run.Len
 			for f.Next < min(end, last) && len(f.Hits) < maxHits {
-				if err := f.searchPiece(ctx, arrays[0], s.texts[i], begin, end, []byte(text)); err != nil {
+				if err := f.searchPiece(ctx, arrays[0], s.decoders[i], begin, end, []byte(text)); err != nil {
 					return nil, err
 				}
 			}
@@ -52,9 +51,9 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*search
 	return f, nil
 }
 
-// searchPiece searches the next pieceLen tokens for the text wanted, beginning at Next, and
-// advances Next. The array begins at position begin, and the search reads no token at or after end.
-func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text textOf, begin, end int64, wanted []byte) error {
+// searchPiece searches pieceLen tokens, beginning at Next, and advances Next. The array begins at
+// position begin, and the search reads no token at or after end.
+func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text decoder, begin, end int64, wanted []byte) error {
 	first := f.Next
 	f.Next = min(first+pieceLen, end)
 	if text == nil || ctx.Err() != nil {
@@ -75,7 +74,7 @@ func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text 
 			if pos >= f.Next { // the next piece has it
 				return nil
 			}
-			before, after := all[max(at-around, 0):at], all[next:min(next+around, len(all))]
+			before, after := all[max(at-contextLen, 0):at], all[next:min(next+contextLen, len(all))]
 			f.Hits = append(f.Hits, hit{Pos: pos, Before: jsontext.String(before), After: jsontext.String(after)})
 			if len(f.Hits) == maxHits {
 				f.Next = pos + 1

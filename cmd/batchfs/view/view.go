@@ -32,21 +32,20 @@ var files embed.FS
 
 // A View serves the page. Once all sequences are added, it is safe for concurrent use.
 type View struct {
-	key       string // secret part of the address
-	named     textOf // the tokenizer that New was given; nil to use each source's vocab.json
-	sequences []sequence
+	key          string  // secret part of the address
+	namedDecoder decoder // tokenizer given to New; nil to use each source's vocab.json
+	sequences    []sequence
 }
 
-// A sequence is one that the page can show.
 type sequence struct {
-	name  string // from the command line
-	data  *dataset.Dataset
-	texts []textOf // one for each source; nil if unknown
-	eot   *uint32  // last token of each document; nil if unknown
+	name     string // from the command line
+	data     *dataset.Dataset
+	decoders []decoder // one for each source; nil if unknown
+	eot      *uint32   // last token of each document; nil if unknown
 }
 
-// A textOf returns the text of a token.
-type textOf func(token uint64) string
+// A decoder returns the text of a token.
+type decoder func(token uint64) string
 
 // New returns a View without sequences. by names the tokenizer of all tokens, like prepare --by, or
 // is empty.
@@ -63,7 +62,7 @@ func New(by string) (*View, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}
-	v.named = func(token uint64) string {
+	v.namedDecoder = func(token uint64) string {
 		return cmp.Or(string(t.Bytes(uint32(min(token, math.MaxUint32)))), fmt.Sprintf("\ufffd%d", token))
 	}
 	return v, nil
@@ -72,16 +71,16 @@ func New(by string) (*View, error) {
 // Add adds a sequence under a name. If New was not given a tokenizer, Add decodes tokens with the
 // vocab.json next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
-	s := sequence{name: name, data: d, texts: make([]textOf, len(d.Arrays()))}
+	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
 		switch vocab, _, err := vocabulary.Of(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Elements: // numbers have no text
-		case v.named != nil:
-			s.texts[i] = v.named
+		case v.namedDecoder != nil:
+			s.decoders[i] = v.namedDecoder
 		case err != nil:
 			return err
 		case vocab != nil:
-			s.texts[i] = func(token uint64) string { return vocab.Text(int(min(token, math.MaxInt))) }
+			s.decoders[i] = func(token uint64) string { return vocab.Text(int(min(token, math.MaxInt))) }
 			if vocab.EOTAt == "end" {
 				s.eot = vocab.EOT
 			}
@@ -125,7 +124,6 @@ func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(response)
 }
 
-// respond returns the response to a request for path, which is encoded as JSON.
 func (v *View) respond(r *http.Request, path string) (any, error) {
 	q, err := numbersOf(r)
 	if err != nil {
@@ -154,13 +152,12 @@ func (v *View) respond(r *http.Request, path string) (any, error) {
 	}
 	var all []map[string]any
 	for _, s := range v.sequences {
-		known := slices.ContainsFunc(s.texts, func(text textOf) bool { return text != nil })
+		known := slices.ContainsFunc(s.decoders, func(text decoder) bool { return text != nil })
 		all = append(all, map[string]any{"name": s.name, "text": known, "eot": s.eot, "info": json.RawMessage(s.data.Info())})
 	}
 	return all, nil
 }
 
-// numbersOf returns the numbers in the query of a request, by name.
 func numbersOf(r *http.Request) (map[string]int64, error) {
 	all := map[string]int64{}
 	for name, values := range r.URL.Query() {

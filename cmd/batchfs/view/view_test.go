@@ -16,7 +16,6 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// open returns a View with all splits of a configuration.
 func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	t.Helper()
 	c, err := flags.Load()
@@ -31,7 +30,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	return v, all
 }
 
-// get requests a path below the page, after change has modified the request.
+// get requests a path below the page. change, if not nil, modifies the request.
 func get(v *View, path string, change func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8000/"+v.key+"/"+path, nil)
 	if change != nil {
@@ -51,8 +50,7 @@ func decode(t *testing.T, v *View, path string, into any) {
 	testfiles.NoError(t, json.Unmarshal(w.Body.Bytes(), into))
 }
 
-// Requests with a wrong origin or key are rejected, and the policy lets the page load and run
-// nothing else.
+// Requests with a wrong origin or key are rejected, and every response carries the policy.
 func TestWhoMayAsk(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, _ := open(t, config.Flags{})
@@ -85,8 +83,7 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
-// Rows have the numbers of the batch, however large the parts in which they are requested, for
-// every kind of split.
+// For every kind of split, rows that are requested in parts of any size add up to the batch.
 func TestRows(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, all := open(t, config.Flags{})
@@ -144,8 +141,8 @@ func TestQueries(t *testing.T) {
 
 const vocab = `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16"}`
 
-// text returns a View of a split with one token for each byte of some texts, each in its own file.
-func text(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
+// openText returns a View of a split with two files, which hold these texts as one token per byte.
+func openText(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	wide := func(text string) string {
@@ -162,7 +159,7 @@ func text(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
 // A character is in the text of its first token. Bytes that are not UTF-8, and HTML, are sent
 // unchanged.
 func TestText(t *testing.T) {
-	v, _ := text(t, "a\u00e9<b>\xff\xf0\x9f\x98\x80\x00", strings.Repeat("x", 20))
+	v, _ := openText(t, "a\u00e9<b>\xff\xf0\x9f\x98\x80\x00", strings.Repeat("x", 20))
 	var rows []struct{ Text []string }
 	decode(t, v, "rows?n=1&len=9", &rows)
 	// encoding/json replaces lone surrogates.
@@ -177,7 +174,7 @@ func TestText(t *testing.T) {
 // Each occurrence of a text is found once, even across pieces, and leads to a row that contains it.
 func TestSearch(t *testing.T) {
 	filler := strings.Repeat(".", pieceLen-3) // the second needle spans two pieces
-	v, all := text(t, "needle"+filler[6:]+"needle..needle........", "dle......needle..........nee")
+	v, all := openText(t, "needle"+filler[6:]+"needle..needle........", "dle......needle..........nee")
 	var want []int64
 	whole := "needle" + filler[6:] + "needle..needle........" + "dle......needle..........nee"
 	for at := 0; ; at++ {

@@ -1,5 +1,5 @@
-// Package web serves HTTP to browsers and other programs. It limits the connections of clients that
-// send incomplete requests, and rejects requests for other hosts.
+// Package web serves HTTP to browsers and other programs. Clients that send incomplete requests
+// cannot use up its connections, and it rejects requests for other hosts.
 package web
 
 import (
@@ -25,7 +25,7 @@ func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) er
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		ConnState:         open.record,
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connection{}, c) },
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ErrorLog:          errorLog,
 	}
 	return server.Serve(listener)
@@ -35,26 +35,26 @@ func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) er
 const maxConnections = 64
 
 // connections tracks the open connections of a server. If there are too many, it closes the oldest
-// one without a request, or else the oldest one.
+// one without a request in progress, or else the oldest one.
 type connections struct {
 	mu   sync.Mutex        // guards the fields below
-	all  []net.Conn        // oldest first
+	open []net.Conn        // oldest first
 	busy map[net.Conn]bool // connections with a request in progress
 }
 
-// connection is the context key for the net.Conn of a request.
-type connection struct{}
+// connKey is the context key for the net.Conn of a request.
+type connKey struct{}
 
-// record records new and closed connections. It is the server's ConnState callback.
+// record is the server's ConnState callback.
 func (o *connections) record(c net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if len(o.all) >= maxConnections {
+		if len(o.open) >= maxConnections {
 			o.remove(o.dispensable())
 		}
-		o.all = append(o.all, c)
+		o.open = append(o.open, c)
 	case http.StateClosed, http.StateHijacked:
 		o.remove(c)
 	}
@@ -62,18 +62,18 @@ func (o *connections) record(c net.Conn, state http.ConnState) {
 
 // dispensable returns the connection to close for a new one. The caller must hold mu.
 func (o *connections) dispensable() net.Conn {
-	for _, c := range o.all {
+	for _, c := range o.open {
 		if !o.busy[c] {
 			return c
 		}
 	}
-	return o.all[0]
+	return o.open[0]
 }
 
 // remove closes a connection, unless it was removed before. The caller must hold mu.
 func (o *connections) remove(c net.Conn) {
-	if i := slices.Index(o.all, c); i >= 0 {
-		o.all = slices.Delete(o.all, i, i+1)
+	if i := slices.Index(o.open, c); i >= 0 {
+		o.open = slices.Delete(o.open, i, i+1)
 		c.Close()
 	}
 }
@@ -90,24 +90,23 @@ func (o *connections) track(handler http.Handler) http.Handler {
 		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := r.Context().Value(connection{}).(net.Conn)
+		c := r.Context().Value(connKey{}).(net.Conn)
 		set(c, true)
 		defer set(c, false)
 		handler.ServeHTTP(w, r)
 	})
 }
 
-// checkHost wraps handler to reject DNS rebinding: requests from a site that made its own name
-// resolve to this machine in a browser here. A request from this machine must be for an IP address,
-// for a name without a dot, because no site can have one, or for the machine's own name. Other
-// machines may know this one by any name.
+// checkHost wraps handler to reject DNS rebinding, in which a site makes its own name resolve to
+// this machine. A local request must name an IP address, the machine's own name, or a name without
+// a dot, which no site can have. Other machines may know this one by any name.
 func checkHost(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := (&url.URL{Host: r.Host}).Hostname()
 		_, notAddress := netip.ParseAddr(host)
 		own, _ := os.Hostname()
 		isOurs := notAddress == nil || host != "" && !strings.Contains(host, ".") || strings.EqualFold(host, own)
-		if !isOurs && isFromHere(r) {
+		if !isOurs && isLocal(r) {
 			// The message reveals nothing about the machine, because a site may read it.
 			http.Error(w, "name this machine by an IP address, localhost, or its host name", http.StatusForbidden)
 			return
@@ -116,8 +115,7 @@ func checkHost(handler http.Handler) http.Handler {
 	})
 }
 
-// isFromHere reports whether a request comes from this machine.
-func isFromHere(r *http.Request) bool {
+func isLocal(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return true

@@ -13,8 +13,6 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// A request from this machine must name it by an address, or by a name that no site on the Internet
-// can have.
 func TestHost(t *testing.T) {
 	own, err := os.Hostname()
 	if err != nil {
@@ -43,8 +41,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// However many connections have sent an incomplete request, new requests are answered and requests
-// in progress complete. Connections with an incomplete request are closed after a while.
+// Incomplete requests delay neither new requests nor requests in progress, and their connections
+// are closed after a while.
 func TestHalfRequests(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
