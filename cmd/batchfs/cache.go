@@ -39,7 +39,7 @@ it. You can delete it at any time, even while batches are served.`,
 				total += object.Bytes
 			}
 			for _, s := range sets {
-				printf(cmd.OutOrStdout(), "%s\n", workingSetInWords(s))
+				printf(cmd.OutOrStdout(), "%s\n", describeWorkingSet(s))
 			}
 			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", o.Config.Store.CacheDir, total, o.Config.Store.CacheBytes)
 			return nil
@@ -79,7 +79,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 	return cmd
 }
 
-func workingSetInWords(s blocks.SavedWorkingSet) string {
+func describeWorkingSet(s blocks.SavedWorkingSet) string {
 	reader := s.Name
 	if !s.Live {
 		reader += " (no mount reads it)"
@@ -102,7 +102,7 @@ train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is
 fetched.`
 	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
 	for _, key := range []string{"rank", "world", "local_world"} {
-		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "`NUMBER` for the setting "+key+" of the reader", func(value string) error {
+		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "the `NUMBER` to set "+key+" to, for all SPLITs", func(value string) error {
 			settings = append(settings, key+"="+value)
 			return nil
 		})
@@ -163,8 +163,8 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	return err
 }
 
-// recordCacheUse records in to every few seconds how full the block cache is. It never returns if
-// there is a cache directory. Listing all blocks takes at most 1% of its time.
+// recordCacheUse keeps the gauges of the block cache current. It never returns if there is a cache
+// directory, and spends at most 1% of its time listing blocks.
 func recordCacheUse(o blocks.Options, to *state.Gauges) {
 	for o.Dir != "" {
 		began := time.Now()

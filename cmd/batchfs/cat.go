@@ -76,8 +76,8 @@ path in a mount. In a mount, the mount's configuration applies.`,
 
 var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
-// cat writes count batches to out, beginning with batch from. If count is 0, it writes batches
-// until the numbers end; a .npy file must have a count.
+// cat writes count batches, beginning with number from. A count of 0 means all further batches,
+// which a .npy file cannot hold.
 func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uint64) error {
 	batch := s.Sequence.Batch()
 	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
@@ -97,8 +97,8 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 	return writeBatches(out, f, s.Metadata(), s.Read, from, count)
 }
 
-// writeBatches writes batches from, from+1, …, as one .npy file if f covers several batches, or
-// else one after the other. read reads bytes of a batch like sampler.Sequence.Read.
+// writeBatches writes count batches, as one .npy file if f covers several batches, or else one
+// after the other. read works like sampler.Sequence.Read.
 func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
 	_, size := f.ByteRange() // bytes of each batch
 	n := int64(count) * size

@@ -9,14 +9,13 @@ import (
 	"batchfs/fs/header"
 )
 
-// Raw output has only the main arrays of each batch, however large the parts in which it is read.
+// Raw output has only the main arrays of each batch, even if a batch is larger than the buffer.
 func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 	for _, columns := range []int{5, 300_000} {
 		shape := []int{1, columns}
 		x, y := array.Array{Name: "x", DType: array.Uint16, Shape: shape}, array.Array{Name: "y", DType: array.Uint16, Shape: shape}
 		mask := array.Array{Name: "mask", DType: array.Int64, Shape: []int{3}}
 		for _, batch := range []array.Batch{array.NewBatch(2, x, y), array.NewBatch(2, x, y, mask)} {
-			// The value of each byte depends on its batch and its offset.
 			value := func(k uint64, at int64) byte { return byte(int64(k)*31 + at%251) }
 			var want, got bytes.Buffer
 			for k := range uint64(3) {

@@ -22,23 +22,23 @@ func checkCommand() *cobra.Command {
 
   files that cannot be read, or do not match the configuration or their header, such as truncated files
   tokens at or above vocab_size: how many, and the first one
-  files that end in zeros, because they were allocated in full but not written to the end
+  files that end in zeros, as if they were allocated in full but not written to the end
   identical files, and runs of tokens that occur twice, in one file or in two
-  arrays whose length differs from that of the tokens
+  arrays that do not have one element for each token
   document indexes that do not increase
 
 If you name several splits, check also finds tokens that two of them share, such as
 a validation set inside the training data.
 
-A repeated run is found at any position if it has at least 65,536 tokens. --overlap
-sets another length. The default is a quarter of a file if files are small, and
+Check finds repeated runs of at least 65,536 tokens, at any position. --overlap sets
+this length. By default, it is smaller for small files (a quarter of a file), and
 larger above 34 billion tokens. The report says which length was used. Check does
-not find text that differs in a token every few thousand, nor runs in which a few
+not find copies that differ in a token every few thousand, nor runs in which a few
 numbers repeat over and over.
 
-You can interrupt a check with Ctrl-C and continue it with the same command: until
-it ends, its progress is saved in the user's cache directory (~/.cache/batchfs). The
-exit status is 1 if anything is wrong.
+You can interrupt a check with Ctrl-C and continue it with the same command. Its
+progress is saved in the user's cache directory (~/.cache/batchfs) until it is
+complete. The exit status is 1 if anything is wrong.
 
 SPLIT is a split of the configuration, or its path in a mount. In a mount, the
 mount's configuration applies.`,

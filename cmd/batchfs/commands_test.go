@@ -18,9 +18,9 @@ import (
 
 var update = flag.Bool("update", false, "write docs/commands.md")
 
-// docs/commands.md is generated from the commands.
 func TestCommandsPage(t *testing.T) {
 	const file = "../../docs/commands.md"
+	t.Setenv("PYTHON", "") // the default of bench --python
 	page := commandsPage(rootCommand())
 	if *update {
 		testfiles.NoError(t, os.WriteFile(file, []byte(page), 0o644))
@@ -32,7 +32,6 @@ func TestCommandsPage(t *testing.T) {
 	}
 }
 
-// commandsPage returns docs/commands.md: an overview by group, and a section for each command.
 func commandsPage(root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("# Commands\n\n" + toMarkdown(root.Long) +
@@ -45,9 +44,8 @@ func commandsPage(root *cobra.Command) string {
 			}
 		}
 	}
-	var configuration config.Flags
 	flags := &cobra.Command{}
-	configuration.Register(flags)
+	new(config.Flags).Register(flags)
 	b.WriteString("\n## Configuration\n\nCommands that read splits share these flags. [config.toml](../config.toml) explains every key.\n\n")
 	flags.Flags().VisitAll(func(f *pflag.Flag) { b.WriteString(flagItem(f)) })
 	// The empty group stands for the commands without a group.
@@ -61,8 +59,8 @@ func commandsPage(root *cobra.Command) string {
 	return b.String()
 }
 
-// writeCommand writes the sections of a command and its subcommands. level is the Markdown of their
-// headings.
+// writeCommand writes sections for a command and its subcommands. level marks their headings, such
+// as ##.
 func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
 	if cmd.Hidden {
 		return
@@ -89,7 +87,6 @@ func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
 	}
 }
 
-// flagItem returns a list item that explains a flag.
 func flagItem(f *pflag.Flag) string {
 	value, usage := pflag.UnquoteUsage(f)
 	name := strings.TrimSuffix("--"+f.Name+" "+value, " ")
@@ -102,8 +99,8 @@ func flagItem(f *pflag.Flag) string {
 	return fmt.Sprintf("- `%s`: %s\n", name, markCode(usage))
 }
 
-// toMarkdown converts a help text to Markdown. Paragraphs with an indent of 4 become blocks of
-// code, those with an indent of 2 become lists.
+// toMarkdown converts a help text. Paragraphs indented by 4 become code blocks, and those indented
+// by 2 become lists.
 func toMarkdown(help string) string {
 	var paragraphs []string
 	for paragraph := range strings.SplitSeq(help, "\n\n") {
@@ -125,7 +122,6 @@ func toMarkdown(help string) string {
 var codeWord = regexp.MustCompile(
 	`"batchfs [^"]*"|\B--?[a-z][-a-z]*|[^\s"(]*[/_<>=*~][^\s"]*[^\s".,;:)]|[A-Za-z0-9.]+\.(json|toml|npy|bin|txt)\b`)
 
-// markCode marks the code in a help text for Markdown.
 func markCode(text string) string {
 	return codeWord.ReplaceAllStringFunc(text, func(code string) string {
 		return "`" + strings.Trim(code, `"'`) + "`"

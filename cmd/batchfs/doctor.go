@@ -59,8 +59,8 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 			} else {
 				d.checkAll()
 			}
-			if d.wrong > 0 {
-				return fmt.Errorf("%d to fix", d.wrong)
+			if d.problems > 0 {
+				return fmt.Errorf("%d to fix", d.problems)
 			}
 			return nil
 		}),
@@ -73,17 +73,17 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 
 // A doctor checks a machine and prints its findings.
 type doctor struct {
-	out    io.Writer
-	limit  time.Duration // for one check, so that a dead disk does not hold up the others
-	root   string        // root of the file system: "/" except in tests
-	config *config.Config
-	wrong  int // findings that need a fix
+	out      io.Writer
+	timeout  time.Duration // for one check, so that a dead disk does not hold up the others
+	root     string        // root of the file system: "/" except in tests
+	config   *config.Config
+	problems int
 }
 
-const checkLimit = 5 * time.Second
+const checkTimeout = 5 * time.Second
 
 func newDoctor(out io.Writer) *doctor {
-	return &doctor{out: out, limit: checkLimit, root: "/", config: config.Default()}
+	return &doctor{out: out, timeout: checkTimeout, root: "/", config: config.Default()}
 }
 
 // mayMount reports whether this process may mount without fusermount3.
@@ -125,36 +125,35 @@ func (d *doctor) checkAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
 	if m == nil || !m.HandedOver { // otherwise another process mounts
 		d.check("/dev/fuse", d.device)
-		d.check("right to mount", d.right)
+		d.check("permission to mount", d.permissionToMount)
 	}
 	d.check("kernel", d.kernel)
 	if d.check("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
 		d.mountedSplits()
-		d.check("access", func() (string, error) { return access(m) })
+		d.check("access", func() (string, error) { return describeAccess(m) })
 	}
 	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
-		d.checkWithin(storageHint(s), "splits."+s.Name, func() (string, error) { return tokensOf(s, o) })
+		d.checkWithin(storageHint(s), "splits."+s.Name, func() (string, error) { return describeTokens(s, o) })
 	}
 	if d.config.Store.CacheDir != "" {
-		d.check("block cache", func() (string, error) { return blockCache(o.Remote.Blocks) })
+		d.check("block cache", func() (string, error) { return describeBlockCache(o.Remote.Blocks) })
 	}
 	d.check("memory", d.memory)
 }
 
-// check runs examine and prints its finding: the detail if all is well, or an error that explains
-// the problem and the fix. It reports whether all is well.
+// check runs examine, prints its detail or its error, and reports whether all is well. The error
+// must name the fix.
 func (d *doctor) check(what string, examine func() (string, error)) (ok bool) {
 	return d.checkWithin(onDisk, what, examine)
 }
 
-// Explanations of files that do not answer.
+// Hints for files that do not answer.
 const (
 	onDisk  = "the disk or file server seems to be stuck; dmesg may say why"
 	inStore = "the store or the network seems to be down; check store.endpoint"
 )
 
-// storageHint returns the explanation to give if the files of a split do not answer.
 func storageHint(s *config.Split) string {
 	if s.IsRemote() {
 		return inStore
@@ -174,14 +173,14 @@ func (d *doctor) checkWithin(hint, what string, examine func() (string, error)) 
 	var err error
 	select {
 	case err = <-ended:
-	case <-time.After(d.limit):
-		err = errNoReply(d.limit, hint)
+	case <-time.After(d.timeout):
+		err = errNoReply(d.timeout, hint)
 	}
 	if err == nil {
 		printf(d.out, "ok   %s: %s\n", what, detail)
 		return true
 	}
-	d.wrong++
+	d.problems++
 	printf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(err.Error(), what), ": "))
 	return false
 }
@@ -190,24 +189,24 @@ func errNoReply(limit time.Duration, hint string) error {
 	return fmt.Errorf("no answer in %v: %s", limit, hint)
 }
 
-func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
+func (d *doctor) inRoot(path string) string { return filepath.Join(d.root, path) }
 
 func (d *doctor) device() (string, error) {
-	fd, err := mount.OpenDevice(d.at("dev/fuse"))
+	fd, err := mount.OpenDevice(d.inRoot("dev/fuse"))
 	if err != nil {
 		return "", err
 	}
 	return "can be opened", unix.Close(fd)
 }
 
-func (d *doctor) right() (string, error) {
+func (d *doctor) permissionToMount() (string, error) {
 	if mayMount() {
 		return "this user may mount", nil
 	}
 	if os.Geteuid() == 0 {
 		return "", errors.New("root may not mount in this container; allow it with: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
-	helper, err := mount.FindFusermount(d.at("etc"))
+	helper, err := mount.FindFusermount(d.inRoot("etc"))
 	if err != nil {
 		return "", err
 	}
@@ -218,7 +217,7 @@ func (d *doctor) right() (string, error) {
 }
 
 func (d *doctor) kernel() (string, error) {
-	text, err := os.ReadFile(d.at("proc/sys/kernel/osrelease"))
+	text, err := os.ReadFile(d.inRoot("proc/sys/kernel/osrelease"))
 	if err != nil {
 		return "", err
 	}
@@ -259,7 +258,7 @@ func (d *doctor) mountedSplits() {
 		return // unmounted in the meantime
 	}
 	splits, err := splitsOf(m)
-	if err != nil && !isForeign(m, err) {
+	if err != nil && !lacksAccess(m, err) {
 		d.check("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
@@ -267,27 +266,27 @@ func (d *doctor) mountedSplits() {
 	}
 }
 
-// access describes how a mount read token files under access = "remap", and recommends another
-// access if that is faster. It does not touch the mount.
-func access(m *mount.Mounted) (string, error) {
+// describeAccess describes how reads under access = "remap" went, and recommends a faster setting
+// if there is one. It does not touch the mount.
+func describeAccess(m *mount.Mounted) (string, error) {
 	shared, err := m.State()
 	if err != nil {
-		return "unknown, because this user may not look into the mount", nil
+		return "unknown, because this user may not inspect the mount", nil
 	}
 	defer shared.Close()
-	return remapsInWords(shared.Remaps.Mapped.Load(), shared.Remaps.Busy.Load()), nil
+	return describeRemaps(shared.Remaps.Mapped.Load(), shared.Remaps.Busy.Load()), nil
 }
 
-func remapsInWords(mapped, busy int64) string {
-	words := fmt.Sprintf(`of %d reads under access = "remap", %d fell back to pread, because another read had a file mapped`, mapped+busy, busy)
+func describeRemaps(mapped, busy int64) string {
+	words := fmt.Sprintf(`%d of %d reads under access = "remap" fell back to pread, because another read had the file mapped`, busy, mapped+busy)
 	if advice := remapAdvice(mapped, busy); advice != "" {
 		words += "; set " + advice + `, which is faster with several readers`
 	}
 	return words
 }
 
-// remapAdvice returns the setting that is faster when many reads under access = "remap" find
-// another read mapping the file, or an empty string.
+// remapAdvice returns a faster setting if many reads fell back to pread because another read had
+// the file mapped, or else an empty string.
 func remapAdvice(mapped, busy int64) string {
 	if busy > mapped/9 {
 		return `memory.access = "pread"`
@@ -295,14 +294,13 @@ func remapAdvice(mapped, busy int64) string {
 	return ""
 }
 
-// isForeign reports whether err means that this process may not read the memory of a mount's
-// supervisor.
-func isForeign(m *mount.Mounted, err error) bool {
+// lacksAccess reports whether err means that this process may not inspect the mount's supervisor.
+func lacksAccess(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
-// diagnose returns an error if a mount is stuck, dead or closed to this user, or else a description
-// of it. It touches the mount only if nothing else shows whether it is dead.
+// diagnose describes a mount, or returns an error if it is stuck, dead or closed to this user. It
+// touches the mount only if nothing else shows whether it is dead.
 func diagnose(m *mount.Mounted) (string, error) {
 	err := m.CheckAlive()
 	if errors.Is(err, mount.ErrElsewhere) && !m.IsDead() {
@@ -316,12 +314,12 @@ func diagnose(m *mount.Mounted) (string, error) {
 	}
 	euid := os.Geteuid()
 	if euid != 0 && euid != m.Owner && !m.AllowOther {
-		return "", fmt.Errorf("%s is mounted, but only user %d, who mounted it, may enter; "+
+		return "", fmt.Errorf("%s is mounted, but only user %d, who mounted it, may access it; "+
 			"to let others in, mount with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
 	shared, err := m.State()
-	if isForeign(m, err) {
-		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can look closer", m.Mountpoint, m.Owner), nil
+	if lacksAccess(m, err) {
+		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can see more", m.Mountpoint, m.Owner), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
@@ -347,8 +345,8 @@ func diagnose(m *mount.Mounted) (string, error) {
 	return detail, nil
 }
 
-// checkRunning returns an error if a signal such as SIGSTOP has stopped the supervisor of a mount.
-// The supervisor must be alive.
+// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor,
+// which must be alive.
 func checkRunning(m *mount.Mounted) error {
 	if !m.IsStopped() {
 		return nil
@@ -356,8 +354,8 @@ func checkRunning(m *mount.Mounted) error {
 	return fmt.Errorf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 }
 
-// stuckSplits returns an error if waiting is not empty. waiting has, for each sequence that waits
-// for its token files, how long it has waited.
+// stuckSplits returns an error unless waiting is empty. waiting maps sequences to how long they
+// have waited for their token files.
 func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	if len(waiting) == 0 {
 		return nil
@@ -376,19 +374,19 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	return fmt.Errorf("%s. Other splits are not affected", strings.Join(stuck, "; "))
 }
 
-func tokensOf(s *config.Split, o *dataset.Opener) (string, error) {
+func describeTokens(s *config.Split, o *dataset.Opener) (string, error) {
 	opened, err := o.OpenSplit(s)
 	if errors.Is(err, os.ErrNotExist) && !s.IsRemote() {
 		return "", fmt.Errorf("%w; to create token files from text, run batchfs prepare", err)
 	}
 	if err != nil {
-		return "", withPermission(err)
+		return "", withPermissionFix(err)
 	}
 	return opened.Counted(), nil
 }
 
-// withPermission adds the fix to an error about a file that may not be read.
-func withPermission(err error) error {
+// withPermissionFix adds the fix to a permission error.
+func withPermissionFix(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
 		return fmt.Errorf("%w; as its owner, chmod a+r %s and chmod a+x the directories above it", err, path.Path)
@@ -396,7 +394,7 @@ func withPermission(err error) error {
 	return err
 }
 
-func blockCache(o blocks.Options) (string, error) {
+func describeBlockCache(o blocks.Options) (string, error) {
 	_, sets, err := blocks.Usage(o)
 	if err != nil {
 		return "", err
@@ -405,7 +403,7 @@ func blockCache(o blocks.Options) (string, error) {
 	enough := int64(0)
 	for _, s := range sets {
 		if s.Live {
-			all = append(all, workingSetInWords(s))
+			all = append(all, describeWorkingSet(s))
 			enough = max(enough, s.Enough)
 		}
 	}
@@ -417,7 +415,7 @@ func blockCache(o blocks.Options) (string, error) {
 }
 
 func (d *doctor) memory() (string, error) {
-	const footprint = 64 << 20 // bytes that the processes of a mount take besides the budget
+	const footprint = 64 << 20 // bytes, in addition to the budget
 	need := d.config.Memory.Budget + footprint
 	have := d.available()
 	if have < need {
@@ -427,22 +425,22 @@ func (d *doctor) memory() (string, error) {
 	return fmt.Sprintf("%d MiB are free, and batchfs uses at most %d MiB", have>>20, need>>20), nil
 }
 
-// available returns the memory that this process can still get, in bytes: what the machine has
-// available, or less if a control group limits it.
+// available returns the memory that is left to this process, in bytes: that of the machine, or less
+// if a control group limits it.
 func (d *doctor) available() int64 {
 	size := int64(math.MaxInt64)
-	if n, ok := d.number("proc/meminfo", "MemAvailable:"); ok {
+	if n, ok := d.readNumber("proc/meminfo", "MemAvailable:"); ok {
 		size = n << 10
 	}
-	text, _ := os.ReadFile(d.at("proc/self/cgroup"))
+	text, _ := os.ReadFile(d.inRoot("proc/self/cgroup"))
 	for line := range strings.Lines(string(text)) {
 		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
 		for ; ok; group = filepath.Dir(group) {
 			dir := "sys/fs/cgroup" + group
-			if limit, limited := d.number(dir+"/memory.max", ""); limited {
-				used, _ := d.number(dir+"/memory.current", "")
+			if limit, limited := d.readNumber(dir+"/memory.max", ""); limited {
+				used, _ := d.readNumber(dir+"/memory.current", "")
 				// The kernel frees inactive page cache before the group runs out of memory.
-				cached, _ := d.number(dir+"/memory.stat", "inactive_file")
+				cached, _ := d.readNumber(dir+"/memory.stat", "inactive_file")
 				size = min(size, max(limit-max(used-cached, 0), 0))
 			}
 			ok = group != "/"
@@ -451,9 +449,9 @@ func (d *doctor) available() int64 {
 	return size
 }
 
-// number returns the number that follows name on the first line that begins with name.
-func (d *doctor) number(file, name string) (n int64, ok bool) {
-	text, _ := os.ReadFile(d.at(file))
+// readNumber returns the number that follows name on the first line that begins with name.
+func (d *doctor) readNumber(file, name string) (n int64, ok bool) {
+	text, _ := os.ReadFile(d.inRoot(file))
 	for line := range strings.Lines(string(text)) {
 		if rest, found := strings.CutPrefix(line, name); found {
 			if read, _ := fmt.Sscan(rest, &n); read == 1 {

@@ -11,7 +11,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// newTestDoctor returns a doctor that examines a machine with these files, and the doctor's output.
+// newTestDoctor returns a doctor for a machine with these files, and its output.
 func newTestDoctor(t *testing.T, files map[string]string) (d *doctor, out *bytes.Buffer) {
 	t.Helper()
 	out = new(bytes.Buffer)
@@ -52,7 +52,7 @@ func TestDoctor(t *testing.T) {
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
 			"FIX  memory: 64 MiB are free"},
 
-		// The unused memory of a group and its inactive page cache are available.
+		// A group's inactive page cache is available memory.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
 			"ok   memory: 324 MiB are free, and batchfs uses at most 192 MiB"},
@@ -64,8 +64,8 @@ func TestDoctor(t *testing.T) {
 			"ok   memory: 224 MiB are free"},
 	} {
 		d, out := newTestDoctor(t, test.files)
-		if ok := d.check(test.name, func() (string, error) { return test.check(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
-			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.wrong)
+		if ok := d.check(test.name, func() (string, error) { return test.check(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.problems == 0) != ok {
+			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.problems)
 		}
 		if !strings.HasPrefix(out.String(), test.want) || strings.Count(out.String(), "\n") != 1 {
 			t.Errorf("%s %v:\n got %swant %s", test.name, test.files, out, test.want)
@@ -73,14 +73,14 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// If remap often finds another read mapping the file, the doctor recommends pread.
+// If remap often falls back to pread, doctor recommends pread.
 func TestDoctorOnAccess(t *testing.T) {
 	for _, test := range []struct {
 		mapped, busy int64
 		names        bool
 	}{{0, 0, false}, {90, 10, false}, {50, 50, true}} {
-		out := remapsInWords(test.mapped, test.busy)
-		if !strings.HasPrefix(out, fmt.Sprintf("of %d reads", test.mapped+test.busy)) || strings.Contains(out, `memory.access = "pread"`) != test.names {
+		out := describeRemaps(test.mapped, test.busy)
+		if !strings.HasPrefix(out, fmt.Sprintf("%d of %d reads", test.busy, test.mapped+test.busy)) || strings.Contains(out, `memory.access = "pread"`) != test.names {
 			t.Errorf("%d and %d: %s", test.mapped, test.busy, out)
 		}
 	}
@@ -89,19 +89,18 @@ func TestDoctorOnAccess(t *testing.T) {
 // A check that hangs is reported, and the other checks still run.
 func TestDoctorDoesNotWait(t *testing.T) {
 	d, out := newTestDoctor(t, nil)
-	d.limit = 10 * time.Millisecond
+	d.timeout = 10 * time.Millisecond
 	stuck := make(chan struct{})
 	defer close(stuck)
 	d.check("splits.train", func() (string, error) {
 		<-stuck
 		return "", nil
 	})
-	// The finding blames the store, not the disk.
 	d.checkWithin(inStore, "splits.far", func() (string, error) {
 		<-stuck
 		return "", nil
 	})
-	d.limit = time.Minute
+	d.timeout = time.Minute
 	d.check("memory", d.memory)
 	for i, want := range []string{"FIX  splits.train: no answer in 10ms: the disk or ", "FIX  splits.far: no answer in 10ms: the store or the network ", "ok   memory: "} {
 		if got := strings.Split(out.String(), "\n")[i]; !strings.HasPrefix(got, want) {

@@ -13,13 +13,13 @@ func indexCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "index FILE... --eot TOKEN",
 		Short: "Write an index of the documents of token files",
-		Long: `Write FILE.index next to each token file. For each document it has the number of
-tokens up to the document's end, as little-endian uint64, like datatrove's index. A
-document ends with the token --eot, which belongs to it. Tokens after the last --eot
-are a document too. A split whose rows are documents needs such an index next to
-each token file.
+		Long: `Write FILE.index next to each token file. For each document, it holds the number of
+tokens up to the document's end, as little-endian uint64, like datatrove's index. The
+token --eot is the last token of a document. Tokens after the last --eot are a
+document too. A split whose rows are documents needs such an index next to each
+token file.
 
-The index gets its name only once it is complete. An existing index with other
+The index gets its name only once it is complete. An existing index with different
 contents is replaced only with --force.`,
 		Example: `  batchfs index train.bin val.bin --eot 50256
   batchfs index ids.bin --token-dtype uint32 --eot 128001 --force`,
@@ -42,6 +42,6 @@ contents is replaced only with --force.`,
 	flags.register(cmd)
 	cmd.Flags().Int64Var(&eot, "eot", -1, "`TOKEN` that ends a document (default: from the vocab.json of batchfs prepare next to the file)")
 	hideDefault(cmd, "eot")
-	cmd.Flags().BoolVar(&force, "force", false, "replace an existing index with other contents")
+	cmd.Flags().BoolVar(&force, "force", false, "replace an existing index with different contents")
 	return cmd
 }

@@ -25,7 +25,7 @@ type fileFlags struct{ format, tensor, dtype string }
 func (f *fileFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, like the key format in config.toml")
 	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of headerless files, like the key token_dtype in config.toml (default uint16)")
-	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor to read from files with several")
+	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor to read, for files that have several")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.Names(), cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -36,10 +36,10 @@ func (f *fileFlags) options() (cache.Options, error) {
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
-	return o, cmp.Or(checkWord("--format", f.format, format.Names()), checkWord("--token-dtype", o.DType, array.DTypes()))
+	return o, cmp.Or(checkOneOf("--format", f.format, format.Names()), checkOneOf("--token-dtype", o.DType, array.DTypes()))
 }
 
-func checkWord[S ~string](flag string, value S, words []S) error {
+func checkOneOf[S ~string](flag string, value S, words []S) error {
 	if slices.Contains(words, value) {
 		return nil
 	}
@@ -59,9 +59,9 @@ and shows some text if the vocab.json of batchfs prepare is next to the file. FI
 can also be the URL of an object; the environment configures its store
 (AWS_ENDPOINT_URL, AWS_REGION).
 
-Info reads only a sample of a file above 64 MiB, 16 blocks of 4 MiB, and says so.
---all reads everything. To count documents, info needs --eot. In a sample, it counts
-only documents that are completely inside a block.`,
+If a file is larger than 64 MiB, info reads only a sample, 16 blocks of 4 MiB, and
+says so. --all reads everything. To count documents, info needs --eot. In a sample,
+it counts only documents that are completely inside a block.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --eot 50256 --all
   batchfs info ids.bin --token-dtype uint32 --json

@@ -11,10 +11,9 @@ import (
 	"batchfs/fs/mount"
 )
 
-// openSplit opens the split that a command's argument names: a path into a mount, which selects the
-// mount's configuration and files, or the name of a split in the configuration from flags. A path
-// into a mount is absolute, or relative to the working directory, and takes precedence over
-// config.toml.
+// openSplit opens the split that a command's argument names. A path into a mount selects the
+// mount's configuration and files, and takes precedence over config.toml. Any other path names a
+// split of the configuration from flags.
 func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	switch {
@@ -30,7 +29,7 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	return dataset.NewOpener(c).OpenPath(path)
 }
 
-// configuredSplit is like openSplit, but returns an opener that has only this split. It ignores the
+// configuredSplit is like openSplit, but returns an opener for this split alone, and ignores
 // settings in the path.
 func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) {
 	snapshot, below, err := splitInMount(flags, path)
@@ -81,7 +80,7 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	return snapshot, below, err
 }
 
-// snapshotOf returns the snapshot that the supervisor of a mount holds.
+// snapshotOf returns the snapshot that a mount's supervisor holds.
 func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
 	file, err := m.Snapshot()
 	if err != nil {

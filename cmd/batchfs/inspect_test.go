@@ -16,8 +16,7 @@ import (
 	"batchfs/cmd/batchfs/prepare"
 )
 
-// runHere runs a command in the working directory and returns its standard output.
-func runHere(ctx context.Context, cmd *cobra.Command, args ...string) (string, error) {
+func runCommand(ctx context.Context, cmd *cobra.Command, args ...string) (string, error) {
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	var out bytes.Buffer
 	cmd.SetOut(&out)
@@ -29,15 +28,15 @@ func runHere(ctx context.Context, cmd *cobra.Command, args ...string) (string, e
 
 func inspect(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := runHere(t.Context(), inspectCommand(), args...)
+	out, err := runCommand(t.Context(), inspectCommand(), args...)
 	if err != nil {
 		t.Fatalf("inspect %q: %v", args, err)
 	}
 	return out
 }
 
-// texts returns the text of each row in the output of inspect. It is indented there.
-func texts(out string) (all []string) {
+// rowTexts returns the text of each row, which inspect indents.
+func rowTexts(out string) (all []string) {
 	for _, row := range strings.Split(strings.TrimSuffix(out, "\n"), "\n\nrow ")[1:] {
 		_, text, _ := strings.Cut(row, "\n    ")
 		all = append(all, strings.ReplaceAll(text, "\n    ", "\n"))
@@ -45,7 +44,6 @@ func texts(out string) (all []string) {
 	return all
 }
 
-// Inspect decodes the tokens of prepare back to the original text.
 func TestInspectShowsTheText(t *testing.T) {
 	const line = "Größe, ≤ 125 columns:\n\n  \"𝄞\" <&>\t"
 	for _, test := range []struct{ by, text string }{
@@ -53,10 +51,10 @@ func TestInspectShowsTheText(t *testing.T) {
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Write(t, map[string]string{"text": test.text})
-		if _, err := runHere(t.Context(), prepare.Command(), "text", "--out", "data", "--by", test.by); err != nil {
+		if _, err := runCommand(t.Context(), prepare.Command(), "text", "--out", "data", "--by", test.by); err != nil {
 			t.Fatal(err)
 		}
-		tokens := make([]string, 0, len(test.text)) // text of each token
+		tokens := make([]string, 0, len(test.text))
 		for rest := test.text; rest != ""; {
 			n := 1
 			if test.by == "char" {
@@ -70,7 +68,7 @@ func TestInspectShowsTheText(t *testing.T) {
 				args := []string{split, fmt.Sprint(k), "--data", "data", "--set", "batch.block_size=15"}
 				var p struct{ Rows []struct{ Start int64 } }
 				testfiles.NoError(t, json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &p))
-				got := texts(inspect(t, args...))
+				got := rowTexts(inspect(t, args...))
 				for j, row := range p.Rows {
 					want := strings.Join(tokens[first+int(row.Start):][:15], "")
 					if want = strings.TrimSuffix(want, "\n"); got[j] != want {
@@ -87,7 +85,7 @@ func TestInspectWithoutText(t *testing.T) {
 	for vocab, want := range map[string]string{
 		"":                                "",
 		`{"hello": 0, "world": 1}`:        "", // the format of GPT-2's vocab.json
-		`{"kind": 11031, "tokens": 77}`:   "", // tokens with the names of our keys
+		`{"kind": 11031, "tokens": 77}`:   "", // the same, with tokens that are named like our keys
 		`["a", "b"]`:                      "",
 		`{"kind": "char", "tokens": ["a"`: broken,
 		"\xff":                            "vocab.json: invalid character",
@@ -99,7 +97,7 @@ func TestInspectWithoutText(t *testing.T) {
 			testfiles.Write(t, map[string]string{"vocab.json": vocab})
 		}
 		args := []string{"train", "3", "--data", ".", "--set", "batch.block_size=4"}
-		out, err := runHere(t.Context(), inspectCommand(), args...)
+		out, err := runCommand(t.Context(), inspectCommand(), args...)
 		switch {
 		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "splits.train: "+dir+"/"+want)):
 			t.Errorf("%q: error %v, want %s", vocab, err, want)
@@ -117,7 +115,7 @@ func TestInspectOfForeignTokens(t *testing.T) {
 	testfiles.Positions(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "char", "vocab_size": 2, "tokens": ["a", "b"]}`})
 	args := []string{"--data", ".", "--set", "batch.block_size=9", "--set", "batch.batch_size=1", "--set", "batch.vocab_size=5"}
-	if got := texts(inspect(t, append(args, "train", "0")...)); len(got) != 1 || got[0] != "aaba\ufffd2a\ufffd3a\ufffd4" {
+	if got := rowTexts(inspect(t, append(args, "train", "0")...)); len(got) != 1 || got[0] != "aaba\ufffd2a\ufffd3a\ufffd4" {
 		t.Errorf("%q", got)
 	}
 	if got := inspect(t, append(args, "train", "--find", "3", "--json")...); !strings.Contains(got, `"index": 3,`) {
@@ -142,7 +140,7 @@ func TestInspectErrors(t *testing.T) {
 		{"none 3", `no split "none"; there are ["random" "shuffle" "sequential" "native" "torch" "state" "mix"]`},
 	} {
 		for _, format := range []string{"", "--json "} {
-			out, err := runHere(t.Context(), inspectCommand(), strings.Fields(format+test.args)...)
+			out, err := runCommand(t.Context(), inspectCommand(), strings.Fields(format+test.args)...)
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {
 				t.Errorf("inspect %s: %v, want %s; %s", test.args, err, test.want, out)
 			}
@@ -150,7 +148,6 @@ func TestInspectErrors(t *testing.T) {
 	}
 }
 
-// Inspect shows the beginning of each row, or as much as --chars says.
 func TestInspectShowsTheBeginning(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("e\x00", 4000), "vocab.json": `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16"}`})

@@ -13,9 +13,10 @@ import (
 
 func listCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "list",
-		Short:   "List the mounts of this machine",
-		Long:    "List every batchfs mount of this machine, in any state. A mount that hangs does not delay the list, because no mount is accessed.",
+		Use:   "list",
+		Short: "List the mounts of this machine",
+		Long: `List every batchfs mount of this machine, in any state. A mount that hangs does not
+delay the list, because no mount is accessed.`,
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
 		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {

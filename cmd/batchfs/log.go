@@ -19,12 +19,12 @@ import (
 	"batchfs/internal/printable"
 )
 
-// newLog returns a log of a mount that writes to out. Call flush before the process ends.
+// newLog returns a mount's log. Call flush before the process ends.
 func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, flush func()) {
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows only valid levels
 	w := newLineWriter(out)
-	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printableAttr}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: escapeAttr}
 	var handler slog.Handler = slog.NewTextHandler(w, options)
 	if o.Format == "json" {
 		handler = slog.NewJSONHandler(w, options)
@@ -32,15 +32,15 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
 
-// maxValue is the longest value, in bytes, so that a line fits into maxLine. Only stack traces are
+// maxValueLen limits a value, in bytes, so that a line fits into maxLine. Only stack traces are
 // longer, and their beginning says most.
-const maxValue = 3 << 10
+const maxValueLen = 3 << 10
 
-// printableAttr truncates long values, and escapes what slog does not escape in JSON: control
+// escapeAttr truncates long values, and escapes what slog does not escape in JSON: control
 // characters above U+007E, other invisible characters, and bytes that are not UTF-8.
-func printableAttr(_ []string, a slog.Attr) slog.Attr {
+func escapeAttr(_ []string, a slog.Attr) slog.Attr {
 	text := a.Value.String()
-	escaped := printable.Text(text[:min(len(text), maxValue)])
+	escaped := printable.Text(text[:min(len(text), maxValueLen)])
 	if escaped == text {
 		return a
 	}
@@ -48,18 +48,18 @@ func printableAttr(_ []string, a slog.Attr) slog.Attr {
 }
 
 // A lineWriter writes lines to a file that may block, such as a full pipe, because no reader of a
-// mount should wait for its log. While the file blocks, up to maxQueued lines wait, and further
-// lines are dropped. Otherwise the line is written when Write returns, so that it is not lost if
-// the process dies next. A lineWriter is safe for concurrent use.
+// mount should wait for its log. Write returns once the line is written, so that a crash does not
+// lose it. But while the file blocks, up to maxQueued lines wait, and further lines are dropped. A
+// lineWriter is safe for concurrent use.
 type lineWriter struct {
 	out     io.Writer
 	queue   chan queuedLine
-	stalled atomic.Bool // whether a line was not written in time, and none has been since
+	stalled atomic.Bool // whether a write timed out and none has ended since
 }
 
 type queuedLine struct {
 	line    []byte
-	written chan struct{} // closed once the write has succeeded or failed
+	written chan struct{} // closed after the write, even if it failed
 }
 
 const (
@@ -97,8 +97,8 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	return n, nil
 }
 
-// run writes the queued lines. It may block in a write. It cannot use O_NONBLOCK, because that
-// would apply to every process that shares the open file, such as the shell.
+// run writes the queued lines. Its writes may block: O_NONBLOCK would affect every process that
+// shares the open file, such as the shell.
 func (w *lineWriter) run() {
 	for q := range w.queue {
 		w.out.Write(q.line)
@@ -145,8 +145,8 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log of a mount in the background. The default path
-// depends on the mountpoint, such as ~/.local/state/batchfs/mnt-batches.log.
+// backgroundLog returns the absolute path of the log for mount -d. The default depends on the
+// mountpoint, such as ~/.local/state/batchfs/mnt-batches.log.
 func backgroundLog(path, mountpoint string) (string, error) {
 	if path != "" {
 		return filepath.Abs(path)

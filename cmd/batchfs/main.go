@@ -25,9 +25,9 @@ import (
 	"batchfs/internal/printable"
 )
 
-// The kernel delivers signals to the first thread of a process. If that thread were stuck reading a
-// dead disk, no signal could end the process. So init, which runs on the first thread, locks the
-// main goroutine to it, and main only waits there.
+// init locks the main goroutine, which only waits, to the first thread of the process. The kernel
+// delivers signals to that thread, and if it were stuck reading a dead disk, no signal could end
+// the process.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -47,7 +47,7 @@ func main() {
 	os.Exit(int(status))
 }
 
-// An exitStatus is an error that makes the process exit with this status and print nothing.
+// An exitStatus is an error that sets the process's exit status and prints nothing.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -121,7 +121,6 @@ MOUNTPOINT/README explains the files of a mount.`,
 	return root
 }
 
-// addGroup adds commands to root under a title of their own in its help.
 func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
 	root.AddGroup(&cobra.Group{ID: title, Title: title})
 	for _, cmd := range commands {
@@ -142,7 +141,7 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// stamped is the version of a release, set by the linker. It is empty in other builds.
+// stamped is the version of a release, set by the linker, and empty in other builds.
 var stamped string
 
 // unreleased is the version of a build without information about its tag or commit.

@@ -16,8 +16,8 @@ import (
 
 var manual = flag.String("manual", "", "write the manual pages and shell completions to this directory, which stands for /usr")
 
-// TestManual generates the manual pages and shell completions of a release from the commands, and
-// checks that no Markdown characters are lost.
+// TestManual generates a release's manual pages and shell completions, and checks that no Markdown
+// characters are lost.
 func TestManual(t *testing.T) {
 	usr := *manual
 	if usr == "" {

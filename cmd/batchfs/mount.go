@@ -65,13 +65,12 @@ once this command has ended, readers get errors until it does.`,
 	return cmd
 }
 
-// register adds the flags of mount to a command.
 func (f *mountFlags) register(cmd *cobra.Command) {
 	f.Register(cmd)
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "move to the background once batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
 		"write the log to this `file` (default: standard error; with -d, a file for each mount in ~/.local/state/batchfs)")
-	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount; serve a mount that was made with /dev/fuse open as this `descriptor`")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount; serve a mount that another process made with this `descriptor` of /dev/fuse")
 	hideDefault(cmd, "fd")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"behave as on Linux before 6.9: if the worker dies, readers get errors and batchfs mounts again")
@@ -84,12 +83,10 @@ func (f *mountFlags) register(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 }
 
-// hideDefault hides the default of a numeric flag in help, because it only means that the flag is
-// not set.
+// hideDefault hides a numeric flag's default, which only means that the flag is not set.
 func hideDefault(cmd *cobra.Command, name string) { cmd.Flags().Lookup(name).DefValue = "0" }
 
-// atMostMountpoint rejects more arguments than MOUNTPOINT. Its errors explain how to name token
-// files.
+// atMostMountpoint rejects arguments after MOUNTPOINT, and explains how to name token files.
 func atMostMountpoint(_ *cobra.Command, args []string) error {
 	if len(args) < 2 {
 		return nil
@@ -117,12 +114,12 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	var s pendingMount
-	if err := untilInterrupted(cmd.Context(), func() error { return s.begin(f, cmd, args) }); err != nil {
+	if err := untilInterrupted(cmd.Context(), func() error { return s.prepare(f, cmd, args) }); err != nil {
 		return err
 	}
-	defer s.file.Close()
+	defer s.snapshotFile.Close()
 	if f.background {
-		return s.inBackground(cmd)
+		return s.startInBackground(cmd)
 	}
 	if s.log != nil {
 		defer s.log.Close()
@@ -132,24 +129,24 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		logTo = s.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printAndExit(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.file, logTo, func() {
+	return printAndExit(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.snapshotFile, logTo, func() {
 		s.describe(out)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", s.snapshot.Mountpoint)
 	}))
 }
 
-// A pendingMount is a mount that is about to start. It holds what a supervisor needs, whether that
-// is this process or one in the background.
+// A pendingMount holds what a supervisor needs, whether it runs in this process or in the
+// background.
 type pendingMount struct {
-	connection  *os.File // FUSE connection from --fd, or nil
-	snapshot    *dataset.Snapshot
-	description []string // lines for the user about the splits that are served
-	config      *config.Config
-	file        *os.File // encoded snapshot for other processes
-	log         *os.File // file named by --log; nil without --log or in the background
+	connection   *os.File // FUSE connection from --fd, or nil
+	snapshot     *dataset.Snapshot
+	description  []string // lines for the user about the splits that are served
+	config       *config.Config
+	snapshotFile *os.File // encoded snapshot for other processes
+	log          *os.File // file named by --log; nil without --log or in the background
 }
 
-func (s *pendingMount) begin(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
+func (s *pendingMount) prepare(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
 	if cmd.Flags().Changed("fd") {
 		if s.connection, err = mount.HandedOver(f.fd); err != nil {
 			return fmt.Errorf("--fd: %w", err)
@@ -166,13 +163,12 @@ func (s *pendingMount) begin(f *mountFlags, cmd *cobra.Command, args []string) (
 			return err
 		}
 	}
-	s.file, err = s.snapshot.File()
+	s.snapshotFile, err = s.snapshot.File()
 	return err
 }
 
 // stopAfterParent sends SIGTERM to this process once its parent has ended. PR_SET_PDEATHSIG would
-// be too early: the kernel then sends the signal when the parent's thread that started this process
-// ends.
+// do so already when the thread that started this process ends.
 func stopAfterParent(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)
@@ -186,10 +182,10 @@ func (s *pendingMount) describe(out io.Writer) {
 	}
 }
 
-// inBackground starts a supervisor in the background, and returns once batches can be read.
-func (s *pendingMount) inBackground(cmd *cobra.Command) error {
+// startInBackground starts a supervisor in the background, and returns once batches can be read.
+func (s *pendingMount) startInBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
-	daemon, ready, err := startSupervisor(logFile, s.connection, s.file)
+	daemon, ready, err := startSupervisor(logFile, s.connection, s.snapshotFile)
 	if err != nil {
 		return err
 	}
@@ -216,8 +212,8 @@ func (s *pendingMount) inBackground(cmd *cobra.Command) error {
 	return daemon.Process.Release()
 }
 
-// startSupervisor starts the hidden command supervise. That process writes serving to ready once
-// batches can be read, or the error if they cannot.
+// startSupervisor starts the hidden command supervise, which writes serving to ready once batches
+// can be read, or else an error.
 func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {

@@ -63,7 +63,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	return abs, nil
 }
 
-// isInside reports whether a file is in dir, at any depth. The file need not exist.
+// isInside reports whether a file, which need not exist, is below dir.
 func isInside(dir, file string) bool {
 	real, err := filepath.EvalSymlinks(file)
 	if err != nil {
@@ -100,8 +100,8 @@ func resolve(path string) (string, error) {
 	return abs, nil
 }
 
-// findMount returns the batchfs mount that contains a path, and the path below its root. If there
-// is none, m is nil. findMount does not touch the mount, because it may hang.
+// findMount returns the batchfs mount that contains a path, or nil, and the path below its root. It
+// does not touch the mount, which may hang.
 func findMount(path string) (m *mount.Mounted, below string, err error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// An openMessage is a message from the open command to the process that started it. The last
-// message has either Err or a Snapshot and a Description. The messages before it report progress.
+// An openMessage goes from the open command to its parent. The last one has either Err or a
+// Snapshot and a Description; the others report progress.
 type openMessage struct {
 	Files, Total int64 // files opened, and files to open
 	Snapshot     *dataset.Snapshot
@@ -31,12 +31,11 @@ type openMessage struct {
 	Err          string   // text of the error; empty if there is none
 }
 
-// progressInterval is the time between two messages that report progress.
 const progressInterval = time.Second / 2
 
-// openInChild reads the configuration and checks the token files in a child process, to which it
-// passes the flags that were set. A process that waits for a dead disk cannot be stopped, but the
-// one that is starting a mount must be. The kernel kills the child when this process ends.
+// openInChild reads the configuration and checks the token files in a child process, because a
+// process that waits for a dead disk cannot be stopped, and this one must be. It passes on the
+// flags that were set. The kernel kills the child when this process ends.
 func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, []string, error) {
 	args := []string{"open"}
 	flags.Visit(func(flag *pflag.Flag) {
@@ -76,8 +75,8 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 	return o.Snapshot, o.Description, nil
 }
 
-// lastMessage returns the last message of the open command. Until it arrives, it shows the progress
-// on standard error, if that is a terminal.
+// lastMessage returns the open command's last message. Until then, it shows the progress on
+// standard error.
 func lastMessage(from io.Reader) (o openMessage, err error) {
 	messages := gob.NewDecoder(from)
 	var progress *terminal.Progress
@@ -95,8 +94,8 @@ func lastMessage(from io.Reader) (o openMessage, err error) {
 	}
 }
 
-// openCommand returns the hidden command that openInChild runs. It writes its messages to standard
-// output, gob-encoded.
+// openCommand returns the hidden command that openInChild runs. It writes gob-encoded messages to
+// standard output.
 func openCommand() *cobra.Command {
 	var f mountFlags
 	cmd := &cobra.Command{
@@ -162,8 +161,6 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	return &openMessage{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
-// chooseMountpoint returns the absolute path of the mountpoint. It checks the mountpoint unless
-// another process has mounted there already (--fd).
 func (f *mountFlags) chooseMountpoint(c *config.Config) (mountpoint string, err error) {
 	if f.fd >= 0 {
 		return filepath.Abs(c.Mountpoint) // no worker serves the mount yet, so a check would hang
@@ -196,7 +193,6 @@ func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, e
 	return splits, nil
 }
 
-// describe returns lines for the user about the splits that are served.
 func describe(mountpoint string, splits []*dataset.Dataset) []string {
 	lines := []string{mountpoint + " serves"}
 	for _, s := range splits {

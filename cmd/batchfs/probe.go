@@ -31,10 +31,10 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	return c.Splits, nil
 }
 
-// probeSplit checks whether the token files of a split are those that the mount serves, and returns
-// a description of them. It does so in a child process, because a process that waits for a dead
-// disk cannot end. The child runs as the user of the mount, because root can read files that this
-// user cannot.
+// probeSplit describes the token files of a split, or returns an error if the mount cannot read
+// them or they have changed. It uses a child process, because a process that waits for a dead disk
+// cannot end. The child runs as the mount's user, because root can read files that this user
+// cannot.
 func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	user, err := m.Credential()
 	if err != nil {
@@ -62,11 +62,11 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	output.SetReadDeadline(time.Now().Add(checkLimit))
+	output.SetReadDeadline(time.Now().Add(checkTimeout))
 	text, err := io.ReadAll(output)
 	if err != nil {
 		cmd.Process.Kill() // but don't wait, because it may be stuck
-		return "", errNoReply(checkLimit, storageHint(split))
+		return "", errNoReply(checkTimeout, storageHint(split))
 	}
 	if err := cmd.Wait(); err != nil {
 		return "", errors.New(cmp.Or(string(text), "the process that checked the files died: "+err.Error()))
@@ -111,7 +111,7 @@ func probe(file *os.File, split string) (string, error) {
 		return "", fmt.Errorf("%w; put the file back, or unmount and mount again with the current files", err)
 	}
 	if err != nil {
-		return "", withPermission(err)
+		return "", withPermissionFix(err)
 	}
 	return d.Counted(), nil
 }

@@ -23,7 +23,7 @@ If the new configuration would change a batch or a file of the mount, it is reje
 and the old worker keeps serving. The command also fails if a split cannot be read
 after the restart.
 
-SIGHUP to the supervisor of the mount does the same.`,
+Sending SIGHUP to the supervisor of the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
@@ -55,7 +55,7 @@ SIGHUP to the supervisor of the mount does the same.`,
 			if refused := shared.LastRestart.String(); refused != "" {
 				return errors.New(refused)
 			}
-			printf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
+			printf(cmd.OutOrStdout(), "process %d now serves %s\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
 				if _, unreadable := probeSplit(m, s); unreadable != nil {

@@ -54,7 +54,7 @@ unmount, even if another worker takes over.`,
 			case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL):
 				return fmt.Errorf("%s is neither a split in the mount nor a settings directory; see the mount's log for what is wrong with the settings (%w)", args[0], err)
 			case errors.Is(err, syscall.EACCES) && os.Geteuid() != m.Owner && !m.AllowOther:
-				return fmt.Errorf("only user %d, who mounted it, may enter, unless it is mounted with mount.allow_other: %w", m.Owner, err)
+				return fmt.Errorf("only user %d, who mounted it, may access it, unless it is mounted with mount.allow_other: %w", m.Owner, err)
 			case err != nil:
 				return err
 			}
@@ -64,7 +64,7 @@ unmount, even if another worker takes over.`,
 				return err
 			}
 			old := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
-			printf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, old)
+			printf(cmd.OutOrStdout(), "the next batch of %s is %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, old)
 			return nil
 		}),
 	}

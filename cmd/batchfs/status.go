@@ -17,7 +17,7 @@ import (
 type statusReport struct {
 	log        string       // log file of the mount; empty for standard error
 	budget     int64        // limit on the memory of the worker, in bytes
-	tableBytes func() int64 // memory of tables of windows, in bytes
+	tableBytes func() int64 // memory of window tables, in bytes
 	blockBytes func() int64 // memory of cache blocks, in bytes; -1 if no split reads from a store
 }
 
@@ -30,7 +30,6 @@ var statusTemplate = template.Must(template.New("status.json").Funcs(template.Fu
 	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
 }).Parse(statusText))
 
-// json returns the contents of status.json.
 func (r *statusReport) json(live fs.Live) []byte {
 	mapped, busy := live.Shared.Remaps.Mapped.Load(), live.Shared.Remaps.Busy.Load()
 	var b bytes.Buffer

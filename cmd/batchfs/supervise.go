@@ -29,9 +29,9 @@ import (
 // is an error message.
 const serving = "serving"
 
-// superviseCommand returns the hidden command that supervises a mount in the background. mount -d
-// starts it with these files open: 3, a pipe for serving or an error; 4, the snapshot; and 5, the
-// FUSE connection, with --handed-over.
+// superviseCommand returns the hidden command that mount -d starts in the background. It inherits
+// these descriptors: 3, a pipe for serving or an error; 4, the snapshot; and with --handed-over 5,
+// the FUSE connection.
 func superviseCommand() *cobra.Command {
 	var handedOver bool
 	cmd := &cobra.Command{
@@ -71,9 +71,8 @@ func superviseCommand() *cobra.Command {
 	return cmd
 }
 
-// runSupervisor mounts, unless connection is a FUSE connection from another process, and supervises
-// the workers until the mount ends. file holds the encoded snapshot. It calls ready once batches
-// can be read.
+// runSupervisor mounts, unless connection is from a process that did, and supervises workers until
+// the mount ends. It calls ready once batches can be read. file holds the encoded snapshot.
 func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive whoever reads its output, and output to a terminal must not stop it
 	// (stty tostop).
@@ -116,14 +115,14 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
 			snapshot.Warn(c, log)
 			if listener != nil {
-				log.Info("metrics are served", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
+				log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
 				go serveMetrics(listener, shared, log)
 			}
 			ready()
-			debug.FreeOSMemory() // return the memory that the start took
+			debug.FreeOSMemory() // return memory used only at the start
 		},
 		Restarted: func(pid int) {
-			if err := program.follow(pid); err != nil {
+			if err := program.useProgramOf(pid); err != nil {
 				log.Warn("cannot open the new worker's program; if the worker dies, the next one runs the old program", "err", err)
 			}
 		},
@@ -142,7 +141,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 // An executable is the program that workers run.
 type executable struct {
 	path string   // program for a restart
-	file *os.File // program for the replacement of a worker that died, even if path has changed
+	file *os.File // program for replacing a dead worker, even if path has changed
 }
 
 func openExecutable() (*executable, error) {
@@ -154,7 +153,6 @@ func openExecutable() (*executable, error) {
 	return &executable{path, file}, err
 }
 
-// worker returns the command that starts the next worker.
 func (e *executable) worker(restart bool) *exec.Cmd {
 	if restart {
 		return exec.Command(e.path, "worker", "--reload")
@@ -164,8 +162,7 @@ func (e *executable) worker(restart bool) *exec.Cmd {
 	return cmd
 }
 
-// follow makes the next workers run the program of process pid.
-func (e *executable) follow(pid int) error {
+func (e *executable) useProgramOf(pid int) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	if err == nil {
 		e.file.Close()
@@ -174,7 +171,6 @@ func (e *executable) follow(pid int) error {
 	return err
 }
 
-// listenForMetrics returns a listener, or nil if no address is set.
 func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
 	if !address.IsValid() {
 		return nil, nil
@@ -186,15 +182,15 @@ func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveMetrics serves metrics over HTTP. It runs in the supervisor, which outlives workers.
+// serveMetrics runs in the supervisor, because that outlives workers.
 func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
 	web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
-// signals returns the channels of signals to restart and to stop. SIGHUP means restart, but if this
-// process has lost its terminal, it means stop.
+// signals returns channels of signals to restart and to stop. SIGHUP means restart, or stop if this
+// process has lost its terminal.
 func signals() (restart, stop chan os.Signal) {
 	restart, stop = make(chan os.Signal, 1), make(chan os.Signal, 2)
 	hangups := make(chan os.Signal, 1)

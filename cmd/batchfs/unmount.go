@@ -29,8 +29,8 @@ A process in another mount namespace, such as a container, may hold the mount to
 The mount then lives on there, and the error says how to find that process and how
 to end the mount. With --force the mount ends everywhere at once.
 
-A mount that another process made (mount --fd) is not unmounted, but no longer
-served. The process that made it must unmount it.`,
+A mount that another process made (mount --fd) is no longer served, but the process
+that made it must unmount it.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),

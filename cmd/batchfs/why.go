@@ -21,7 +21,7 @@ func whyCommand() *cobra.Command {
 		Short: "Explain why a path in a mount cannot be read",
 		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that
 reads the path sees only an errno, such as ENOENT, EINVAL, ESTALE or EIO. The files
-next, next.npy and so on are opened but not read, because reading would take a
+next, next.npy and so on are opened but not read, because a read would take the next
 batch. The exit status is 1 if the path cannot be read.
 
 The status.json of a mount lists the last ten paths that did not exist, and the path
@@ -62,9 +62,8 @@ func tryRead(path string) error {
 	return errors.Unwrap(err)
 }
 
-// recordedReason returns the error that status.json records for the path below, which is relative
-// to the root of the mount: the error of a name in the path that does not exist, or else the last
-// error of the path's sequence. It returns an empty string if there is none.
+// recordedReason returns the error that status.json has for a path below the mount's root: why a
+// name in it does not exist, or else the last error of its sequence. It is empty if there is none.
 func recordedReason(m *mount.Mounted, below string) (why string) {
 	var status struct {
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
@@ -89,7 +88,7 @@ func recordedReason(m *mount.Mounted, below string) (why string) {
 }
 
 // siblingNames lists the names in the deepest existing directory of a path. They explain a failed
-// lookup that status.json does not have, because the kernel answered it from its cache.
+// lookup that the kernel answered from its cache, so that status.json lacks it.
 func siblingNames(path string) string {
 	var names []string
 	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

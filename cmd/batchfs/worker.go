@@ -18,7 +18,7 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// panicked is the exit status of a worker after a request panicked. The supervisor replaces it.
+// panicked tells the supervisor to replace this worker, because a request panicked.
 const panicked exitStatus = 3
 
 func workerCommand() *cobra.Command {
@@ -55,7 +55,7 @@ func workerCommand() *cobra.Command {
 
 func serve(w *supervise.Worker, reload bool) (err error) {
 	defer func() {
-		// Go's own exit status would look to the supervisor like a process that got no memory.
+		// The supervisor would take Go's own exit status for a lack of memory.
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
@@ -101,7 +101,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 }
 
 // readSnapshot returns the supervisor's snapshot. With reload, it takes a new snapshot of the
-// configuration and the files, and gives it to the supervisor.
+// configuration and the files, and gives that to the supervisor.
 func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
 	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
 	if err != nil || !reload {
@@ -117,7 +117,7 @@ func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
 	return snapshot, w.Publish(file)
 }
 
-// A sequence adapts a split, or a split under the settings of a path, to package fs.
+// A sequence adapts a dataset.Served to fs.Batches.
 type sequence struct {
 	*dataset.Served
 	spec fs.Spec

@@ -105,7 +105,7 @@ func TestDoctorOfTokens(t *testing.T) {
 		{e2e.Hang, "no answer in 5s: the disk or file server seems to be stuck"},
 	} {
 		d.Set(t, test.mode)
-		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "serves "+m.Dir+" now") ||
+		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "now serves "+m.Dir) ||
 			!strings.Contains(stderr, m.Path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
 			t.Errorf("restart: error %v, output %q, standard error %q, want %q", err, out, stderr, test.want)
 		}
@@ -124,7 +124,7 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be another user")
 	out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")
-	if err == nil || !strings.Contains(out, "FIX  right to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
+	if err == nil || !strings.Contains(out, "FIX  permission to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
 		t.Errorf("the doctor without fusermount3: error %v, output %s\nwant FIX and how to install fuse3", err, out)
 	}
 	if _, err := exec.LookPath("fusermount3"); err == nil {
@@ -136,13 +136,13 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	out, err = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
-	if err == nil || !strings.Contains(out, m.Dir+" is mounted, but only user 0, who mounted it, may enter; to let others in, mount with mount.allow_other") {
+	if err == nil || !strings.Contains(out, m.Dir+" is mounted, but only user 0, who mounted it, may access it; to let others in, mount with mount.allow_other") {
 		t.Errorf("the doctor in the mount of another user: error %v, output %s\nwant who may enter it", err, out)
 	}
 	m = e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
 	// The doctor may fail because of /dev/fuse.
 	out, _ = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
-	if !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted; only user 0, who mounted it, and root can look closer") ||
+	if !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted; only user 0, who mounted it, and root can see more") ||
 		strings.Contains(out, "mounted splits") {
 		t.Errorf("the doctor in a mount with allow_other: %s\nwant ok, without the splits", out)
 	}

@@ -99,7 +99,7 @@ func TestForgedNames(t *testing.T) {
 		{append(data, "doctor", mountpoint), "ok   splits.train: 60000 tokens in 1 file: %s/train.bin"},
 		{[]string{"why", mountpoint}, "%s/mnt can be read"},
 		{[]string{"why", mountpoint + "/none"}, "batchfs: "},
-		{[]string{"seek", mountpoint + "/train", "7"}, "next of %s/mnt/train takes batch 7"},
+		{[]string{"seek", mountpoint + "/train", "7"}, "the next batch of %s/mnt/train is 7"},
 		{[]string{"restart", mountpoint}, "process "},
 		{append(data, "inspect", "train", "3"), "row 0: number "},
 		{append(data, "inspect", "train", "--find", "3"), "token 3 of %s/train.bin"},

@@ -182,7 +182,7 @@ func (m *Mounted) Info(t testing.TB, path string) Info {
 func (m *Mounted) Seek(t testing.TB, path string, number, previous int) {
 	t.Helper()
 	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))
-	if want := fmt.Sprintf("next of %s takes batch %d, was %d\n", m.Path(path), number, previous); out != want {
+	if want := fmt.Sprintf("the next batch of %s is %d, was %d\n", m.Path(path), number, previous); out != want {
 		t.Errorf("seek printed %q, want %q", out, want)
 	}
 	if got := m.Cursor(t, path); got != fmt.Sprint(number) {

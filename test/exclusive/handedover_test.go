@@ -74,7 +74,7 @@ func TestHandedOver(t *testing.T) {
 		want string
 	}{
 		{[]string{"restart", dir}, "serves " + dir},
-		{[]string{"seek", m.Path("train"), "7"}, "takes batch 7, was 5"},
+		{[]string{"seek", m.Path("train"), "7"}, "is 7, was 5"},
 		{[]string{"doctor", dir}, "ok   mountpoint: " + dir + " is mounted, served by process "},
 		{[]string{"inspect", m.Path("train"), "7"}, "batch 7"},
 	} {
