@@ -89,7 +89,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	portions := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies, TextBytes: portions.Texts},
+		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies, TextBytes: portions.OpenTexts},
 		Access: fs.Access{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},

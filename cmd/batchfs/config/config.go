@@ -45,11 +45,11 @@ type Memory struct {
 
 // Portions divides the memory budget of a worker. All fields are in bytes.
 type Portions struct {
-	Prefetch int64
-	Blocks   int64 // cache blocks of objects
-	Texts    int64 // contents of open text files, such as status.json
-	Tables   int64 // positions of the windows for each block size
-	Replies  int64 // replies that are being computed
+	Prefetch  int64
+	Blocks    int64 // cache blocks of objects
+	OpenTexts int64 // contents of open text files, such as status.json
+	Tables    int64 // positions of the windows for each block size
+	Replies   int64 // replies that are being computed
 }
 
 // BlocksPortion returns the memory for cache blocks, in bytes, if a split reads from a store. It is
@@ -59,8 +59,8 @@ func (m Memory) BlocksPortion() int64 { return min(m.PrefetchBytes, m.Budget/2) 
 // DivideBudget divides the budget into portions.
 func (c *Config) DivideBudget() Portions {
 	m := c.Memory
-	s := Portions{Prefetch: min(m.PrefetchBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
-	s.Replies = m.Budget - s.Prefetch - s.Texts - s.Tables
+	s := Portions{Prefetch: min(m.PrefetchBytes, m.Budget/2), OpenTexts: m.Budget / 8, Tables: m.Budget / 8}
+	s.Replies = m.Budget - s.Prefetch - s.OpenTexts - s.Tables
 	if slices.ContainsFunc(c.Splits, (*Split).IsRemote) {
 		s.Blocks = m.BlocksPortion()
 		s.Prefetch -= s.Blocks
@@ -360,8 +360,8 @@ func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error 
 	return nil
 }
 
-// CheckAligned returns an error unless all sources have the same aligned arrays, with different
-// names.
+// CheckAligned returns an error unless all sources have the same aligned arrays and no name occurs
+// twice in a source.
 func (s *Split) CheckAligned() error {
 	first := ""
 	for i, source := range s.sources() {

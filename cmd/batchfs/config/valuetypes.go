@@ -121,8 +121,8 @@ func shape[C any](field func(*C) *[]int) valueType {
 	})
 }
 
-// size is a valueType for a number of bytes, which may be 0. Its get returns the shortest text, for
-// paths.
+// size is a valueType for a number of bytes, which may be 0. get returns it as the shortest text,
+// such as 64MiB, because it goes into paths.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, formatSize(least), formatSize(most))
 	k := newValueType(field, rule, func(value any) (int64, bool) {

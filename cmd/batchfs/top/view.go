@@ -17,7 +17,7 @@ type line struct {
 	isBad bool
 }
 
-// badWaitFraction is the fraction of its time that a reader may wait before that is highlighted.
+// badWaitFraction is the fraction of its time that a reader must wait to be highlighted.
 const badWaitFraction = 0.05
 
 // lines renders a frame for a screen of the given width. history has the batches per second of each

@@ -61,24 +61,24 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	}
 	arrays := q.Batch().Arrays
 	for i, a := range arrays {
-		if r.Arrays[a.Name], err = read(q, i, k, j, at, n); err != nil {
+		if r.Arrays[a.Name], err = readRow(q, i, k, j, at, n); err != nil {
 			return r, err
 		}
 	}
-	if text := s.decoders[r.Source]; text != nil {
+	if decode := s.decoders[r.Source]; decode != nil {
 		main, dtype := r.Arrays[arrays[0].Name], arrays[0].DType
 		if y := r.Arrays["y"]; q.Layout == sampler.XY && at+n > q.BlockSize && len(y) > 0 {
 			if last := y[len(y)-dtype.Size():]; dtype.Text(dtype.Bits(last))[0] != '-' {
 				main = slices.Concat(main, last)
 			}
 		}
-		r.Text = tokenTexts(text, dtype, main)
+		r.Text = tokenTexts(decode, dtype, main)
 	}
 	return r, nil
 }
 
-// read returns up to n numbers of row j of array i of batch k, beginning with number at.
-func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
+// readRow returns up to n numbers of row j of array i of batch k, beginning with number at.
+func readRow(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
 	batch := q.Batch()
 	a, size, width := batch.Arrays[i], batch.RowBytes(i), batch.Arrays[i].DType.Size()
 	if len(a.Shape) == 1 {
@@ -94,11 +94,11 @@ func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
 
 // tokenTexts returns the texts of tokens. A character that spans several tokens is in the text of
 // the first. Bytes that are not UTF-8 stay unchanged.
-func tokenTexts(text decoder, dtype array.DType, raw []byte) (list []jsontext.String) {
+func tokenTexts(decode decoder, dtype array.DType, raw []byte) (list []jsontext.String) {
 	var all []byte
 	var ends []int
 	for ; len(raw) > 0; raw = raw[dtype.Size():] {
-		all = append(all, text(dtype.Bits(raw))...)
+		all = append(all, decode(dtype.Bits(raw))...)
 		ends = append(ends, len(all))
 	}
 	at := 0

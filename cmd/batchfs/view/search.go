@@ -53,10 +53,10 @@ func (s *sequence) search(ctx context.Context, from int64, text string) (*search
 
 // searchPiece searches pieceLen tokens, beginning at Next, and advances Next. The array begins at
 // position begin, and the search reads no token at or after end.
-func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text decoder, begin, end int64, wanted []byte) error {
+func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, decode decoder, begin, end int64, wanted []byte) error {
 	first := f.Next
 	f.Next = min(first+pieceLen, end)
-	if text == nil || ctx.Err() != nil {
+	if decode == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	w := array.Window{Start: first - begin, Len: int(min(f.Next+int64(len(wanted)), end) - first)}
@@ -65,7 +65,7 @@ func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, text 
 		var starts []int // offset of each token's text in all
 		for size := from.DType().Size(); len(raw) > 0; raw = raw[size:] {
 			starts = append(starts, len(all))
-			all = append(all, text(from.DType().Bits(raw))...)
+			all = append(all, decode(from.DType().Bits(raw))...)
 		}
 		for at, next := bytes.Index(all, wanted), 0; at >= 0; at = bytes.Index(all[next:], wanted) {
 			at += next

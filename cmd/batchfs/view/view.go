@@ -152,7 +152,7 @@ func (v *View) respond(r *http.Request, path string) (any, error) {
 	}
 	var all []map[string]any
 	for _, s := range v.sequences {
-		known := slices.ContainsFunc(s.decoders, func(text decoder) bool { return text != nil })
+		known := slices.ContainsFunc(s.decoders, func(decode decoder) bool { return decode != nil })
 		all = append(all, map[string]any{"name": s.name, "text": known, "eot": s.eot, "info": json.RawMessage(s.data.Info())})
 	}
 	return all, nil
