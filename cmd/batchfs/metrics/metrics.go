@@ -24,8 +24,8 @@ func Handler(shared *state.Shared) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// textUnit is the size, in bytes, to a multiple of which Text pads the metrics, so that the size of
-// the file rarely changes between stat and read.
+// textUnit is the granularity of Text's length, in bytes. Padding makes it rare that the file's
+// size changes between stat and read.
 const textUnit = 4096
 
 // Text returns the current metrics, padded with empty lines to a multiple of 4096 bytes.
