@@ -120,18 +120,6 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Only packages that serve a mount depend on FUSE. Package dataset, for instance, builds without
-// it.
-func TestWhatDependsOnFUSE(t *testing.T) {
-	serves := []string{"batchfs/fs", "batchfs/fs/guard", "batchfs/cmd/batchfs"}
-	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "batchfs/...")) {
-		pkg, dependencies, _ := strings.Cut(line, " ")
-		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) && !strings.HasPrefix(pkg, "batchfs/test/") {
-			t.Errorf("%s depends on go-fuse, want that only of %q", pkg, serves)
-		}
-	}
-}
-
 // Package fs does not call the guard around it. It uses only two types of package guard.
 func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")

@@ -30,16 +30,6 @@ func pages(t *testing.T) (paths []string) {
 // link matches a Markdown link to a file or to a heading in one.
 var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 
-// blocksOf returns the code blocks of a page as language and code, with the given mountpoint.
-func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
-	t.Helper()
-	text := e2e.ReadPage(t, page)
-	for _, b := range block.FindAllStringSubmatch(text, -1) {
-		blocks = append(blocks, [2]string{b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)})
-	}
-	return blocks
-}
-
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
 
 // lacksLibrary reports whether code of a page imports a library that is not installed here.
@@ -66,8 +56,8 @@ func TestREADME(t *testing.T) {
 	python := e2e.Must(filepath.Abs("../python"))(t)
 
 	for _, page := range pages(t) {
-		for _, b := range blocksOf(t, page, mountpoint) {
-			language, code := b[0], b[1]
+		for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
+			language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
 			var cmd *exec.Cmd
 			switch {
 			case strings.HasPrefix(code, "make "):

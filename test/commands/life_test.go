@@ -26,8 +26,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 func TestEnding(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 1)
 	end := map[string]func(t *testing.T, m *e2e.Mounted){
-		"SIGINT":  func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGINT) },
-		"SIGTERM": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) },
+		"SIGINT": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGINT) },
 		"unmount": func(t *testing.T, m *e2e.Mounted) {
 			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 			e2e.NotMounted(t, m.Dir)

@@ -44,7 +44,6 @@ func TestRefused(t *testing.T) {
 		{"syntax", []string{"-c", inDir("broken.toml")}, "mnt", "broken.toml:2: "},
 		{"no splits", []string{"-c", "/dev/null"}, "mnt", "no splits"},
 		{"log inside the mountpoint", tokensFlags("good.bin", "--log", inDir("mnt/log")), "mnt", "--log: "},
-		{"unknown flag", []string{"--frobnicate"}, "mnt", "unknown flag: --frobnicate"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, background := range [][]string{nil, {"-d", "--log", inDir("log")}} {

@@ -4,12 +4,8 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -132,7 +128,7 @@ func TestSourceRows(t *testing.T) {
 }
 
 // Metrics over HTTP are those in the mount's file metrics, even while the worker is stopped. Other
-// paths do not exist, and a port that is in use is refused.
+// paths, other sites and a port that is in use are refused.
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
@@ -148,36 +144,13 @@ func TestMetricsListen(t *testing.T) {
 	if status, _, _ := fetch(t, strings.TrimSuffix(url, "metrics")); status != http.StatusNotFound {
 		t.Errorf("/ has status %d, want 404", status)
 	}
+	request := e2e.Must(http.NewRequest(http.MethodGet, url, nil))(t)
+	request.Host = "example.org"
+	response := e2e.Must(http.DefaultClient.Do(request))(t)
+	response.Body.Close()
+	e2e.Equal(t, "the HTTP status for the host example.org", response.StatusCode, http.StatusForbidden)
 	address := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")
 	e2e.CheckFails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
-}
-
-// view and the metrics answer although there are more idle connections than the process may have
-// descriptors. They refuse a request whose Host header may name another site.
-func TestServedOverHTTP(t *testing.T) {
-	t.Parallel()
-	config, _ := e2e.SmallConfig(t, 1)
-	fewFiles := func() *exec.Cmd { return exec.Command("sh", "-c", `ulimit -n 256; exec "$0" "$@"`, e2e.Batchfs) }
-	view := fewFiles()
-	view.Args = append(view.Args, "view", "-c", config)
-	page := e2e.StartClient(t, view).ReadLine(t)
-	metrics := e2e.MountProgram(t, fewFiles(), "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0").Metrics(t)
-	for _, address := range []string{page, metrics} {
-		where := e2e.Must(url.Parse(address))(t)
-		for range 300 {
-			c := e2e.Must(net.Dial("tcp", where.Host))(t)
-			defer c.Close()
-			e2e.Must(io.WriteString(c, "GET / HT"))(t)
-		}
-		for host, want := range map[string]int{where.Host: http.StatusOK, "localhost": http.StatusOK, "example.org:80": http.StatusForbidden} {
-			r := e2e.Must(http.NewRequest(http.MethodGet, address, nil))(t)
-			r.Host, r.Close = host, true
-			client := http.Client{Timeout: e2e.Limit}
-			response := e2e.Must(client.Do(r))(t)
-			response.Body.Close()
-			e2e.Equal(t, "the status of "+address+" for "+host, response.StatusCode, want)
-		}
-	}
 }
 
 // stateInList returns a function that reports whether list shows the mount at mountpoint in state.

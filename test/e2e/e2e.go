@@ -222,6 +222,14 @@ func Soak(n int) int {
 	return n
 }
 
+// NormalOrSoak returns its first argument, or the second in a soak.
+func NormalOrSoak[T any](normal, soak T) T {
+	if InSoak() {
+		return soak
+	}
+	return normal
+}
+
 // SmallConfig writes a configuration of small batches. It returns its path, and the first n batches
 // of train as digests.
 func SmallConfig(t testing.TB, n int) (config string, batches []string) {

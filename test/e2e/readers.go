@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -87,17 +86,6 @@ func (h *Handles) Do(command string, args ...any) string {
 	h.t.Helper()
 	fmt.Fprintf(h.In, command+"\n", args...)
 	return h.ReadLine(h.t)
-}
-
-// MountFollowing mounts a file of the given tokens as train, with on_change = "follow". It returns
-// the file's path, and the arguments that also apply to commands without the mount.
-func MountFollowing(t testing.TB, tokens []byte, args ...string) (m *Mounted, file string, settings []string) {
-	t.Helper()
-	file = filepath.Join(t.TempDir(), "train.bin")
-	Write(t, file, tokens)
-	settings = append([]string{"--set", "batch.batch_size=4", "--set", "batch.block_size=32"}, args...)
-	data := []string{"--data", filepath.Dir(file), "--set", "splits.train.on_change=follow"}
-	return Mount(t, append(data, settings...)...), file, settings
 }
 
 // ReplaceFile replaces a file atomically.

@@ -7,16 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
-
-// StormDuration returns its first argument, or the second in a soak.
-func StormDuration(test, soak time.Duration) time.Duration {
-	if InSoak() {
-		return soak
-	}
-	return test
-}
 
 // A storm reads batches of this size and block size; an epoch has this many.
 const StormB, StormT, StormBatches = 4, 256, 4096

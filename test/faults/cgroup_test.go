@@ -143,7 +143,7 @@ func TestNoMemory(t *testing.T) {
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
 	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
-	for end := time.Now().Add(e2e.StormDuration(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
+	for end := time.Now().Add(e2e.NormalOrSoak(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
 		m.AwaitStandby(t)
 		// Together they want more memory than there is. Each has more than the supervisor, and less
 		// than a worker is taken to have.

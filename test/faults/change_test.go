@@ -336,7 +336,9 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	t.Parallel()
 	const size = 512
 	versions := [2]version{{data: e2e.TokensOfVersion(0, 1_600_000)}, {data: e2e.TokensOfVersion(1, 100_000)}}
-	m, file, settings := e2e.MountFollowing(t, versions[0].data)
+	settings := []string{"--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
+	file := e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), versions[0].data)
+	m := e2e.Mount(t, append(settings, "--data", filepath.Dir(file), "--set", "splits.train.on_change=follow")...)
 	for i := range versions {
 		v := &versions[i]
 		args := append(settings, "--data", filepath.Dir(e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), v.data)))

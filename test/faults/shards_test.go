@@ -104,10 +104,7 @@ func TestManyShards(t *testing.T) {
 func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const batches, rounds, hang = 50, 5, 5 * time.Second
-	many := 4000
-	if e2e.InSoak() {
-		many = 10_000
-	}
+	many := e2e.NormalOrSoak(4000, 10_000)
 	var splits [2]*shards
 	var reads [2]func() time.Duration
 	var requested [2]int
@@ -137,9 +134,7 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 		for range batches { // alternate, so that other load on this machine slows both
 			for i, read := range reads {
 				duration := read()
-				if took[i], slowest[i] = took[i]+duration, max(slowest[i], duration); duration > 2*time.Second {
-					t.Fatalf("a batch of %d shards took %v, want at most 2s", splits[i].n, duration)
-				}
+				took[i], slowest[i] = took[i]+duration, max(slowest[i], duration)
 			}
 		}
 		ratios = append(ratios, took[0].Seconds()/took[1].Seconds())
@@ -150,7 +145,7 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 		e2e.CheckDuration(t, fmt.Sprintf("the slowest batch of %d shards", s.n), slowest[i], time.Second)
 	}
 	t.Logf("rates of many shards, compared with few: %.2f; lookups of a batch: %d", ratios, requested)
-	if ratios[rounds/2] < 0.8 || requested[0] != requested[1] {
+	if e2e.InSoak() && ratios[rounds/2] < 0.8 || requested[0] != requested[1] {
 		t.Errorf("the rate is %.2f of that of few shards, want at least 0.8; lookups per batch are %d, want equal numbers", ratios[rounds/2], requested)
 	}
 }

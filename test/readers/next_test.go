@@ -103,16 +103,6 @@ func TestMappedNext(t *testing.T) {
 	}
 }
 
-// The preferred I/O size of next is small, so that C's stdio does not read a batch twice. The files
-// that the kernel caches have the usual one.
-func TestBlockSizeOfNext(t *testing.T) {
-	config, _ := e2e.SmallConfig(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	for name, want := range map[string]string{"train/next": "512\n", "train/next.npy": "4096\n", "train/batch/0": "4096\n", "train/rank=0,world=2/next": "512\n"} {
-		e2e.Equal(t, fmt.Sprintf("st_blksize of %s", name), e2e.Run(t, "stat", "-c", "%o", m.Path(name)), want)
-	}
-}
-
 // Reads of a handle that stays open return the rest of a batch until its last byte was read, then
 // the next batch.
 func TestHandleOfNext(t *testing.T) {

@@ -55,10 +55,6 @@ func TestRefusedPaths(t *testing.T) {
 		{"train/Next", none, ""},
 		{"train/batch/seed=1", none, ""},
 		{"seed=1", none, ""},
-		{"train/batch/-1", none, ""},
-		{"train/batch/01", none, ""},
-		{"train/batch/1099511627776", none, ""},
-		{"train/batch/1.txt", none, ""},
 		{"train/seed=" + strings.Repeat("1", 250), invalid, "seed: must be"},
 		{"train/seed=" + strings.Repeat("1", 251), "File name too long", ""},
 	} {

@@ -15,17 +15,6 @@ import (
 	"batchfs/test/e2e"
 )
 
-// randomSeed returns BATCHFS_SEED, or a new seed each time, and logs it.
-func randomSeed(t testing.TB) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv("BATCHFS_SEED"); text != "" {
-		seed = e2e.Must(strconv.ParseUint(text, 10, 64))(t)
-	}
-	t.Logf("BATCHFS_SEED=%d", seed)
-	return seed
-}
-
 // keys are settings, by their names in config.toml or in the reference.
 type keys = map[string]any
 
@@ -49,17 +38,6 @@ type randomSplits struct {
 	dir    string
 	files  int
 	config string
-}
-
-func newRandomSplits(t testing.TB, chance *rand.Rand) *randomSplits {
-	return &randomSplits{t: t, chance: chance, dir: t.TempDir()}
-}
-
-// write writes the configuration and returns its path.
-func (r *randomSplits) write() string {
-	r.t.Helper()
-	r.t.Logf("the configuration:\n%s", r.config)
-	return e2e.Write(r.t, filepath.Join(r.dir, "config.toml"), r.config)
 }
 
 // file writes a file of n random elements of size bytes. If fill is not nil, it then changes each
@@ -312,9 +290,13 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 // independent reference computes, from any byte on and with every access. BATCHFS_SEED repeats a
 // run.
 func TestArraysAgreeWithReference(t *testing.T) {
-	seed := randomSeed(t)
+	seed := rand.Uint64()
+	if text := os.Getenv("BATCHFS_SEED"); text != "" {
+		seed = e2e.Must(strconv.ParseUint(text, 10, 64))(t)
+	}
+	t.Logf("BATCHFS_SEED=%d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
-	splits, many := newRandomSplits(t, chance), 10
+	splits, many := &randomSplits{t: t, chance: chance, dir: t.TempDir()}, 10
 	switch {
 	case e2e.InSoak():
 		many = 60
@@ -328,7 +310,8 @@ func TestArraysAgreeWithReference(t *testing.T) {
 		directory, under := split.path(chance, base)
 		settings[name], settings[filepath.Join(name, directory)] = base, under
 	}
-	config := splits.write()
+	t.Logf("the configuration:\n%s", splits.config)
+	config := e2e.Write(t, filepath.Join(splits.dir, "config.toml"), splits.config)
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
 			t.Parallel()

@@ -21,10 +21,7 @@ func TestPrepareKilled(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
-	size := 8 << 20
-	if e2e.InSoak() {
-		size = 400 << 20
-	}
+	size := e2e.NormalOrSoak(8<<20, 400<<20)
 	e2e.CompressedLines(t, texts, size)
 	args := []string{"prepare", texts, "--by", "byte", "--shard-tokens", fmt.Sprint(size / 20), "--val", "0.01", "--out"}
 	began := time.Now()
@@ -112,10 +109,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
 // Very many small files become a split in which each is a document.
 func TestPrepareManyFiles(t *testing.T) {
 	e2e.SkipIfShort(t)
-	n := 3000
-	if e2e.InSoak() {
-		n = 100_000
-	}
+	n := e2e.NormalOrSoak(3000, 100_000)
 	dir := t.TempDir()
 	for i := range n {
 		e2e.Write(t, filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Sprintf("text %d\n", i))

@@ -38,7 +38,7 @@ func TestSettingsAreForgotten(t *testing.T) {
 	}
 
 	strikes := 0
-	for end := time.Now().Add(e2e.StormDuration(4*time.Second, 30*time.Minute)); time.Now().Before(end) || strikes < 10; {
+	for end := time.Now().Add(e2e.NormalOrSoak(4*time.Second, 30*time.Minute)); time.Now().Before(end) || strikes < 10; {
 		time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		if worker := m.Worker(t); worker > 0 {
 			if rand.IntN(3) == 0 {

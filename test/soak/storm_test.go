@@ -103,9 +103,7 @@ func TestStorm(t *testing.T) {
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
 				lasts = 30 * time.Minute
 			case "strike":
-				if least = 24; e2e.InSoak() {
-					least = 1000
-				}
+				least = e2e.NormalOrSoak(24, 1000)
 			}
 			cmd, temporary := exec.Command(s.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+s.faults, "TMPDIR="+temporary)
@@ -145,7 +143,7 @@ func TestStorm(t *testing.T) {
 func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
 	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB
-	end := time.Now().Add(e2e.StormDuration(0, lasts))
+	end := time.Now().Add(e2e.NormalOrSoak(0, lasts))
 	for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
 		if time.Now().After(last) {
 			t.Fatalf("only %d strikes before the limit, want %d", strikes, least)

@@ -55,10 +55,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 func TestTokensOfChats(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
-	n := 1000
-	if e2e.InSoak() {
-		n = 10_000
-	}
+	n := e2e.NormalOrSoak(1000, 10_000)
 	for _, name := range []string{"llama3_1", "qwen3", "mistral_nemo"} {
 		t.Run(name, func(t *testing.T) {
 			out, tokenizer := t.TempDir(), filepath.Join(dir, name+".json")

@@ -255,7 +255,7 @@ func TestStoreOutage(t *testing.T) {
 		b.FailWith(fault)
 		e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k) == nil, false)
 		slowest := time.Duration(0)
-		for n, end := 0, time.Now().Add(e2e.StormDuration(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
+		for n, end := 0, time.Now().Add(e2e.NormalOrSoak(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
 			began := time.Now()
 			e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k+3*(n%3)) == nil, false)
 			slowest = max(slowest, time.Since(began))
