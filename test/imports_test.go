@@ -120,7 +120,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Package fs does not call the guard around it. It uses only two types of package guard.
+// Package fs uses only two types of the guard around it, and does not call it.
 func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")
 	for line := range strings.Lines(out) {

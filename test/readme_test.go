@@ -27,7 +27,6 @@ func pages(t *testing.T) (paths []string) {
 	return paths
 }
 
-// link matches a Markdown link to a file or to a heading in one.
 var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
@@ -38,8 +37,7 @@ func lacksLibrary(code string) bool {
 	return m != nil && exec.Command(e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
-// The commands on the pages work, in the order in which the pages list them. CI runs README's make
-// commands.
+// The commands on the pages work, in their order. CI runs README's make commands.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

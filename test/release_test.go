@@ -38,8 +38,8 @@ func TestReleaseVersion(t *testing.T) {
 	e2e.Contains(t, "standard error of release", stderr, `head it with "## 98.7.6"`)
 }
 
-// nfpm accepts the configuration of the packages. They depend on fuse3, and the version of a build
-// before a release is lower than the release.
+// nfpm makes packages that depend on fuse3. The version of a build before a release is lower than
+// the release.
 func TestPackages(t *testing.T) {
 	e2e.SkipIfShort(t)
 	nfpm := regexp.MustCompile(`(?m)^nfpm=(\S+)$`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/release"))[1]
@@ -65,8 +65,7 @@ func TestPackages(t *testing.T) {
 	e2e.Run(t, "dpkg", "--compare-versions", "1.2.3~dev0", "lt", "1.2.3")
 }
 
-// After move-module, the module builds under its new path, and no package is imported by the old
-// one.
+// After move-module, the module builds under its new path, and nothing imports the old one.
 func TestMoveModule(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := copyOfSource(t)

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-# Tests start this program hundreds of times, so only the methods that need a slow module import it.
+# Tests start this program hundreds of times, so slow modules are imported only where needed.
 
 METHODS = {}
 
@@ -124,7 +124,7 @@ def copyfile(path):
         return read(shutil.copyfile(path, os.path.join(directory, "copy")))
 
 
-# Maps.
+# Memory maps.
 
 def mapped(path, flags):
     with opened(path) as (fd, size), mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ) as m:

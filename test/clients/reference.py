@@ -230,7 +230,7 @@ class Source:
         self.order = settings.order
         if settings.join:
             lengths = [sum(lengths)]
-        # The length of a row, and the distance to the next disjoint row, in elements.
+        # Elements of a row, and between the starts of two disjoint rows.
         size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
@@ -309,7 +309,7 @@ class Sequence:
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
-        self.hash_all = False  # whether line hashes all arrays, not only the main ones
+        self.hash_all = False  # whether line also hashes aligned arrays
         if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
             raise ValueError(f"no reference for order {self.order}")
         if self.layout not in ("xy", "tokens", "rows"):
@@ -479,7 +479,7 @@ def selftest():
     assert philox(0) == [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
     assert philox(2**128 - 1, *4 * [U64 - 1]) == [
         0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]
-    # Test vectors published with FNV.
+    # Published test vectors.
     assert fnv1a(b"") == 0xCBF29CE484222325 and fnv1a(b"foobar") == 0x85944171F73967E8
     # Lemire's method rejects almost half of the words for n = 2^63 + 1: some rows need two blocks.
     n, second = 2**63 + 1, 0
@@ -497,12 +497,12 @@ def selftest():
     # The first words of mt19937ar with its default seed, and its 10,000th from the C++ standard.
     mersenne = Mersenne(5489)
     assert mersenne.words(0, 2) == [3499211612, 581869302] and mersenne.words(9999, 1) == [4123659995]
-    # Words far away equal those that NumPy reaches step by step.
+    # Jumping ahead gives the words that NumPy reaches step by step.
     bits = np.random.MT19937()
     bits.state = {"bit_generator": "MT19937", "state": mersenne.state}
     bits.random_raw(2**25 + 12345, output=False)
     assert mersenne.words(2**25 + 12345, 3) == bits.random_raw(3).tolist()
-    # In the first n rows, each source has its share of the rows to within one.
+    # Among any first rows, each source has its share to within one row.
     for weights in ([7, 2, 1], [0.7, 0.3], [1, 1, 1], [97, 2, 1, 50, 50]):
         mixture, have = Mixture(list(map(decimal, weights))), [0] * len(weights)
         total = sum(mixture.shares)

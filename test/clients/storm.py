@@ -119,7 +119,7 @@ def rows():
     def read():
         nonlocal order
         data = bytearray(SIZE)
-        last = order[-1]  # to read it again would get the same batch
+        last = order[-1]  # a repeated read gets the same batch
         while order[0] == last:
             order = random.sample(range(2 * B), 2 * B)
         for i in order:
@@ -214,7 +214,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
             numbers[k] += 1
     except OSError as e:
         failed[errno.errorcode[e.errno]] += 1
-        # The file or the mount was replaced, so open it again.
+        # Opens the replaced file or mount again.
         again = sys.argv[1] in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
         while again:
             time.sleep(0.001)

@@ -35,7 +35,6 @@ func samples(t *testing.T, text string) map[string]float64 {
 	return values
 }
 
-// fetch reads metrics over HTTP, as Prometheus does.
 func fetch(t *testing.T, url string) (status int, text string, err error) {
 	t.Helper()
 	response, err := http.Get(url)
@@ -54,7 +53,6 @@ type watch struct {
 	series *strings.Builder // shared by all jobs; guarded by mu
 }
 
-// mount mounts with a program and serves the mount's metrics.
 func (w *watch) mount(program string, args ...string) *e2e.Mounted {
 	w.Helper()
 	return e2e.MountProgram(w, exec.Command(program), append(args, "--set", "mount.metrics_listen=127.0.0.1:0")...)
@@ -68,8 +66,8 @@ func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 	return nil
 }
 
-// during scrapes a mount before and after an action. In the series, the mount then repeats the
-// action for two hours.
+// during scrapes a mount before and after an action. The series then repeats the action for two
+// hours.
 func (w *watch) during(m *e2e.Mounted, do func()) {
 	first, began := w.scrape(m), time.Now()
 	if first == nil {
@@ -102,7 +100,6 @@ func (w *watch) during(m *e2e.Mounted, do func()) {
 	}
 }
 
-// until waits until a metric has a value.
 func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) bool) {
 	w.Helper()
 	e2e.Await(w, name, func() bool { return holds(w.scrape(m)[name]) })
@@ -110,7 +107,7 @@ func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) boo
 
 func isPositive(value float64) bool { return value > 0 }
 
-// read reads next the given number of times, and pauses for the given seconds after each read.
+// read reads next, and pauses after each read.
 func (w *watch) read(m *e2e.Mounted, times int, seconds float64) {
 	w.Helper()
 	e2e.Run(w, e2e.Python, "-c", `
@@ -123,15 +120,14 @@ for _ in range(int(sys.argv[2])):
         time.sleep(float(sys.argv[3]))`, m.Path("train/next"), fmt.Sprint(times), fmt.Sprint(seconds))
 }
 
-// mountTokens mounts a few local tokens.
 func (w *watch) mountTokens(program string) (m *e2e.Mounted, tokens string) {
 	w.Helper()
 	config, _ := e2e.SmallConfig(w, 1)
 	return w.mount(program, "-c", config), filepath.Join(filepath.Dir(config), "train.bin")
 }
 
-// mountStore mounts 30 blocks in a store, of which few fit in memory. If faulty is set, the store
-// answers every eighth request with 503.
+// mountStore mounts 30 blocks in a store, of which few fit in memory. A faulty store answers every
+// eighth request with 503.
 func (w *watch) mountStore(faulty bool, split string, args ...string) *e2e.Mounted {
 	w.Helper()
 	b := e2e.NewBucket(w)
@@ -154,8 +150,7 @@ func (w *watch) mountStore(faulty bool, split string, args ...string) *e2e.Mount
 // inOrder makes a reader finish with a block while it is in memory.
 const inOrder = "layout = \"tokens\"\norder = \"sequential\"\nbatch_size = 12"
 
-// dashboard returns the expressions of the dashboard, for all jobs.
-func dashboard(t *testing.T) (expressions []string) {
+func dashboardExpressions(t *testing.T) (expressions []string) {
 	var d struct {
 		Panels []struct{ Targets []struct{ Expr string } }
 	}
@@ -170,7 +165,6 @@ func dashboard(t *testing.T) (expressions []string) {
 
 const dashboardFile = "../deploy/prometheus/dashboard.json"
 
-// The dashboard conforms to Grafana's schema.
 func TestDashboard(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -183,8 +177,8 @@ func TestDashboard(t *testing.T) {
 	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
 }
 
-// Each thing that can go wrong with a mount fires its own alert and no other: promtool evaluates
-// the rules on metrics of real mounts. Every panel of the dashboard shows something.
+// Each thing that can go wrong fires its own alert and no other. promtool evaluates the rules on
+// metrics of real mounts. Every panel of the dashboard shows something.
 func TestAlerts(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -301,7 +295,7 @@ func TestAlerts(t *testing.T) {
 			})
 		}
 	})
-	for _, expression := range dashboard(t) {
+	for _, expression := range dashboardExpressions(t) {
 		fmt.Fprintf(&want, "  - {expr: %q, eval_time: 119m, exp_samples: [{value: 1}]}\n", "count("+expression+") > bool 0")
 	}
 	e2e.Run(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]

@@ -14,14 +14,13 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A refusal is one line with a message, not a stack trace.
 var (
 	refusal    = regexp.MustCompile(`\Abatchfs: [^\n]*\n\z`)
 	stackTrace = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
 )
 
-// runBad runs the program on input that may be bad, and returns the first bytes of its output. The
-// program must succeed, or say in one line why it does not.
+// runBad runs the program on input that may be bad. It must succeed, or say in one line why not.
+// runBad returns the first bytes of its output.
 func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)

@@ -12,8 +12,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The doctor prints one line for each thing that it checks, and exits with 1 if something must be
-// fixed.
+// The doctor prints one line for each check, and exits with 1 if something must be fixed.
 func TestDoctor(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
@@ -55,8 +54,8 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// The doctor immediately tells apart a mount that serves, one that is stuck and one that is dead,
-// and its advice works.
+// The doctor tells apart a mount that serves, one that is stuck and one that is dead, and its
+// advice works.
 func TestDoctorOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -84,8 +83,8 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 
-// If the tokens of a mount changed or cannot be read, the doctor and a restart name the file and
-// the remedy, even if its disk hangs.
+// If tokens changed or cannot be read, the doctor and a restart name the file and the remedy, even
+// if its disk hangs.
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))

@@ -10,8 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inspect --json prints exactly what the batch's .json file in the mount contains, also under the
-// settings of a path.
+// inspect --json prints exactly what the batch's .json file contains, also under the settings of a
+// path.
 func TestInspectIsTheFileInTheMount(t *testing.T) {
 	dir := t.TempDir()
 	config := e2e.Write(t, filepath.Join(dir, "config.toml"), `
@@ -102,8 +102,8 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	}
 }
 
-// Given the identity of a sequence in a mount, cat writes the batches of that sequence, and refuses
-// any other sequence without writing a byte.
+// Given the identity of a sequence, cat writes its batches, and refuses any other sequence without
+// writing a byte.
 func TestCatOfAnIdentity(t *testing.T) {
 	config, batches := e2e.SmallConfig(t, 1)
 	file := filepath.Join(filepath.Dir(config), "train.bin")
@@ -122,7 +122,7 @@ func TestCatOfAnIdentity(t *testing.T) {
 			}
 		}
 	}
-	// steps changes no batch, so it does not change the identity.
+	// steps does not change the identity.
 	out, stderr, err := cat("train/steps=7", "raw")
 	if e2e.Digest([]byte(out)) != batches[0] {
 		t.Errorf("cat of the same sequence: error %v, %s, want batch 0", err, stderr)

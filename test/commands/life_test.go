@@ -46,8 +46,8 @@ func TestEnding(t *testing.T) {
 	}
 }
 
-// A reader that has a file open when the mount is told to end can read it to its end. Meanwhile,
-// unmount refuses.
+// A reader can finish a file that was open when the mount was told to end. Meanwhile, unmount
+// refuses.
 func TestEndingUnderAReader(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.grace=1h")
@@ -65,8 +65,8 @@ func TestEndingUnderAReader(t *testing.T) {
 	}
 }
 
-// Commands that need the supervisor fail immediately if it is stopped, and say how to continue it.
-// Only unmount --force has an effect meanwhile.
+// If the supervisor is stopped, commands that need it fail immediately and say how to continue it.
+// Only unmount --force has an effect.
 func TestStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -94,7 +94,7 @@ func TestBackground(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	// Reading this pipe to its end checks that the mount does not keep files of its caller open.
+	// This pipe ends only if the mount does not keep files of its caller open.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
@@ -113,7 +113,6 @@ func TestBackground(t *testing.T) {
 	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }
 
-// The kernel reads ahead further in a mount than by default.
 func TestReadAhead(t *testing.T) {
 	e2e.NeedRoot(t, "only root may set it")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))

@@ -17,7 +17,6 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The log has the configured format and level.
 func TestLog(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	for _, test := range []struct {
@@ -44,8 +43,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// A screen holds what was read from a pipe or a terminal that a process writes to. It is safe for
-// concurrent use.
+// A screen holds what a process printed. It is safe for concurrent use.
 type screen struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
@@ -63,7 +61,7 @@ func (s *screen) String() string {
 	return s.text.String()
 }
 
-// unreadOutput returns a full pipe or a stopped terminal. begin starts reading it.
+// unreadOutput returns a full pipe or a stopped terminal, and begin, which starts reading it.
 func unreadOutput(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)) {
 	t.Helper()
 	if !terminal {
@@ -91,7 +89,7 @@ func unreadOutput(t *testing.T, terminal bool) (out *os.File, begin func(to io.W
 }
 
 // A log that nobody reads delays neither a trainer nor the successor of a worker that dies with a
-// long stack trace. When it is read again, the log continues.
+// long stack trace. It continues when it is read again.
 func TestNobodyReadsTheLog(t *testing.T) {
 	for name, terminal := range map[string]bool{"pipe": false, "terminal": true} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// masked prints "upper" if the mask is 1 exactly where the target is an upper-case letter, and
-// "lower" likewise. It also checks that all files have the same mask.
+// masked checks that all files have the same mask. It prints "upper" if the mask is 1 exactly where
+// the target is an upper-case letter, and "lower" likewise.
 const masked = `
 import json, struct, sys
 import numpy as np
@@ -29,8 +29,8 @@ for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y 
         print(case)
 `
 
-// The mount command that prepare prints serves the mask that prepare wrote, with every worker, and
-// follows a mask that is prepared later. The mask does not change x and y.
+// The mount command that prepare prints serves the mask, with every worker, and follows a mask that
+// is prepared later. The mask does not change x and y.
 func TestPreparedMask(t *testing.T) {
 	dir := t.TempDir()
 	var lines strings.Builder
@@ -58,7 +58,7 @@ func TestPreparedMask(t *testing.T) {
 	}
 	checkLetters("upper")
 	want := e2e.Digest(e2e.Cat(t, "train", "--data", filepath.Join(dir, "it's sft"), "--set", "splits.train.arrays=[]"))
-	e2e.Equal(t, "next of a split with a mask", e2e.NextDigest(t, m, "train/next"), want)
+	e2e.Equal(t, "next of a split with a mask", e2e.FileDigest(t, m, "train/next"), want)
 	first := m.Info(t, "train").Fingerprint
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	checkLetters("upper")

@@ -14,8 +14,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A mount whose parent directory is moved is the same mount at another path. There it can be
-// examined, restarted and ended.
+// A mount whose parent directory was moved can be examined, restarted and ended at its new path.
 func TestMovedMount(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	for name, args := range map[string][]string{"resend": nil, "no resend": {"--no-resend"}} {
@@ -77,7 +76,7 @@ func TestInterruptedCommands(t *testing.T) {
 		{"cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
 		{"inspect", "train", "9", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
 	} {
-		// Which thread of the process reads is random, so the test tries several times.
+		// Which thread reads is random, so the test tries several times.
 		for i := range 8 {
 			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.Set(t, e2e.Hang)
@@ -106,7 +105,7 @@ func TestInterruptedMount(t *testing.T) {
 	for range 3999 {
 		fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1\n", intact)
 	}
-	// With this weight, the first batch takes rows from this source.
+	// This weight makes the first batch take rows from this source.
 	fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1e6\n", d.Path)
 	config := e2e.Write(t, filepath.Join(t.TempDir(), "config.toml"), text.String())
 	for name, args := range map[string][]string{"foreground": nil, "background": {"-d", "--log", filepath.Join(t.TempDir(), "log")}} {
@@ -118,7 +117,7 @@ func TestInterruptedMount(t *testing.T) {
 				var stderr strings.Builder
 				cmd.Stderr = &stderr
 				ended := e2e.Begin(t, cmd)
-				// This cleanup runs before that of Begin, which waits for a process that may hang
+				// This runs before the cleanup of Begin, which waits for a process that may hang
 				// until then.
 				t.Cleanup(func() { d.Set(t, e2e.Healthy) })
 				d.Await(t, 1)

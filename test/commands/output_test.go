@@ -76,8 +76,7 @@ func TestFullDisk(t *testing.T) {
 	failed(cmd, stderr, ended)
 }
 
-// File names cannot forge a line of the output, reorder its text, or send control sequences to the
-// terminal.
+// File names cannot forge a line of output, reorder its text, or control the terminal.
 func TestForgedNames(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

@@ -14,14 +14,14 @@ import (
 
 // estimates are what plan prints as JSON.
 type estimates struct {
-	Epoch    int     `json:"epoch_steps"`
-	Requests float64 `json:"host_requests"`
-	Bytes    float64 `json:"host_fetched_bytes"`
-	Share    float64 `json:"share_bytes"`
-	Mount    float64 `json:"mount_requests"`
+	Epoch      int     `json:"epoch_steps"`
+	Requests   float64 `json:"host_requests"`
+	Bytes      float64 `json:"host_fetched_bytes"`
+	ShareBytes float64 `json:"share_bytes"`
+	Mount      float64 `json:"mount_requests"`
 }
 
-// counts counts the requests to a store. Requests for anything but blocks open objects.
+// counts counts requests to a store. Requests for anything but blocks are others.
 type counts struct{ others, blocks, bytes atomic.Int64 }
 
 func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
@@ -35,7 +35,6 @@ func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// checkNear checks that a number is within a tenth of the planned one.
 func checkNear(t *testing.T, what string, got, want float64) {
 	t.Helper()
 	t.Logf("%s: %.0f, planned were %.0f", what, got, want)
@@ -44,9 +43,9 @@ func checkNear(t *testing.T, what string, got, want float64) {
 	}
 }
 
-// The requests and bytes that plan estimates are within a tenth of those that the store counts: for
-// mounting, and for every order in the first epoch and in a later one. If the block cache has room
-// for only half, prefetched blocks evict others, so some are fetched twice.
+// plan estimates requests and bytes to within a tenth of what the store counts: for mounting, and
+// for every order in the first epoch and in a later one. If the block cache has room for only half,
+// prefetched blocks evict others, so some are fetched twice.
 func TestPlanIsMeasured(t *testing.T) {
 	e2e.SkipIfShort(t)
 	b := e2e.NewBucket(t)
@@ -59,7 +58,7 @@ func TestPlanIsMeasured(t *testing.T) {
 	for _, test := range []struct {
 		batch       string // settings
 		hosts, gpus int
-		share       float64 // part of what a host needs that fits in its block cache
+		share       float64 // part of a host's share that fits in its block cache
 		ahead       int     // memory for prefetching, in MiB
 		fill        bool    // whether the cache is filled before the run
 	}{
@@ -69,7 +68,7 @@ func TestPlanIsMeasured(t *testing.T) {
 		{"order=sequential", 2, 2, 1, 4, false},
 		{"order=shuffle", 2, 2, 0.5, 4, false},
 		{"order=sequential", 2, 2, 0.5, 4, false},
-		{"order=sequential", 2, 2, 0.5, 1, false}, // hardly more than the rows of a step need
+		{"order=sequential", 2, 2, 0.5, 1, false}, // barely enough for one step
 	} {
 		t.Run(fmt.Sprintf("%s/%g", test.batch, test.share), func(t *testing.T) {
 			args := []string{"-c", b.Config(t, "s3://bucket/train_*.bin", ""), "--set", "store.cache_dir=" + t.TempDir(),
@@ -82,7 +81,7 @@ func TestPlanIsMeasured(t *testing.T) {
 				return e2e.JSON[estimates](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
 					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
 			}
-			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).Share)))
+			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).ShareBytes)))
 			plans := []estimates{planned(1), planned(2)}
 			c.blocks.Store(0)
 			c.bytes.Store(0)

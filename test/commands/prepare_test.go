@@ -15,7 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// On a full disk, prepare leaves no token file. It resumes when there is room.
+// On a full disk, prepare leaves no token file, and resumes when there is room.
 func TestPrepareDiskFull(t *testing.T) {
 	e2e.NeedRoot(t, "only root may mount a tmpfs")
 	dir := t.TempDir()
@@ -80,8 +80,8 @@ func TestPrepareWorkplace(t *testing.T) {
 	}
 }
 
-// A pipe has another text each time. prepare never resumes a run that read one, not even a run that
-// failed only when it published its files.
+// prepare never resumes a run that read a pipe, not even one that failed only when it published its
+// files, because a pipe has another text each time.
 func TestPrepareReadOnce(t *testing.T) {
 	e2e.NeedRoot(t, "only root may mount")
 	dir := t.TempDir()
@@ -132,7 +132,7 @@ func TestPrepareIdle(t *testing.T) {
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
 			ended := e2e.Begin(t, cmd)
 			e2e.NoError(t, r.Close())
-			io.WriteString(w, c.stdin) // an error, if it has ended before
+			io.WriteString(w, c.stdin) // fails if prepare has ended
 			if c.sig != nil {
 				e2e.Await(t, "prepare to read the text", func() bool {
 					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))

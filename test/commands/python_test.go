@@ -9,8 +9,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The tests of the Python package pass. They mount for themselves. deploy/release/packages runs the
-// tests of the wheel.
+// deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
 	e2e.NeedFUSE(t)
 	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs")
@@ -20,8 +19,7 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
-// Commands work on a mount that the Python package made, whose log is a memfd, like the shared
-// memory.
+// Commands work on a mount of the Python package, whose log is a memfd, like the shared memory.
 func TestCommandsOnAMountOfPython(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

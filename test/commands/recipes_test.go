@@ -19,8 +19,8 @@ import (
 type recipe struct {
 	file   string
 	runner []string // arguments of Python before the file
-	split  bool     // whether it reads an existing mount, whose split is its argument
-	more   string   // code appended to the recipe, which checks its results
+	split  bool     // whether its argument is a mounted split
+	check  string   // appended code that checks the results
 }
 
 var (
@@ -32,14 +32,14 @@ var (
 		{file: "train_lightning.py", split: true},
 		{file: "train_dcp.py", runner: torchrun, split: true},
 		{file: "train_jax.py"},
-		{file: "finetune_transformers.py", more: alone},
+		{file: "finetune_transformers.py", check: checkDocuments},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
 	}
 )
 
-// alone checks that each document of the last batch has the same logits as without the other
-// documents, and that the loss covers only completions.
-const alone = `
+// checkDocuments checks that each document of the last batch has the same logits as alone, and that
+// the loss covers only completions.
+const checkDocuments = `
 begins = (positions[0] == 0).nonzero().flatten().tolist() + [positions.numel()]
 with torch.no_grad():
     together = model(input_ids=x, position_ids=positions.long()).logits[0]
@@ -50,8 +50,8 @@ with torch.no_grad():
         assert bytes(x[0, begin + counted].tolist()) == document.partition(b">")[2], document
 `
 
-// A recipe that is killed in the middle and started again has the same losses as an uninterrupted
-// one, to the last bit. `make recipes` runs all of them with the real frameworks.
+// A recipe that is killed and started again has the same losses as an uninterrupted one, to the
+// last bit. `make recipes` tests all of them.
 func TestRecipes(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -89,7 +89,6 @@ func TestRecipes(t *testing.T) {
 	}
 }
 
-// makeCorpus writes token files of text, or of prompts with their completions.
 func makeCorpus(t *testing.T, prompts bool) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -106,18 +105,18 @@ func makeCorpus(t *testing.T, prompts bool) (dir string) {
 	return dir
 }
 
-// copyTo copies the recipe to a new directory, where it finds its data and keeps its checkpoints.
+// copyTo copies the recipe to a new directory, where it keeps its checkpoints.
 func (r recipe) copyTo(t *testing.T, data string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
 	e2e.NoError(t, os.Symlink(data, filepath.Join(dir, "data")))
-	return e2e.Write(t, filepath.Join(dir, r.file), string(e2e.Content(t, "../examples/"+r.file))+r.more)
+	return e2e.Write(t, filepath.Join(dir, r.file), string(e2e.Content(t, "../examples/"+r.file))+r.check)
 }
 
 var lossOfStep = regexp.MustCompile(`^step (\d+.*): loss ([0-9.]+)$`)
 
-// train runs a copy of the recipe and returns the losses that it prints, by step. If it prints a
-// line that begins with until, all its processes are killed.
+// train runs a copy of the recipe and returns the losses that it prints, by step. It kills all of
+// its processes when they print a line that begins with until.
 func (r recipe) train(t *testing.T, path, until string, args ...string) (losses map[string]string) {
 	t.Helper()
 	here := e2e.Must(os.Getwd())(t)
@@ -131,8 +130,7 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	// The socket buffers only a few lines. So the run waits for the test, and cannot end before it
-	// is killed.
+	// The socket buffers only a few lines, so that the run cannot end before it is killed.
 	ends := e2e.Must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	ours, theirs := os.NewFile(uintptr(ends[0]), "ours"), os.NewFile(uintptr(ends[1]), "theirs")
 	defer ours.Close()
@@ -159,8 +157,7 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 	return losses
 }
 
-// killRunners kills the processes that run a recipe, with their ranks and workers, but not the
-// mount that one of them made.
+// killRunners kills the processes of a recipe, but not the mount that one of them made.
 func killRunners(path string) {
 	for _, pid := range process.All() {
 		if command, _ := os.ReadFile(process.Dir(pid) + "/cmdline"); strings.Contains(string(command), path) {

@@ -68,5 +68,5 @@ func TestRefused(t *testing.T) {
 	// block_size+1 tokens are enough.
 	m = e2e.Mount(t, tokensFlags("short.bin", "--set", "batch.block_size=1999", "--set", "batch.batch_size=1")...)
 	data := e2e.Content(t, inDir("short.bin"))
-	e2e.Equal(t, "next", e2e.NextDigest(t, m, "train/next"), e2e.Digest(append(data[:3998:3998], data[2:]...)))
+	e2e.Equal(t, "next", e2e.FileDigest(t, m, "train/next"), e2e.Digest(append(data[:3998:3998], data[2:]...)))
 }

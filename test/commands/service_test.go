@@ -41,8 +41,7 @@ func TestNotify(t *testing.T) {
 	hear("STOPPING=1")
 }
 
-// unit returns the systemd unit in examples, and its drop-in for stores.
-func unit(t *testing.T) (service, store string) {
+func readUnit(t *testing.T) (service, store string) {
 	t.Helper()
 	return string(e2e.Content(t, "../examples/batchfs.service")), string(e2e.Content(t, "../examples/batchfs.service.d/store.conf"))
 }
@@ -50,7 +49,7 @@ func unit(t *testing.T) (service, store string) {
 // systemd accepts the unit, and other processes can see its mount. Only with the drop-in may it use
 // the network.
 func TestUnit(t *testing.T) {
-	service, store := unit(t)
+	service, store := readUnit(t)
 	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
 	e2e.Equal(t, "a setting that gives the service its own mount namespace", namespace.FindString(service+store), "")
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -79,8 +78,7 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// settings returns the words of a setting in a unit.
-func settings(text, name string) []string {
+func settingWords(text, name string) []string {
 	var words []string
 	for _, match := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(text, -1) {
 		words = append(words, strings.Fields(match[1])...)
@@ -88,14 +86,14 @@ func settings(text, name string) []string {
 	return words
 }
 
-// limitCapabilities returns a command prefix that limits a command to the capabilities of a unit.
+// limitCapabilities returns the start of a command that has only the capabilities of a unit.
 func limitCapabilities(t *testing.T, unit string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs root and setpriv")
 	}
 	set := "-all"
-	for _, name := range settings(unit, "CapabilityBoundingSet") {
+	for _, name := range settingWords(unit, "CapabilityBoundingSet") {
 		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
 	}
 	return []string{"setpriv", "--no-new-privs", "--bounding-set", set}
@@ -103,7 +101,7 @@ func limitCapabilities(t *testing.T, unit string) []string {
 
 // The capabilities that the unit leaves to root are sufficient.
 func TestUnitsCapabilities(t *testing.T) {
-	service, _ := unit(t)
+	service, _ := readUnit(t)
 	words := append(limitCapabilities(t, service), e2e.Batchfs)
 	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 	e2e.NoError(t, os.Chmod(file, 0))
@@ -113,17 +111,17 @@ func TestUnitsCapabilities(t *testing.T) {
 }
 
 // A store can be read with the environment, capabilities, address families and cache directory of
-// the unit and its drop-in. Without the drop-in's address families it cannot.
+// the unit and its drop-in, but not with the address families of the unit alone.
 func TestUnitReadsStore(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
-	service, store := unit(t)
+	service, store := readUnit(t)
 	b, home, cacheDir := e2e.NewBucket(t), t.TempDir(), filepath.Join(t.TempDir(), "batchfs")
 	b.Put(t, "train.bin", e2e.RandomBytes(3*e2e.StoreBlock))
 	e2e.Write(t, home+"/.aws/credentials", fmt.Appendf(nil, "[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", e2e.StoreKey, e2e.StoreSecret))
-	e2e.Equal(t, "the environment", fmt.Sprint(settings(store, "Environment")), "[HOME=/root]")
-	e2e.Equal(t, "the cache directory", fmt.Sprint(settings(store, "CacheDirectory")), "[batchfs]")
-	mode := e2e.Must(strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32))(t)
+	e2e.Equal(t, "the environment", fmt.Sprint(settingWords(store, "Environment")), "[HOME=/root]")
+	e2e.Equal(t, "the cache directory", fmt.Sprint(settingWords(store, "CacheDirectory")), "[batchfs]")
+	mode := e2e.Must(strconv.ParseUint(settingWords(store, "CacheDirectoryMode")[0], 8, 32))(t)
 	e2e.NoError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
 	within := func(families []string) *exec.Cmd {
 		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), e2e.Python, "clients/families.py",
@@ -131,13 +129,13 @@ func TestUnitReadsStore(t *testing.T) {
 	}
 	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
 
-	families := settings(service, "RestrictAddressFamilies")
+	families := settingWords(service, "RestrictAddressFamilies")
 	without := within(families)
 	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=3s", t.TempDir()}, args...)...)
 	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
 		t.Errorf("mounting without the drop-in: error %v, %s\nwant that the address family is not supported", err, out)
 	}
-	m := e2e.MountProgram(t, within(append(families, settings(store, "RestrictAddressFamilies")...)), args...)
+	m := e2e.MountProgram(t, within(append(families, settingWords(store, "RestrictAddressFamilies")...)), args...)
 	e2e.Read(t, "read", m.Path("train/next"))
 	if blocks, _ := filepath.Glob(cacheDir + "/*/[0-9]*"); len(blocks) == 0 {
 		t.Error("the cache directory has no block")

@@ -33,8 +33,7 @@ type topMount struct {
 	}
 }
 
-// startTop starts top with its output in a pipe. The function that it returns reads the mount in
-// the next line.
+// startTop starts top with its output in a pipe. Each call of the returned function reads a line.
 func startTop(t *testing.T, mountpoint string) func() *topMount {
 	cmd := e2e.Command(t, e2e.Batchfs, "top", mountpoint)
 	out := e2e.Must(cmd.StdoutPipe())(t)
@@ -52,8 +51,8 @@ func startTop(t *testing.T, mountpoint string) func() *topMount {
 	}
 }
 
-// In a pipe, top prints a JSON object every second: who reads next, what part of the time each
-// reader waits, and counters, which survive workers that die.
+// In a pipe, top prints JSON every second: who reads next, what part of the time each reader waits,
+// and counters, which survive workers that die.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -96,7 +95,7 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
-// mixtureConfig writes a configuration of sources with these weights, and of batches of 7 rows.
+// mixtureConfig writes a configuration of sources with these weights, in batches of 7 rows.
 func mixtureConfig(t testing.TB, weights ...int) (config string) {
 	dir, text := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
 	for i, weight := range weights {
@@ -153,7 +152,6 @@ func TestMetricsListen(t *testing.T) {
 	e2e.CheckFails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
-// stateInList returns a function that reports whether list shows the mount at mountpoint in state.
 func stateInList(t *testing.T, mountpoint, state string) func() bool {
 	return func() bool {
 		for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {
@@ -205,7 +203,7 @@ func TestTopInATerminal(t *testing.T) {
 	<-done
 }
 
-// After ENOENT or EINVAL, `batchfs why PATH`, status.json and the mount's own log tell the reason.
+// `batchfs why PATH`, status.json and the mount's log tell the reason of an ENOENT or EINVAL.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)

@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A token beyond the vocabulary is an error that names it, and never part of a batch. A restart
-// applies another vocab_size, and a file that was open can be read on.
+// A token beyond the vocabulary is an error that names it. A restart applies another vocab_size,
+// and a file that was open can be read on.
 func TestTokenBeyondVocabulary(t *testing.T) {
 	dir := t.TempDir()
 	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
@@ -43,8 +43,8 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	}
 }
 
-// cat, inspect and check read a path in a mount with the settings of the mount, not with a
-// configuration in the working directory.
+// cat, inspect and check apply the settings of the mount to a path in it, not a configuration in
+// the working directory.
 func TestCommandsTakeAPathInAMount(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "batch.seed=7")

@@ -25,8 +25,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
-// Install returns a program that it builds in a directory below test. It caches the program in the
-// user's cache directory, under a name that includes its version.
+// Install returns a program that it builds in a directory below test and caches under name, which
+// includes the version.
 func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
@@ -44,8 +44,8 @@ func Install(t testing.TB, name, dir, pkg string) string {
 	return program
 }
 
-// A Bucket is a bucket on a real S3 server, reached over TLS through a proxy that can inject
-// faults. It is safe for concurrent use.
+// A Bucket is a bucket on a real S3 server, behind a proxy with TLS that can inject faults. It is
+// safe for concurrent use.
 type Bucket struct {
 	URL        string
 	Client     *minio.Client
@@ -53,7 +53,7 @@ type Bucket struct {
 	BlockBytes atomic.Int64 // bytes of blocks sent
 
 	mu   sync.Mutex  // guards gets
-	gets map[Get]int // number of times that each block was fetched
+	gets map[Get]int // how often each block was fetched
 }
 
 // A Get is one process's request for a range of an object.
@@ -69,11 +69,11 @@ const (
 	clientHeader = "X-Client"
 )
 
-// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "" if it has none.
+// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "".
 func ClientOf(r *http.Request) string { return r.Header.Get(tokenHeader) }
 
-// Gets returns the number of bytes of blocks that each process has fetched, by Client, and the
-// blocks that one process has fetched more than once.
+// Gets returns the bytes of blocks that each Client has fetched, and the blocks that one Client has
+// fetched repeatedly.
 func (b *Bucket) Gets() (bytes map[string]int64, again []Get) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,8 +149,8 @@ func NewBucket(t testing.TB) *Bucket {
 	return b
 }
 
-// freeAddress returns an address where nothing listens. The port is below those that the kernel
-// chooses for connections, so that no connection takes it before a server does.
+// freeAddress returns an address where nothing listens. The kernel chooses higher ports for
+// connections, so none of them takes the port first.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -166,8 +166,8 @@ func freeAddress(t testing.TB) string {
 
 var trusting sync.Once
 
-// trust makes all programs that are started later trust a certificate, which is the same for all
-// servers of httptest, and gives them the store's credentials.
+// trust gives all programs that are started later the store's credentials, and makes them trust the
+// certificate that all servers of httptest share.
 func trust(t testing.TB, certificate []byte) {
 	t.Helper()
 	trusting.Do(func() {
@@ -186,8 +186,8 @@ func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
-// FailWith makes the proxy call fault for each store request, from several goroutines. fault either
-// answers the request and returns true, or returns false to let the request pass.
+// FailWith makes the proxy call fault for each request, from several goroutines. fault answers the
+// request and returns true, or returns false to let it pass.
 func (b *Bucket) FailWith(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
 }
@@ -226,8 +226,8 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check reads
-// a batch and compares its bytes.
+// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check
+// compares a batch with the object.
 func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)

@@ -60,7 +60,7 @@ func SkipIfShort(t testing.TB) {
 }
 
 // InSoak reports whether BATCHFS_SOAK is 1, as in `make soak`. Tests then run longer, and limit
-// durations, because nothing else uses the machine.
+// durations, because the machine is otherwise idle.
 func InSoak() bool { return os.Getenv("BATCHFS_SOAK") == "1" }
 
 // SkipUnlessSoak skips a test whose result is meaningful only on an idle machine.
@@ -71,8 +71,8 @@ func SkipUnlessSoak(t testing.TB) {
 	}
 }
 
-// CheckDuration logs a duration. In a soak, it also fails the test if the duration is longer than
-// most. Elsewhere it never fails, because everything takes longer on a busy machine.
+// CheckDuration logs a duration. In a soak, it fails the test if the duration is longer than most.
+// Elsewhere the machine may be busy.
 func CheckDuration(t testing.TB, what string, took, most time.Duration) {
 	t.Helper()
 	if InSoak() && took > most {
@@ -85,8 +85,8 @@ func CheckDuration(t testing.TB, what string, took, most time.Duration) {
 // Await waits until a function returns true, and fails the test after Limit.
 var Await = testwait.Until
 
-// Tokens writes a file of n tokens of width bytes, and returns its path. The value of a token is
-// its position, truncated to width bytes.
+// Tokens writes a file of n tokens of width bytes, and returns its path. A token's value is its
+// position.
 func Tokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
 	buf := make([]byte, 0, n*width)
@@ -120,8 +120,8 @@ var metricsURL = regexp.MustCompile(`http://\S+/metrics`)
 // request takes two threads.
 func OneThread(program string) *exec.Cmd { return exec.Command("env", "GOMAXPROCS=1", program) }
 
-// Begin starts a command, which is killed at the end of the test. The channel is closed when the
-// command has ended.
+// Begin starts a command, which is killed at the end of the test. The channel is closed when it has
+// ended.
 func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	t.Helper()
 	NoError(t, cmd.Start())
@@ -137,8 +137,7 @@ func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	return ended
 }
 
-// Command returns a command that must end within Limit. If it does not, it is killed and the test
-// fails.
+// Command returns a command. If it does not end within Limit, it is killed and the test fails.
 func Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	t.Cleanup(cancel)
@@ -153,8 +152,8 @@ func Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// KillAfterLimit kills a command after Limit and fails the test, unless stop is called first. When
-// the command is killed, reads of its output end.
+// KillAfterLimit kills a command after Limit, which ends reads of its output, and fails the test,
+// unless stop is called first.
 func KillAfterLimit(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
 	return time.AfterFunc(Limit, func() {
 		t.Errorf("%s did not answer within %v", cmd.Args, Limit)
@@ -182,8 +181,8 @@ func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), err
 }
 
-// Read reads a file with a method of clients/readers.py, and returns the lines that it prints:
-// "<bytes> <sha256>" each.
+// Read reads a file with a method of clients/readers.py, and returns its output: "<bytes> <sha256>"
+// for each read.
 func Read(t testing.TB, method, path string, args ...string) []string {
 	t.Helper()
 	return strings.Split(strings.TrimSpace(Run(t, append([]string{Python, "clients/readers.py", method, path}, args...)...)), "\n")
@@ -230,8 +229,8 @@ func NormalOrSoak[T any](normal, soak T) T {
 	return normal
 }
 
-// SmallConfig writes a configuration of small batches. It returns its path, and the first n batches
-// of train as digests.
+// SmallConfig writes a configuration of small batches. It returns its path, and digests of the
+// first n batches of train.
 func SmallConfig(t testing.TB, n int) (config string, batches []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -271,8 +270,8 @@ func Digests(t testing.TB, split string, first, n int, flags ...string) (batches
 	return batches
 }
 
-// NextDigest returns the digest of a file in a mount.
-func NextDigest(t testing.TB, m *Mounted, path string) string {
+// FileDigest returns the digest of a file in a mount.
+func FileDigest(t testing.TB, m *Mounted, path string) string {
 	t.Helper()
 	return Digest([]byte(Run(t, "cat", m.Path(path))))
 }
@@ -342,7 +341,7 @@ func NeedRoot(t testing.TB, why string) {
 // Nobody is the id of a user without privileges.
 const Nobody = 65534
 
-// AsUser runs a command as another user with a single group, and returns all that it printed.
+// AsUser runs a command as another user with a single group, and returns its output.
 func AsUser(t testing.TB, uid, gid uint32, args ...string) (string, error) {
 	cmd := Command(t, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}

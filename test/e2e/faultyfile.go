@@ -12,8 +12,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// A FaultyFile is a token file that fails on demand. It is the only file of a file system that the
-// test process itself serves.
+// A FaultyFile is a token file that fails on demand, in a file system that the test process itself
+// serves.
 type FaultyFile struct {
 	gofs.Inode
 	Path    string
@@ -22,7 +22,7 @@ type FaultyFile struct {
 	mu      sync.Mutex
 	turn    *sync.Cond // signals that mode has changed
 	mode    Mode       // guarded by mu
-	hanging int        // number of reads and opens that hang; guarded by mu
+	hanging int        // reads and opens that hang; guarded by mu
 }
 
 // A Mode is the way in which a FaultyFile works or fails.
@@ -64,7 +64,7 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 				syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
 			}
 		}()
-		// A killed process keeps the file open until the kernel has torn the process down.
+		// A killed process keeps the file open until the kernel has torn it down.
 		Await(t, "the unmount of "+dir, func() bool {
 			unmounted = server.Unmount() == nil
 			return unmounted
@@ -74,8 +74,8 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 }
 
 // Set changes the mode. The kernel drops what it has cached of the file, except data that is being
-// read while the file begins to hang. At the end of the test, a file that hangs becomes healthy
-// before earlier mounts are unmounted.
+// read while the file begins to hang. A file that hangs becomes healthy before earlier mounts are
+// unmounted.
 func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
@@ -87,7 +87,7 @@ func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	d.mu.Unlock()
 	d.turn.Broadcast()
 	if m != Hang && m != HangOpen {
-		// A request that is still waiting would hang again if the next mode hangs too.
+		// Otherwise, a waiting request would hang again if the next mode hangs too.
 		Await(t, "the end of the reads and opens that hung", func() bool {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -97,7 +97,7 @@ func (d *FaultyFile) Set(t testing.TB, m Mode) {
 	}
 }
 
-// Await waits until at least the given number of reads and opens hang at the same time.
+// Await waits until at least this many reads and opens hang.
 func (d *FaultyFile) Await(t testing.TB, reads int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("%d reads and opens that hang", reads), func() bool {
@@ -115,7 +115,7 @@ func (d *FaultyFile) drop(t testing.TB) {
 	}
 }
 
-func (d *FaultyFile) now() (m Mode, content []byte) {
+func (d *FaultyFile) current() (m Mode, content []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mode == Shorter {
@@ -137,7 +137,7 @@ func (d *FaultyFile) hangWhile(m Mode) Mode {
 }
 
 func (d *FaultyFile) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	m, content := d.now()
+	m, content := d.current()
 	if m == Gone {
 		return syscall.ENOENT
 	}
@@ -154,7 +154,7 @@ func (d *FaultyFile) Open(context.Context, uint32) (gofs.FileHandle, uint32, sys
 
 func (d *FaultyFile) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	d.hangWhile(Hang)
-	m, content := d.now()
+	m, content := d.current()
 	if m == Failing || m == Half && off+int64(len(dest)) > int64(len(content)/2) {
 		return nil, syscall.EIO
 	}

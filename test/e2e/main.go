@@ -23,8 +23,8 @@ var (
 	Python        string // interpreter that has NumPy
 )
 
-// Main runs the tests of a package, at the same time as those of other packages. The working
-// directory of all tests is test.
+// Main runs the tests of a package, alongside those of other packages. Their working directory is
+// test.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
 // MainExclusive runs the tests of a package while no others run on this machine.
@@ -60,8 +60,8 @@ func run(m *testing.M, lock int) (status int) {
 	return m.Run()
 }
 
-// build builds the programs into a directory and reports whether it succeeded. It links them in the
-// user's cache directory first, where Go links only what has changed.
+// build builds the programs into a directory and reports whether it succeeded. It first links them
+// in the user's cache directory, where Go links only what has changed.
 func build(dir string) bool {
 	cache, err := os.UserCacheDir()
 	must(err)
@@ -100,7 +100,6 @@ func build(dir string) bool {
 	return built
 }
 
-// locked waits for a lock on a file, and returns a function that releases it.
 func locked(path string, how int) (unlock func() error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	must(err)

@@ -64,8 +64,8 @@ func (m *Mounted) Metrics(t testing.TB) (url string) {
 	return url
 }
 
-// A LogFile is the path of a file that a process prints to. Text that the process prints before it
-// replies is in the file when the reply arrives.
+// A LogFile is the path of a process's output. Text that the process prints before it replies is
+// there when the reply arrives.
 type LogFile string
 
 func (f LogFile) String() string {
@@ -101,14 +101,14 @@ func (m *Mounted) Ended() bool {
 	}
 }
 
-// AwaitEnd waits until the process has ended without being asked to.
+// AwaitEnd waits until the process ends by itself.
 func (m *Mounted) AwaitEnd(t testing.TB) {
 	t.Helper()
 	Await(t, "the end of the mount", m.Ended)
 }
 
-// AwaitExitStatus waits until the process has ended without being asked to. It checks the exit
-// status, and that nothing is mounted anymore.
+// AwaitExitStatus waits until the process ends by itself. It checks the exit status, and that
+// nothing is mounted.
 func (m *Mounted) AwaitExitStatus(t testing.TB, status int) {
 	t.Helper()
 	m.AwaitEnd(t)
@@ -122,7 +122,7 @@ func NotMounted(t testing.TB, dir string) {
 	Equal(t, dir+" is mounted", IsMounted(t, dir), false)
 }
 
-// Stop ends the mount, whatever its state, and checks that it ended well and without data races.
+// Stop ends the mount, whatever its state, and checks that it ended without data races.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()
 	m.Cmd.Process.Signal(syscall.SIGTERM)
@@ -178,7 +178,7 @@ func (m *Mounted) Info(t testing.TB, path string) Info {
 	return JSON[Info](t, "cat", m.Path(path+"/info.json"))
 }
 
-// Seek sets a cursor. It checks that the file cursor shows the number immediately.
+// Seek sets a cursor, and checks that the file cursor shows it immediately.
 func (m *Mounted) Seek(t testing.TB, path string, number, previous int) {
 	t.Helper()
 	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))

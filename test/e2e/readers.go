@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TokensOfVersion returns n tokens that show a version, from 0 to 5, and their position. No two
-// versions have a batch in common.
+// TokensOfVersion returns n tokens that show their position and a version, from 0 to 5. No two
+// versions share a batch.
 func TokensOfVersion(v, n int) []byte {
 	var raw []byte
 	for i := range n {
@@ -73,7 +73,7 @@ type Handles struct {
 	t testing.TB
 }
 
-// StartHandles starts a reader of files in a directory. It ends with the test.
+// StartHandles starts a reader of files in a directory, which ends with the test.
 func StartHandles(t testing.TB, dir string) *Handles {
 	t.Helper()
 	c := StartClient(t, exec.Command(Python, "clients/readers.py", "handles", dir))

@@ -62,7 +62,7 @@ func (s *SlowFS) Interrupt(t testing.TB, request string, n, m int) {
 	s.tell(t, "interrupt", request, int64(n), m)
 }
 
-// Count returns the number of requests of one kind so far, including those that were interrupted.
+// Count returns the number of requests of one kind, including those that were interrupted.
 func (s *SlowFS) Count(t testing.TB, request string) int {
 	t.Helper()
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
@@ -77,8 +77,8 @@ func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) str
 	return s.client.ReadLine(t)
 }
 
-// slowFSVariable is the environment variable that makes the test binary serve a SlowFS instead of
-// running tests. Its value is the directory to show.
+// slowFSVariable is the environment variable with the directory to show. If it is set, the test
+// binary serves a SlowFS and runs no tests.
 const slowFSVariable = "BATCHFS_TEST_SLOWFS"
 
 // A slowServer serves a SlowFS in its own process.
@@ -89,7 +89,6 @@ type slowServer struct {
 	kinds map[string]slowedRequest // keyed by kind of request, such as "read"
 }
 
-// A slowedRequest holds the settings and the count for one kind of request.
 type slowedRequest struct {
 	delay time.Duration
 	n, m  int // n of every m requests are interrupted; m is 0 if none are
@@ -110,15 +109,14 @@ func serveSlowFS(source, dir string) {
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
 		fmt.Println(slow.execute(commands.Text()))
 	}
-	// A killed process keeps its files open until the kernel has torn it down, so this may take a
-	// while.
+	// A killed process keeps its files open until the kernel has torn it down.
 	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// execute executes a command line that SlowFS.tell sent, and returns how many requests of its kind
-// there were before.
+// execute executes a command line from SlowFS.tell, and returns how many requests of its kind there
+// were.
 func (s *slowServer) execute(command string) int {
 	var verb, name string
 	var n int64
@@ -138,9 +136,9 @@ func (s *slowServer) execute(command string) int {
 	return r.count
 }
 
-// delay counts a request, waits for its delay, and returns EINTR if it should be interrupted, or
-// OK. It does not call time.Sleep, which may take a millisecond longer.
-func (s *slowServer) delay(name string) fuse.Status {
+// countAndDelay counts a request, delays it, and returns EINTR or OK. time.Sleep may take a
+// millisecond longer.
+func (s *slowServer) countAndDelay(name string) fuse.Status {
 	s.mu.Lock()
 	r := s.kinds[name]
 	r.count++
@@ -154,13 +152,13 @@ func (s *slowServer) delay(name string) fuse.Status {
 	return fuse.OK
 }
 
-// Init hides the server from the inner file system. Otherwise that would use FUSE passthrough, and
-// the kernel would read files without sending requests.
+// Init hides the server from the inner file system. Otherwise, FUSE passthrough would let the
+// kernel read files without sending requests.
 func (s *slowServer) Init(*fuse.Server) {}
 
 func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	for _, kind := range []string{"lookup", name} {
-		if status := s.delay(kind); !status.Ok() {
+		if status := s.countAndDelay(kind); !status.Ok() {
 			return status
 		}
 	}
@@ -168,42 +166,42 @@ func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name 
 }
 
 func (s *slowServer) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if status := s.delay("getattr"); !status.Ok() {
+	if status := s.countAndDelay("getattr"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.GetAttr(cancel, in, out)
 }
 
 func (s *slowServer) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
-	if status := s.delay("getattr"); !status.Ok() {
+	if status := s.countAndDelay("getattr"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Statx(cancel, in, out)
 }
 
 func (s *slowServer) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if status := s.delay("open"); !status.Ok() {
+	if status := s.countAndDelay("open"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Open(cancel, in, out)
 }
 
 func (s *slowServer) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if status := s.delay("create"); !status.Ok() {
+	if status := s.countAndDelay("create"); !status.Ok() {
 		return status
 	}
 	return s.RawFileSystem.Create(cancel, in, name, out)
 }
 
 func (s *slowServer) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	if status := s.delay("read"); !status.Ok() {
+	if status := s.countAndDelay("read"); !status.Ok() {
 		return nil, status
 	}
 	return s.RawFileSystem.Read(cancel, in, buf)
 }
 
 func (s *slowServer) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
-	if status := s.delay("write"); !status.Ok() {
+	if status := s.countAndDelay("write"); !status.Ok() {
 		return 0, status
 	}
 	return s.RawFileSystem.Writev(cancel, in, data)

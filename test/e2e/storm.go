@@ -9,11 +9,10 @@ import (
 	"testing"
 )
 
-// A storm reads batches of this size and block size; an epoch has this many.
+// An epoch of a storm has StormBatches batches of StormB rows of StormT tokens.
 const StormB, StormT, StormBatches = 4, 256, 4096
 
-// StormTokens returns the tokens of a storm: positions, with a version of the file in the upper
-// bits.
+// StormTokens returns positions, with a version of the file in the upper bits.
 func StormTokens(version int) []byte {
 	var raw []byte
 	for i := range StormB*StormT*StormBatches + 1 {
@@ -22,7 +21,7 @@ func StormTokens(version int) []byte {
 	return raw
 }
 
-// StormConfig writes the tokens of a storm with an aligned array, and their configuration. more has
+// StormConfig writes the tokens of a storm, an aligned array and their configuration. more has
 // further keys of the split.
 func StormConfig(t testing.TB, more string) (config, data string) {
 	t.Helper()
@@ -49,10 +48,10 @@ dtype = "uint32"
 	return config, data
 }
 
-// AlignedPath returns the path of the array that is aligned with the tokens of a storm.
+// AlignedPath returns the path of the array that is aligned with the tokens.
 func AlignedPath(data string) string { return data + ".at" }
 
-// A StormResult sums up what the readers of a storm report at their end.
+// A StormResult sums up the reports of all readers of a storm.
 type StormResult struct {
 	Taken   int            // batches that next delivered
 	Missing int            // batches of Taken that no reader got
@@ -75,12 +74,12 @@ func StartStorms(t testing.TB, m *Mounted) (clients []*Client) {
 	return clients
 }
 
-// EndStorms ends the readers of a mount. A reader that got a wrong byte fails the test, and so do
-// two readers that got the same number.
+// EndStorms ends the readers of a mount. The test fails if a reader got a wrong byte, or two got
+// the same number.
 func EndStorms(t testing.TB, m *Mounted, readers []*Client) (got StormResult) {
 	t.Helper()
 	got.Failed = map[string]int{}
-	// numbers counts the batches of next that readers got, by their number within an epoch.
+	// Batches of next that readers got, by their place in an epoch.
 	var numbers [StormBatches]int
 	for _, r := range readers {
 		for line := range strings.Lines(r.End(t)) {
@@ -101,7 +100,7 @@ func EndStorms(t testing.TB, m *Mounted, readers []*Client) (got StormResult) {
 	}
 	got.Taken = m.NextNumber(t, "train")
 	for p, n := range numbers {
-		// So many batches had this number within their epoch.
+		// The number of epochs in which next has delivered this place.
 		want := (got.Taken - p + StormBatches - 1) / StormBatches
 		if n > want {
 			t.Errorf("%d reads got batch %d of an epoch, want at most %d", n, p, want)

@@ -29,8 +29,8 @@ func StatusOf(t testing.TB, m *Mounted) Status {
 	return JSON[Status](t, "cat", m.Path("status.json"))
 }
 
-// ProcNumber returns a number in /proc/PID/status, such as VmRSS in KiB, or 0 if there is no such
-// process.
+// ProcNumber returns a number in /proc/PID/status, such as VmRSS in KiB, or 0 if the process is
+// gone.
 func ProcNumber(pid int, name string) (n int) {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if _, rest, ok := strings.Cut(string(status), "\n"+name+":"); ok {
@@ -56,15 +56,14 @@ func AwaitEnded(t testing.TB, pids ...int) {
 // Kill kills a worker.
 func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKILL) }
 
-// StopAndKill kills a process as its supervisor does: it stops the process first, so that the
-// kernel is not copying one of its requests.
+// StopAndKill kills a process as its supervisor does: after stopping it, so that the kernel is not
+// copying a request to it.
 func StopAndKill(t testing.TB, m *Mounted, worker int) {
 	send(t, worker, syscall.SIGSTOP)
 	Await(t, "a process to stop", func() bool { return isStopped(worker) })
 	Kill(t, m, worker)
 }
 
-// send sends a signal to a process.
 func send(t testing.TB, pid int, sig syscall.Signal) {
 	t.Helper()
 	if pid <= 0 { // 0 is every process of this test's group
@@ -73,7 +72,7 @@ func send(t testing.TB, pid int, sig syscall.Signal) {
 	syscall.Kill(pid, sig)
 }
 
-// KillOrRestart kills a worker in one of these two ways, or replaces it by a restart.
+// KillOrRestart kills a worker in one of two ways, or replaces it by a restart.
 func KillOrRestart(t testing.TB, m *Mounted, worker int) {
 	switch rand.IntN(3) {
 	case 0:
@@ -116,7 +115,7 @@ func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	return worker
 }
 
-// Workers returns the children of the supervisor: the worker that serves, followed by the standby.
+// Workers returns the children of the supervisor: the serving worker, then the standby.
 func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	t.Helper()
 	threads := Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid)))(t)
@@ -131,7 +130,7 @@ func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	return pids
 }
 
-// AwaitStandby waits until there are a worker and a standby, and returns them in this order.
+// AwaitStandby waits for a worker and a standby, and returns them in this order.
 func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 	t.Helper()
 	Await(t, "a standby", func() bool {
@@ -163,7 +162,7 @@ func CommandLines(text string) (commands []string) {
 	return commands
 }
 
-// CheckNothingLeft checks that there are no mounts or files in a directory, and no processes with a
+// CheckNothingLeft checks that there are no mounts or files in a directory, and no processes with
 // text in their command line.
 func CheckNothingLeft(t testing.TB, dir, text string) {
 	t.Helper()
@@ -174,8 +173,8 @@ func CheckNothingLeft(t testing.TB, dir, text string) {
 	}
 }
 
-// AwaitDoctor waits until the doctor prints each of these texts for a path in a mount. The doctor
-// must fail if one of them contains FIX, stuck or dead.
+// AwaitDoctor waits until the doctor prints each of these texts for a path. It must fail if one of
+// them contains FIX, stuck or dead.
 func AwaitDoctor(t testing.TB, path string, wants ...string) {
 	t.Helper()
 	joined := strings.Join(wants, "; ")

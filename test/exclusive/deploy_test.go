@@ -16,7 +16,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A container has the fields of a container in a manifest that tests check.
+// A container has the fields that tests check.
 type container struct {
 	Name            string
 	Command, Args   []string
@@ -41,7 +41,7 @@ type podSpec struct {
 	Tolerations                []struct{ Key, Operator, Effect string }
 }
 
-// manifests returns the pods and the configurations in the manifests, by kind and name.
+// manifests returns all pods and configurations, by kind and name.
 func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
 	t.Helper()
 	files := e2e.Must(filepath.Glob("../deploy/kubernetes/*.yaml"))(t)
@@ -74,8 +74,8 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 	return pods, configs
 }
 
-// The API server would accept the manifests. They request the privileges that the containers need,
-// and no more.
+// The API server would accept the manifests, and they request only the privileges that the
+// containers need.
 func TestManifests(t *testing.T) {
 	e2e.SkipIfShort(t)
 	pods, configs := manifests(t)
@@ -127,8 +127,8 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// The program runs with only the files of the image, as in the container on each node: the root is
-// read-only, and the probe fails until batches can be read.
+// The program runs in the image as on a node: the root is read-only, and the probe fails until
+// batches can be read.
 func TestImage(t *testing.T) {
 	e2e.SkipIfShort(t)
 	needNamespaces(t)
@@ -187,10 +187,10 @@ func TestImage(t *testing.T) {
 	e2e.Equal(t, "the output of the node", out, want)
 }
 
-// A slurm runs the scripts for Slurm in place of Slurm and a trainer.
+// A slurm runs the scripts in place of Slurm and a trainer.
 type slurm struct {
 	root, config, dir, log string
-	want                   string // output of the job
+	jobOutput              string
 }
 
 const job, jobUser = "4711", 1234
@@ -244,27 +244,24 @@ func (s slurm) run(t *testing.T, script string) error {
 	return err
 }
 
-// train runs the job and returns its output.
 func (s slurm) train(t *testing.T) (string, error) {
 	return e2e.AsUser(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
 }
 
-// checkBatches checks that the job gets its batches.
 func (s slurm) checkBatches(t *testing.T) {
 	t.Helper()
-	if got, err := s.train(t); err != nil || got != s.want {
-		t.Errorf("the job: error %v, output %q, want %q", err, got, s.want)
+	if got, err := s.train(t); err != nil || got != s.jobOutput {
+		t.Errorf("the job: error %v, output %q, want %q", err, got, s.jobOutput)
 	}
 }
 
-// logText returns the log of the job.
 func (s slurm) logText() string {
 	text, _ := os.ReadFile(s.log)
 	return string(text)
 }
 
-// The scripts for Slurm mount for a job, whose tasks read their own shares, and unmount after it,
-// however often they run.
+// The scripts mount for a job, whose tasks read their own shares, and unmount after it, however
+// often they run.
 func TestSlurm(t *testing.T) {
 	s := newSlurm(t)
 	e2e.NoError(t, s.run(t, "prolog"))
@@ -293,8 +290,7 @@ func TestSlurm(t *testing.T) {
 	}
 }
 
-// A problem of the job fails the job and drains no node. Only a machine that cannot mount is
-// drained.
+// A problem of the job fails only the job. Only a machine that cannot mount is drained.
 func TestSlurmRefuses(t *testing.T) {
 	s := newSlurm(t)
 	valid := e2e.Content(t, s.config)

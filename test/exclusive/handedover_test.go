@@ -14,7 +14,7 @@ import (
 )
 
 // mountFor mounts like a driver that serves nothing itself, and returns the descriptor to hand
-// over. It unmounts at the end of the test.
+// over.
 func mountFor(t *testing.T, dir string) *os.File {
 	t.Helper()
 	e2e.NeedFUSE(t)
@@ -29,11 +29,10 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// without unmounts $0 in its own namespace, and runs a command that has no right to mount anything.
+// without unmounts $0 in its own namespace, and runs a command without privileges.
 const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
-// handOver starts a batchfs without any privileges. It serves a mount that it did not make and
-// cannot see.
+// handOver starts a batchfs without privileges, which serves a mount that it cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
 	words := []string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}
@@ -46,8 +45,7 @@ func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mo
 }
 
 // A process that may not mount serves what another one mounted, even if its worker is killed.
-// Commands find the mount by its mountpoint. When it ends, readers get errors, and whoever mounted
-// must unmount.
+// Commands find the mount. When it ends, readers get errors, and whoever mounted must unmount.
 func TestHandedOver(t *testing.T) {
 	needNamespaces(t)
 	dir := t.TempDir()

@@ -13,19 +13,19 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inNamespace starts a process with its own mount namespace, which keeps a mount when it is
-// unmounted here. The process ends with the test.
+// inNamespace starts a process in its own mount namespace, where a mount stays when it is unmounted
+// here.
 func inNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// It unmounts all other FUSE mounts, so that they can end meanwhile.
+	// Other FUSE mounts must be able to end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
 	e2e.StartClient(t, cmd).Ready(t)
 	return cmd.Process
 }
 
-// In another PID namespace, whether /proc is remounted or not, a mount's process ids belong to
-// other processes. Commands there say that they cannot tell, and leave the mount alone.
+// In another PID namespace, a mount's process ids belong to other processes, even if /proc is not
+// remounted. Commands there say that they cannot tell, and leave the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make PID namespaces")
@@ -56,8 +56,8 @@ func TestOtherPIDNamespace(t *testing.T) {
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 
-	// A mount that is made in its own namespace is found there with the /proc of that namespace
-	// only.
+	// A mount that was made in a namespace is found there only with the namespace's own /proc. A
+	// detached /proc may still be in use.
 	inside := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(inside, syscall.MNT_DETACH) })
 	out := e2e.Run(t, "unshare", "--pid", "--fork", "--mount-proc", "--propagation", "private", "sh", "-ec", `
@@ -73,8 +73,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 	e2e.Equal(t, "in a namespace of its own", strings.Join(strings.Fields(out), " "), "0 1 1 0")
 }
 
-// A mount whose PID namespace is gone is dead, also for processes outside of it, and they can
-// unmount it.
+// A mount whose PID namespace is gone is dead, and processes outside of it can unmount it.
 func TestDeadElsewhere(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make PID namespaces")

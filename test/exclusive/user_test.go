@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { e2e.MainExclusive(m) }
 
-// letUsersMount lets ordinary users mount until the end of the test.
+// letUsersMount lets ordinary users mount until the test ends.
 func letUsersMount(t *testing.T) {
 	t.Helper()
 	e2e.NeedFUSE(t)
@@ -29,7 +29,7 @@ func letUsersMount(t *testing.T) {
 	info := e2e.Must(os.Stat("/dev/fuse"))(t)
 	e2e.NoError(t, os.Chmod("/dev/fuse", 0o666))
 	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
-	// They also have an /etc/mtab, which fusermount3 reads to find who mounted a directory.
+	// fusermount3 reads it to find who mounted a directory.
 	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {
 		t.Cleanup(func() { os.Remove("/etc/mtab") })
 	}
@@ -58,7 +58,7 @@ func TestOrdinaryUser(t *testing.T) {
 		e2e.NoError(t, os.Chown(path, e2e.Nobody, e2e.Nobody))
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	// The working directory is one that only another user may enter, as after sudo.
+	// Only another user may enter the working directory, as after sudo.
 	locked := t.TempDir()
 	e2e.NoError(t, os.Chmod(locked, 0o700))
 	t.Chdir(locked)
@@ -93,7 +93,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
 		fails("user_allow_other", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 	}
-	// The mount survives the death of a worker. A dead mount is replaced.
+	// A worker that dies or a dead mount is replaced.
 	m := &e2e.Mounted{Dir: dir, Cmd: &exec.Cmd{Process: &os.Process{Pid: supervisor}}}
 	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
 	checkOutput("", "head", "-c", "10", filepath.Join(dir, "train/next"))
@@ -105,8 +105,7 @@ func TestOrdinaryUser(t *testing.T) {
 		return err != nil && strings.Contains(out, "not connected")
 	})
 	checkOutput("", e2e.Batchfs, "mount", "-d", "--data", home, dir) // over a dead mount
-	// Root can read more than the user who mounted. Even so, the doctor reports what that user can
-	// read.
+	// The doctor reports what the user who mounted can read, even if root can read more.
 	e2e.CheckOutput(t, "ok   mounted train: 60000 tokens", e2e.Batchfs, "doctor", dir)
 	e2e.NoError(t, os.Chmod(data, 0))
 	const denied = "permission denied; as its owner, chmod a+r "

@@ -13,16 +13,16 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A group is a cgroup for a mount.
+// A group is the path of a cgroup.
 type group string
 
-// inVersion1 has the names of the files of cgroup2 that are called differently in version 1.
+// inVersion1 maps file names of cgroup2 to those of version 1 that differ.
 var inVersion1 = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
-// newGroup makes a cgroup with a limit, named as in cgroup2. The test fails unless the cgroup is
-// empty at its end.
+// newGroup makes a cgroup that can have a limit, named as in cgroup2. It must be empty at the end
+// of the test.
 func newGroup(t *testing.T, limit string) group {
 	t.Helper()
 	const root = "/sys/fs/cgroup"
@@ -45,7 +45,6 @@ func newGroup(t *testing.T, limit string) group {
 	return ""
 }
 
-// limit sets a limit, named as in cgroup2.
 func (g group) limit(t *testing.T, file, value string) {
 	t.Helper()
 	path := g.file(file)
@@ -55,7 +54,6 @@ func (g group) limit(t *testing.T, file, value string) {
 	e2e.NoError(t, os.WriteFile(path, []byte(value), 0))
 }
 
-// file returns the path of a limit's file.
 func (g group) file(limit string) string {
 	path := filepath.Join(string(g), limit)
 	if _, err := os.Stat(path); err != nil && inVersion1[limit] != "" {
@@ -64,13 +62,11 @@ func (g group) file(limit string) string {
 	return path
 }
 
-// command returns a command that runs in the group.
 func (g group) command(args ...string) *exec.Cmd {
 	return exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, string(g)}, args...)...)
 }
 
-// While no process can be started, or each is killed, reads wait. The mount survives, and the log
-// says once what is wrong.
+// While no process can be started, or each is killed, reads wait. The log says once what is wrong.
 func TestNoProcesses(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -80,7 +76,7 @@ func TestNoProcesses(t *testing.T) {
 	readers := e2e.StartStorms(t, m)
 	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
 	const message = "the machine starts none or kills it"
-	// The first limit allows no process at all, the second one processes with too few threads.
+	// The first limit allows no process, the second one only processes with too few threads.
 	for i, most := range []int{1, len(threads) + 3} {
 		workers := m.AwaitStandby(t)
 		g.limit(t, "pids.max", strconv.Itoa(most))
@@ -114,22 +110,20 @@ func TestNoProcessor(t *testing.T) {
 	g.limit(t, "cpu.max", "1000 100000")
 	for k := range 3 {
 		worker := m.Worker(t)
-		// A process that is only killed, and waits for a processor, may still take the request,
-		// which then fails.
+		// A process that is only killed may still take the request until it gets a processor.
 		e2e.StopAndKill(t, m, worker)
-		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.NextDigest(t, m, "train/next"), want[k])
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.FileDigest(t, m, "train/next"), want[k])
 		e2e.Equal(t, "the killed process still serves", m.Worker(t) == worker, false)
 	}
 	g.limit(t, "cpu.max", "100000 100000")
-	e2e.Equal(t, "batch 3", e2e.NextDigest(t, m, "train/next"), want[3])
+	e2e.Equal(t, "batch 3", e2e.FileDigest(t, m, "train/next"), want[3])
 	if text := m.Out.String(); strings.Contains(text, "did not") {
 		t.Errorf("the log says that a process did not respond in time:\n%s", text)
 	}
 }
 
 // When memory runs out, the kernel kills workers, then the processes that take the memory, but not
-// the supervisor. Once there is memory again, batches are served, and no number was lost or used
-// twice.
+// the supervisor. Afterwards, batches are served, and no number was lost or used twice.
 func TestNoMemory(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -145,8 +139,8 @@ func TestNoMemory(t *testing.T) {
 	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
 	for end := time.Now().Add(e2e.NormalOrSoak(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
 		m.AwaitStandby(t)
-		// Together they want more memory than there is. Each has more than the supervisor, and less
-		// than a worker is taken to have.
+		// Together they want more memory than there is. Each takes more than the supervisor, and
+		// less than a worker counts for with its raised oom_score_adj.
 		var eaters [5]*exec.Cmd
 		for i := range eaters {
 			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 32*MiB))

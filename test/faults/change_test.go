@@ -31,15 +31,15 @@ type readers struct {
 	atEnd bool      // guarded by mu
 }
 
-// A reading is the output of one read: the round in which it began, how it read, and its digest or
+// A reading is one line of output: the round in which a read began, how it read, and its digest or
 // error.
 type reading struct {
-	round int
-	way   string
-	got   string
+	round  int
+	way    string
+	output string
 }
 
-// startReaders starts reading files of a directory, each in one of the ways of clients/readers.py.
+// startReaders reads files of a directory in several ways of clients/readers.py.
 func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.Python, append([]string{"clients/readers.py", "changing", dir}, ways...)...))
@@ -49,7 +49,7 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 			var l reading
 			round, rest, _ := strings.Cut(out.Text(), " ")
 			fmt.Sscan(round, &l.round)
-			l.way, l.got, _ = strings.Cut(rest, " ")
+			l.way, l.output, _ = strings.Cut(rest, " ")
 			r.mu.Lock()
 			r.lines = append(r.lines, l)
 			r.mu.Unlock()
@@ -71,13 +71,11 @@ func (r *readers) nextRound(t *testing.T, kind string, n int) {
 	r.awaitReads(t, n)
 }
 
-// awaitReads returns when each way has read n times in the current round.
 func (r *readers) awaitReads(t *testing.T, n int) {
 	t.Helper()
 	r.awaitLines(t, n, 0)
 }
 
-// awaitMore returns when each way has read n more times.
 func (r *readers) awaitMore(t *testing.T, n int) {
 	t.Helper()
 	r.mu.Lock()
@@ -107,7 +105,6 @@ func (r *readers) awaitLines(t *testing.T, n, from int) {
 	})
 }
 
-// finish ends the readers and returns all readings.
 func (r *readers) finish(t *testing.T) []reading {
 	t.Helper()
 	r.in.Close()
@@ -115,29 +112,28 @@ func (r *readers) finish(t *testing.T) []reading {
 	return r.lines
 }
 
-// A catalogue maps what readers print for a batch to the number of the batch and the versions of
-// the tokens that have it.
-type catalogue map[string]*catalogued
+// A catalogue maps the digest of a batch to its number and the versions of the tokens that have it.
+type catalogue map[string]*catalogueEntry
 
-type catalogued struct {
+type catalogueEntry struct {
 	versions []string
 	k        int
 }
 
-// add adds the first n batches of `batchfs cat` to a version of the tokens.
+// add adds the first n batches of `batchfs cat` to a version.
 func (c catalogue) add(t *testing.T, version, split string, n int, flags ...string) {
 	t.Helper()
 	for k, l := range e2e.Digests(t, split, 0, n, flags...) {
 		if c[l] == nil {
-			c[l] = &catalogued{k: k}
+			c[l] = &catalogueEntry{k: k}
 		}
 		c[l].versions = append(c[l].versions, version)
 	}
 }
 
-// judge checks that each reading is a batch or an error that may allows (a mapping gets EFAULT for
-// any error), and that no number of a next file went to two reads. It counts the batches of each
-// version, and the errors, by way.
+// judge checks that each reading is a batch or an error that may allows (any error of a mapping is
+// EFAULT), and that no number of a next file went to two reads. It counts batches by version, and
+// errors, by way.
 func (c catalogue) judge(
 	t *testing.T, lines []reading, may func(reading) (versions []string, errno string),
 ) (seen map[string]map[string]int) {
@@ -148,9 +144,9 @@ func (c catalogue) judge(
 			seen[l.way] = map[string]int{}
 		}
 		versions, errno := may(l)
-		b, ok := c[l.got]
+		b, ok := c[l.output]
 		switch {
-		case l.got == "paused":
+		case l.output == "paused":
 		case ok && slices.ContainsFunc(b.versions, func(v string) bool { return slices.Contains(versions, v) }):
 			for _, v := range b.versions {
 				seen[l.way][v]++
@@ -165,7 +161,7 @@ func (c catalogue) judge(
 				t.Errorf("number %s went to %+v and also to %+v", number, earlier, l)
 			}
 			taken[number] = l
-		case errno != "" && (l.got == "errno "+errno || l.got == "errno EFAULT" && strings.HasPrefix(l.way, "maps:")):
+		case errno != "" && (l.output == "errno "+errno || l.output == "errno EFAULT" && strings.HasPrefix(l.way, "maps:")):
 			seen[l.way][errno]++
 		default:
 			t.Fatalf("the reading %+v is batch %+v, want one of versions %q, or the error %q", l, b, versions, errno)
@@ -184,7 +180,7 @@ var changes = []struct {
 		e2e.NoError(t, os.Link(path, path+".old"))
 		e2e.NoError(t, os.Rename(path+".new", path))
 	}, "another file is in its place"},
-	// This is one write within a page. Otherwise, the file would have other sizes in between.
+	// A single write within a page. Otherwise, the file would have other sizes in between.
 	{"appended", func(t *testing.T, path string) {
 		f := e2e.Must(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))(t)
 		e2e.Must(f.Write(e2e.TokensOfVersion(1, 1000)))(t)
@@ -204,12 +200,11 @@ var changes = []struct {
 
 const changeTokens = 200_000
 
-// A settings directory and its settings. It has another seed because a rank has rows of its split.
+// other is a settings directory. With the seed of train, its rows would be among those of train.
 const other = "train/rank=1,seed=7,world=2"
 
 var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
 
-// fingerprintOf returns the fingerprint of the split train of a directory.
 func fingerprintOf(t *testing.T, dir string) string {
 	t.Helper()
 	return e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir).Fingerprint
@@ -295,16 +290,16 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 	}
 }
 
-// A version of the tokens: its batches, and all of them together, as clients/readers.py prints
-// them.
+// A version is what a token file contains. lines are digests of its batches, whole is that of all
+// together.
 type version struct {
 	data  []byte
 	lines []string
 	whole string
 }
 
-// checkFiles checks that every way to open a file of train shows this version, both from the worker
-// and then from the kernel's cache, after the given number of changes.
+// checkFiles checks that every file of train shows this version, first from the worker and then
+// from the kernel's cache.
 func (v version) checkFiles(t *testing.T, m *e2e.Mounted, changes int) {
 	t.Helper()
 	h := e2e.StartHandles(t, m.Dir)
@@ -330,8 +325,8 @@ func (v version) checkFiles(t *testing.T, m *e2e.Mounted, changes int) {
 	e2e.CheckOutput(t, info.Fingerprint, "cat", m.Path("train/batch/3.json"))
 }
 
-// After a change, every way to open a file shows the new data immediately, whatever the kernel has
-// cached. A file that was opened before shows only the old data or an error.
+// After a change, files that are opened show the new data, whatever the kernel has cached. Files
+// that were open show only the old data or an error.
 func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	t.Parallel()
 	const size = 512
@@ -377,7 +372,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		} {
 			got := h.Do("%s", way)
 			stale := got == "errno ESTALE" || got == "errno EFAULT" && strings.HasPrefix(way, "map")
-			// Inodes of batch/ are reused after 8 changes. Then the kernel gives up the old one.
+			// Inodes of batch/ are reused after 8 changes, and the kernel gives up the old one.
 			stale = stale || got == "errno EIO" && changes >= 8 && strings.HasPrefix(way, "read 0")
 			if got != want && !stale {
 				t.Errorf("%d changes after it was opened, %s: %s, want %s or ESTALE", changes, way, got, want)
@@ -388,8 +383,8 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	e2e.Await(t, "few open files", func() bool { return len(e2e.OpenFiles(t, worker)) <= descriptors+20 })
 }
 
-// A change of one of 65 files is an error when a batch of that file is opened, and soon for all
-// batches of the split. With on_change = "follow", it is no error.
+// If one of 65 files changes, opening a batch of that file fails, and soon opening any batch of the
+// split. With on_change = "follow", nothing fails.
 func TestOneOfSeveralFilesChanges(t *testing.T) {
 	const third = 400 // a batch that is read from the third file
 	for _, onChange := range []string{"error", "follow"} {
@@ -404,7 +399,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 			h.Do("open train/next")
 			h.Do("read 0 0 512")
 			before := e2e.Digests(t, "train", 0, third+1, settings...)
-			e2e.NextDigest(t, m, fmt.Sprint("train/batch/", third))
+			e2e.FileDigest(t, m, fmt.Sprint("train/batch/", third))
 			changed := filepath.Join(dir, "train02.bin")
 			e2e.NoError(t, os.Link(changed, changed+".old"))
 			e2e.ReplaceFile(t, changed, e2e.TokensOfVersion(3, 20_000))
@@ -415,7 +410,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 			}
 			for _, k := range []int{0, 1, 2, third} {
 				if path := fmt.Sprint("train/batch/", k); onChange == "follow" {
-					e2e.Equal(t, path, e2e.NextDigest(t, m, path), after[k])
+					e2e.Equal(t, path, e2e.FileDigest(t, m, path), after[k])
 				} else {
 					e2e.CheckFails(t, "Stale file handle", "cat", m.Path(path))
 				}
@@ -427,7 +422,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 			e2e.Equal(t, "a read of next, whose rows are in another file", h.Do("read 0 0 512"), "errno ESTALE")
 			e2e.NoError(t, os.Rename(changed+".old", changed))
 			for _, k := range []int{0, 1, third} {
-				e2e.Equal(t, fmt.Sprintf("batch %d after the old file was put back", k), e2e.NextDigest(t, m, fmt.Sprint("train/batch/", k)), before[k])
+				e2e.Equal(t, fmt.Sprintf("batch %d after the old file was put back", k), e2e.FileDigest(t, m, fmt.Sprint("train/batch/", k)), before[k])
 			}
 			e2e.Equal(t, "next after the old file was put back", h.Do("read 0 0 512"), before[1])
 
@@ -484,8 +479,8 @@ func TestExpectedFingerprint(t *testing.T) {
 	}
 }
 
-// A mount in the background, which has left the directory that its paths are relative to, also
-// finds the new files.
+// A mount in the background, whose paths are relative to a directory that it has left, also finds
+// new files.
 func TestFollowingInTheBackground(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()
@@ -495,7 +490,7 @@ func TestFollowingInTheBackground(t *testing.T) {
 	e2e.Run(t, "env", "-C", dir, e2e.Batchfs, "mount", "-d", "--log", "log", mountpoint)
 	e2e.ReplaceFile(t, file, e2e.TokensOfVersion(1, 30_000))
 	want := e2e.Digests(t, "train", 0, 1, "--data", filepath.Dir(file))
-	// NumPy reads the header first. No other reader has noticed the change before.
+	// NumPy reads the header first, before any other reader has noticed the change.
 	e2e.Equal(t, "next.npy", e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0], want[0])
 	e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
 }

@@ -10,8 +10,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// startCrowd starts n threads of one process, each of which repeatedly reads the first bytes of one
-// of the paths. end stops them, and returns how many reads succeeded and failed.
+// startCrowd starts n threads that repeatedly read the first bytes of the paths. end stops them.
 func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads, failed int)) {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(bytes)}, paths...)...))
@@ -22,8 +21,8 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads,
 	}
 }
 
-// Readers of large batches are served one after the other, so that the memory of their replies is
-// bounded. A reader of small batches is served meanwhile.
+// Readers of large batches are served in turn, so that the memory of their replies is bounded. A
+// reader of small batches is served meanwhile.
 func TestCrowd(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const n, budget = 300, 64 // MiB
@@ -59,18 +58,18 @@ func TestCrowd(t *testing.T) {
 	e2e.Await(t, "the end of most threads", func() bool { return e2e.ProcNumber(serving, "Threads") <= before+64 })
 }
 
-// If files do not respond, the many requests that wait for them take few threads and do not delay
-// another split. When the files respond again, the requests succeed.
+// Many requests that wait for files take few threads and do not delay another split. When the files
+// respond, the requests succeed.
 func TestCrowdOfAHangingSplit(t *testing.T) {
 	e2e.SkipIfShort(t)
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.TokensOfVersion(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+intact,
 		"--set", "mount.timeout=1h", "--set", "memory.access=pread")
-	want := e2e.NextDigest(t, m, "train/batch/1")
+	want := e2e.FileDigest(t, m, "train/batch/1")
 	serving, before := m.Worker(t), e2e.ProcNumber(m.Worker(t), "Threads")
-	// The kernel limits how many reads it sends at a time to fill the page cache, for all splits
-	// together. The limit of this mount is higher.
+	// For all splits together, the kernel limits the reads that fill the page cache. The limit of
+	// this mount is higher.
 	paths := []string{m.Path("train/next")}
 	for k := range 700 {
 		paths = append(paths, m.Path(fmt.Sprint("train/batch/", 1000+k)))
@@ -79,8 +78,8 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 	d.Set(t, e2e.Hang)
 	e2e.Await(t, "600 waiting requests", func() bool { return e2e.StatusOf(t, m).Waiting >= 600 })
 	for k := range 20 {
-		e2e.NextDigest(t, m, fmt.Sprint("well/batch/", k))
-		e2e.NextDigest(t, m, "well/batches.bin")
+		e2e.FileDigest(t, m, fmt.Sprint("well/batch/", k))
+		e2e.FileDigest(t, m, "well/batches.bin")
 	}
 	if n := e2e.ProcNumber(serving, "Threads"); n > before+100 {
 		t.Errorf("the worker has %d threads, want at most 100 more than the %d it had", n, before)
@@ -88,6 +87,6 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 	d.Set(t, e2e.Healthy)
 	_, failed := end()
 	e2e.Equal(t, "reads that failed", failed, 0)
-	e2e.Equal(t, "batch 1", e2e.NextDigest(t, m, "train/batch/1"), want)
+	e2e.Equal(t, "batch 1", e2e.FileDigest(t, m, "train/batch/1"), want)
 	e2e.Equal(t, "the worker", m.Worker(t), serving)
 }

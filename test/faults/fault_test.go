@@ -17,13 +17,13 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // A fault is something that happens to a token file, whose split has the same name.
 type fault struct {
-	name  string
-	errno string // error that its readers get
-	path  string
-	begin func()
-	end   func() // undoes the fault
-	how   string // description in status.json
-	quiet bool   // readers that have mapped or read the file may not notice
+	name        string
+	errno       string // error that its readers get
+	path        string
+	begin       func()
+	end         func() // undoes the fault
+	description string // description in status.json
+	quiet       bool   // readers that have mapped or read the file may get no error
 }
 
 // newFaults returns all faults, each with a healthy token file.
@@ -35,7 +35,7 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 		e2e.Write(t, path, content)
 		e2e.NoError(t, os.Chtimes(path, mtime, mtime))
 		e2e.NoError(t, os.Link(path, backup))
-		faults = append(faults, fault{name: name, errno: errno, path: path, how: how, begin: func() { begin(t, path) }, end: func() {
+		faults = append(faults, fault{name: name, errno: errno, path: path, description: how, begin: func() { begin(t, path) }, end: func() {
 			e2e.Write(t, backup, content)
 			e2e.NoError(t, os.Chtimes(backup, mtime, mtime))
 			e2e.NoError(t, os.Rename(backup, path))
@@ -58,7 +58,7 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 }
 
 // Whatever happens to a token file, its readers get its batches or an error, and readers of another
-// file notice nothing. When the file is healthy again, so are all readers.
+// file notice nothing. Everything recovers with the file.
 func TestFaults(t *testing.T) {
 	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
@@ -126,8 +126,8 @@ func TestFaults(t *testing.T) {
 				// A mapped file needs no permission any more, and the kernel has cached part of
 				// batch/.
 				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
-				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.how)) {
-					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.how)
+				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
+					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.description)
 				}
 			}
 			after := e2e.StatusOf(t, m)

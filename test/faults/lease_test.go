@@ -15,8 +15,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// If another user overwrites a file piece by piece, and the kernel grants no lease on it, the file
-// is served again when it is complete. No batch mixes old and new tokens.
+// If another user overwrites a file in pieces, and the kernel grants no lease on it, the file is
+// served again once it is complete. No batch mixes old and new tokens.
 func TestOverwrittenWithoutALease(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root can be several users")
@@ -75,8 +75,8 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
 }
 
-// The kernel does not report writes through a mapping, so a file that is open for writing is not
-// mounted. Opening a file for writing later does not end a mount, and other commands can read it.
+// A file that is open for writing is not mounted, because the kernel does not report writes through
+// a mapping. Opening it for writing later does not end a mount. Other commands can read it.
 func TestOpenForWriting(t *testing.T) {
 	e2e.NeedFUSE(t)
 	for _, how := range []string{"open", "mapped"} {

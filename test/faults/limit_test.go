@@ -12,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// If the files of a split do not respond, each read gets an error in time, and other splits are
-// read as usual. When the files respond again, batches are read, and no number is left out.
+// If the files of a split do not respond, each read fails in time, and other splits are read as
+// usual. Afterwards, batches are read and no number is left out.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
 	for _, access := range []string{"pread", "remap", "advise"} {
@@ -30,7 +30,7 @@ func TestTimeLimit(t *testing.T) {
 			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path, "--set", "splits.well.tokens=" + intact, "--set", "memory.access=" + access}
 			m := e2e.Mount(t, append(flags, "--set", fmt.Sprint("mount.timeout=", timeout))...)
 			want := e2e.Digests(t, "train", 0, readers+3, flags...)
-			e2e.Equal(t, "batch 0", e2e.NextDigest(t, m, "train/next"), want[0])
+			e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 			serving := m.Worker(t)
 
 			r := startReaders(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
@@ -48,7 +48,7 @@ func TestTimeLimit(t *testing.T) {
 				t.Errorf("the log has %d lines about failed requests, want 1 to 3:\n%s", n, m.Out)
 			}
 			for _, l := range r.finish(t) {
-				if strings.HasPrefix(l.got, "errno") {
+				if strings.HasPrefix(l.output, "errno") {
 					t.Errorf("a reader of the other split got an error: %+v", l)
 				}
 			}
@@ -64,7 +64,7 @@ func TestTimeLimit(t *testing.T) {
 				t.Errorf("the cursor is %d after one batch and %d errors, want less", cursor, readers/3)
 			}
 			for k := cursor; k < cursor+2; k++ {
-				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.NextDigest(t, m, "train/next"), want[k])
+				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.FileDigest(t, m, "train/next"), want[k])
 			}
 			e2e.Equal(t, "the worker", m.Worker(t), serving)
 			// From here on, no handler of a timed-out read is left that could count a batch.
@@ -93,8 +93,8 @@ func readInVain(t *testing.T, m *e2e.Mounted, n int) {
 	running.Wait()
 }
 
-// If a worker cannot even be killed, because it waits for a disk, another one takes over, and the
-// mount can end.
+// If a worker waits for a disk and cannot even be killed, another one takes over, and the mount can
+// end.
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))
@@ -103,11 +103,12 @@ func TestUnkillable(t *testing.T) {
 	d.Set(t, e2e.Hang)
 	ended := e2e.Begin(t, e2e.Command(t, "cat", m.Path("train/next")))
 	d.Await(t, 1)
-	first := e2e.StatusOf(t, m).PID // a thread that cannot end may be any of its threads
+	// m.Worker misses a process whose first thread has ended while another one hangs.
+	first := e2e.StatusOf(t, m).PID
 	e2e.CheckFails(t, "train cannot be read: no answer in ", e2e.PlainBatchfs, "restart", m.Dir)
 	e2e.Equal(t, "the same process still serves", e2e.StatusOf(t, m).PID == first, false)
 	e2e.Read(t, "read", m.Path("well/next"))
-	d.Await(t, 3) // the same read in both processes, and one of the restart
+	d.Await(t, 3) // the read in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
 	testwait.For(t, "the end of cat", ended)

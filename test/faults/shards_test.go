@@ -14,15 +14,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A shard is a file of one row. A batch is read from shardRows consecutive shards. A mount is one
-// of two ranks, so if the number of shards is a multiple of 2*shardRows, no batch is read from the
-// last one.
+// A shard is a file of one row, and a batch is read from shardRows of them. No batch of this rank
+// is read from the last shard if the number of shards is a multiple of 2*shardRows.
 const shardRows = 8
 
 var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", "batch.world=2",
 	"--set", fmt.Sprint("batch.batch_size=", shardRows)}
 
-// shards is a set of n shards in a file system that can be slow, with the settings to mount them.
+// shards is a set of n shards in a slow file system, with the settings to mount them.
 type shards struct {
 	slow     *e2e.SlowFS
 	n        int
@@ -42,9 +41,8 @@ func slowShards(t *testing.T, n int) *shards {
 	return s
 }
 
-// requestedLookups returns how many lookups of shards were made for requests, not for passes over
-// all shards. No request looks up the last shard, so its lookups count the passes. requested waits
-// until no pass is running.
+// requestedLookups returns how many shards were looked up for requests. It waits until no pass over
+// all shards is running. Only passes look up the last shard, which counts them.
 func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	t.Helper()
 	e2e.Await(t, "a pause between passes", func() bool {
@@ -57,8 +55,7 @@ func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	return lookups
 }
 
-// openNext opens next of a mount of shards. The function that it returns reads a batch and returns
-// how long that took.
+// openNext opens next. read reads a batch and returns how long that took.
 func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	t.Helper()
 	file := e2e.Must(os.Open(filepath.Join(mountpoint, "train/next")))(t)
@@ -72,8 +69,8 @@ func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	}
 }
 
-// While mount opens many files, it shows on a terminal how many it has opened. Afterwards all reads
-// succeed, however long a check of so many files takes.
+// While mount opens many files, it shows its progress on a terminal. Afterwards all reads succeed,
+// however long a check of the files takes.
 func TestManyShards(t *testing.T) {
 	t.Parallel()
 	n, reads, request, delay := 200, 20, "open", 300*time.Millisecond
@@ -99,8 +96,8 @@ func TestManyShards(t *testing.T) {
 	t.Logf("the slowest of %d reads took %v", reads, slowest)
 }
 
-// Batches are read as fast from many shards as from few, although a check of many takes long.
-// Requests look up the same number of files, and none waits for a check of all of them.
+// Batches are read as fast from many shards as from few. Requests look up as many files, and none
+// waits for a check of all of them.
 func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const batches, rounds, hang = 50, 5, 5 * time.Second
@@ -150,8 +147,8 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	}
 }
 
-// While the check of one shard does not return, doctor, list and metrics say so, and batches of the
-// other shards are read as usual.
+// While the check of one shard hangs, doctor, list and metrics say so, and other batches are read
+// as usual.
 func TestHangingCheck(t *testing.T) {
 	t.Parallel()
 	const hang = 10 * time.Second

@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A supervisor that is killed takes its workers with it. The mount is then dead. Both unmount and a
-// new mount on the same directory can handle that.
+// A supervisor that is killed takes its workers with it. unmount and a new mount on the same
+// directory can handle the dead mount.
 func TestKilledSupervisor(t *testing.T) {
 	t.Parallel()
 	config, want := e2e.SmallConfig(t, 1)
@@ -89,8 +89,8 @@ func TestRestart(t *testing.T) {
 	}
 	next(2)
 
-	// If a worker dies, its successor serves what was mounted, even if the configuration has
-	// changed or the program's file is gone.
+	// If a worker dies, its successor serves what was mounted, whatever became of the configuration
+	// and the program's file.
 	e2e.NoError(t, os.Remove(config))
 	e2e.NoError(t, os.Remove(program))
 	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
@@ -114,8 +114,8 @@ func TestPoisonousRead(t *testing.T) {
 	e2e.CheckOutput(t, "5 processes ended by themselves while this had no answer", "cat", m.Path("status.json"))
 }
 
-// After SIGTERM, files that are in use can be read for the grace period, and no more can be opened.
-// Then their readers get an error.
+// After SIGTERM, open files can be read for the grace period, and no more can be opened. Then reads
+// fail.
 func TestGrace(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)

@@ -7,8 +7,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// npyRows writes arrays of every dtype that batchfs serves, with NumPy's own headers. Then it
-// compares them with what a mount serves.
+// npyRows writes arrays of every dtype with NumPy, or compares them with what a mount serves.
 const npyRows = `
 import os, sys
 import numpy as np

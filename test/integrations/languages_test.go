@@ -18,17 +18,17 @@ import (
 func TestMain(m *testing.M) { e2e.Main(m) }
 
 // A language is a program in clients/languages and the ways in which it can read a file. A way is
-// written NAME, which reads next, or NAME:FILE.
+// NAME, which reads next, or NAME:FILE.
 type language struct {
 	name    string
 	build   []string
 	command []string
-	tells   string // ways that fail if a read fails, or show how much they read
-	misses  string // ways that fail if a read fails, unless only part of it fails
+	tells   string // ways that fail if a read fails, or show that data is missing
+	misses  string // ways that fail only if nothing can be read
 	hides   string // ways that fail only if the open fails
 	blind   string // ways that never fail
-	repeats string // ways that keep the file open and repeat a batch that the program has buffered
-	tiny    string // ways that do so if a batch has less than 512 bytes
+	repeats string // ways that keep the file open, and repeat a buffered batch
+	tiny    string // ways that do so with batches below 512 bytes
 	refused string // ways that next does not allow
 }
 
@@ -105,7 +105,7 @@ func languages(dir string) []language {
 
 // Readers in many languages get whole batches of next, each number once, whether or not they keep
 // it open. If the tokens changed or cannot be read, they get an error, except in the ways that
-// README warns about.
+// README names.
 func TestLanguages(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const (
@@ -179,8 +179,8 @@ type program struct {
 	seed int // seed of the last settings directory, which has the cursor
 }
 
-// read lets the program read a file n times, in a new settings directory. It returns the directory,
-// the output, and the error of the program, if any.
+// read lets the program read a file n times in a new settings directory, dir. failure is its error,
+// if any.
 func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, out, failure string) {
 	t.Helper()
 	p.seed++
@@ -194,8 +194,8 @@ func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, o
 	return dir, out, failure
 }
 
-// checkBatches checks that n reads get the first batches of a cursor, again from the first one
-// after taken batches, and move the cursor to taken.
+// checkBatches checks that n reads get the first batches of a cursor, repeatedly the first taken
+// ones, and move the cursor to taken.
 func (p *program) checkBatches(t *testing.T, way, settings string, n, taken int) {
 	t.Helper()
 	dir, got, failure := p.read(t, way, "train", settings, n)

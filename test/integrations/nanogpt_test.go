@@ -13,9 +13,9 @@ import (
 
 var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 
-// A run of nanoGPT that reads a mount as docs/runs.md says gets the batches that nanoGPT itself
-// draws, and has the same losses. So does an unmodified run if its data directory has links to the
-// tokens.bin files of a mount.
+// A run of nanoGPT with the recipe of docs/runs.md gets the batches that nanoGPT itself draws, and
+// has the same losses. So does an unmodified run whose data files are links to tokens.bin of a
+// mount.
 func TestNanoGPT(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.NeedPython(t, "torch")
@@ -30,7 +30,7 @@ func TestNanoGPT(t *testing.T) {
 	}
 	// From 2^28 tokens on, a row takes two random words.
 	const small, large = 1, 1<<28/65_521 + 2
-	// Arguments of clients/nanogpt.py, three for each run. It runs in two processes only, because
+	// Arguments of clients/nanogpt.py, three for each run. One process does several runs, because
 	// PyTorch takes long to start.
 	var own, mounted, linked []string
 	for _, ramps := range []int{small, large} {

@@ -29,8 +29,7 @@ data = open(f"{path}/next.safetensors", "rb").read() # the library shows metadat
 check(0, numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
 `
 
-// The safetensors library reads the .safetensors files of batches, and finds their arrays and
-// metadata.
+// The safetensors library reads .safetensors files, and finds their arrays and metadata.
 func TestSafetensors(t *testing.T) {
 	e2e.NeedPython(t, "safetensors.numpy")
 	config, _ := e2e.SmallConfig(t, 1)

@@ -13,8 +13,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// buildCounted builds the program with testdata/countedsync.txt in place of package sync, in all
-// packages of this module that serve a mount.
+// buildCounted builds the program with testdata/countedsync.txt in place of package sync.
 func buildCounted(t *testing.T) (program string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,9 +30,9 @@ func buildCounted(t *testing.T) (program string) {
 	return program
 }
 
-// A warm READ of next takes few locks until its reply is sent. No reader waits for those that are
-// taken afterwards, in Done of the reply, for prefetching. With prefetching, the test pauses after
-// each read so that the next batch is ready. The few locks of other goroutines are counted too.
+// A warm READ of next takes few locks until its reply is sent. No reader waits for those that Done
+// of the reply takes afterwards to prefetch. The pause lets the next batch be prefetched. Locks of
+// other goroutines count too.
 func TestLocksOfARead(t *testing.T) {
 	e2e.SkipIfShort(t) // because it builds the program
 	const most, background = 7, 0.5

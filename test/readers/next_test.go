@@ -1,6 +1,6 @@
-// Package readers tests the files of a healthy mount: every way to read them, each number of next
-// once, settings in paths, seeks, permissions, and resuming after a kill. Package integrations
-// tests third-party programs and libraries.
+// Package readers tests the files of a healthy mount: every way to read them, numbers of next,
+// settings in paths, seeks, permissions, and resuming after a kill. Package integrations tests
+// third-party programs.
 package readers
 
 import (
@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Each number of next goes to exactly one of many processes that open it at the same time.
+// Many processes that open next at once get a different number each.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
 	const processes, opens = 16, 150
 	config, batches := e2e.SmallConfig(t, processes*opens)
@@ -47,8 +47,8 @@ func TestLookingTakesNothing(t *testing.T) {
 		}
 	}
 	m.Stop(t)
-	// A number that was taken by reading part of a batch is returned when the kernel reports the
-	// close, which may be a little later.
+	// The number of a batch that was read in part is returned when the kernel reports the close,
+	// which may be a little later.
 	m = e2e.Mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && file -P bytes=65536 train/* train/batch/5")
 	e2e.Await(t, "a cursor of 0 after the command file", func() bool { return m.Cursor(t, "train") == "0" })
@@ -70,9 +70,8 @@ func TestEachByteOnce(t *testing.T) {
 	}
 }
 
-// Threads and processes that share a handle get whole batches, each a different one, even if the
-// kernel splits every read(2) into two or three requests, because the batch is larger than a
-// request or the buffer is not aligned to a page.
+// Threads and processes that share a handle get whole, different batches, even if the kernel splits
+// each read(2), because a batch is larger than a request or the buffer is not aligned to a page.
 func TestSharedHandlesOfLargeBatches(t *testing.T) {
 	t.Parallel()
 	const most = 4 * 20
@@ -103,8 +102,7 @@ func TestMappedNext(t *testing.T) {
 	}
 }
 
-// Reads of a handle that stays open return the rest of a batch until its last byte was read, then
-// the next batch.
+// Reads of an open handle return the rest of a batch, then the next batch.
 func TestHandleOfNext(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 600)
 	for name, program := range map[string]*exec.Cmd{"one thread": e2e.OneThread(e2e.Batchfs), "threads": exec.Command(e2e.Batchfs)} {

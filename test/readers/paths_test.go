@@ -8,8 +8,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A settings directory has the files of a split, and its batches are those that the same settings
-// give elsewhere.
+// A settings directory has the files of a split, with the batches that its settings give elsewhere.
 func TestSettingsInPaths(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
@@ -30,10 +29,10 @@ func TestSettingsInPaths(t *testing.T) {
 				t.Error("status.json lists a settings directory that was only looked up")
 			}
 			for _, want := range e2e.Digests(t, split, start, 3, flags...) {
-				e2e.Equal(t, "next", e2e.NextDigest(t, m, dir+"/next"), want)
+				e2e.Equal(t, "next", e2e.FileDigest(t, m, dir+"/next"), want)
 			}
 			e2e.Equal(t, "the cursor", m.Cursor(t, dir), fmt.Sprint(start+3))
-			e2e.Equal(t, "batch/5", e2e.NextDigest(t, m, dir+"/batch/5"), e2e.Digests(t, split, 5, 1, flags...)[0])
+			e2e.Equal(t, "batch/5", e2e.FileDigest(t, m, dir+"/batch/5"), e2e.Digests(t, split, 5, 1, flags...)[0])
 			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}
@@ -70,7 +69,7 @@ func TestRefusedPaths(t *testing.T) {
 	}
 }
 
-// Processes that look up the same new settings at the same time get a different number each.
+// Processes that look up the same new settings at once get a different number each.
 func TestRaceToSettings(t *testing.T) {
 	const processes = 3
 	n := 100

@@ -14,7 +14,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Batches of sizes around that of a request are read in every way that readers are known to use.
+// Batches of about the size of a request are read in every way that readers are known to use.
 func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	sizes := []struct {
 		name   string
@@ -67,7 +67,6 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	}
 }
 
-// readFile reads a file in every way, with and without the page cache.
 func readFile(t *testing.T, path string, data []byte) {
 	t.Helper()
 	digest := e2e.Digest(data)
@@ -86,8 +85,7 @@ func readFile(t *testing.T, path string, data []byte) {
 	}
 }
 
-// readNext reads next of a split in every way. Every read of the whole file takes the following
-// number, whatever the way and the name.
+// readNext reads next in every way. Every read of the whole file takes the following number.
 func readNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	t.Helper()
 	k := 0
@@ -107,15 +105,14 @@ func readNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	e2e.Equal(t, "tail next", strings.HasSuffix(string(next()), tail), true)
 	e2e.Equal(t, "head next", strings.HasPrefix(string(next()), head), true)
 	e2e.Equal(t, "the cursor", m.NextNumber(t, split), k)
-	// A file that changes with every open has no page cache, so it cannot be mapped shared, and
-	// sendfile needs a size.
+	// A file without a page cache cannot be mapped shared, and sendfile needs a size.
 	errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
 	for method, got := range readEach(t, path, slices.Collect(maps.Keys(errnos))...) {
 		e2e.Equal(t, method+" of next", got, errnos[method])
 	}
 }
 
-// readEach reads a file with one method after the other in one process, and yields what each read.
+// readEach reads a file with several methods in one process, and yields what each read.
 func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, string] {
 	t.Helper()
 	lines := e2e.Read(t, "each", path, methods...)

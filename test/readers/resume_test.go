@@ -12,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A run whose mount was killed resumes from the trainer's own count of steps, and gets the same
-// batches as an uninterrupted run.
+// A run whose mount was killed resumes at the trainer's own step, with the batches of an
+// uninterrupted run.
 func TestResume(t *testing.T) {
 	const steps = 2000
 	runs := 12
@@ -41,7 +41,7 @@ func TestResume(t *testing.T) {
 			if byNumber {
 				trainer = []string{"stretch", m.Path("train/batch"), "0", fmt.Sprint(steps)}
 			}
-			// The reader is at most a thousand lines ahead, the capacity of a pipe.
+			// A pipe holds at most a thousand lines that the reader is ahead.
 			got := interrupted(t, trainer, after, func() {
 				processes := append(m.Workers(t), m.Cmd.Process.Pid)
 				m.Cmd.Process.Kill()
@@ -76,8 +76,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// interrupted runs a method of clients/readers.py and calls interrupt after the given number of
-// lines. The method must then fail. interrupted returns all its lines.
+// interrupted runs a method of clients/readers.py, calls interrupt after the given number of lines,
+// and returns all lines. The method must fail.
 func interrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)

@@ -31,7 +31,7 @@ func TestOtherUsers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, append(test.args, "-c", config)...)
-			// TempDir makes a private directory, which other users must be able to enter.
+			// Other users must be able to enter the directory of TempDir.
 			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil {
 				t.Fatal(err)
 			}

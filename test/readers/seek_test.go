@@ -11,14 +11,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// After a seek, the next reader of next takes the given batch, in that sequence and no other, even
-// if the worker is killed or restarted.
+// After a seek, the next reader of next takes the given batch, in that sequence only, even if the
+// worker is killed or restarted.
 func TestSeek(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	next := func(path string, number int) {
 		t.Helper()
-		e2e.Equal(t, "next of "+path, e2e.NextDigest(t, m, path+"/next"), e2e.NextDigest(t, m, fmt.Sprintf("%s/batch/%d", path, number)))
+		e2e.Equal(t, "next of "+path, e2e.FileDigest(t, m, path+"/next"), e2e.FileDigest(t, m, fmt.Sprintf("%s/batch/%d", path, number)))
 	}
 	next("train", 0)
 	m.Seek(t, "train", 1000, 1)
@@ -44,7 +44,6 @@ func TestSeek(t *testing.T) {
 	next(rank, 77)
 }
 
-// A seek that is impossible fails with a message that says why.
 func TestSeekRefused(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)

@@ -9,8 +9,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// In every directory of a split, tokens.bin has the tokens of all its files, one after the other,
-// however it is read.
+// tokens.bin in every directory of a split has the tokens of all its files in order, however it is
+// read.
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
 	inDir := func(name string) string { return filepath.Join(dir, name) }

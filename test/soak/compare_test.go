@@ -16,8 +16,8 @@ import (
 
 const comparedBytes = 2 * 12 * 1024 * 2 // size of a batch, x and y
 
-// A compared is a file in a mount that is read one batch after the other.
-type compared struct {
+// A comparedFile is a file in a mount that is read one batch after the other.
+type comparedFile struct {
 	m    *e2e.Mounted
 	file *os.File
 	at   int64 // offset of the next batch in batches.bin
@@ -25,9 +25,8 @@ type compared struct {
 	compute time.Duration
 }
 
-// A batch takes at most 1.05 times the processor time that it takes with another program,
-// BATCHFS_REF. Both are mounted at the same time and read alternately. `make bench-compare` runs
-// this.
+// A batch takes at most 1.05 times the processor time that it takes with the program BATCHFS_REF,
+// which is mounted too and read alternately. `make bench-compare` runs this.
 func TestCompare(t *testing.T) {
 	ref := os.Getenv("BATCHFS_REF")
 	if ref == "" {
@@ -45,11 +44,11 @@ func TestCompare(t *testing.T) {
 			compute time.Duration
 		}{{"next", 0}, {"next", 3 * time.Millisecond}, {"batches.bin", 0}} {
 			t.Run(fmt.Sprintf("%s %s after %v", access, test.name, test.compute), func(t *testing.T) {
-				var both []*compared
+				var both []*comparedFile
 				for _, m := range mounts {
 					file := e2e.Must(os.Open(m.Path("train/" + test.name)))(t)
 					defer file.Close()
-					both = append(both, &compared{m: m, file: file, compute: test.compute})
+					both = append(both, &comparedFile{m: m, file: file, compute: test.compute})
 				}
 				compare(t, both)
 			})
@@ -57,9 +56,9 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// compare fails the test if a batch took more than 1.05 times the processor time in 32 of 50
-// rounds. By chance, that happens once in thirty times.
-func compare(t *testing.T, both []*compared) {
+// compare fails the test if a batch took more than 1.05 times the time in 32 of 50 rounds, which
+// happens by chance once in thirty times.
+func compare(t *testing.T, both []*comparedFile) {
 	t.Helper()
 	const rounds, most = 50, 1.05
 	var ratios []float64
@@ -81,7 +80,7 @@ func compare(t *testing.T, both []*compared) {
 }
 
 // cost reads for a while, and returns the processor time per batch, in nanoseconds.
-func (c *compared) cost(t *testing.T) float64 {
+func (c *comparedFile) cost(t *testing.T) float64 {
 	t.Helper()
 	buf, batches := make([]byte, comparedBytes), 0
 	before := c.processorTime(t)
@@ -94,13 +93,13 @@ func (c *compared) cost(t *testing.T) float64 {
 		}
 	}
 	took := c.processorTime(t) - before
-	// Without these pages, no batch is read twice from the page cache.
+	// No batch may be read again from the page cache.
 	unix.Fadvise(int(c.file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	return float64(took) / float64(batches)
 }
 
 // processorTime returns the processor time that the workers have used since they started.
-func (c *compared) processorTime(t *testing.T) (sum time.Duration) {
+func (c *comparedFile) processorTime(t *testing.T) (sum time.Duration) {
 	t.Helper()
 	for _, worker := range c.m.Workers(t) {
 		threads := e2e.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", worker)))(t)

@@ -20,7 +20,6 @@ type keys = map[string]any
 
 func oneOf(chance *rand.Rand, values ...any) any { return values[chance.IntN(len(values))] }
 
-// configTable returns a table of config.toml.
 func configTable(t testing.TB, head string, settings keys) string {
 	t.Helper()
 	text := head + "\n"
@@ -82,8 +81,7 @@ func elementSize(dtype string, shape any) int {
 	return n
 }
 
-// validElements returns a function that makes elements valid for a dtype: the bytes of bool are 0
-// or 1. It returns nil for other dtypes.
+// validElements returns a function that makes the bytes of bool 0 or 1, or nil for other dtypes.
 func validElements(dtype string) func([]byte) {
 	if dtype != "bool" {
 		return nil
@@ -95,8 +93,8 @@ func validElements(dtype string) func([]byte) {
 	}
 }
 
-// A randomSplit has the settings of a split, the values that settings in a path may have, and what
-// its files hold.
+// A randomSplit has the settings of a split, the values that paths may set, and what its files
+// hold.
 type randomSplit struct {
 	layouts, dtypes []any
 	leastBlock      int
@@ -106,7 +104,6 @@ type randomSplit struct {
 	fill            func(element []byte) // may be nil
 }
 
-// tokens returns a split of tokens.
 func (r *randomSplits) tokens() randomSplit {
 	chance := r.chance
 	dtype := oneOf(chance, "uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string)
@@ -137,7 +134,6 @@ func (r *randomSplits) tokens() randomSplit {
 	return s
 }
 
-// rows returns a split of rows of a matrix.
 func (r *randomSplits) rows() randomSplit {
 	chance, dtype := r.chance, r.dtype()
 	shape := oneOf(chance, []int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000})
@@ -158,7 +154,6 @@ func (r *randomSplits) rows() randomSplit {
 	return s
 }
 
-// world is the number of ranks that read a split.
 const world = 3
 
 // filesOf writes the files of a split, or of a source, and of its aligned arrays.
@@ -178,8 +173,7 @@ func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, ar
 	for _, kind := range beside {
 		dtype := kind["dtype"].(string)
 		size, fill := elementSize(dtype, kind["shape"]), validElements(dtype)
-		// An array has one file more than the tokens. With as many, their sizes would have to
-		// match.
+		// An array has one file more than the tokens. With as many, the sizes would have to match.
 		var paths []string
 		left := elements
 		for range files {
@@ -286,9 +280,8 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under
 }
 
-// Rows and aligned arrays, of any dtype, axes, files and sources, are in every file what an
-// independent reference computes, from any byte on and with every access. BATCHFS_SEED repeats a
-// run.
+// Rows and aligned arrays of any dtype, shape, files and sources are what an independent reference
+// computes, in every file, from any byte on and with every access. BATCHFS_SEED repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
 	seed := rand.Uint64()
 	if text := os.Getenv("BATCHFS_SEED"); text != "" {
@@ -329,15 +322,14 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	}
 }
 
-// The reference itself agrees with published numbers, with what PyTorch drew and with the golden
-// file.
+// The reference agrees with published numbers, with draws of PyTorch and with the golden file.
 func TestReference(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
 }
 
-// Rows of documents, with random settings, files, indexes and aligned arrays, are what another
-// independent reference computes. The reference itself agrees with its golden file.
+// Rows of random documents are what another independent reference computes, which agrees with its
+// golden file.
 func TestDocumentsAgreeWithReference(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.Equal(t, "documents.py --golden", e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")

@@ -13,8 +13,8 @@ import (
 // A burden is what a process holds: descriptors, threads, and resident memory in KiB.
 type burden struct{ Descriptors, Threads, ResidentKiB int }
 
-// checkFlat calls do once to warm up, and then until a call adds no memory, files or threads to the
-// worker. A leak grows with every call, but the heap and threads for blocking calls only sometimes.
+// checkFlat calls do until a call adds no memory, files or threads to the worker. A leak grows with
+// every call, but the heap and threads for blocking calls only sometimes.
 func checkFlat(t *testing.T, m *e2e.Mounted, do func()) {
 	t.Helper()
 	do()
@@ -88,8 +88,7 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals to a reader, which the kernel reports with INTERRUPT, do not make a read fail. Go
-// programs send themselves such signals.
+// A read does not fail if the reader gets signals, as Go programs do from themselves.
 func TestReaderUnderSignals(t *testing.T) {
 	n := e2e.Soak(100)
 	config, _ := e2e.SmallConfig(t, 1)

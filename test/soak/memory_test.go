@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The resident memory of batchfs and of its trainers does not grow with what was read, except that
-// of batchfs with access = "map".
+// The memory of batchfs and its trainers does not grow with what was read, except with access =
+// "map".
 func TestMemoryStaysFlat(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	e2e.NeedFUSE(t)
@@ -60,7 +60,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	}
 }
 
-// Elements that are larger than the memory budget of a worker are read in parts, with every access.
+// Elements that are larger than the memory budget are read in parts, with every access.
 func TestElementsLargerThanTheBudget(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	const elements, bytes = 8, 64 << 20
@@ -101,8 +101,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
 	}
 }
 
-// The matrix example reads each row once. With the mount it needs memory for one batch only, unlike
-// np.memmap.
+// The matrix example reads each row once. Unlike np.memmap, it needs memory for one batch only.
 func TestMatrixExample(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	const rows, columns = 16_001, 1024

@@ -15,8 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// prepare writes the same files as an uninterrupted run, although it is killed repeatedly at any
-// moment.
+// However often it is killed, prepare writes the files of an uninterrupted run.
 func TestPrepareKilled(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := t.TempDir()
@@ -64,7 +63,7 @@ func TestPrepareKilled(t *testing.T) {
 	t.Logf("completed %d times", completed)
 }
 
-// However much text there is, prepare prints its first line soon, in a terminal and in a pipe.
+// prepare prints its first line soon, however much text there is, in a terminal and in a pipe.
 func TestPrepareFirstLine(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := t.TempDir()
@@ -89,14 +88,13 @@ assert line.startswith(b"tokens of "), line`
 	}
 }
 
-// However much text there is, prepare needs the same memory.
+// prepare needs the same memory for any amount of text.
 func TestPrepareMemory(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
 	e2e.CompressedLines(t, texts, 2<<30)
-	// The maximum that wait(2) reports starts with the memory of the parent, which is small in
-	// Python.
+	// wait(2) counts the memory of the parent before exec, which is small in Python.
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`

@@ -13,7 +13,7 @@ import (
 )
 
 // While workers are killed and the kernel forgets settings, each lookup finds its own settings. In
-// the end, only the settings directories that are in use are left.
+// the end, only settings in use are left.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")

@@ -17,9 +17,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// BenchmarkEncode measures how fast new text is encoded, in processor time: in MB/s, and as a
-// multiple of the speeds of tiktoken and gigatoken in the same run. To include gigatoken, install
-// it next to tiktoken: $(.ci/tokenizers)/bin/pip install gigatoken==0.10.0
+// BenchmarkEncode measures the processor time of encoding new text: in MB/s, and as a multiple of
+// the speeds of tiktoken and gigatoken. To include gigatoken, install it next to tiktoken:
+// $(.ci/tokenizers)/bin/pip install gigatoken==0.10.0
 func BenchmarkEncode(b *testing.B) {
 	dir := tokenizers(b)
 	var texts []string

@@ -23,7 +23,7 @@ for k in range(200):
     time.sleep(0.02)
 `
 
-// With a store that takes 10 ms to respond, a trainer with steps of 20 ms waits for less than a
+// With a store that responds in 10 ms, a trainer with steps of 20 ms waits for less than a
 // twentieth of the time.
 func TestStoreLatency(t *testing.T) {
 	e2e.SkipUnlessSoak(t)

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// stormInStore returns a configuration of the tokens of a storm, in a store in which one request in
-// ten fails or is slow. The block cache has room for half of the blocks.
+// stormInStore stores the tokens of a storm. One request in ten fails or is slow, and the block
+// cache has room for half of the blocks.
 func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)
@@ -96,8 +96,8 @@ func TestStorm(t *testing.T) {
 			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond
 			switch s.name {
 			case "store":
-				// Every worker lives long enough to connect, and to fetch the blocks of a batch
-				// again after a failed request.
+				// Every worker must live long enough to connect and to fetch the blocks of a batch
+				// again.
 				config, slowest, apart = stormInStore(t), 10*time.Second, 900*time.Millisecond
 			case "changes":
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
@@ -139,7 +139,7 @@ func TestStorm(t *testing.T) {
 }
 
 // strikeWorkers strikes at least the given number of times, with pauses of at most apart, and in a
-// soak for the given time. It fails the test if the processes grow meanwhile.
+// soak for the given time. The processes must not grow meanwhile.
 func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
 	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB
@@ -160,7 +160,7 @@ func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apa
 		}
 	}
 	t.Logf("KiB resident in each quarter: supervisor %v, worker %v", supervisor, worker)
-	// A few minutes show nothing.
+	// Growth shows only after many minutes.
 	if e2e.InSoak() && lasts > time.Hour/4 && (supervisor[3] > supervisor[1]+4<<10 || worker[3] > worker[1]+16<<10) {
 		t.Errorf("resident memory grew from the second to the last quarter: supervisor %v KiB, worker %v KiB", supervisor, worker)
 	}
@@ -168,7 +168,7 @@ func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apa
 }
 
 // seekAndKill moves the cursor of train forward by a few epochs, and kills the worker at about that
-// time. It returns how many numbers the seek skipped.
+// time. skipped is how many numbers the seek skipped.
 func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) (skipped int) {
 	cursor := m.NextNumber(t, "train")
 	to := cursor + e2e.StormBatches*(1+rand.IntN(3))

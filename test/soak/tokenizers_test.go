@@ -40,7 +40,7 @@ func TestTokensOfTiktoken(t *testing.T) {
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
-	// The expression of gpt4o takes tokenizers n² steps.
+	// With gpt4o's expression, tokenizers takes n² steps.
 	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
@@ -50,8 +50,8 @@ func TestTokensOfTokenizers(t *testing.T) {
 	}
 }
 
-// Conversations in public chat templates get the tokens of the whole rendered conversation, and a
-// mask on exactly the assistant's turns.
+// Conversations in public chat templates get the tokens of the whole rendered text, and a mask on
+// exactly the assistant's turns.
 func TestTokensOfChats(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
@@ -72,8 +72,8 @@ func TestTokensOfChats(t *testing.T) {
 	}
 }
 
-// tokenizers returns a directory with Python's tokenizers and their files. The first call installs
-// them if necessary.
+// tokenizers returns a directory with Python's tokenizers and their files, which the first call may
+// install.
 var tokenizers = func() func(testing.TB) string {
 	install := sync.OnceValues(func() (string, error) {
 		out, err := exec.Command("../.ci/tokenizers").Output()
@@ -118,7 +118,6 @@ func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...s
 	t.Logf("%d of %d texts differ, of %d bytes", different, n, size)
 }
 
-// difference describes where two lists of tokens begin to differ.
 func difference(tokenizer *bpe.Tokenizer, got, want []uint32) string {
 	i := 0
 	for i < len(got) && i < len(want) && got[i] == want[i] {
@@ -208,8 +207,8 @@ func mixedTexts(n int) iter.Seq[string] {
 	}
 }
 
-// everyCharacter yields texts in which each character of Unicode appears where its class matters.
-// Outside of a soak, it yields assigned characters only.
+// everyCharacter yields texts in which each character of Unicode, or outside of a soak each
+// assigned one, appears where its class matters.
 func everyCharacter(yield func(string) bool) {
 	var b strings.Builder
 	for r := rune(0); r <= utf8.MaxRune; r++ {
@@ -225,8 +224,8 @@ func everyCharacter(yield func(string) bool) {
 	}
 }
 
-// textsHere yields up to size bytes of text from this machine: manuals and tables in many
-// languages, and Go's source.
+// textsHere yields up to size bytes of this machine's manuals, in many languages, and of Go's
+// source.
 func textsHere(t testing.TB, size int) iter.Seq[string] {
 	root := strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT"))
 	return func(yield func(string) bool) {

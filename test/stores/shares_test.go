@@ -35,12 +35,10 @@ func newShares(t *testing.T) shares {
 	return shares{b, []string{"-c", config, "--set", "store.cache_dir=" + filepath.Join(t.TempDir(), "cache"), "--set", "memory.ahead_bytes=1048576"}}
 }
 
-// mountArgs returns the arguments for a cache of the given bytes.
 func (s shares) mountArgs(room int) []string {
 	return append(s.args, "--set", fmt.Sprintf("store.cache_bytes=%d", room))
 }
 
-// fetched returns the bytes that are fetched while do runs.
 func (s shares) fetched(do func()) int64 {
 	before := s.bucket.BlockBytes.Load()
 	do()
@@ -54,8 +52,8 @@ func (s shares) fill(t *testing.T, room int) string {
 	return out + stderr
 }
 
-// A host fetches little more than what it lacks of its share, and nothing after a fill, even if it
-// repeatedly changes its rank and there is room for little more than one share.
+// A host fetches little more than it lacks of its share, and nothing after a fill, even if it
+// repeatedly changes its rank and the cache has room for little more than one share.
 func TestCacheServesShares(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -85,13 +83,13 @@ func TestCacheServesShares(t *testing.T) {
 	})
 }
 
-// If there is room for less than a share, a request fetches only what it needs, and the log and
+// If the cache has less room than a share, a request fetches only what it needs, and the log and
 // doctor name the remedy.
 func TestCacheTooSmallForAShare(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
 	const room = share / 2
-	// Memory holds eight blocks that wait to be written, and as many may be on their way.
+	// Eight blocks in memory wait to be written, and as many may be on their way.
 	const ahead = 2 * 8 * e2e.StoreBlock
 	s, out := newShares(t), ""
 	if n := s.fetched(func() { out = s.fill(t, room) }); n > room+ahead || !strings.Contains(out, "store.cache_bytes") {

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Batches of objects equal batches of the same local files: with files of every format, documents,
-// aligned arrays and joined files, in every order and with every access, with and without a cache
+// Batches of objects equal those of the same local files: with every format, documents, aligned
+// arrays and joined files, in every order and with every access, with and without a cache
 // directory.
 func TestStore(t *testing.T) {
 	e2e.SkipIfShort(t)
@@ -82,9 +82,9 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A block is fetched only once by all workers, mounts and `cache fill`, even after a restart.
-// Blocks that were overwritten are not served, nor is a directory that others may write to. prune
-// removes what no mount reads.
+// All workers, mounts and `cache fill` fetch a block only once, even after a restart. Neither
+// overwritten blocks nor a directory that others may write to are served. prune removes what no
+// mount reads.
 func TestStoreCache(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -205,9 +205,9 @@ func TestStoreCommands(t *testing.T) {
 	} {
 		e2e.CheckOutput(t, test.says, append(batchfs, strings.Fields(test.args)...)...)
 	}
-	e2e.Equal(t, "tokens.bin", e2e.NextDigest(t, m, "train/tokens.bin"), e2e.Digest(data))
+	e2e.Equal(t, "tokens.bin", e2e.FileDigest(t, m, "train/tokens.bin"), e2e.Digest(data))
 	object := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
-	// A HEAD reply with a wrong length.
+	// The reply to HEAD has a wrong length.
 	b.FailWith(func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("ETag", object.ETag)
 		w.Header().Set("Last-Modified", object.LastModified.Format(http.TimeFormat))

@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// writers are commands that share one cache directory: a corpus in a store, and the arguments to
-// read it. The directory has room for all blocks.
+// writers are commands that read a corpus in a store and share a cache directory with room for all
+// blocks.
 type writers struct {
 	*e2e.Bucket
 	data []byte   // content of the corpus
@@ -37,7 +37,7 @@ func (w writers) program(client string) *exec.Cmd {
 	return exec.Command("env", "AWS_SESSION_TOKEN="+client, e2e.Batchfs)
 }
 
-// fill runs cache fill, which must succeed, as the given client of the store.
+// fill runs cache fill as the given client of the store.
 func (w writers) fill(t *testing.T, client string) {
 	t.Helper()
 	_, stderr, err := e2e.Try(t, append(append(w.program(client).Args, "cache", "fill"), w.args...)...)
@@ -46,7 +46,7 @@ func (w writers) fill(t *testing.T, client string) {
 	}
 }
 
-// holdUntil makes the store hold all requests until n clients wait for a reply.
+// holdUntil makes the store hold requests until n clients wait for a reply.
 func (w writers) holdUntil(n int) {
 	var mu sync.Mutex // guards clients
 	clients, released := map[string]bool{}, make(chan struct{})
@@ -63,9 +63,8 @@ func (w writers) holdUntil(n int) {
 	})
 }
 
-// Two fills and two mounts that share a cold cache all succeed. Two of them may fetch the same
-// block, but none fetches a block twice, or treats the cache as full because another one wrote to
-// it.
+// Two fills and two mounts that share a cold cache succeed. None fetches a block twice, or treats
+// the cache as full because another one wrote to it.
 func TestFourWriters(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -112,7 +111,7 @@ func TestSlowCacheDisk(t *testing.T) {
 	t.Parallel()
 	disk := e2e.NewSlowFS(t, t.TempDir())
 	const blocks = 200
-	// Writing all blocks that are in memory takes longer than a block may wait to be written.
+	// Writing the blocks that are in memory takes longer than a block may wait to be written.
 	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100)
 	disk.Delay(t, "write", 20*time.Millisecond)
 	w.fill(t, "fill")

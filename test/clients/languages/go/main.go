@@ -42,7 +42,6 @@ func full(r io.Reader) []byte {
 	return batch
 }
 
-// once returns a way that opens the file for each batch.
 func once(flags int, read func(f *os.File) []byte) func() []byte {
 	return func() []byte {
 		f := opened(flags)
