@@ -489,7 +489,7 @@ def selftest():
         assert uniform(n, 5, s) == words[accepted[0]] * n >> 64
         second += accepted[0] >= 4
     assert second > 0
-    # SplitMix64 seeded with 0 returns this first, when its state is the golden ratio.
+    # The first number of SplitMix64 with the seed 0.
     assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
     # Every epoch has each window exactly once.
     for r in (1, 2, 3, 255, 257, 1000):

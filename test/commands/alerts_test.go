@@ -35,9 +35,11 @@ func samples(t *testing.T, text string) map[string]float64 {
 	return values
 }
 
+var client = http.Client{Timeout: e2e.Limit}
+
 func fetch(t *testing.T, url string) (status int, text string, err error) {
 	t.Helper()
-	response, err := http.Get(url)
+	response, err := client.Get(url)
 	if err != nil {
 		return 0, "", err
 	}

@@ -34,7 +34,7 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 	e2e.NoError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	e2e.Run(t, append(args, out)...)
-	e2e.Equal(t, "the files, compared with those of a run on a disk with room", e2e.Contents(t, out), e2e.Contents(t, want))
+	e2e.Equal(t, "the files, compared with those of a run on a disk with room", e2e.HashFiles(t, out), e2e.HashFiles(t, want))
 }
 
 // prepare works in a directory of its own, and removes only what it created.
@@ -106,8 +106,7 @@ func TestPrepareReadOnce(t *testing.T) {
 	}
 }
 
-// Whatever its input waits for, prepare ends at the first signal, and immediately if something else
-// fails.
+// While prepare waits for input, it ends at the first signal, or as soon as something else fails.
 func TestPrepareIdle(t *testing.T) {
 	for name, c := range map[string]struct {
 		stdin string // written before the input stops

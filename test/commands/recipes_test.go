@@ -17,20 +17,20 @@ import (
 
 // A recipe is an example that trains with a framework.
 type recipe struct {
-	file   string
-	runner []string // arguments of Python before the file
-	split  bool     // whether its argument is a mounted split
-	check  string   // appended code that checks the results
+	file       string
+	runner     []string // arguments of Python before the file
+	readsMount bool     // whether its argument is a mounted split
+	check      string   // appended code that checks the results
 }
 
 var (
 	torchrun = []string{"-m", "torch.distributed.run", "--nproc-per-node", "2"}
 	recipes  = []recipe{
 		{file: "train_torch.py"},
-		{file: "train_torchrun.py", runner: torchrun, split: true},
-		{file: "train_transformers.py", split: true},
-		{file: "train_lightning.py", split: true},
-		{file: "train_dcp.py", runner: torchrun, split: true},
+		{file: "train_torchrun.py", runner: torchrun, readsMount: true},
+		{file: "train_transformers.py", readsMount: true},
+		{file: "train_lightning.py", readsMount: true},
+		{file: "train_dcp.py", runner: torchrun, readsMount: true},
 		{file: "train_jax.py"},
 		{file: "finetune_transformers.py", check: checkDocuments},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
@@ -63,7 +63,7 @@ func TestRecipes(t *testing.T) {
 			}
 			data := makeCorpus(t, strings.HasPrefix(r.file, "finetune"))
 			var args []string
-			if r.split {
+			if r.readsMount {
 				args = []string{e2e.Mount(t, "--data", data).Path("train")}
 			}
 			uninterrupted, interrupted := r.copyTo(t, data), r.copyTo(t, data)

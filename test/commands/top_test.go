@@ -145,7 +145,7 @@ func TestMetricsListen(t *testing.T) {
 	}
 	request := e2e.Must(http.NewRequest(http.MethodGet, url, nil))(t)
 	request.Host = "example.org"
-	response := e2e.Must(http.DefaultClient.Do(request))(t)
+	response := e2e.Must(client.Do(request))(t)
 	response.Body.Close()
 	e2e.Equal(t, "the HTTP status for the host example.org", response.StatusCode, http.StatusForbidden)
 	address := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")

@@ -12,7 +12,7 @@ import (
 )
 
 // A token beyond the vocabulary is an error that names it. A restart applies another vocab_size,
-// and a file that was open can be read on.
+// and files that were open stay readable.
 func TestTokenBeyondVocabulary(t *testing.T) {
 	dir := t.TempDir()
 	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")

@@ -38,8 +38,8 @@ func CompressedLines(t testing.TB, path string, size int) {
 	NoError(t, f.Close())
 }
 
-// Contents returns a hash of the names and contents of all files in a directory.
-func Contents(t testing.TB, dir string) string {
+// HashFiles returns a hash of the names and contents of all files in a directory.
+func HashFiles(t testing.TB, dir string) string {
 	t.Helper()
 	entries := Must(os.ReadDir(dir))(t)
 	h := sha256.New()

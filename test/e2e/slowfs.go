@@ -68,7 +68,7 @@ func (s *SlowFS) Count(t testing.TB, request string) int {
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
 }
 
-// tell sends a command to the server, see slowServer.execute, and returns its reply.
+// tell sends a command to the server, see slowServer.executeCommand, and returns its reply.
 func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
 	t.Helper()
 	s.mu.Lock()
@@ -107,7 +107,7 @@ func serveSlowFS(source, dir string) {
 	must(server.WaitMount())
 	fmt.Println("ready")
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
-		fmt.Println(slow.execute(commands.Text()))
+		fmt.Println(slow.executeCommand(commands.Text()))
 	}
 	// A killed process keeps its files open until the kernel has torn it down.
 	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
@@ -115,9 +115,9 @@ func serveSlowFS(source, dir string) {
 	}
 }
 
-// execute executes a command line from SlowFS.tell, and returns how many requests of its kind there
-// were.
-func (s *slowServer) execute(command string) int {
+// executeCommand executes a command line from SlowFS.tell, and returns how many requests of its
+// kind there were.
+func (s *slowServer) executeCommand(command string) int {
 	var verb, name string
 	var n int64
 	var m int

@@ -19,8 +19,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// readers is a running `clients/readers.py changing`.
-type readers struct {
+// readerProcess is a running `clients/readers.py changing`.
+type readerProcess struct {
 	ways  []string
 	in    io.WriteCloser
 	done  chan error
@@ -39,11 +39,11 @@ type reading struct {
 	output string
 }
 
-// startReaders reads files of a directory in several ways of clients/readers.py.
-func startReaders(t *testing.T, dir string, ways ...string) *readers {
+// startReaderProcess reads files of a directory in several ways of clients/readers.py.
+func startReaderProcess(t *testing.T, dir string, ways ...string) *readerProcess {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.Python, append([]string{"clients/readers.py", "changing", dir}, ways...)...))
-	r := &readers{ways: ways, in: c.In, done: make(chan error, 1), round: 1}
+	r := &readerProcess{ways: ways, in: c.In, done: make(chan error, 1), round: 1}
 	go func() {
 		for out := bufio.NewScanner(c.Out); out.Scan(); {
 			var l reading
@@ -64,19 +64,19 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 }
 
 // nextRound begins a round, and returns when each way has read n times in it.
-func (r *readers) nextRound(t *testing.T, kind string, n int) {
+func (r *readerProcess) nextRound(t *testing.T, kind string, n int) {
 	t.Helper()
 	r.round++
 	e2e.Must(fmt.Fprintln(r.in, kind))(t)
 	r.awaitReads(t, n)
 }
 
-func (r *readers) awaitReads(t *testing.T, n int) {
+func (r *readerProcess) awaitReads(t *testing.T, n int) {
 	t.Helper()
 	r.awaitLines(t, n, 0)
 }
 
-func (r *readers) awaitMore(t *testing.T, n int) {
+func (r *readerProcess) awaitMore(t *testing.T, n int) {
 	t.Helper()
 	r.mu.Lock()
 	from := len(r.lines)
@@ -86,7 +86,7 @@ func (r *readers) awaitMore(t *testing.T, n int) {
 
 // awaitLines returns when each way has read n times in the current round, not counting the lines
 // before from.
-func (r *readers) awaitLines(t *testing.T, n, from int) {
+func (r *readerProcess) awaitLines(t *testing.T, n, from int) {
 	t.Helper()
 	seen := map[string]int{}
 	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, r.round), func() bool {
@@ -105,7 +105,7 @@ func (r *readers) awaitLines(t *testing.T, n, from int) {
 	})
 }
 
-func (r *readers) finish(t *testing.T) []reading {
+func (r *readerProcess) finish(t *testing.T) []reading {
 	t.Helper()
 	r.in.Close()
 	e2e.NoError(t, testwait.For(t, "the end of the readers", r.done))
@@ -171,9 +171,9 @@ func (c catalogue) judge(
 }
 
 var changes = []struct {
-	name   string
-	change func(t *testing.T, path string)
-	how    string // how the log describes the change
+	name        string
+	change      func(t *testing.T, path string)
+	description string // what status.json says
 }{
 	{"replaced", func(t *testing.T, path string) {
 		e2e.Write(t, path+".new", e2e.TokensOfVersion(1, changeTokens))
@@ -233,7 +233,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			m := e2e.Mount(t, append(settings, "--data", inDir("live"), "--set", "memory.access="+access,
 				"--set", "splits.train.on_change=follow")...)
 
-			r := startReaders(t, m.Dir, append(ways, undisturbed)...)
+			r := startReaderProcess(t, m.Dir, append(ways, undisturbed)...)
 			r.awaitReads(t, 5)
 			if change.name == "overwritten" {
 				r.nextRound(t, "pause", 1) // while it is overwritten, the file itself is a mix

@@ -42,7 +42,7 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 		}})
 	}
 	for _, c := range changes {
-		onDisk(c.name, "ESTALE", c.how, c.change)
+		onDisk(c.name, "ESTALE", c.description, c.change)
 	}
 	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
 	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
@@ -83,7 +83,7 @@ func TestFaults(t *testing.T) {
 			}
 
 			before := e2e.StatusOf(t, m)
-			r := startReaders(t, m.Dir, ways...)
+			r := startReaderProcess(t, m.Dir, ways...)
 			r.awaitReads(t, 3)
 			for _, f := range faults {
 				f.begin()

@@ -33,7 +33,7 @@ func TestTimeLimit(t *testing.T) {
 			e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 			serving := m.Worker(t)
 
-			r := startReaders(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
+			r := startReaderProcess(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
 			d.Set(t, e2e.Hang)
 			began := time.Now()
 			readInVain(t, m, readers)

@@ -55,7 +55,8 @@ func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	return lookups
 }
 
-// openNext opens next. read reads a batch and returns how long that took.
+// openNext opens the file next. It returns a function that reads a batch and reports how long that
+// took.
 func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 	t.Helper()
 	file := e2e.Must(os.Open(filepath.Join(mountpoint, "train/next")))(t)

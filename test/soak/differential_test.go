@@ -109,8 +109,7 @@ func (r *randomSplits) tokens() randomSplit {
 	dtype := oneOf(chance, "uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string)
 	s := randomSplit{layouts: []any{"xy", "tokens"}, dtypes: []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}, size: widths[dtype]}
 	most := 50_000
-	// Blocks may be a single token if there are many different tokens. Otherwise two batches might
-	// be equal.
+	// Blocks of a single token need many different tokens. Otherwise two batches might be equal.
 	if dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0 {
 		most, s.dtypes, s.leastBlock = 100, integers, 16
 	}

@@ -61,12 +61,12 @@ block_bytes = %d
 
 // A storm describes what happens to the worker of a mount that is read in every way.
 type storm struct {
-	name    string
-	program string
-	args    []string
-	faults  string
-	strike  func(t testing.TB, m *e2e.Mounted, worker int)
-	mayFail bool // whether reads may fail
+	name         string
+	program      string
+	args         []string
+	faults       string
+	strike       func(t testing.TB, m *e2e.Mounted, worker int)
+	readsMayFail bool // whether reads may fail
 }
 
 // Whatever happens to the worker, readers get the right bytes, and every number of next goes to one
@@ -124,7 +124,7 @@ func TestStorm(t *testing.T) {
 				failed += n
 			}
 			t.Logf("%d strikes, %s", strikes, got)
-			if failed > 0 && !s.mayFail || got.Missing > failed || s.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
+			if failed > 0 && !s.readsMayFail || got.Missing > failed || s.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
 				t.Errorf("%s; want failed reads only if the storm causes them, and only their numbers missing", got)
 			}
 			e2e.CheckDuration(t, "the slowest read", time.Duration(got.Slowest*float64(time.Second)), slowest)

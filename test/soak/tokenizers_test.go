@@ -36,7 +36,6 @@ func TestTokensOfTiktoken(t *testing.T) {
 	}
 }
 
-// Tokens equal those of Hugging Face's tokenizers.
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
