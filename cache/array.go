@@ -231,9 +231,9 @@ func (a *Array) FileBytes() []int64 {
 	return sizes
 }
 
-// Between returns the positions [begin, end) of the elements that overlap the bytes [from, to) of a
-// file.
-func (a *Array) Between(file int, from, to int64) (begin, end int64) {
+// ElementsIn returns the positions [begin, end) of the elements that overlap the bytes [from, to)
+// of a file.
+func (a *Array) ElementsIn(file int, from, to int64) (begin, end int64) {
 	s := &a.shards[file]
 	from, to = max(from-s.format.Offset, 0), max(to-s.format.Offset, 0)
 	return s.start + min(from/a.elementBytes, s.format.Count), s.start + min((to+a.elementBytes-1)/a.elementBytes, s.format.Count)

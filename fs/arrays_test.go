@@ -16,7 +16,7 @@ import (
 func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
-	for i := len(list); i < array.Most; i++ {
+	for i := len(list); i < array.MaxArrays; i++ {
 		a := array.Array{Name: fmt.Sprintf("%032d", i), DType: dtypes[i%len(dtypes)], Shape: []int{rows}}
 		if i%2 == 0 {
 			a.Shape = append(a.Shape, i, 3)
@@ -120,8 +120,8 @@ func TestArrayFiles(t *testing.T) {
 			listed++
 		}
 	}
-	if listed != array.Most-2 {
-		t.Errorf("%d files of one array are listed, of %d", listed, array.Most-2)
+	if listed != array.MaxArrays-2 {
+		t.Errorf("%d files of one array are listed, of %d", listed, array.MaxArrays-2)
 	}
 	for _, name := range []string{"batch/0.x.npy", "batches.x.npy", "batch/0.none.npy", "batches.none.npy", "batch/.mask.npy",
 		"batch/0.%.npy", fmt.Sprintf("batch/%d.%%.npy", 3<<arrayShift), "batches.%.npy",
@@ -156,7 +156,7 @@ func TestLongestHeaders(t *testing.T) {
 	}
 	axes[0], axes[1] = 1<<24, 1<<30
 	var list []array.Array
-	for i := range array.Most {
+	for i := range array.MaxArrays {
 		list = append(list, array.Array{Name: fmt.Sprintf("%032d", i), DType: array.BFloat16, Shape: axes})
 	}
 	s := counting("train", 100)

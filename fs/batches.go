@@ -48,7 +48,7 @@ type Batches interface {
 	Latest() (Batches, error)
 
 	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and
-	// Spec.Follows is set, it waits for the new ones, or until cancel is closed.
+	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.
 	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
 
 	// LatestWhole is like Latest, but fails unless every batch can be read.
@@ -64,13 +64,13 @@ type Spec struct {
 	// from the split's own.
 	Name string
 
-	Batch         array.Batch       // at most array.Most arrays
-	Steps         uint64            // batches in batches.bin and batches.npy
-	Start         uint64            // first number that next takes
-	EpochBatches  uint64            // 0 if the order has no epochs
-	SourceWeights []float64         // fraction of rows from each source; nil for a single source
-	TokensLen     int64             // size of tokens.bin, in bytes
-	Metadata      map[string]string // for .safetensors files
-	Version       Version
-	Follows       bool // whether a change of the token files is followed, instead of failing reads
+	Batch          array.Batch       // at most array.MaxArrays arrays
+	Steps          uint64            // batches in batches.bin and batches.npy
+	Start          uint64            // first number that next takes
+	EpochBatches   uint64            // 0 if the order has no epochs
+	SourceWeights  []float64         // fraction of rows from each source; nil for a single source
+	TokensLen      int64             // size of tokens.bin, in bytes
+	Metadata       map[string]string // for .safetensors files
+	Version        Version
+	FollowsChanges bool // whether a change of the token files is followed, instead of failing reads
 }

@@ -12,7 +12,7 @@ import (
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
 	s := t.sequences.peek(dir.sequence())
-	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Spec().Follows || s == nil && dir.sequence() > 0)
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Spec().FollowsChanges || s == nil && dir.sequence() > 0)
 }
 
 func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
@@ -40,14 +40,14 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	switch _, isText := i.kind().entry().content.(textContent); {
 	case isText:
 	case s == nil:
-		c.Rows, c.Reply = int64(in.Size), int(in.Size) // a row has at least one byte
+		c.Rows, c.ReplyBytes = int64(in.Size), int(in.Size) // a row has at least one byte
 	case !i.outdated(s):
 		row := s.Spec().Batch.RowBytes(0)
 		if i.kind().showsOneArray() {
 			row = s.Spec().Batch.RowBytes(i.array())
 		}
 		n := t.replyLen(i, s, in)
-		c.Rows, c.Reply = (n+row-1)/row, int(n)
+		c.Rows, c.ReplyBytes = (n+row-1)/row, int(n)
 	}
 	return c
 }

@@ -9,12 +9,12 @@ import (
 
 // Options configure how a worker serves a mount.
 type Options struct {
-	Memory  Memory
-	Access  Access
-	Status  Status
-	Timeout time.Duration // limit on the time from a request to its reply
-	Serving func()        // called in a goroutine when this process begins to serve
-	Log     *slog.Logger
+	Memory    Memory
+	Access    Permissions
+	Status    Status
+	Timeout   time.Duration // limit on the time from a request to its reply
+	OnServing func()        // called in a goroutine when this process begins to serve
+	Log       *slog.Logger
 }
 
 // Memory limits what a worker keeps in memory.
@@ -25,8 +25,8 @@ type Memory struct {
 	TextBytes       int64 // limit for the texts of all open files
 }
 
-// Access is who owns the files and who may do what.
-type Access struct {
+// Permissions is who owns the files and who may do what.
+type Permissions struct {
 	Mode            uint32 // permission bits of files; readers of files may list directories
 	UID, GID        uint32
 	SettingsPerUser int // limit on the settings directories of each user, except root and UID
@@ -36,6 +36,6 @@ type Access struct {
 // called one at a time.
 type Status struct {
 	ProgramVersion string
-	JSON           func(Live) []byte
+	JSON           func(LiveStatus) []byte
 	Metrics        func(counters *state.Shared) []byte
 }

@@ -61,7 +61,7 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 			return reply, err
 		}
 		t.handles.Rollback(in.Unique)
-		if !sp.sequence.Spec().Follows || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
+		if !sp.sequence.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
 		if _, err := t.sequences.latestFor(i.sequence(), sp.batch, cancel); err != nil {

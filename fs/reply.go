@@ -65,7 +65,7 @@ func (t *tree) account(r *reply) {
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
 	if r.slot != nil {
-		seq.Ready.Add(1)
+		seq.Prefetched.Add(1)
 	}
 	if r.end == 0 {
 		return
@@ -75,7 +75,7 @@ func (t *tree) account(r *reply) {
 		return
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
-	sources := &t.shared.Sources[r.split]
+	sources := &t.shared.RowsBySource[r.split]
 	for source := range r.span.sequence.Spec().SourceWeights {
 		for k := r.firstBegun; k < r.end; k++ {
 			sources[min(source, state.MaxSources-1)].Rows.Add(r.span.sequence.RowsOf(source, k))

@@ -15,11 +15,11 @@ func TestResumeRejectsOtherSplits(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := newTestTree(t, a, b)
 	for _, splits := range [][]Batches{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
-		if _, err := newSequenceTable(splits, tr.shared, Access{}, tr.log.Logger); err == nil {
+		if _, err := newSequenceTable(splits, tr.shared, Permissions{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
 	}
-	if q, err := newSequenceTable([]Batches{b, a}, tr.shared, Access{}, tr.log.Logger); err != nil || q.get(1) != a {
+	if q, err := newSequenceTable([]Batches{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }

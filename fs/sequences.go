@@ -32,7 +32,7 @@ import (
 type sequenceTable struct {
 	shared     *state.Shared
 	log        *limitedLog // not the tree's, so that bad paths do not use up its limit
-	access     Access
+	access     Permissions
 	splitCount int
 	byNumber   [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
 
@@ -63,7 +63,7 @@ const (
 // maxNameLen is the length of the longest file name, in bytes.
 const maxNameLen = 255
 
-func newSequenceTable(splits []Batches, shared *state.Shared, access Access, log *slog.Logger) (*sequenceTable, error) {
+func newSequenceTable(splits []Batches, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
@@ -118,7 +118,7 @@ func (q *sequenceTable) resume(splits []Batches) error {
 			q.doubts[number] = &doubt{}
 		}
 	}
-	q.freeNumbers, q.retiredNumbers = q.shared.Free()
+	q.freeNumbers, q.retiredNumbers = q.shared.FreeNumbers()
 	if mounted < q.splitCount {
 		return errors.New("the configuration has splits that are not mounted")
 	}

@@ -77,7 +77,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	split := tr.find("train")
 	settings := tr.sequences.mustLookUp(t, split, "seed=1")
 	for number, want := range map[int]float64{split.sequence(): 0.25, settings: 0} {
-		if got := tr.shared.Sources[number][1].Weight(); got != want {
+		if got := tr.shared.RowsBySource[number][1].Weight(); got != want {
 			t.Errorf("sequence %d: the weight of source 1 is %v, want %v", number, got, want)
 		}
 	}
@@ -268,7 +268,7 @@ func (c *changingSplit) latest() *fake {
 	v := c.version.Load()
 	s := counting(c.name, c.size)
 	fill := s.read
-	s.Version, s.Follows, s.Steps = Version(v), true, 5-v%2
+	s.Version, s.FollowsChanges, s.Steps = Version(v), true, 5-v%2
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if c.duringRead != nil {
 			c.duringRead()

@@ -71,7 +71,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Batches, o Options) 
 		return err
 	}
 	w.Shared.SetProgram(o.Status.ProgramVersion)
-	go o.Serving()
+	go o.OnServing()
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}

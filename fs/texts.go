@@ -109,8 +109,8 @@ func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 	return s.Info()
 }
 
-// Live is the part of status.json that only package fs knows.
-type Live struct {
+// LiveStatus is the part of status.json that only package fs knows.
+type LiveStatus struct {
 	Shared        *state.Shared
 	PrefetchBytes int64
 	TextBytes     int64
@@ -125,8 +125,8 @@ type LiveSplit struct {
 	LastError string
 }
 
-func (t *tree) live() Live {
-	l := Live{
+func (t *tree) live() LiveStatus {
+	l := LiveStatus{
 		Shared: t.shared, PrefetchBytes: t.prefetcher.slotBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
 		Splits: map[string]LiveSplit{},
 	}

@@ -57,13 +57,13 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 func TestCosts(t *testing.T) {
 	s := counting("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
-	s.Batch, s.Follows, s.TokensLen = array.NewBatch(1, row), true, 1000
+	s.Batch, s.FollowsChanges, s.TokensLen = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
 	number := takeOver(t, shared, s).find("train/seed=1").sequence()
 	tr := takeOver(t, shared, s) // the next worker does not have the Batches of seed=1 yet
 	check := func(what string, got guard.Cost, rows int64, reply int) {
 		t.Helper()
-		if want := (guard.Cost{Split: got.Split, Rows: rows, Reply: reply, Pages: got.Pages}); got != want {
+		if want := (guard.Cost{Split: got.Split, Rows: rows, ReplyBytes: reply, Pages: got.Pages}); got != want {
 			t.Errorf("%s costs %v, want %v", what, got, want)
 		}
 	}

@@ -173,7 +173,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	}
 	i := t.lookup(dir, name)
 	s := t.sequence(i) // loaded once, because another may replace it
-	if i.kind().isNumbered() && s.Spec().Follows {
+	if i.kind().isNumbered() && s.Spec().FollowsChanges {
 		var err error
 		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
 			return t.FailRequest(header.Unique, header.NodeId, err)

@@ -116,8 +116,8 @@ func takeOver(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
 		Memory: Memory{PrefetchBatches: 2, PrefetchBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
-		Access: Access{Mode: 0o444},
-		Status: Status{ProgramVersion: "test", JSON: func(l Live) []byte {
+		Access: Permissions{Mode: 0o444},
+		Status: Status{ProgramVersion: "test", JSON: func(l LiveStatus) []byte {
 			return fmt.Appendf(nil, `{"reads": %20d}`, l.Shared.Sequences[1].Reads.Load())
 		}},
 		Timeout: time.Minute, Log: log,
@@ -345,7 +345,7 @@ func TestOpenTextsDoNotChange(t *testing.T) {
 func TestLookupsCheckFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var checked []uint64
-	s.Follows = true
+	s.FollowsChanges = true
 	s.latest = func(k uint64) (Batches, error) {
 		checked = append(checked, k)
 		return s, nil

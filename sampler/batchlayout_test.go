@@ -14,10 +14,10 @@ func TestElementsThatHoldAToken(t *testing.T) {
 	const b, T = 3, 4
 	for layout, want := range map[Layout]string{XY: "[x[2, 3] y[2, 2]]", WholeRows: "[tokens[2, 3]]"} {
 		q := sequence(t, writeFiles(t, 2, 13), cache.Options{DType: array.Uint16}, Settings{BatchSize: b, BlockSize: T, Layout: layout, Order: Sequential})
-		if got := fmt.Sprint(q.Elements(2, 3)); got != want {
+		if got := fmt.Sprint(q.NumPyExpressions(2, 3)); got != want {
 			t.Errorf("token 3 of row 2 is in %s, want %s", got, want)
 		}
-		if got := slices.Concat(q.Elements(0, -1), q.Elements(0, T+1)); len(got) > 0 {
+		if got := slices.Concat(q.NumPyExpressions(0, -1), q.NumPyExpressions(0, T+1)); len(got) > 0 {
 			t.Errorf("tokens outside the row are in %v", got)
 		}
 		batch, holders := readBatch(t, q, 0), map[int64]map[string]bool{}
@@ -35,7 +35,7 @@ func TestElementsThatHoldAToken(t *testing.T) {
 			got := map[string]bool{}
 			for _, hit := range find(t, q, 0, pos, 0, nil) {
 				if k, _, j := q.BatchOf(hit.Row); k == 0 {
-					for _, e := range q.Elements(j, hit.Index) {
+					for _, e := range q.NumPyExpressions(j, hit.Index) {
 						got[e] = true
 					}
 				}

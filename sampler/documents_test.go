@@ -310,11 +310,11 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 			got = nil
 			readBatch(t, q, k)
 			var want []array.Window
-			if !q.Windows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
+			if !q.VisitWindows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
 			}
 		}
-		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
+		if q.VisitWindows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
 	}

@@ -13,9 +13,9 @@ type Hit struct {
 	Index int    // index of the token in the row, from 0 to T
 }
 
-// Elements returns NumPy expressions for the token at an index (see Hit) of row j of a batch: with
-// layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
-func (q *Sequence) Elements(j, index int) (list []string) {
+// NumPyExpressions returns NumPy expressions for the token at an index (see Hit) of row j of a
+// batch: with layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
+func (q *Sequence) NumPyExpressions(j, index int) (list []string) {
 	if q.Layout == Elements {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}

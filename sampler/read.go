@@ -108,11 +108,11 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	return nil
 }
 
-// Windows calls visit for the windows that batch k needs, row after row, with the source's number
-// and the array's number in it (0 is the main array). A window counts numbers, not elements. If
-// visit returns false, Windows stops and returns false. It also returns false if it cannot read
+// VisitWindows calls visit for the windows that batch k needs, row after row, with the source's
+// number and the array's number in it (0 is the main array). A window counts numbers, not elements.
+// If visit returns false, Windows stops and returns false. It also returns false if it cannot read
 // where documents end. Batches from MaxBatches on have no windows.
-func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
+func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
 	}

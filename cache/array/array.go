@@ -156,8 +156,8 @@ func (a Array) Bytes() int64 {
 	return n
 }
 
-// Most is the maximum number of arrays in a Batch.
-const Most = 16
+// MaxArrays is the maximum number of arrays in a Batch.
+const MaxArrays = 16
 
 // MaxBatches is one more than the largest batch number.
 const MaxBatches = 1 << 40

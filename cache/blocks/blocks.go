@@ -152,7 +152,7 @@ func New(o Options, log *slog.Logger) *Cache {
 type CachedObject struct {
 	store.Object
 	cache         *Cache
-	identity      identity
+	identity      objectVersion
 	fetch         Fetch
 	dropPageCache bool
 
@@ -165,7 +165,7 @@ type CachedObject struct {
 // true, each read drops the pages that it used from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
-		identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
+		identity: objectVersion{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	object.files = make([]atomic.Pointer[localfile.File], (o.Size+c.o.BlockBytes-1)/c.o.BlockBytes)
 	return object
 }
@@ -299,7 +299,7 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 		return o.get(index) // now its file is known, or it is fetched without the prefetch timeout
 	case waited:
 		c.o.Counts.Waits.Add(1)
-		c.o.Counts.Waited.Add(int64(time.Since(began)))
+		c.o.Counts.WaitNanos.Add(int64(time.Since(began)))
 	default:
 		c.o.Counts.Hits.Add(1)
 	}

@@ -63,9 +63,9 @@ const (
 	diskTimeout = 3 * time.Second
 )
 
-// An identity is everything that determines the bytes of an object's blocks. Its JSON is hashed
-// into names and checksums, so its fields must not change.
-type identity struct {
+// An objectVersion is everything that determines the bytes of an object's blocks. Its JSON is
+// hashed into names and checksums, so its fields must not change.
+type objectVersion struct {
 	Endpoint   string `json:"endpoint"`
 	Bucket     string `json:"bucket"`
 	Key        string `json:"key"`
@@ -74,7 +74,7 @@ type identity struct {
 	BlockBytes int64  `json:"block_bytes"`
 }
 
-func (i identity) text() []byte {
+func (i objectVersion) text() []byte {
 	text, err := json.Marshal(i)
 	if err != nil {
 		panic(err) // cannot happen
@@ -82,7 +82,7 @@ func (i identity) text() []byte {
 	return text
 }
 
-func (i identity) name() string {
+func (i objectVersion) name() string {
 	sum := sha256.Sum256(i.text())
 	return hex.EncodeToString(sum[:16])
 }
@@ -296,7 +296,7 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	return d.file(k, id)
 }
 
-func (d *disk) ensureObjectDir(root *os.Root, i identity) error {
+func (d *disk) ensureObjectDir(root *os.Root, i objectVersion) error {
 	file := filepath.Join(i.name(), objectFile)
 	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
 		return nil

@@ -27,8 +27,8 @@ type Demand struct {
 // A need says that a stream needs a block for the batches first and last, and perhaps for batches
 // in between.
 type need struct {
-	stream      *Stream
-	first, last uint64
+	stream                *Stream
+	firstBatch, lastBatch uint64
 }
 
 // maxLag is how many batches one thread of a reader may be behind another.
@@ -38,13 +38,13 @@ const maxLag = 4
 // none does, or the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	batch := n.stream.batch.Load()
-	return max(n.first, batch) - batch, batch <= n.last && n.stream.isActive()
+	return max(n.firstBatch, batch) - batch, batch <= n.lastBatch && n.stream.isActive()
 }
 
 // isPassed reports whether the stream has just passed the last batch that needs the block.
 func (n need) isPassed() bool {
 	batch := n.stream.batch.Load()
-	return n.last < batch && batch <= n.last+maxLag && n.stream.isActive()
+	return n.lastBatch < batch && batch <= n.lastBatch+maxLag && n.stream.isActive()
 }
 
 func (s *Stream) isActive() bool {
@@ -64,8 +64,8 @@ func nearestNeed(needs []need) (batches uint64, ok bool) {
 // remainingNeeds returns what is left of needs after the current batches of the streams.
 func remainingNeeds(needs []need) (list []need) {
 	for _, n := range needs {
-		if batch := n.stream.batch.Load(); n.last > batch && n.stream.isActive() {
-			list = append(list, need{n.stream, max(n.first, batch+1), n.last})
+		if batch := n.stream.batch.Load(); n.lastBatch > batch && n.stream.isActive() {
+			list = append(list, need{n.stream, max(n.firstBatch, batch+1), n.lastBatch})
 		}
 	}
 	return list
@@ -78,9 +78,9 @@ func addDemand(needs []need, d Demand) []need {
 	for i := range needs {
 		if n := &needs[i]; n.stream == d.By {
 			if _, ok := n.distance(); !ok {
-				n.first = d.Batch
+				n.firstBatch = d.Batch
 			}
-			n.first, n.last = min(n.first, d.Batch), max(n.last, d.Batch)
+			n.firstBatch, n.lastBatch = min(n.firstBatch, d.Batch), max(n.lastBatch, d.Batch)
 			return needs
 		}
 	}

@@ -18,9 +18,9 @@ type Store struct {
 
 // Blocks counts reads of cache blocks.
 type Blocks struct {
-	Hits   atomic.Int64 // reads of a block in memory or in the directory
-	Waits  atomic.Int64 // reads that waited for a block to be fetched
-	Waited atomic.Int64 // total duration of these waits, in nanoseconds
+	Hits      atomic.Int64 // reads of a block in memory or in the directory
+	Waits     atomic.Int64 // reads that waited for a block to be fetched
+	WaitNanos atomic.Int64 // total duration of these waits, in nanoseconds
 	// Full counts fetched blocks for which the directory had no room. Writes counts the other
 	// failures.
 	Full atomic.Int64

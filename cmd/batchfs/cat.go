@@ -57,7 +57,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
 					"again to continue with the new ones", args[0], current, identity)
 			}
-			s, out := d.Served(), cmd.OutOrStdout()
+			s, out := d.Serve(), cmd.OutOrStdout()
 			if format == "info" {
 				_, err := out.Write(s.Info())
 				return err

@@ -330,7 +330,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is stuck: its worker, process %d, has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
-	if err := stuckSplits(m, shared.Waiting()); err != nil {
+	if err := stuckSplits(m, shared.Unresponsive()); err != nil {
 		return "", err
 	}
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
@@ -382,7 +382,7 @@ func describeTokens(s *config.Split, o *dataset.Opener) (string, error) {
 	if err != nil {
 		return "", withPermissionFix(err)
 	}
-	return opened.Counted(), nil
+	return opened.SizeSummary(), nil
 }
 
 // withPermissionFix adds the fix to a permission error.

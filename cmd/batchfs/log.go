@@ -122,8 +122,8 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printAndExit prints an error like main does, but does not hang if standard error blocks.
-func printAndExit(err error) error {
+// printWithTimeout prints an error like main does, but does not hang if standard error blocks.
+func printWithTimeout(err error) error {
 	if err == nil {
 		return nil
 	}

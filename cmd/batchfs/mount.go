@@ -129,7 +129,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		logTo = s.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printAndExit(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.snapshotFile, logTo, func() {
+	return printWithTimeout(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.snapshotFile, logTo, func() {
 		s.describe(out)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", s.snapshot.Mountpoint)
 	}))
@@ -148,7 +148,7 @@ type pendingMount struct {
 
 func (s *pendingMount) prepare(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
 	if cmd.Flags().Changed("fd") {
-		if s.connection, err = mount.HandedOver(f.fd); err != nil {
+		if s.connection, err = mount.OpenHandedOver(f.fd); err != nil {
 			return fmt.Errorf("--fd: %w", err)
 		}
 	}

@@ -113,5 +113,5 @@ func probe(file *os.File, split string) (string, error) {
 	if err != nil {
 		return "", withPermissionFix(err)
 	}
-	return d.Counted(), nil
+	return d.SizeSummary(), nil
 }

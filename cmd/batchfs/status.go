@@ -30,7 +30,7 @@ var statusTemplate = template.Must(template.New("status.json").Funcs(template.Fu
 	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
 }).Parse(statusText))
 
-func (r *statusReport) json(live fs.Live) []byte {
+func (r *statusReport) json(live fs.LiveStatus) []byte {
 	mapped, busy := live.Shared.Remaps.Mapped.Load(), live.Shared.Remaps.Busy.Load()
 	var b bytes.Buffer
 	err := statusTemplate.Execute(&b, map[string]any{

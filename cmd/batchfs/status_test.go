@@ -19,7 +19,7 @@ func TestStatus(t *testing.T) {
 	t.Cleanup(shared.Close)
 	shared.Remaps.Mapped.Store(3)
 	r := statusReport{tableBytes: func() int64 { return 0 }, blockBytes: func() int64 { return 7 }}
-	text := r.json(fs.Live{
+	text := r.json(fs.LiveStatus{
 		Shared:   shared,
 		BadNames: []fs.BadName{{Path: "train/nxt", Why: "no such file"}},
 		Splits:   map[string]fs.LiveSplit{"train": {SequenceState: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {SequenceState: &shared.Sequences[2]}},

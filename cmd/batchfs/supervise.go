@@ -64,7 +64,7 @@ func superviseCommand() *cobra.Command {
 			if err != nil {
 				tell(err.Error())
 			}
-			return printAndExit(err)
+			return printWithTimeout(err)
 		},
 	}
 	cmd.Flags().BoolVar(&handedOver, "handed-over", false, "the FUSE connection is open as descriptor 5")
@@ -113,7 +113,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
-			snapshot.Warn(c, log)
+			snapshot.WarnUnleased(c, log)
 			if listener != nil {
 				log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
 				go serveMetrics(listener, shared, log)

@@ -90,13 +90,13 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	portions := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies, TextBytes: portions.OpenTexts},
-		Access: fs.Access{
+		Access: fs.Permissions{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
-		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
-		Timeout: c.Mount.Timeout,
-		Serving: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
-		Log:     log,
+		Status:    fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
+		Timeout:   c.Mount.Timeout,
+		OnServing: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
+		Log:       log,
 	})
 }
 
@@ -125,16 +125,16 @@ type sequence struct {
 
 func newSequence(s *dataset.Served) *sequence {
 	return &sequence{s, fs.Spec{
-		Name:          s.Split.Path(),
-		Batch:         s.Sequence.Batch(),
-		Steps:         s.Steps,
-		Start:         s.Split.Start,
-		EpochBatches:  s.EpochBatches(),
-		SourceWeights: s.SourceWeights(),
-		TokensLen:     s.TokensLen(),
-		Metadata:      s.Metadata(),
-		Version:       fs.Version(s.Version),
-		Follows:       s.Split.OnChange == "follow",
+		Name:           s.Split.Path(),
+		Batch:          s.Sequence.Batch(),
+		Steps:          s.Steps,
+		Start:          s.Split.Start,
+		EpochBatches:   s.EpochBatches(),
+		SourceWeights:  s.SourceWeights(),
+		TokensLen:      s.TokensLen(),
+		Metadata:       s.Metadata(),
+		Version:        fs.Version(s.Version),
+		FollowsChanges: s.Split.OnChange == "follow",
 	}}
 }
 

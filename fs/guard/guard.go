@@ -56,9 +56,9 @@ type FileSystem interface {
 
 // A Cost is what a request needs. Requests with 0 rows are admitted immediately.
 type Cost struct {
-	Split int   // split whose limits apply; 0 if the request belongs to none
-	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
-	Reply int   // size of the reply, in bytes
+	Split      int   // split whose limits apply; 0 if the request belongs to none
+	Rows       int64 // rows to read, or 1 to check token files; 0 if no token file is used
+	ReplyBytes int   // size of the reply, in bytes
 
 	// Pages is the part of the file that a READ loads into the page cache, for a mapping, sendfile
 	// or a read(2) of a cached file. It is empty if the READ bypasses the page cache.

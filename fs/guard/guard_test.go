@@ -47,7 +47,7 @@ func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
 
 func (d *disk) cost(node uint64, rows int64, reply int) Cost {
 	d.costs.Add(1)
-	return Cost{Split: int(node), Rows: rows, Reply: reply}
+	return Cost{Split: int(node), Rows: rows, ReplyBytes: reply}
 }
 
 func (d *disk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.record("done %d", in.Unique) }
@@ -256,7 +256,7 @@ func TestTimedOutRequests(t *testing.T) {
 			t.Errorf("request %d: %v", id, errno)
 		}
 	}
-	if waiting := g.opts.Shared.Waiting(); len(g.requests) != 4 || waiting["split1"] < time.Second {
+	if waiting := g.opts.Shared.Unresponsive(); len(g.requests) != 4 || waiting["split1"] < time.Second {
 		t.Errorf("%d handlers run, waiting: %v", len(g.requests), waiting)
 	}
 	release()
@@ -267,7 +267,7 @@ func TestTimedOutRequests(t *testing.T) {
 		t.Errorf("calls: %q, want %q", g.disk.calls, want)
 	}
 	g.tick()
-	if waiting := g.opts.Shared.Waiting(); len(waiting) > 0 {
+	if waiting := g.opts.Shared.Unresponsive(); len(waiting) > 0 {
 		t.Errorf("waiting after all handlers returned: %v", waiting)
 	}
 	g.expectIdle(t)
@@ -292,12 +292,12 @@ func TestStalledSplit(t *testing.T) {
 	stalled := longWait
 	g.opts.Stalled = func(split int) time.Duration { return stalled * time.Duration(split-1) }
 	g.tick()
-	if waiting := g.opts.Shared.Waiting(); len(waiting) != 1 || waiting["split2"] < longWait {
+	if waiting := g.opts.Shared.Unresponsive(); len(waiting) != 1 || waiting["split2"] < longWait {
 		t.Errorf("waiting: %v", waiting)
 	}
 	stalled = 0
 	g.tick()
-	if waiting := g.opts.Shared.Waiting(); len(waiting) > 0 {
+	if waiting := g.opts.Shared.Unresponsive(); len(waiting) > 0 {
 		t.Errorf("waiting after the check: %v", waiting)
 	}
 }

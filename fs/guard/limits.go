@@ -81,8 +81,8 @@ func (s *split) classify(cost Cost) (c *class, replyBytes int64) {
 	default:
 		c = &s.short
 	}
-	if cost.Reply > smallReply {
-		replyBytes = int64(cost.Reply)
+	if cost.ReplyBytes > smallReply {
+		replyBytes = int64(cost.ReplyBytes)
 	}
 	return c, replyBytes
 }

@@ -28,7 +28,7 @@ func selfSource() (source string, err error) {
 			"mount -t proc proc /proc, or unshare --mount-proc")
 	}
 	stat, err := process.ReadStat("/proc/self")
-	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.Began, pidNamespace()), err
+	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.StartTicks, pidNamespace()), err
 }
 
 func isProcForeign() bool {
@@ -145,7 +145,7 @@ func (m *Mounted) verify() error {
 		return ErrElsewhere
 	}
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
-	if err != nil || stat.Began != m.began {
+	if err != nil || stat.StartTicks != m.began {
 		return ErrDead
 	}
 	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {

@@ -15,9 +15,9 @@ import (
 	"batchfs/internal/process"
 )
 
-// HandedOver returns the connection of a mount that another process made and handed over as fd. The
-// error says how to fix the problem.
-func HandedOver(fd int) (*os.File, error) {
+// OpenHandedOver returns the connection of a mount that another process made and handed over as fd.
+// The error says how to fix the problem.
+func OpenHandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
 	case err != nil || fd <= 2:

@@ -102,7 +102,7 @@ func TestForgedSource(t *testing.T) {
 	}{
 		"another start time":    {func(m *Mounted) { m.began++ }, ErrDead},
 		"another user":          {func(m *Mounted) { m.Owner++ }, ErrDead},
-		"an innocent process":   {func(m *Mounted) { m.Supervisor, m.began = innocent.Process.Pid, stat.Began }, ErrDead},
+		"an innocent process":   {func(m *Mounted) { m.Supervisor, m.began = innocent.Process.Pid, stat.StartTicks }, ErrDead},
 		"another PID namespace": {func(m *Mounted) { m.namespace++ }, ErrElsewhere},
 	} {
 		forged := *m

@@ -22,7 +22,7 @@ func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64,
 	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
 	for i, weight := range weights[:min(len(weights), MaxSources)] {
-		s.Sources[sequence][i].weight.Store(math.Float64bits(weight))
+		s.RowsBySource[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
 

@@ -52,7 +52,7 @@ type inFlightRead struct {
 //	partial  continueBatch (1)   continueBatch           undoRead
 //	whole    takeNumber (1)      takeNumber (2)          undoRead
 //
-// (1) If another thread is interrupted (isInterrupted), recordUnfinished and takeNumber.
+// (1) If another thread is interrupted (wouldInterrupt), recordUnfinished and takeNumber.
 // (2) If the READ is a repetition (isRepeated), continueBatch.
 //
 // takeNumber and continueBatch lead to partial or whole. undoRead leads to partial, or to empty if
@@ -87,12 +87,12 @@ func (h *Handles) stateOf(fh uint64) handleState {
 
 // needsNewBatch reports whether a request without an assignment begins another batch.
 func (s *slot) needsNewBatch(state handleState, r ReadRequest) bool {
-	return s.isInterrupted(r) || state == whole && !s.isRepeated(r)
+	return s.wouldInterrupt(r) || state == whole && !s.isRepeated(r)
 }
 
-// isInterrupted reports whether r begins a batch while another thread is in the middle of a read(2)
-// that the kernel cut.
-func (s *slot) isInterrupted(r ReadRequest) bool {
+// wouldInterrupt reports whether r begins a batch while another thread is in the middle of a
+// read(2) that the kernel cut.
+func (s *slot) wouldInterrupt(r ReadRequest) bool {
 	return r.Off == 0 && s.cutOffset.Load() != 0 && s.cutThread.Load() != r.Thread
 }
 
@@ -302,7 +302,7 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 // takeNumber assigns the next number to a handle. If the worker dies in the middle, NewHandles
 // completes the assignment. The error is ErrShared.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
-	if state != empty && s.isInterrupted(r) {
+	if state != empty && s.wouldInterrupt(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), Span: Span{Off: int64(s.cutOffset.Load())}}
 		if err := h.recordUnfinished(rest, s.number.Load()); err != nil {
 			return err

@@ -31,11 +31,11 @@ type Shared struct {
 	attempts    *[maxAttempts]attempt
 	readers     *[MaxHandles]ReaderStats // one per slot
 	infos       *[MaxSequences]sequenceInfo
-	// Sources counts rows by split number and source. A split's last element also counts the rows
-	// of all further sources.
-	Sources *[MaxSequences][MaxSources]SourceRows
-	counted *[maxCounted]atomic.Uint64 // request ids: see CountOnce
-	lookups *lookups
+	// RowsBySource counts rows by split number and source. A split's last element also counts the
+	// rows of all further sources.
+	RowsBySource *[MaxSequences][MaxSources]SourceRows
+	counted      *[maxCounted]atomic.Uint64 // request ids: see CountOnce
+	lookups      *lookups
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // its length
@@ -46,7 +46,7 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
-		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.Sources), sectionAt(&s.counted), sectionAt(&s.lookups),
+		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.counted), sectionAt(&s.lookups),
 	}
 }
 
@@ -114,10 +114,10 @@ type SequenceCounters struct {
 	NumbersReturned atomic.Uint64 // numbers returned to the cursor
 	Batches         atomic.Uint64 // 1 + the highest batch number delivered, at least in part
 	Begun           atomic.Uint64 // batches whose first byte was delivered
-	Ready           atomic.Uint64 // requests that delivered prefetched batches
+	Prefetched      atomic.Uint64 // requests that delivered prefetched batches
 	Gap             atomic.Int64  // nanoseconds from replies to the readers' next requests
 	Waited          atomic.Int64  // nanoseconds waited for next, first requests excluded
-	Waits           WaitHistogram // all requests for next
+	ReplyTimes      WaitHistogram // all requests for next
 
 	_ [32 - 9 - 23]uint64 // reserved for later builds
 }

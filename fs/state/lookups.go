@@ -127,9 +127,9 @@ func (s *Shared) Retire(number int) {
 	s.Remove(number)
 }
 
-// Free returns the numbers of ended sequences: those that may be reused, and those that were
+// FreeNumbers returns the numbers of ended sequences: those that may be reused, and those that were
 // retired, oldest first.
-func (s *Shared) Free() (free, retired []int) {
+func (s *Shared) FreeNumbers() (free, retired []int) {
 	retiredAt := func(number int) int64 { return s.lookups.directories[number].retiredAt.Load() }
 	for number := 1; number <= s.SequencesUsed(); number++ {
 		switch {

@@ -79,7 +79,7 @@ func TestDirectories(t *testing.T) {
 	check("one more", false, all...)
 }
 
-// Free returns retired numbers in the order in which they were retired, even if a worker dies while
+// FreeNumbers returns retired numbers in the order in which they were retired, even if a worker dies while
 // it retires one.
 func TestRetire(t *testing.T) {
 	s := newTestHandles(t).shared
@@ -95,13 +95,13 @@ func TestRetire(t *testing.T) {
 		t.Error("a worker that died while it retired a number left lookups")
 	}
 	s.Remove(numbers[2]) // the next worker does this
-	free, retired := s.Free()
+	free, retired := s.FreeNumbers()
 	if want := []int{numbers[3], numbers[1], numbers[2]}; !slices.Equal(free, numbers[:1]) || !slices.Equal(retired, want) {
 		t.Errorf("free %v, retired %v, want %v and %v", free, retired, numbers[:1], want)
 	}
 	s.Add(numbers[3], "train/seed=3", 0, 0)
 	s.Remove(numbers[3])
-	if free, _ := s.Free(); !slices.Contains(free, numbers[3]) {
+	if free, _ := s.FreeNumbers(); !slices.Contains(free, numbers[3]) {
 		t.Error("the number is still retired after another sequence had it")
 	}
 }

@@ -92,7 +92,7 @@ func (r ReadTimer) End() {
 		r.reader.Waited.Add(now - r.began)
 		r.sequence.Waited.Add(now - r.began)
 	}
-	r.sequence.Waits.record(time.Duration(now - r.began))
+	r.sequence.ReplyTimes.record(time.Duration(now - r.began))
 }
 
 // Discard records that the request failed. The wait does not count.

@@ -46,7 +46,7 @@ func TestWaitsOutliveWorkers(t *testing.T) {
 	if d := time.Duration(r.Waited.Load()); d < time.Minute {
 		t.Errorf("waited %v, want a minute", d)
 	}
-	w := &shared.Sequences[1].Waits
+	w := &shared.Sequences[1].ReplyTimes
 	if over := w.Buckets[len(WaitBounds)].Load(); over != 1 || w.Sum.Load() != r.Waited.Load() {
 		t.Errorf("%d waits above all bounds, want 1; %d ns in total", over, w.Sum.Load())
 	}

@@ -113,9 +113,9 @@ func (s *Shared) SinceHeartbeat() time.Duration {
 	return time.Duration(clock.Now() - s.Heartbeat.Load())
 }
 
-// Waiting returns the names of the sequences whose token files have not responded for more than a
-// second, and how long their oldest requests have waited.
-func (s *Shared) Waiting() map[string]time.Duration {
+// Unresponsive returns the names of the sequences whose token files have not responded for more
+// than a second, and how long their oldest requests have waited.
+func (s *Shared) Unresponsive() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {
 		q := &s.Sequences[n+1]

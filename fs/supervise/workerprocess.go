@@ -182,7 +182,7 @@ func (p *workerProcess) status() syscall.WaitStatus {
 // mainThreadStatus returns whether and how the main thread ended while others remain.
 func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
-	return stat.Ended, err == nil && stat.State == 'Z'
+	return stat.ExitStatus, err == nil && stat.State == 'Z'
 }
 
 const (

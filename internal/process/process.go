@@ -17,10 +17,10 @@ import (
 type Stat struct {
 	// State is R (runs or wants to), S (sleeps), D (waits for a disk), T (stopped by a signal), Z
 	// (ended but not waited for), …
-	State byte
-	Began uint64             // start time, in clock ticks since boot
-	Ended syscall.WaitStatus // how it ended, in state Z; 0 if this user may not know
-	CPU   time.Duration      // processor time used, in steps of 10 ms
+	State      byte
+	StartTicks uint64             // start time, in clock ticks since boot
+	ExitStatus syscall.WaitStatus // how it ended, in state Z; 0 if this user may not know
+	CPU        time.Duration      // processor time used, in steps of 10 ms
 }
 
 // Dir returns the directory of a process in /proc.
@@ -54,9 +54,10 @@ func Describe(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, printable.Name(strings.TrimSpace(string(comm))))
 }
 
-// Of returns the process of a thread, and its command name, escaped for a message. If there is no
-// such thread, or it is in another PID namespace, Of returns the thread's id and an empty string.
-func Of(thread int) (pid int, command string) {
+// OfThread returns the process of a thread, and its command name, escaped for a message. If there
+// is no such thread, or it is in another PID namespace, OfThread returns the thread's id and an
+// empty string.
+func OfThread(thread int) (pid int, command string) {
 	pid = thread
 	readStatus(thread, func(name, value string) error {
 		switch name {
@@ -127,7 +128,7 @@ func ReadStat(dir string) (Stat, error) {
 		}
 	}
 	cpu := time.Duration(n[2]+n[3]) * time.Second / 100
-	return Stat{State: fields[0][0], Began: n[0], Ended: syscall.WaitStatus(n[1]), CPU: cpu}, nil
+	return Stat{State: fields[0][0], StartTicks: n[0], ExitStatus: syscall.WaitStatus(n[1]), CPU: cpu}, nil
 }
 
 // Resident returns the resident memory of a process in bytes, or 0 if there is no such process.

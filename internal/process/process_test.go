@@ -33,10 +33,10 @@ func TestUser(t *testing.T) {
 
 func TestReadStat(t *testing.T) {
 	stat, err := ReadStat(Dir(os.Getpid()))
-	if err != nil || stat.Began == 0 || stat.State == 0 {
+	if err != nil || stat.StartTicks == 0 || stat.State == 0 {
 		t.Errorf("this process: %+v, %v", stat, err)
 	}
-	if pid, command := Of(syscall.Gettid()); pid != os.Getpid() || command == "" {
+	if pid, command := OfThread(syscall.Gettid()); pid != os.Getpid() || command == "" {
 		t.Errorf("this thread is of process %d, %q", pid, command)
 	}
 	dir := t.TempDir()

@@ -97,7 +97,7 @@ func (o *options) check() error {
 			return fmt.Errorf("--tokens: %w", err)
 		}
 	}
-	return chart.Check(o.plot)
+	return chart.CheckPath(o.plot)
 }
 
 func (o *options) run(s *stage, out io.Writer) (err error) {

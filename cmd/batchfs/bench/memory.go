@@ -171,7 +171,7 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 			}
 		}
 		l.Samples = append(l.Samples, a)
-		trainer.write(command{}) // tells it to continue
+		trainer.write(trainerCommand{}) // tells it to continue
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func (b *bench) play(sc *scene) error {
 // playOnce plays one way once. A mount lives only as long as one play, because a process that maps
 // pages of a cold file would keep them in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
-	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
+	c := trainerCommand{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
 	if r.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)
 		if err != nil {

@@ -95,7 +95,7 @@ func (o *options) compareEncodings(s *stage, python *trainer, texts [][]byte, ou
 		}
 		ours.encode(tokenizer, texts)
 		fastest := theirs.Seconds
-		python.write(command{Path: path})
+		python.write(trainerCommand{Path: path})
 		if err := python.read(theirs); err != nil {
 			return err
 		}

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command makes bench.py read a batch to check, then Untimed batches, then timed ones until it
-// has read Steps of them or Seconds have passed. bench.py replies with the wait for each timed
-// batch, in microseconds.
-type command struct {
+// A trainerCommand makes bench.py read a batch to check, then Untimed batches, then timed ones
+// until it has read Steps of them or Seconds have passed. bench.py replies with the wait for each
+// timed batch, in microseconds.
+type trainerCommand struct {
 	Kind    string  `json:"kind"`
 	Path    string  `json:"path"` // token file, or a settings directory of a mount
 	Batch   int     `json:"batch"`
@@ -62,7 +62,7 @@ func (s *stage) startTrainer(python, script string, args ...string) (*trainer, e
 }
 
 // write sends a command. If the process has died, the next read returns the error.
-func (t *trainer) write(c command) { json.NewEncoder(t.in).Encode(c) }
+func (t *trainer) write(c trainerCommand) { json.NewEncoder(t.in).Encode(c) }
 
 func (t *trainer) read(v any) error {
 	if err := t.out.Decode(v); err != nil {

@@ -71,15 +71,15 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	return p
 }
 
-// Check returns an error unless charts can be saved to path, or path is empty.
-func Check(path string) error {
+// CheckPath returns an error unless charts can be saved to path, or path is empty.
+func CheckPath(path string) error {
 	if ext := filepath.Ext(path); path != "" && ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("%s: the name must end in .svg or .png", path)
 	}
 	return nil
 }
 
-// Save draws charts, one below the other, to a file whose name Check accepts.
+// Save draws charts, one below the other, to a file whose name CheckPath accepts.
 func Save(path string, charts ...Chart) error {
 	const margin = vg.Length(20)
 	height := margin + vg.Length(len(charts))*(chartHeight+margin)

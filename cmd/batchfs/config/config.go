@@ -218,8 +218,8 @@ func (s *Split) sources() []Source {
 }
 
 // Files returns the files of each source; Tokens count as one source. It leaves out arrays that
-// WithFound added. The matches of a glob are sorted, and there must be at least one. A file named
-// without a glob need not exist. from lists the objects of a store. The error names the key.
+// WithFoundSettings added. The matches of a glob are sorted, and there must be at least one. A file
+// named without a glob need not exist. from lists the objects of a store. The error names the key.
 func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 	key, alignedKey, alignedDir := "tokens", "arrays", s.alignedDir
 	if len(s.Sources) > 0 {
@@ -386,4 +386,4 @@ func (s *Split) CheckAligned() error {
 }
 
 // maxAligned leaves room for the other arrays of a batch.
-const maxAligned = array.Most - 6
+const maxAligned = array.MaxArrays - 6

@@ -95,10 +95,10 @@ func (s *Split) setDerived() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
-// WithFound returns the split with settings that were found next to its files: eot, the last token
-// of each document (-1 if there is none), and the arrays of each source. It keeps those that the
-// configuration sets.
-func (s *Split) WithFound(eot int64, arrays [][]AlignedArray) *Split {
+// WithFoundSettings returns the split with settings that were found next to its files: eot, the
+// last token of each document (-1 if there is none), and the arrays of each source. It keeps those
+// that the configuration sets.
+func (s *Split) WithFoundSettings(eot int64, arrays [][]AlignedArray) *Split {
 	n := *s
 	if !s.IsSet("eot") && s.Ends != sampler.EndsUnknown {
 		n.EndOfText = eot

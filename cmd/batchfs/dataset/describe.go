@@ -185,7 +185,7 @@ func (d *Dataset) Summary() string {
 		aligned += ", array " + b.Name
 	}
 	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
-		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.runShuffleText(), q.Seed, aligned, d.Counted())
+		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.runShuffleText(), q.Seed, aligned, d.SizeSummary())
 }
 
 func (d *Dataset) runShuffleText() (text string) {
@@ -200,8 +200,9 @@ func (d *Dataset) runShuffleText() (text string) {
 	return text
 }
 
-// Counted returns the number of tokens or rows in words, with the names of the first and last file.
-func (d *Dataset) Counted() string {
+// SizeSummary returns the number of tokens or rows in words, with the names of the first and last
+// file.
+func (d *Dataset) SizeSummary() string {
 	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
 		what = "rows"

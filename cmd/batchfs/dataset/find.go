@@ -56,7 +56,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	for _, hit := range hits {
 		k, rank, j := d.Sequence.BatchOf(hit.Row)
 		f.Finds = append(f.Finds, occurrence{
-			Batch: k, Rank: rank, J: j, Row: hit.Row, Index: hit.Index, elements: d.Sequence.Elements(j, hit.Index),
+			Batch: k, Rank: rank, J: j, Row: hit.Row, Index: hit.Index, elements: d.Sequence.NumPyExpressions(j, hit.Index),
 		})
 	}
 	if ctx.Err() != nil {

@@ -63,7 +63,7 @@ func (l *blockPrefetcher) prefetchFrom(k uint64) {
 	}
 	for ; l.nextBatch < k+l.maxBatches; l.nextBatch++ {
 		demand := blocks.Demand{By: &l.stream, Batch: l.nextBatch}
-		room := l.d.Sequence.Windows(l.nextBatch, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
+		room := l.d.Sequence.VisitWindows(l.nextBatch, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
 		if !room {
 			return
 		}

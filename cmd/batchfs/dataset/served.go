@@ -38,9 +38,9 @@ func newServed(d *Dataset, w *watcher) *Served {
 	return s
 }
 
-// Served returns the split for a reader without a mount. If its token files change, reads fail,
+// Serve returns the split for a reader without a mount. If its token files change, reads fail,
 // whatever on_change says.
-func (d *Dataset) Served() *Served { return newServed(d, newWatcher(d)) }
+func (d *Dataset) Serve() *Served { return newServed(d, newWatcher(d)) }
 
 // Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. If the
 // tokens are in a store, it also prefetches for the next batches.
@@ -136,7 +136,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
-func (s *Served) Stalled() time.Duration { return s.watch.stalled() }
+func (s *Served) Stalled() time.Duration { return s.watch.stalledFor() }
 
 // rebase returns the same sequence over d, possibly another version of the split.
 func (s *Served) rebase(d *Dataset) (_ *Served, err error) {

@@ -109,7 +109,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
-		served = append(served, d.Served())
+		served = append(served, d.Serve())
 	}
 	return underServed(t, served, paths)
 }
@@ -190,7 +190,7 @@ func TestWatcherRests(t *testing.T) {
 		})
 		replace(t, "a.bin", positions(60+int(changes)))
 		s.watch.mu.Lock()
-		s.watch.lastPass -= int64(3 * checkEvery) // as if the split had been idle that long
+		s.watch.lastPass -= int64(3 * checkEvery) // stands for an idle time
 		s.watch.mu.Unlock()
 	}
 }

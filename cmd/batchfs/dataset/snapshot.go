@@ -134,9 +134,9 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	return &fresh, newConfig.CanReplace(old)
 }
 
-// Warn logs the splits that follow changes although the kernel cannot tell who writes to their
-// files.
-func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
+// WarnUnleased logs the splits that follow changes although the kernel cannot tell who writes to
+// their files.
+func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
 			log.Warn("no lease can be had on token files, so their writers are unknown: a file that is overwritten in place is served once it "+

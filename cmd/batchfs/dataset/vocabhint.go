@@ -34,7 +34,9 @@ type vocabHint struct {
 }
 
 // apply returns the split with the end-of-text token and arrays of h instead of an earlier hint's.
-func (h vocabHint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
+func (h vocabHint) apply(s *config.Split) *config.Split {
+	return s.WithFoundSettings(h.EOT-1, h.Arrays)
+}
 
 const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or set arrays = [] to serve none"
 
@@ -48,12 +50,12 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 			guessed = append(guessed, files[i].Main...)
 		}
 	}
-	v, shards, err := vocabulary.Of(all)
+	v, shards, err := vocabulary.ForFiles(all)
 	switch {
 	case len(guessed) == 0:
 		err = nil
 	case len(guessed) < len(all):
-		v, _, err = vocabulary.Of(guessed)
+		v, _, err = vocabulary.ForFiles(guessed)
 	}
 	if err == nil && !s.ArraysAreSet() {
 		for _, from := range files {

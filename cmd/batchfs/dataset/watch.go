@@ -326,8 +326,8 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first boo
 	return nil
 }
 
-// stalled returns how long the current pass or reload has been waiting for a file, or 0.
-func (w *watcher) stalled() time.Duration {
+// stalledFor returns how long the current pass or reload has been waiting for a file, or 0.
+func (w *watcher) stalledFor() time.Duration {
 	lastResponse := w.lastResponse.Load()
 	if lastResponse == 0 {
 		return 0
@@ -378,7 +378,7 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 		}
 	} else {
 		pass := cache.NewPass()
-		d.Sequence.Windows(k, func(source, column int, w array.Window) bool {
+		d.Sequence.VisitWindows(k, func(source, column int, w array.Window) bool {
 			*list = slices.AppendSeq(*list, d.sources[source][column].BlobsOf(w, pass))
 			return true
 		})

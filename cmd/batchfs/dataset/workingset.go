@@ -40,7 +40,7 @@ func (d *Dataset) Fill(ctx context.Context, set *cache.WorkingSet, progress func
 	err := set.Fetch(ctx, func(visit func(*cache.Array, array.Window) bool) {
 		for k := range uint64(d.Sequence.BatchesPerEpoch()) {
 			for _, q := range ranks {
-				if !q.Windows(d.Split.Start+k, func(source, column int, w array.Window) bool { return visit(d.sources[source][column], w) }) {
+				if !q.VisitWindows(d.Split.Start+k, func(source, column int, w array.Window) bool { return visit(d.sources[source][column], w) }) {
 					return
 				}
 			}

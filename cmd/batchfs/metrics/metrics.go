@@ -92,7 +92,7 @@ var mountMetrics = []metric[shared]{
 	gauge("cache_disk_bytes", "Size of the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
 	counter("cache_hits", "Reads of blocks that were in the cache.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
 	counter("cache_waits", "Reads that waited for a block to be fetched.", func(s shared) int64 { return s.Blocks.Waits.Load() }),
-	counter("cache_wait_seconds", "Time that reads waited for blocks to be fetched.", func(s shared) float64 { return seconds(s.Blocks.Waited.Load()) }),
+	counter("cache_wait_seconds", "Time that reads waited for blocks to be fetched.", func(s shared) float64 { return seconds(s.Blocks.WaitNanos.Load()) }),
 	counter("cache_unkept_blocks", "Fetched blocks that did not fit into the cache.", func(s shared) int64 { return s.Blocks.Full.Load() }),
 	counter("cache_present_blocks", "Fetched blocks that another process had written first.", func(s shared) int64 { return s.Writes.Present.Load() }),
 	counter("cache_failed_blocks", "Fetched blocks that were not cached because the directory could not be written.", func(s shared) int64 { return s.Writes.Failed.Load() }),
@@ -106,7 +106,7 @@ var sequenceMetrics = []metric[sequenceState]{
 	gauge("cursor", "Number of the batch that the next reader of next gets.", sequenceState.Next),
 	counter("batches", "Batches that readers began to read.", func(e sequenceState) uint64 { return e.Begun.Load() }),
 	counter("reads", "Requests that were answered with data of batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
-	counter("ready_reads", "Requests that were answered from prefetched batches.", func(e sequenceState) uint64 { return e.Ready.Load() }),
+	counter("ready_reads", "Requests that were answered from prefetched batches.", func(e sequenceState) uint64 { return e.Prefetched.Load() }),
 	counter("read_bytes", "Bytes of batches that readers received.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
 	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
 	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
@@ -132,7 +132,7 @@ func seconds[N int64 | uint64](nanoseconds N) float64 {
 }
 
 func longestWait(s shared) (longest float64) {
-	for _, d := range s.Waiting() {
+	for _, d := range s.Unresponsive() {
 		longest = max(longest, d.Seconds())
 	}
 	return longest
@@ -167,8 +167,8 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	for _, s := range open[:min(len(open), maxSequences)] {
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
-			for i := range c.Sources[s.Number] {
-				source, number := &c.Sources[s.Number][i], strconv.Itoa(i)
+			for i := range c.RowsBySource[s.Number] {
+				source, number := &c.RowsBySource[s.Number][i], strconv.Itoa(i)
 				if weight := source.Weight(); weight > 0 {
 					send(sourceRows, prometheus.CounterValue, float64(source.Rows.Load()), s.Split, number)
 					send(sourceWeight, prometheus.GaugeValue, weight, s.Split, number)
@@ -178,7 +178,7 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 		for _, m := range sequenceMetrics {
 			send(m.desc, m.kind, m.value(s.SequenceState), s.Split, s.Settings)
 		}
-		w := &s.Waits
+		w := &s.ReplyTimes
 		to <- histogram(readWait, seconds(w.Sum.Load()), len(w.Buckets), func(i int) (float64, uint64) {
 			return state.WaitBounds[min(i, len(state.WaitBounds)-1)].Seconds(), w.Buckets[i].Load()
 		}, s.Split, s.Settings)

@@ -43,7 +43,7 @@ func TestText(t *testing.T) {
 	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
 	shared.Sequences[4].Lookups.Store(0) // forgotten by the kernel
 	shared.Describe(1, "0123", 0, []float64{0.75, 0.25})
-	shared.Sources[1][1].Rows.Store(4)
+	shared.RowsBySource[1][1].Rows.Store(4)
 	shared.SetProgram("v9")
 	shared.Workers.Store(3)
 	shared.Sequences[1].Begun.Store(17)

@@ -89,7 +89,7 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			q.Windows(k+uint64(i), func(source, column int, w array.Window) bool {
+			q.VisitWindows(k+uint64(i), func(source, column int, w array.Window) bool {
 				c.sources[source].arrays[column].Blocks(w, c.blockOptions.BlockBytes, func(file int, number int64) {
 					needed := block{source, column, file, number}
 					batch[needed], step[needed], seen[needed] = true, true, true
@@ -162,7 +162,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 		from := (number - before[f]) * size
 		to := min(from+size, files[f])
 		block := blockExtent{source: i}
-		block.begin, block.end = a.Between(f, from, to)
+		block.begin, block.end = a.ElementsIn(f, from, to)
 		needs, err := c.needsOf(block, n.steps, r)
 		if err != nil {
 			return err

@@ -144,7 +144,7 @@ func (o *options) check(args []string) error {
 	case !(o.getPrice >= 0), !(o.gbPrice >= 0):
 		return fmt.Errorf("--get-price, --gb-price: must not be below 0 (got %g, %g)", o.getPrice, o.gbPrice)
 	}
-	return chart.Check(o.plot)
+	return chart.CheckPath(o.plot)
 }
 
 func (o *options) estimatePlan(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {

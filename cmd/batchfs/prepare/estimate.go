@@ -33,7 +33,7 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 	n := min(maxSamples, 1+all/int64(sampleBytes))
 	var bytes int
 	var tokens, documents float64
-	var s sample
+	var s estimateSample
 	for i := range n {
 		from, err := nearbyPosition(inputs, all/n*i)
 		if err != nil {
@@ -55,7 +55,7 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 	}
 	_, err := fmt.Fprintf(o.stdout, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% sampled\n",
 		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.Size(roundTo4Digits(tokens*float64(c.width))), 8*c.width,
-		terminal.Count(int64(len(inputs)), "file", "files"), terminal.Size(all), 100*float64(bytes)/float64(max(all, 1)))
+		terminal.Plural(int64(len(inputs)), "file", "files"), terminal.Size(all), 100*float64(bytes)/float64(max(all, 1)))
 	return err
 }
 
@@ -102,15 +102,15 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 	}
 }
 
-type sample struct {
+type estimateSample struct {
 	from      position
 	bytes     int // bytes of files read
 	tokens    int
 	documents int // lines and rows only
 }
 
-func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (sample, error) {
-	s := sample{from: from}
+func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (estimateSample, error) {
+	s := estimateSample{from: from}
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
 	enough := errors.New("enough")
 	size := 0

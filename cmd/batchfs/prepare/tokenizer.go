@@ -55,7 +55,7 @@ func (s *settings) tokenizer() (tokenizer, error) {
 		return nil, fmt.Errorf("--special, --eot-token: %s has no special tokens: choose a tokenizer with special tokens with --by", s.By)
 	}
 	if _, ok := pairs.Special()[s.EOTToken]; !ok && s.EOTToken != "" {
-		return nil, fmt.Errorf("--eot-token: %s has no special token %q: choose one of %q", s.By, s.EOTToken, someNames(pairs.Special()))
+		return nil, fmt.Errorf("--eot-token: %s has no special token %q: choose one of %q", s.By, s.EOTToken, firstSpecialNames(pairs.Special()))
 	}
 	pairs.eot = s.EOTToken
 	if s.Special {
@@ -64,7 +64,7 @@ func (s *settings) tokenizer() (tokenizer, error) {
 	return pairs, nil
 }
 
-func someNames(special map[string]uint32) []string {
+func firstSpecialNames(special map[string]uint32) []string {
 	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
 	return names[:min(8, len(names))]
 }

@@ -205,7 +205,7 @@ func (c *check) countRepeated() {
 		if len(runs) == 0 {
 			continue
 		}
-		v, _, _ := vocabulary.Of([]string{f.path}) // reported when the split was opened
+		v, _, _ := vocabulary.ForFiles([]string{f.path}) // reported when the split was opened
 		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
 		end := int64(0)
 		for _, p := range runs {
@@ -227,11 +227,11 @@ func (c *check) countRepeated() {
 
 // Print writes r for people.
 func (r *Report) Print(out io.Writer) {
-	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
+	files, tokens := terminal.Plural(int64(r.Files), "file", "files"), terminal.Plural(r.Tokens, "token", "tokens")
 	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
 	result := "no problems"
 	if !r.OK {
-		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")
+		result = terminal.Plural(int64(len(r.Problems)), "problem", "problems")
 	}
 	fmt.Fprintf(out, ": %s\nsearched for duplicated runs of %d or more tokens\n", result, r.CommonRun)
 	if !r.Compared {

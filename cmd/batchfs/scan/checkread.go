@@ -24,14 +24,15 @@ type segment struct {
 
 // A result is what the check has found in a segment. Results are saved as JSON; see openState.
 type result struct {
-	File      int    `json:"file"`
-	Index     int    `json:"segment"`
-	Sum       []byte `json:"sum"`              // SHA-256 of the segment
-	Beyond    int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
-	First     int64  `json:"first,omitempty"`  // index of the first one in the file
-	Token     string `json:"token,omitempty"`  // value of the first one
-	Zeros     int64  `json:"zeros,omitempty"`  // zeros at the end of the segment
-	RunHashes []byte `json:"prints,omitempty"` // fingerprints: Hash and At of each, in 8 bytes each
+	File            int    `json:"file"`
+	Index           int    `json:"segment"`
+	Sum             []byte `json:"sum"`              // SHA-256 of the segment
+	OutOfVocabulary int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
+	First           int64  `json:"first,omitempty"`  // index of the first one in the file
+	Token           string `json:"token,omitempty"`  // value of the first one
+	Zeros           int64  `json:"zeros,omitempty"`  // zeros at the end of the segment
+	// RunHashes are fingerprints: Hash and At of each, in 8 bytes each.
+	RunHashes []byte `json:"prints,omitempty"`
 
 	err error
 }

@@ -28,7 +28,7 @@ func (r *result) countBeyond(list []uint64, at int64, vocab uint64, dtype array.
 		if v < vocab {
 			continue
 		}
-		if r.Beyond++; r.Beyond == 1 {
+		if r.OutOfVocabulary++; r.OutOfVocabulary == 1 {
 			r.First, r.Token = at+int64(i), fmt.Sprint(v)
 			if dtype.IsSigned() {
 				r.Token = fmt.Sprint(int64(v))
@@ -41,14 +41,14 @@ func (c *check) reportTokens(f *checkedFile) {
 	p := f.problem(Vocabulary)
 	token := ""
 	for _, r := range f.results {
-		if r.Beyond > 0 && p.Count == 0 {
+		if r.OutOfVocabulary > 0 && p.Count == 0 {
 			p.Index, token = r.First, r.Token
 		}
-		p.Count += r.Beyond
+		p.Count += r.OutOfVocabulary
 	}
 	if p.Count > 0 {
 		c.addProblem(p, "%s: %s not below vocab_size (%d); the first is %s, at index %d; are the file, token_dtype and vocab_size right?",
-			f.path, terminal.Count(p.Count, "token is", "tokens are"), f.splitArray.Options.VocabSize, token, p.Index)
+			f.path, terminal.Plural(p.Count, "token is", "tokens are"), f.splitArray.Options.VocabSize, token, p.Index)
 	}
 	if f.failed {
 		return

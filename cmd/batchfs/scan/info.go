@@ -61,7 +61,7 @@ type InfoOptions struct {
 // withVocabulary returns the vocabulary next to a file, or nil, and completes o and eot from it:
 // the dtype of a headerless file, and the token that ends each document.
 func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
-	v, _, err := vocabulary.Of([]string{path})
+	v, _, err := vocabulary.ForFiles([]string{path})
 	if v == nil {
 		return nil, o, eot, err
 	}
@@ -267,7 +267,7 @@ func (f *File) print(out io.Writer) {
 	number := "number"
 	if f.Tokens > 0 {
 		number = "id"
-		fmt.Fprintf(out, "  %s\n", terminal.Count(f.Tokens, "token", "tokens"))
+		fmt.Fprintf(out, "  %s\n", terminal.Plural(f.Tokens, "token", "tokens"))
 	}
 	if f.Largest != nil {
 		fmt.Fprintf(out, "  largest %s %d%s\n", number, f.Largest, sample)
@@ -276,7 +276,7 @@ func (f *File) print(out io.Writer) {
 		sample = ""
 	}
 	if f.Documents > 0 {
-		fmt.Fprintf(out, "  %s%s\n", terminal.Count(f.Documents, "document", "documents"), sample)
+		fmt.Fprintf(out, "  %s%s\n", terminal.Plural(f.Documents, "document", "documents"), sample)
 	}
 	for _, s := range f.Samples {
 		fmt.Fprintf(out, "  text from token %d on: %q\n", s.Index, s.Text)

@@ -39,8 +39,8 @@ func Size(n int64) string {
 	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
 }
 
-// Count returns n followed by the singular or the plural of a noun.
-func Count(n int64, one, several string) string {
+// Plural returns n followed by the singular or the plural of a noun.
+func Plural(n int64, one, several string) string {
 	if n == 1 {
 		return "1 " + one
 	}

@@ -162,7 +162,7 @@ func (w *watchedMount) state() string {
 		return "closed"
 	case err != nil:
 		return "dead"
-	case w.IsStopped(), w.shared.SinceHeartbeat() > 3*time.Second, len(w.shared.Waiting()) > 0:
+	case w.IsStopped(), w.shared.SinceHeartbeat() > 3*time.Second, len(w.shared.Unresponsive()) > 0:
 		return "stuck"
 	}
 	return "serving"
@@ -171,14 +171,14 @@ func (w *watchedMount) state() string {
 func sequenceStatsOf(shared *state.Shared, open metrics.SequenceStats, readers []*Reader) *SequenceStats {
 	s := &SequenceStats{
 		Name: strings.TrimSuffix(open.Split+"/"+open.Settings, "/"), Cursor: open.Next(), Batches: open.Begun.Load(), Bytes: open.Bytes.Load(),
-		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), LastError: open.LastError(), Readers: readers,
+		Reads: open.Reads.Load(), Ready: open.Prefetched.Load(), Errors: open.Errors.Load(), LastError: open.LastError(), Readers: readers,
 	}
 	if batches := shared.EpochBatches(open.Number); batches > 0 {
 		epoch := float64(s.Cursor) / float64(batches)
 		s.Epoch = &epoch
 	}
 	for i := range s.waits {
-		s.waits[i] = open.Waits.Buckets[i].Load()
+		s.waits[i] = open.ReplyTimes.Buckets[i].Load()
 	}
 	return s
 }
@@ -195,7 +195,7 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 		slot := &slots[i]
 		number, thread := int(slot.Sequence.Load()), int(slot.Thread.Load())
 		waits, since := slot.Since()
-		pid, command := process.Of(thread)
+		pid, command := process.OfThread(thread)
 		if number == 0 || command == "" && since > readerTTL {
 			continue
 		}

@@ -73,7 +73,7 @@ func New(by string) (*View, error) {
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
-		switch vocab, _, err := vocabulary.Of(arrays[0].Files()); {
+		switch vocab, _, err := vocabulary.ForFiles(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Elements: // numbers have no text
 		case v.namedDecoder != nil:
 			s.decoders[i] = v.namedDecoder

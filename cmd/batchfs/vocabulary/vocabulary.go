@@ -114,10 +114,10 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// Of returns the vocabulary next to token files, or nil, and the shards that have aligned arrays,
-// by path. If vocabularies differ, or one cannot be read, it returns an error together with the
-// shards.
-func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
+// ForFiles returns the vocabulary next to token files, or nil, and the shards that have aligned
+// arrays, by path. If vocabularies differ, or one cannot be read, it returns an error together with
+// the shards.
+func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // the vocab.json that v is from
 	read := map[string]bool{} // keyed by directory
 	shards = map[string]Shard{}

@@ -60,7 +60,7 @@ func TestOf(t *testing.T) {
 		for file := range strings.FieldsSeq(test.files) {
 			files = append(files, filepath.Join(dir, file))
 		}
-		switch v, _, err := Of(files); {
+		switch v, _, err := ForFiles(files); {
 		case test.err != "" && (err == nil || !strings.HasPrefix(err.Error(), dir+test.err)), test.err == "" && err != nil:
 			t.Errorf("%s: error %v, want %s", test.files, err, test.err)
 		case err == nil && (v == nil) != (test.size == 0), v != nil && v.Size != test.size:
