@@ -79,8 +79,8 @@ func TestDirectories(t *testing.T) {
 	check("one more", false, all...)
 }
 
-// FreeNumbers returns retired numbers in the order in which they were retired, even if a worker dies while
-// it retires one.
+// FreeNumbers returns retired numbers in the order in which they were retired, even if a worker
+// dies while it retires one.
 func TestRetire(t *testing.T) {
 	s := newTestHandles(t).shared
 	var numbers []int
