@@ -203,7 +203,7 @@ func TestTopInATerminal(t *testing.T) {
 	<-done
 }
 
-// `batchfs why PATH`, status.json and the mount's log tell the reason of an ENOENT or EINVAL.
+// `batchfs why PATH`, status.json and the mount's log give the reason for ENOENT and EINVAL.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)

@@ -173,7 +173,7 @@ func (c catalogue) judge(
 var changes = []struct {
 	name        string
 	change      func(t *testing.T, path string)
-	description string // what status.json says
+	description string // expected in status.json
 }{
 	{"replaced", func(t *testing.T, path string) {
 		e2e.Write(t, path+".new", e2e.TokensOfVersion(1, changeTokens))

@@ -22,7 +22,7 @@ type fault struct {
 	path        string
 	begin       func()
 	end         func() // undoes the fault
-	description string // description in status.json
+	description string // expected in status.json
 	quiet       bool   // readers that have mapped or read the file may get no error
 }
 

@@ -21,7 +21,7 @@ func TestOtherUsers(t *testing.T) {
 		name               string
 		args               []string
 		stat               string
-		owner, group, rest bool // who reads
+		owner, group, rest bool // who may read
 	}{
 		{"not allowed", nil, "444 0 0\n555 0 0\n", false, false, false},
 		{"owner without allow_other", ours[2:], "444 1234 4321\n555 1234 4321\n", false, false, false},

@@ -18,9 +18,9 @@ const comparedBytes = 2 * 12 * 1024 * 2 // size of a batch, x and y
 
 // A comparedFile is a file in a mount that is read one batch after the other.
 type comparedFile struct {
-	m    *e2e.Mounted
-	file *os.File
-	at   int64 // offset of the next batch in batches.bin
+	m      *e2e.Mounted
+	file   *os.File
+	offset int64 // offset of the next batch in batches.bin
 	// Time between two reads in which the reader keeps a processor busy, like a trainer.
 	compute time.Duration
 }
@@ -87,9 +87,9 @@ func (c *comparedFile) cost(t *testing.T) float64 {
 	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); batches++ {
 		for computed := time.Now(); time.Since(computed) < c.compute; {
 		}
-		e2e.Must(c.file.ReadAt(buf, c.at))(t)
+		e2e.Must(c.file.ReadAt(buf, c.offset))(t)
 		if filepath.Base(c.file.Name()) != "next" { // next has every batch at offset 0
-			c.at += comparedBytes
+			c.offset += comparedBytes
 		}
 	}
 	took := c.processorTime(t) - before

@@ -88,7 +88,7 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// A read does not fail if the reader gets signals, as Go programs do from themselves.
+// Signals do not make a read fail. Go programs send themselves such signals.
 func TestReaderUnderSignals(t *testing.T) {
 	n := e2e.Soak(100)
 	config, _ := e2e.SmallConfig(t, 1)
