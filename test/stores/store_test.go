@@ -222,11 +222,11 @@ func TestStoreCommands(t *testing.T) {
 	for _, test := range []struct{ args, says string }{
 		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look up: 403"},
 		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
-		{"index s3://bucket/train.bin --eot 0", "writes nothing to a store"},
+		{"index s3://bucket/train.bin --eot 0", "never writes to a store"},
 		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
 		{"doctor -c " + remote, "403"},
-		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "writes nothing to a store"},
-		{"prepare s3://bucket/text.txt --by byte --out " + dir, "reads nothing from a store"},
+		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "never writes to a store"},
+		{"prepare s3://bucket/text.txt --by byte --out " + dir, "cannot read from a store"},
 	} {
 		stdout, stderr, err := e2e.Try(t, append(batchfs, strings.Fields(test.args)...)...)
 		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, e2e.StoreSecret) {
