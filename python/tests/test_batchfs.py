@@ -546,7 +546,10 @@ class TestProcesses(Case):
                 return super().batch(raw.clone())
 
         cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
-        unpinned: Any = lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)
+
+        def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            return empty(*args, **kwargs)
+
         pinned = mock.patch.object(torch, "empty", unpinned)
         fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
         with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:

@@ -39,7 +39,7 @@ with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
 	e2e.Equal(t, "the state that top shows", startTop(t, dir)().State, "serving")
 	e2e.CheckOutput(t, "can be read", e2e.Batchfs, "why", m.Path("train/batch/7"))
 	m.Seek(t, "train", 7, 0)
-	e2e.CheckOutput(t, "serves "+dir+" now", e2e.Batchfs, "restart", dir)
+	e2e.CheckOutput(t, "now serves "+dir, e2e.Batchfs, "restart", dir)
 	e2e.AwaitDoctor(t, dir, "ok   mountpoint: "+dir+" is mounted, served by process ", "ok   mounted train: ")
 	trainer.End(t)
 	e2e.NotMounted(t, dir)
