@@ -314,7 +314,7 @@ def check_docs():
         for page in sorted(os.listdir(DOCS)):
             for section in open(f"{DOCS}/{page}", encoding="utf-8").read().split("\n## ")[1:] if page.endswith(".md") else []:
                 heading, text = section.split("\n", 1)
-                text = [p for p in text.split("\n\n") if p.strip() and p.strip()[0].isalpha()][:2]
+                text = [p for p in text.split("\n\n") if p.strip("\n")[:1].isalpha()][:2]
                 if text:
                     f.write(json.dumps({"prompt": f"User: {heading}?\nAssistant:", "completion": " " + "\n".join(p.strip() for p in text)}) + "\n")
     subprocess.run([BATCHFS, "prepare", "docs.jsonl", "--by", "gpt2", "--mask", "prompt:0,completion:1", "--out", "chats"], check=True, capture_output=True)
