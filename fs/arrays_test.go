@@ -13,7 +13,7 @@ import (
 
 // manyArrays returns a sequence with as many arrays as allowed, with the longest names and all
 // dtypes.
-func manyArrays(rows int) *fake {
+func manyArrays(rows int) *fakeBatches {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
 	for i := len(list); i < array.MaxArrays; i++ {
@@ -24,13 +24,13 @@ func manyArrays(rows int) *fake {
 		list = append(list, a)
 	}
 	batch := array.NewBatch(2, list...)
-	s := counting("train", batch.Bytes())
+	s := countingBatches("train", batch.Bytes())
 	s.Batch = batch
 	return s
 }
 
 // contentOf returns what a file must contain, given its name. The header has headerLen bytes.
-func contentOf(s *fake, name string) (content []byte, headerLen int) {
+func contentOf(s *fakeBatches, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
 	arr, size := s.Batch.Stack(), s.Batch.MainBytes()
 	if strings.HasPrefix(name, "batches") {
@@ -68,13 +68,13 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 
 // A read of any range of a file returns that slice of its content.
 func TestAnyReadIsASlice(t *testing.T) {
-	three := counting("train", 120)
+	three := countingBatches("train", 120)
 	three.Batch = array.NewBatch(2,
 		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
 		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
 		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
 	)
-	for _, s := range []*fake{counting("train", 2), counting("train", 100), counting("train", 5000), three, manyArrays(3)} {
+	for _, s := range []*fakeBatches{countingBatches("train", 2), countingBatches("train", 100), countingBatches("train", 5000), three, manyArrays(3)} {
 		tr := newTestTree(t, s)
 		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
@@ -159,7 +159,7 @@ func TestLongestHeaders(t *testing.T) {
 	for i := range array.MaxArrays {
 		list = append(list, array.Array{Name: fmt.Sprintf("%032d", i), DType: array.BFloat16, Shape: axes})
 	}
-	s := counting("train", 100)
+	s := countingBatches("train", 100)
 	s.Batch = array.NewBatch(1, list...)
 	const settings = "batch_size=16777216,block_size=2147483648,dtype=bfloat16,layout=tokens,order=sequential,rank=16777215,seed=9223372036854775807,world=16777216"
 	s.Metadata = map[string]string{"sequence": strings.Repeat("<", 100) + "/" + settings, "fingerprint": strings.Repeat("0", 32)}

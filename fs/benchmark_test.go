@@ -10,7 +10,7 @@ import (
 
 // steadyReads returns a function that sends the guard a READ of next, and allocates nothing itself.
 func steadyReads(tb testing.TB, depth int) (read func()) {
-	s := counting("train", 48<<10)
+	s := countingBatches("train", 48<<10)
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }
 	tr := newTestTree(tb, s)
 	tr.prefetcher.depth = depth

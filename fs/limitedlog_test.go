@@ -17,7 +17,7 @@ func TestReadersCannotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reads = 3000
 		var log bytes.Buffer
-		s := counting("train", 1000)
+		s := countingBatches("train", 1000)
 		s.read = func([]byte, uint64, int64) error { return errors.New("broken") }
 		tr := newTestTree(t, s)
 		logger := slog.New(slog.NewTextHandler(&log, nil))

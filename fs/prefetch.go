@@ -27,11 +27,8 @@ type prefetcher struct {
 	slotBytes atomic.Int64        // bytes reserved for all slots; written with mu held
 }
 
-// permits limits how many prefetches of each split may run at the same time.
+// permits limits how many prefetches of each split run at the same time. See guard.Guard.
 type permits interface {
-	// TryPrefetch reports whether a prefetch may start now. If it returns true, the caller must
-	// call EndPrefetch. It returns false while requests of the split are waiting, because they come
-	// first.
 	TryPrefetch(split int) bool
 	EndPrefetch(split int)
 }
@@ -80,12 +77,12 @@ func (p *prefetcher) acquireSlot(s Batches, k uint64) (*sequentialReader, *slot)
 	return r, prefetched
 }
 
-// recordRequest is acquireSlot, but neither waits for a prefetch nor locks the slot.
+// recordRequest is like acquireSlot, but neither waits for a prefetch nor locks the slot.
 func (p *prefetcher) recordRequest(s Batches, k uint64) (*sequentialReader, *slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.find(s, k)
-	wentBack := k > 0 && k == r.again // such as an evaluation that reads the same batches each time
+	wentBack := k > 0 && k == r.again // for example, to repeat an evaluation
 	if k >= r.next || wentBack {
 		r.next, r.again = k+1, 0
 		if r.slots == nil {

@@ -15,11 +15,12 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// recording returns a counting sequence, and a function that returns which batches were read.
-func recording(name string, batchBytes int64) (s *fake, batchesRead func() []uint64) {
+// recordingBatches returns a counting sequence, and a function that returns which batches were
+// read.
+func recordingBatches(name string, batchBytes int64) (s *fakeBatches, batchesRead func() []uint64) {
 	var mu sync.Mutex
 	var list []uint64
-	s = counting(name, batchBytes)
+	s = countingBatches(name, batchBytes)
 	read := s.read
 	s.read = func(dst []byte, k uint64, off int64) error {
 		mu.Lock()
@@ -41,7 +42,7 @@ func TestPrefetchForReadersInOrder(t *testing.T) {
 		{"train/next", "train/next.npy", "train/next.safetensors", "train/next"},
 		{"train/batch/0", "train/batch/1", "train/batch/2", "train/batch/3"},
 	} {
-		s, batchesRead := recording("train", size)
+		s, batchesRead := recordingBatches("train", size)
 		tr := newTestTree(t, s)
 		for i, path := range paths {
 			want := [][]uint64{{0}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5}}[i]
@@ -59,7 +60,7 @@ func TestPrefetchForReadersInOrder(t *testing.T) {
 // Each pass over the same batches computes the first two, and finds the others prefetched.
 func TestPrefetchForRepeatedPasses(t *testing.T) {
 	const size, batches = 1000, 20
-	s, batchesRead := recording("train", size)
+	s, batchesRead := recordingBatches("train", size)
 	tr := newTestTree(t, s)
 	for pass := range 3 {
 		for k := range batches {
@@ -73,7 +74,7 @@ func TestPrefetchForRepeatedPasses(t *testing.T) {
 }
 
 func TestNoPrefetchForOtherReaders(t *testing.T) {
-	s, batchesRead := recording("train", 1000)
+	s, batchesRead := recordingBatches("train", 1000)
 	tr := newTestTree(t, s)
 	for _, k := range []int{7, 3000, 5, 2000, 1000, 0} {
 		r := tr.openFile(t, fmt.Sprintf("train/batch/%d", k), 0)
@@ -96,7 +97,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
 	var splits []Batches
 	for name, size := range sizes {
-		splits = append(splits, counting(name, size))
+		splits = append(splits, countingBatches(name, size))
 	}
 	tr := newTestTree(t, splits...)
 	tr.prefetcher.maxBytes = 100_000 // fewer than two huge batches, which are then not prefetched
@@ -157,7 +158,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 // A prefetched batch is not sent if its tokens have changed. A batch whose prefetch failed is
 // computed again.
 func TestPrefetchErrors(t *testing.T) {
-	s, _ := recording("train", 1000)
+	s, _ := recordingBatches("train", 1000)
 	var changed error
 	s.latest = func(uint64) (Batches, error) { return s, changed }
 	read, broken := s.read, false

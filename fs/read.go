@@ -94,7 +94,7 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, e
 	}
 	sp := span{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
 	if i.kind().isNext() && sp.len > 0 {
-		err = t.assign(&sp, in, cancel)
+		err = t.assignBatch(&sp, in, cancel)
 	}
 	return sp, err
 }
@@ -103,8 +103,8 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, e
 // be: up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
-// assign sets the batch of a span of next* to the one that the handle of the READ holds.
-func (t *tree) assign(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
+// assignBatch sets the batch of a span of next* to the one that the handle of the READ holds.
+func (t *tree) assignBatch(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
 	if sp.inode.kind().batches().format != raw && sp.off+sp.len <= headerBytes {
 		// Reading only the header would not notice changed tokens.
 		if sp.sequence, err = t.refresh(sp.inode, cancel); err != nil {

@@ -17,7 +17,7 @@ import (
 // Should the kernel know a file of a retired sequence after all, reading it fails with ESTALE: the
 // number is reused only when all others are in use.
 type doubt struct {
-	misses int // checks in a row in which the kernel knew none; guarded by sequenceTable.mu
+	misses int // successive checks that found no known directory; guarded by sequenceTable.mu
 }
 
 const (

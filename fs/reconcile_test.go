@@ -63,11 +63,11 @@ func (k *kernel) takeover(t *testing.T) {
 	k.tree = takeOver(t, k.tree.shared, k.tree.sequences.get(1))
 }
 
-// Whatever is lost when workers die, a directory that the kernel knows has the settings that were
-// looked up, and sequences that it does not know end.
+// Even if dying workers lose replies and FORGETs, a directory that the kernel knows has the
+// settings that were looked up, and a sequence that it does not know ends.
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	tr := newTestTree(t, counting("train", 100))
+	tr := newTestTree(t, countingBatches("train", 100))
 	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, namesSent: map[uint64]string{}}
 	check := func() {
 		t.Helper()
@@ -116,7 +116,7 @@ func TestReconcile(t *testing.T) {
 }
 
 func TestRetiredNumbersAreUsedLast(t *testing.T) {
-	s := counting("train", 100)
+	s := countingBatches("train", 100)
 	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	lost := tr.sequences.mustLookUp(t, dir, "seed=1000000")

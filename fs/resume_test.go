@@ -12,9 +12,9 @@ import (
 )
 
 func TestResumeRejectsOtherSplits(t *testing.T) {
-	a, b := counting("a", 1000), counting("b", 1000)
+	a, b := countingBatches("a", 1000), countingBatches("b", 1000)
 	tr := newTestTree(t, a, b)
-	for _, splits := range [][]Batches{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
+	for _, splits := range [][]Batches{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
 		if _, err := newSequenceTable(splits, tr.shared, Permissions{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
@@ -26,7 +26,7 @@ func TestResumeRejectsOtherSplits(t *testing.T) {
 
 // A handle of a text that an earlier worker opened never shows parts of two texts.
 func TestTextsAfterTakeover(t *testing.T) {
-	s := counting("train", 1000)
+	s := countingBatches("train", 1000)
 	info := "{}\n"
 	s.info = func() []byte { return []byte(info) }
 	tr := newTestTree(t, s)
@@ -95,7 +95,7 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 }
 
 func TestNamesAreForgottenAfterTakeover(t *testing.T) {
-	s := counting("train", 1000)
+	s := countingBatches("train", 1000)
 	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	known := map[state.Name]int{} // sequence numbers of names that the kernel knows
@@ -120,7 +120,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 }
 
 func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
-	s := counting("train", 1000)
+	s := countingBatches("train", 1000)
 	with, created := s.with, 0
 	s.with = func(settings string) (Batches, error) {
 		created++

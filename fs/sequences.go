@@ -50,13 +50,13 @@ type sequenceTable struct {
 }
 
 const (
-	// maxValidNames is how many of the latest names are not invalidated. If an invalidated name is
-	// in use, the kernel looks it up again. Invalidations should be rare, because one may wait in
-	// the kernel for another lookup, in a thread that cannot be killed.
+	// maxValidNames is the number of latest names that are not invalidated. If an invalidated name
+	// is in use, the kernel looks it up again. Invalidations should be rare, because one may wait
+	// in the kernel for another lookup, in a thread that cannot be killed.
 	maxValidNames = 1 << 10
 
-	// invalidators is how many goroutines invalidate names. An invalidation waits while any lookup
-	// runs in the same directory.
+	// invalidators is the number of goroutines that invalidate names. An invalidation waits while
+	// any lookup runs in the same directory.
 	invalidators = 8
 )
 

@@ -19,7 +19,7 @@ import (
 
 // trainSequences returns the sequences of a new mount of one split, and the split's directory.
 func trainSequences(t *testing.T) (q *sequenceTable, dir inode) {
-	tr := newTestTree(t, counting("train", 100))
+	tr := newTestTree(t, countingBatches("train", 100))
 	return tr.sequences, tr.find("train")
 }
 
@@ -63,7 +63,7 @@ func (q *sequenceTable) check(t *testing.T) {
 }
 
 func TestWeightsAreRecordedForSplits(t *testing.T) {
-	mixture := counting("train", 100)
+	mixture := countingBatches("train", 100)
 	mixture.spec.SourceWeights = []float64{0.75, 0.25}
 	with := mixture.with
 	mixture.with = func(settings string) (Batches, error) {
@@ -91,7 +91,7 @@ func TestSequenceNumbers(t *testing.T) {
 		lookups uint64
 		moved   bool
 	}
-	s := counting("train", 100)
+	s := countingBatches("train", 100)
 	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	model := map[string]*known{}
@@ -171,7 +171,7 @@ func TestAllNumbersInUse(t *testing.T) {
 
 func TestSettingsQuota(t *testing.T) {
 	const quota, owner, greedy, other = 3, 7, 8, 9
-	s := counting("train", 100)
+	s := countingBatches("train", 100)
 	tr := newTestTree(t, s)
 	dir := tr.find("train")
 	var q *sequenceTable
@@ -211,7 +211,7 @@ func TestSettingsQuota(t *testing.T) {
 // If the kernel has forgotten settings whose cursor has moved, only their cursor is kept, and
 // status.json counts them.
 func TestIdleSettings(t *testing.T) {
-	tr := newTestTree(t, counting("train", 100))
+	tr := newTestTree(t, countingBatches("train", 100))
 	q := tr.sequences
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
@@ -264,9 +264,9 @@ type changingSplit struct {
 	duringRead func()
 }
 
-func (c *changingSplit) latest() *fake {
+func (c *changingSplit) latest() *fakeBatches {
 	v := c.version.Load()
-	s := counting(c.name, c.size)
+	s := countingBatches(c.name, c.size)
 	fill := s.read
 	s.Version, s.FollowsChanges, s.Steps = Version(v), true, 5-v%2
 	s.read = func(dst []byte, k uint64, off int64) error {
@@ -297,7 +297,7 @@ func (c *changingSplit) identify(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
 			want := make([]byte, c.size)
-			counting(c.name, c.size).Read(want, k, 0)
+			countingBatches(c.name, c.size).Read(want, k, 0)
 			for i := range want {
 				want[i] ^= byte(v)
 			}

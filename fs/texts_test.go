@@ -12,7 +12,7 @@ func TestTextsAreBounded(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	var sequences []Batches
 	for _, name := range names {
-		s := counting(name, 1000)
+		s := countingBatches(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
 		sequences = append(sequences, s)
 	}
@@ -42,7 +42,7 @@ func TestTextsAreBounded(t *testing.T) {
 
 func TestLive(t *testing.T) {
 	const many = 3000
-	tr := newTestTree(t, counting("train", 1000))
+	tr := newTestTree(t, countingBatches("train", 1000))
 	dir := tr.find("train")
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))

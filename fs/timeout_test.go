@@ -33,7 +33,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	const size, id = 1000, 1_000_000
 	whole := state.Span{Off: 0, Len: size, Size: size}
 	for _, first := range []string{"assigned", "timed out"} {
-		tr := newTestTree(t, counting("train", size))
+		tr := newTestTree(t, countingBatches("train", size))
 		read := state.ReadRequest{FH: tr.openFile(t, "train/next", 0).fh, ID: id, Span: whole}
 		if first == "assigned" {
 			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
@@ -55,7 +55,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 
 // Requests that read or check token files have a cost. Computing it creates no Batches.
 func TestCosts(t *testing.T) {
-	s := counting("train", 8000)
+	s := countingBatches("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
 	s.Batch, s.FollowsChanges, s.TokensLen = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
@@ -104,7 +104,7 @@ func TestCosts(t *testing.T) {
 // A handler that has timed out may find that the kernel has forgotten its file. Its request then
 // fails with ESTALE.
 func TestHandlerOfForgottenFile(t *testing.T) {
-	s, other := counting("train", 1000), counting("train/seed=1", 1000)
+	s, other := countingBatches("train", 1000), countingBatches("train/seed=1", 1000)
 	s.with = func(string) (Batches, error) { return other, nil }
 	tr := newTestTree(t, s)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
@@ -132,7 +132,7 @@ func TestHandlerOfForgottenFile(t *testing.T) {
 
 func TestPrefetchReadsInParts(t *testing.T) {
 	const size = 3*mount.MaxRequest + 100
-	s := counting("train", size)
+	s := countingBatches("train", size)
 	whole := s.read
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if len(dst) > mount.MaxRequest {

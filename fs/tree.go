@@ -175,7 +175,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	s := t.sequence(i) // loaded once, because another may replace it
 	if i.kind().isNumbered() && s.Spec().FollowsChanges {
 		var err error
-		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
+		if s, err = t.refresh(i, cancel); s == nil { // if s is usable, Open reports err
 			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
 		i, timeout = i.withVersion(s.Spec().Version), 0 // the inode depends on the version

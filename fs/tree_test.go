@@ -24,8 +24,8 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
-// A fake is a Batches whose methods a test may replace.
-type fake struct {
+// A fakeBatches is a Batches whose methods a test may replace.
+type fakeBatches struct {
 	spec
 	read      func(dst []byte, k uint64, off int64) error
 	originLen func() int64
@@ -36,35 +36,35 @@ type fake struct {
 
 type spec = Spec
 
-func (f *fake) Spec() *Spec                                { return &f.spec }
-func (f *fake) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
-func (f *fake) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
-func (f *fake) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
+func (f *fakeBatches) Spec() *Spec                                { return &f.spec }
+func (f *fakeBatches) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
+func (f *fakeBatches) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
+func (f *fakeBatches) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
 
-func (f *fake) OriginLen() int64                      { return f.originLen() }
-func (f *fake) Info() []byte                          { return f.info() }
-func (f *fake) InfoLen() int64                        { return int64(len(f.info())) }
-func (f *fake) Latest() (Batches, error)              { return f.latest(noBatch) }
-func (f *fake) Stalled() time.Duration                { return 0 }
-func (f *fake) With(settings string) (Batches, error) { return f.with(settings) }
+func (f *fakeBatches) OriginLen() int64                      { return f.originLen() }
+func (f *fakeBatches) Info() []byte                          { return f.info() }
+func (f *fakeBatches) InfoLen() int64                        { return int64(len(f.info())) }
+func (f *fakeBatches) Latest() (Batches, error)              { return f.latest(noBatch) }
+func (f *fakeBatches) Stalled() time.Duration                { return 0 }
+func (f *fakeBatches) With(settings string) (Batches, error) { return f.with(settings) }
 
-func (f *fake) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
-func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
+func (f *fakeBatches) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
+func (f *fakeBatches) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
 
-func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error {
+func (f *fakeBatches) ReadOrigin(dst []byte, k uint64, off int64) error {
 	copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 	return nil
 }
 
-// Arguments with which Latest and LatestWhole call fake.latest.
+// Arguments with which Latest and LatestWhole call fakeBatches.latest.
 const (
 	noBatch  = MaxBatches
 	anyBatch = MaxBatches + 1
 )
 
-// counting returns a sequence in which byte i of all batches laid back to back is i%251.
-func counting(name string, batchBytes int64) *fake {
-	s := &fake{
+// countingBatches returns a sequence in which byte i of all batches laid back to back is i%251.
+func countingBatches(name string, batchBytes int64) *fakeBatches {
+	s := &fakeBatches{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
 		info: func() []byte { return []byte("{}\n") },
 		read: func(dst []byte, k uint64, off int64) error {
@@ -86,7 +86,7 @@ func counting(name string, batchBytes int64) *fake {
 			return s, nil
 		default:
 			split, _, _ := strings.Cut(name, "/")
-			return counting(split+"/seed="+value, batchBytes), nil
+			return countingBatches(split+"/seed="+value, batchBytes), nil
 		}
 	}
 	return s
@@ -211,7 +211,7 @@ func batchNumber(data []byte, size int64) int {
 }
 
 func TestNamesOfBatches(t *testing.T) {
-	tr := newTestTree(t, counting("train", 100))
+	tr := newTestTree(t, countingBatches("train", 100))
 	for name, want := range map[string]inode{
 		"0": makeInode(batchRaw, 1, 0), "17.npy": makeInode(batchNPY, 1, 17), "1099511627775": makeInode(batchRaw, 1, MaxBatches-1),
 		"1099511627776": 0, "18446744073709551616": 0, "-1": 0, "+1": 0, "01": 0, "": 0, ".npy": 0, "1.bin": 0, "1.npy.npy": 0, " 1": 0, "1e3": 0,
@@ -223,7 +223,7 @@ func TestNamesOfBatches(t *testing.T) {
 }
 
 func TestListedNamesExist(t *testing.T) {
-	tr := newTestTree(t, counting("train", 100), counting("val", 100))
+	tr := newTestTree(t, countingBatches("train", 100), countingBatches("val", 100))
 	for _, dir := range []string{"", "train", "val"} {
 		d := rootInode
 		if dir != "" {
@@ -239,7 +239,7 @@ func TestListedNamesExist(t *testing.T) {
 
 func TestNextAfterAnError(t *testing.T) {
 	const size = 1000
-	s := counting("train", size)
+	s := countingBatches("train", size)
 	fine, failure := s.read, error(nil)
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if failure != nil {
@@ -286,7 +286,7 @@ func TestNextAfterAnError(t *testing.T) {
 }
 
 func TestNextFailsAtOpen(t *testing.T) {
-	s := counting("train", 1000)
+	s := countingBatches("train", 1000)
 	tr := newTestTree(t, s)
 	fine := s.latest
 	for err, want := range map[error]fuse.Status{
@@ -304,7 +304,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 }
 
 func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
-	tr := newTestTree(t, counting("train", 1000))
+	tr := newTestTree(t, countingBatches("train", 1000))
 	for path, want := range map[string]fuse.Status{
 		"train/next": fuse.EINVAL, "train/next.npy": fuse.EINVAL, "train/cursor": fuse.EINVAL, "status.json": fuse.EINVAL,
 		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.EINVAL,
@@ -319,7 +319,7 @@ func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
 }
 
 func TestOpenTextsDoNotChange(t *testing.T) {
-	tr := newTestTree(t, counting("train", 1000))
+	tr := newTestTree(t, countingBatches("train", 1000))
 	cursor, status := tr.openFile(t, "train/cursor", 0), tr.openFile(t, "status.json", 0)
 	before, _ := status.read(0, 4096)
 	tr.openFile(t, "train/next", 0).readBatch(t, 1000)
@@ -343,7 +343,7 @@ func TestOpenTextsDoNotChange(t *testing.T) {
 
 // A lookup checks the token files from which a file is read, so that stat returns its current size.
 func TestLookupsCheckFiles(t *testing.T) {
-	s := counting("train", 1000)
+	s := countingBatches("train", 1000)
 	var checked []uint64
 	s.FollowsChanges = true
 	s.latest = func(k uint64) (Batches, error) {
@@ -369,7 +369,7 @@ func TestLookupsCheckFiles(t *testing.T) {
 // A handle opened with O_NONBLOCK returns its number if it is closed within the batch and no later
 // number was taken.
 func TestNonblockingHandles(t *testing.T) {
-	tr := newTestTree(t, counting("train", 1000))
+	tr := newTestTree(t, countingBatches("train", 1000))
 	readPart := func() *reader {
 		r := tr.openFile(t, "train/next", syscall.O_NONBLOCK)
 		r.read(0, 100)

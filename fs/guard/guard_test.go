@@ -18,9 +18,9 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// A disk is a FileSystem whose handlers block while it hangs. Node n belongs to split n. A READ of
-// handle n reads n rows; every other request checks the token files.
-type disk struct {
+// A hangingDisk simulates a FileSystem on a disk. While the disk hangs, handlers block. Node n
+// belongs to split n. A READ of handle n reads n rows; every other request checks the token files.
+type hangingDisk struct {
 	fuse.RawFileSystem
 	onHandle func()       // called by every handler; can be nil
 	waited   atomic.Int64 // READs that waited for admission
@@ -33,11 +33,11 @@ type disk struct {
 	costs      atomic.Int64
 }
 
-func (d *disk) SetDebug(bool)                                {}
-func (d *disk) CostOfLookup(h *fuse.InHeader, _ string) Cost { return d.cost(h.NodeId, 1, 0) }
-func (d *disk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return d.cost(in.NodeId, 1, 0) }
-func (d *disk) CostOfOpen(in *fuse.OpenIn) Cost              { return d.cost(in.NodeId, 1, 0) }
-func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
+func (d *hangingDisk) SetDebug(bool)                                {}
+func (d *hangingDisk) CostOfLookup(h *fuse.InHeader, _ string) Cost { return d.cost(h.NodeId, 1, 0) }
+func (d *hangingDisk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return d.cost(in.NodeId, 1, 0) }
+func (d *hangingDisk) CostOfOpen(in *fuse.OpenIn) Cost              { return d.cost(in.NodeId, 1, 0) }
+func (d *hangingDisk) CostOfRead(in *fuse.ReadIn) Cost {
 	cost := d.cost(in.NodeId, int64(in.Fh), int(in.Size))
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		cost.Pages = Pages{in.Offset, in.Offset + uint64(in.Size)}
@@ -45,29 +45,29 @@ func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
 	return cost
 }
 
-func (d *disk) cost(node uint64, rows int64, reply int) Cost {
+func (d *hangingDisk) cost(node uint64, rows int64, reply int) Cost {
 	d.costs.Add(1)
 	return Cost{Split: int(node), Rows: rows, ReplyBytes: reply}
 }
 
-func (d *disk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.record("done %d", in.Unique) }
-func (d *disk) Rollback(id uint64)                            { d.record("undo %d", id) }
-func (d *disk) Discard(fuse.ReadResult)                       { d.record("discard") }
-func (d *disk) Forget(node, n uint64)                         { d.record("forget %d of %d", n, node) }
-func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.record("release %d", in.Fh) }
+func (d *hangingDisk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.record("done %d", in.Unique) }
+func (d *hangingDisk) Rollback(id uint64)                            { d.record("undo %d", id) }
+func (d *hangingDisk) Discard(fuse.ReadResult)                       { d.record("discard") }
+func (d *hangingDisk) Forget(node, n uint64)                         { d.record("forget %d of %d", n, node) }
+func (d *hangingDisk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.record("release %d", in.Fh) }
 
-func (d *disk) FailRequest(id, node uint64, err error) fuse.Status {
+func (d *hangingDisk) FailRequest(id, node uint64, err error) fuse.Status {
 	d.record("fail %d", id)
 	return fuse.EIO
 }
 
-func (d *disk) record(format string, args ...any) {
+func (d *hangingDisk) record(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls = append(d.calls, fmt.Sprintf(format, args...))
 }
 
-func (d *disk) handle() fuse.Status {
+func (d *hangingDisk) handle() fuse.Status {
 	d.mu.Lock()
 	d.running++
 	d.maxRunning = max(d.maxRunning, d.running)
@@ -85,28 +85,28 @@ func (d *disk) handle() fuse.Status {
 	return fuse.OK
 }
 
-func (d *disk) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
+func (d *hangingDisk) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
 	out.NodeId = 77
 	return d.handle()
 }
 
-func (d *disk) GetAttr(<-chan struct{}, *fuse.GetAttrIn, *fuse.AttrOut) fuse.Status {
+func (d *hangingDisk) GetAttr(<-chan struct{}, *fuse.GetAttrIn, *fuse.AttrOut) fuse.Status {
 	return d.handle()
 }
 
-func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (d *hangingDisk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.Fh = 88
 	return d.handle()
 }
 
-func (d *disk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (d *hangingDisk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if waited > 0 {
 		d.waited.Add(1)
 	}
 	return fuse.ReadResultData(buf), d.handle()
 }
 
-func (d *disk) hang() (release func()) {
+func (d *hangingDisk) hang() (release func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gate := make(chan struct{})
@@ -119,7 +119,7 @@ func (d *disk) hang() (release func()) {
 	})
 }
 
-func (d *disk) countRunning() int {
+func (d *hangingDisk) countRunning() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.running
@@ -128,7 +128,7 @@ func (d *disk) countRunning() int {
 // A testGuard is a Guard whose clock advances only when the test calls tick.
 type testGuard struct {
 	*Guard
-	disk     *disk
+	disk     *hangingDisk
 	panics   int
 	timeouts sync.Map // errors sent to the kernel on timeout, by request id
 	lastID   atomic.Uint64
@@ -145,7 +145,7 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 	for n := range splits {
 		shared.Add(shared.NewNumber(), fmt.Sprint("split", n+1), 0, 0)
 	}
-	g := &testGuard{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
+	g := &testGuard{disk: &hangingDisk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
 	g.Guard = New(g.disk, Options{
 		Splits: splits, ReplyBytes: replyBytes, Shared: shared, Timeout: 2 * time.Second,
 		SendError: func(id uint64, errno syscall.Errno) { g.timeouts.Store(id, errno) },
@@ -176,7 +176,7 @@ func (g *testGuard) expectIdle(t *testing.T) {
 	unused := newSplits(g.opts.Splits, g.opts.ReplyBytes)
 	for i := range g.splits {
 		s, u := &g.splits[i], &unused[i]
-		if got, want := fmt.Sprint(s.short, s.long, s.waiting.Load()), fmt.Sprint(u.short, u.long, 0); got != want {
+		if got, want := fmt.Sprint(s.shortClass, s.longClass, s.waiting.Load()), fmt.Sprint(u.shortClass, u.longClass, 0); got != want {
 			t.Errorf("split %d: %s, want %s", i, got, want)
 		}
 	}

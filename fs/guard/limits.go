@@ -22,10 +22,10 @@ import (
 //
 // Guard.mu guards a split, except that shouldFree reads waiting without mu.
 type split struct {
-	short, long    class // for requests of up to shortRows rows, and of more
-	freePrefetches int
-	maxReplyBytes  int64        // limit for both classes
-	waiting        atomic.Int64 // requests in both queues
+	shortClass, longClass class // for requests of up to shortRows rows, and of more
+	freePrefetches        int
+	maxReplyBytes         int64        // limit for both classes
+	waiting               atomic.Int64 // requests in both queues
 }
 
 // A class limits requests of similar length.
@@ -57,8 +57,8 @@ func newSplits(n int, replyBytes int64) []split {
 	splits := make([]split, n+1)
 	for i := range splits {
 		s := &splits[i]
-		s.short = class{freePermits: permits, freeReplyBytes: maxReplyBytes / 2}
-		s.long = class{freePermits: max(1, permits/2), freeReplyBytes: maxReplyBytes / 2}
+		s.shortClass = class{freePermits: permits, freeReplyBytes: maxReplyBytes / 2}
+		s.longClass = class{freePermits: max(1, permits/2), freeReplyBytes: maxReplyBytes / 2}
 		s.freePrefetches = max(1, permits/2)
 		s.maxReplyBytes = maxReplyBytes
 	}
@@ -77,9 +77,9 @@ func (s *split) classify(cost Cost) (c *class, replyBytes int64) {
 	case cost.Rows == 0:
 		return nil, 0
 	case cost.Rows > shortRows:
-		c = &s.long
+		c = &s.longClass
 	default:
-		c = &s.short
+		c = &s.shortClass
 	}
 	if cost.ReplyBytes > smallReply {
 		replyBytes = int64(cost.ReplyBytes)

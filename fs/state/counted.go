@@ -11,7 +11,7 @@ const maxCounted = 1 << 14
 // Callers must serialize calls for the same request.
 func (s *Shared) CountOnce(id uint64, count func()) {
 	id &^= Resent
-	if last := &s.counted[id/2%maxCounted]; last.Load() != id {
+	if last := &s.countedRequests[id/2%maxCounted]; last.Load() != id {
 		count()
 		last.Store(id)
 	}

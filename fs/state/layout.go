@@ -33,12 +33,12 @@ type Shared struct {
 	infos       *[MaxSequences]sequenceInfo
 	// RowsBySource counts rows by split number and source. A split's last element also counts the
 	// rows of all further sources.
-	RowsBySource *[MaxSequences][MaxSources]SourceRows
-	counted      *[maxCounted]atomic.Uint64 // request ids: see CountOnce
-	lookups      *lookups
+	RowsBySource    *[MaxSequences][MaxSources]SourceRows
+	countedRequests *[maxCounted]atomic.Uint64 // request ids: see CountOnce
+	lookups         *lookups
 
 	base  unsafe.Pointer // start of the mapping
-	bytes uintptr        // its length
+	bytes uintptr        // length of the mapping
 }
 
 // sections returns the sections in the order of the header.
@@ -46,14 +46,14 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
-		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.counted), sectionAt(&s.lookups),
+		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
 	}
 }
 
 // mountState describes the mount as a whole. New fields go at its end, because processes of other
 // builds map it too.
 type mountState struct {
-	Began     int64         // time of the mount and its files, in nanoseconds since 1970
+	Began     int64         // time of mounting, and mtime of files, in nanoseconds since 1970
 	Closing   atomic.Uint32 // nonzero once files can no longer be opened; the supervisor's
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
@@ -226,7 +226,7 @@ const maxAssignments = 1 << 10
 // An attempt is a resent request without a reply. A later request can overwrite it.
 type attempt struct {
 	id      atomic.Uint64 // request id; or 0
-	crashes atomic.Uint64 // Crashes when the request was first resent
+	crashes atomic.Uint64 // value of Crashes when the request was first resent
 }
 
 const maxAttempts = 1 << 12

@@ -18,8 +18,8 @@ type lookups struct {
 		number atomic.Uint64 // sequence number
 		count  atomic.Uint64 // lookups of the sequence, including this one
 	}
-	counted     [maxLookups]lookup // latest requests: see lookupAt
-	directories [MaxSequences]directories
+	countedLookups [maxLookups]lookup // latest requests: see lookupAt
+	directories    [MaxSequences]directories
 }
 
 type lookup struct{ id, number atomic.Uint64 } // request id; sequence number
@@ -88,7 +88,9 @@ func (s *Shared) finishCounting() {
 	l.id.Store(c.id.Load())
 }
 
-func (s *Shared) lookupAt(id uint64) *lookup { return &s.lookups.counted[id&^Resent/2%maxLookups] }
+func (s *Shared) lookupAt(id uint64) *lookup {
+	return &s.lookups.countedLookups[id&^Resent/2%maxLookups]
+}
 
 // RecordDirectory records a directory of a sequence. It must be called before the kernel learns of
 // the directory.
@@ -119,7 +121,7 @@ func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 }
 
 // Retire ends a sequence with more counted lookups than the kernel will forget. Its number should
-// be reused only if there are no others.
+// be reused only if no other is free.
 func (s *Shared) Retire(number int) {
 	s.lookups.directories[number].retiredAt.Store(clock.Now())
 	s.Sequences[number].Lookups.Store(0)
@@ -153,8 +155,8 @@ func (s *Shared) beginLookups(number int) {
 		return
 	}
 	d.complete.Store(0)
-	for i := range s.lookups.counted {
-		if l := &s.lookups.counted[i]; l.number.Load() == uint64(number) {
+	for i := range s.lookups.countedLookups {
+		if l := &s.lookups.countedLookups[i]; l.number.Load() == uint64(number) {
 			l.id.Store(0)
 		}
 	}

@@ -102,9 +102,9 @@ func (s *Shared) NewConnection() {
 	clear(s.assignments[:])
 	clear(s.unfinished[:])
 	clear(s.attempts[:])
-	clear(s.counted[:])
+	clear(s.countedRequests[:])
 	s.lookups.counting.id.Store(0)
-	clear(s.lookups.counted[:])
+	clear(s.lookups.countedLookups[:])
 }
 
 // SinceHeartbeat returns the time since the worker last answered a ping, which it gets every

@@ -30,7 +30,7 @@ func (s *supervisor) appointWorker(reload bool) (err error) {
 }
 
 func (s *supervisor) startProcess(reload bool) (*workerProcess, error) {
-	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
+	p, err := startWorker(s.Worker(reload), s.connection, s.sharedMemory, s.Snapshot)
 	if err != nil {
 		return nil, resourceError{err}
 	}
@@ -51,7 +51,7 @@ func (s *supervisor) promote() error {
 func (s *supervisor) recordServing() {
 	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.servingSince.IsZero()
 	p.isServing = true
-	s.servingSince, s.unresponsive = time.Now(), 0
+	s.servingSince, s.sinceLastPong = time.Now(), 0
 	s.shared.Heartbeat.Store(clock.Now())
 	// The read-ahead is set only now, because the reply to INIT resets it.
 	if err := mount.SetReadAhead(s.mounted.Device); err != nil && isFirst {
@@ -208,7 +208,7 @@ func (s *supervisor) endRestart(outcome string) {
 	s.shared.Restarts.Add(1)
 }
 
-// switchToStandby replaces the worker by the standby, which a restart started.
+// switchToStandby replaces the worker with the standby, which a restart started.
 func (s *supervisor) switchToStandby() error {
 	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)

@@ -40,8 +40,8 @@ func (s *supervisor) stop() error {
 	return err
 }
 
-// tryUnmount unmounts unless files are open. It leaves a mount that was handed over to its maker.
-// It returns errStopped if the mount is gone or the grace period is over.
+// tryUnmount unmounts unless files are open or the mount was handed over. It returns errStopped if
+// the mount is gone or the grace period is over.
 func (s *supervisor) tryUnmount() error {
 	err := error(unix.EBUSY) // detached mounts get the grace period, too
 	if s.Connection == nil {

@@ -293,9 +293,9 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// If the machine starts no worker or kills each one, the supervisor logs that once and keeps
+// If no worker can be started, or each one is killed, the supervisor logs that once and keeps
 // trying, but still obeys Stop and the end of the mount.
-func TestMachineLetsNoneServe(t *testing.T) {
+func TestNoWorkerCanServe(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}

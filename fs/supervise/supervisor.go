@@ -49,18 +49,18 @@ type Options struct {
 // A supervisor belongs to the goroutine of Run.
 type supervisor struct {
 	Options
-	mounted    *mount.Mounted
-	connection *os.File
-	shared     *state.Shared
-	memory     *os.File // file that shared maps
+	mounted      *mount.Mounted
+	connection   *os.File
+	shared       *state.Shared
+	sharedMemory *os.File // file that shared maps
 
 	worker  *workerProcess // serving, or about to; nil until retryAt
 	standby *workerProcess // standby, or the new worker of a restart, or nil
 	retryAt time.Time
 
 	servingSince  time.Time     // when a worker last began to serve; zero before the first
-	repliesBefore uint64        // Replies when the worker was promoted
-	unresponsive  time.Duration // worker's runnable time since its last pong
+	repliesBefore uint64        // value of Replies when the worker was promoted
+	sinceLastPong time.Duration // worker's runnable time since its last pong
 
 	lastFailure error     // why no worker serves, or nil
 	failedAt    time.Time // when the last worker stopped serving
@@ -89,7 +89,7 @@ const (
 
 func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
 	return &supervisor{
-		Options: o, mounted: mounted, connection: connection, shared: shared, memory: memory,
+		Options: o, mounted: mounted, connection: connection, shared: shared, sharedMemory: memory,
 		backOff: 10 * time.Millisecond, pingEvery: time.Second, unresponsiveLimit: 3 * time.Second,
 	}
 }
@@ -228,7 +228,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	case m.text == msgServing && p.isPromoted:
 		s.recordServing()
 	case m.text == msgPong:
-		s.unresponsive = 0
+		s.sinceLastPong = 0
 		s.shared.Heartbeat.Store(clock.Now())
 	case p.isServing && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
@@ -247,7 +247,7 @@ func (s *supervisor) ping() error {
 	if s.worker == nil || !s.worker.isServing {
 		return nil
 	}
-	if s.unresponsive += s.worker.runnableTime(s.pingEvery); s.unresponsive > s.unresponsiveLimit {
+	if s.sinceLastPong += s.worker.runnableTime(s.pingEvery); s.sinceLastPong > s.unresponsiveLimit {
 		return s.workerFailed(s.worker, errors.New("it did not answer pings"))
 	}
 	s.worker.send(msgPing)

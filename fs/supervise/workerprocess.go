@@ -96,7 +96,7 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-// send fails if the process has ended, which messages reports as well.
+// send fails if the process has ended; p.messages reports that too.
 func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
 // inbox returns p.messages, or nil if p is nil.
