@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// copyOver replaces a file by a copy with the same mtime. change may modify the content.
+// copyOver replaces a file with a copy with the same mtime. change may modify the content.
 func copyOver(t *testing.T, path string, change func(raw []byte)) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -30,7 +30,7 @@ func noChange([]byte) {}
 // for another process.
 func TestCopyOfAFileIsTheFile(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
-		paths := files(t, 2, 10, 100_000)
+		paths := writeFiles(t, 2, 10, 100_000)
 		tokens := open(t, paths, o)
 		ws := func() []array.Window {
 			return []array.Window{{Len: 10}, {Start: 10, Len: 5000}, {Start: 99_000, Len: 1000}}
@@ -61,7 +61,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 // A file with the same size and mtime but other content is another file.
 func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
-		paths := files(t, 2, 100_000)
+		paths := writeFiles(t, 2, 100_000)
 		tokens := open(t, paths, o)
 		must(t, readOne(tokens))
 		successor := reopened(t, tokens, o)
@@ -88,7 +88,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 // Reads succeed while a file is replaced by copies again and again.
 func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
-		paths := files(t, 2, 50_000)
+		paths := writeFiles(t, 2, 50_000)
 		tokens := open(t, paths, o)
 		var stop atomic.Bool
 		var wg sync.WaitGroup
@@ -115,7 +115,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 // may write to it.
 func TestReplacedMappingIsNotRead(t *testing.T) {
 	for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
-		paths := files(t, 2, 10_000)
+		paths := writeFiles(t, 2, 10_000)
 		tokens := open(t, paths, Options{DType: "uint16", Access: access})
 		must(t, readOne(tokens))
 		old, err := os.OpenFile(paths[0], os.O_RDWR, 0)

@@ -39,8 +39,8 @@ func tokenBytes(from, n, width int) []byte {
 // file system is.
 var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// files writes files with the given numbers of tokens, which together form one array.
-func files(t testing.TB, width int, lens ...int) []string {
+// writeFiles writes files with the given numbers of tokens, which together form one array.
+func writeFiles(t testing.TB, width int, lens ...int) []string {
 	t.Helper()
 	dir, from, paths := t.TempDir(), 0, []string{}
 	for i, n := range lens {
@@ -118,7 +118,7 @@ func randomWindows(r *rand.Rand, extents []array.Extent) []array.Window {
 func TestReadAnyWindows(t *testing.T) {
 	for _, lens := range [][]int{{1}, {2_000_000}, {3, 1, 1, 2, 4}, {5000, 1, 2, 1, 70_000, 3, 1}} {
 		for _, width := range []int{2, 4} {
-			paths := files(t, width, lens...)
+			paths := writeFiles(t, width, lens...)
 			for _, join := range []bool{false, true} {
 				everyAccess(t, func(t *testing.T, o Options) {
 					o.DType, o.Join = unsigned(width), join
@@ -143,7 +143,7 @@ func TestReadAnyWindows(t *testing.T) {
 }
 
 func TestShape(t *testing.T) {
-	paths := files(t, 2, 3, 1, 2)
+	paths := writeFiles(t, 2, 3, 1, 2)
 	apart, joined := open(t, paths, Options{DType: array.Uint16}), open(t, paths, Options{DType: array.Uint16, Join: true})
 	if got := fmt.Sprint(apart.Len(), apart.Extents()); got != fmt.Sprint(6, []array.Extent{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}, {Name: paths[2], Start: 4, Len: 2}}) {
 		t.Error(got)
@@ -177,7 +177,7 @@ func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 		{"open", func(f *os.File) error { return nil }, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			paths := files(t, 2, 10, 1000)
+			paths := writeFiles(t, 2, 10, 1000)
 			was := open(t, paths, Options{DType: array.Uint16})
 			f, err := os.OpenFile(paths[1], os.O_RDWR, 0)
 			must(t, err)
@@ -194,7 +194,7 @@ func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 
 // Arrays that are no longer used keep no mappings.
 func TestMappingsGoWithTheirTokens(t *testing.T) {
-	paths := files(t, 2, 10_000)
+	paths := writeFiles(t, 2, 10_000)
 	mappings := func() int {
 		maps, err := os.ReadFile("/proc/self/maps")
 		must(t, err)
@@ -240,7 +240,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "train.bin")
 			must(t, test.make(path))
-			_, err := Open(append(files(t, 2, 3), path), Options{DType: array.Uint16})
+			_, err := Open(append(writeFiles(t, 2, 3), path), Options{DType: array.Uint16})
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %s and %s", err, path, test.want)
 			}
@@ -272,7 +272,7 @@ func TestChangedFileIsStale(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
-				paths := files(t, 2, 10, n)
+				paths := writeFiles(t, 2, 10, n)
 				fresh, used := open(t, paths, o), open(t, paths, o)
 				again := reopened(t, used, o)
 				second := func() []array.Window { return []array.Window{{Start: n, Len: 10}} }
@@ -307,7 +307,7 @@ var sink byte
 func TestTruncatedWhileItIsRead(t *testing.T) {
 	for _, size := range []int64{0, 4096, 5000, 65536, 199_998} {
 		everyAccess(t, func(t *testing.T, o Options) {
-			paths := files(t, 2, 100_000)
+			paths := writeFiles(t, 2, 100_000)
 			tokens := open(t, paths, o)
 			err := tokens.Read([]array.Window{{Len: 100_000}}, func(_ int, raw []byte) error {
 				must(t, os.Truncate(paths[0], size))
@@ -326,7 +326,7 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 func TestVisitEndsTheRead(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		o.Join = true
-		tokens := open(t, files(t, 2, 5, 5), o)
+		tokens := open(t, writeFiles(t, 2, 5, 5), o)
 		enough := errors.New("enough")
 		for _, ws := range [][]array.Window{{{Start: 0, Len: 2}, {Start: 1, Len: 2}}, {{Start: 4, Len: 3}, {Start: 5, Len: 2}}} {
 			visits := 0
@@ -348,7 +348,7 @@ func descriptors(t testing.TB) int {
 // BlobsOf yields each file once, however many windows use it.
 func TestBlobsOfWindows(t *testing.T) {
 	for _, n := range []int{3, 64, 65, 500} {
-		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
+		paths := writeFiles(t, 2, slices.Repeat([]int{10}, n)...)
 		tokens := open(t, paths, Options{DType: array.Uint16, Join: true})
 		p := NewPass()
 		var got []string
@@ -367,7 +367,7 @@ func TestBlobsOfWindows(t *testing.T) {
 // boundary between files.
 func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
-		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
+		writeFiles(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
 	} {
 		a, err := Open(paths, Options{DType: array.Uint16, Access: localfile.Pread})
 		must(t, err)

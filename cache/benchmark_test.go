@@ -11,7 +11,7 @@ import (
 // BenchmarkRead reads 12 windows of 1025 uint16 tokens from a warm file, as a batch of 12x1024
 // needs them.
 func BenchmarkRead(b *testing.B) {
-	paths, o := files(b, 2, 32<<20), Options{DType: array.Uint16}
+	paths, o := writeFiles(b, 2, 32<<20), Options{DType: array.Uint16}
 	for _, o.Access = range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		b.Run(string(o.Access), func(b *testing.B) {
 			tokens := open(b, paths, o)

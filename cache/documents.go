@@ -142,7 +142,7 @@ func (x *index) checkRising(ends []int64, first, previous int64) error {
 	return nil
 }
 
-// resolveSequences replaces the number of each sequence by the position where it begins.
+// resolveSequences replaces the number of each sequence with the position where it begins.
 // sequences[0] is the end of document first.
 func (x *index) resolveSequences(sequences []int64, first int64) error {
 	var ranges []localfile.Range
@@ -178,8 +178,8 @@ type sortedNumbers struct {
 	last []atomic.Int64
 }
 
-// maxBlocks limits how many last numbers all indexes of an array keep in memory, in total (a
-// mebibyte). minBlock numbers fill a page.
+// maxBlocks limits the last numbers that all indexes of an array keep in memory, to a mebibyte.
+// minBlock numbers fill a page.
 const (
 	maxBlocks = 1 << 17
 	minBlock  = 512

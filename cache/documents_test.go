@@ -35,7 +35,7 @@ func writeIndex(t testing.TB, path string, ends ...int64) {
 // ends of all documents.
 func indexedFiles(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []int64) {
 	t.Helper()
-	paths, start := files(t, 2, lens...), int64(0)
+	paths, start := writeFiles(t, 2, lens...), int64(0)
 	for i, n := range lens {
 		var own []int64
 		for end := int64(0); end < int64(n); {
@@ -119,14 +119,14 @@ func TestDocumentsOfLibraries(t *testing.T) {
 }
 
 func TestFilesAreDocuments(t *testing.T) {
-	a := open(t, files(t, 2, 3, 1, 5), Options{DType: array.Uint16, Documents: FilesAreDocuments})
+	a := open(t, writeFiles(t, 2, 3, 1, 5), Options{DType: array.Uint16, Documents: FilesAreDocuments})
 	must(t, checkDocuments(a.Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
 	must(t, checkDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
 }
 
-// Without any index there are no documents. If only some files have one, Open fails.
-func TestDocumentsOfNobody(t *testing.T) {
-	paths := files(t, 2, 3, 4)
+// Without any index, there are no documents. If only some files have one, Open fails.
+func TestDocumentsWithoutIndex(t *testing.T) {
+	paths := writeFiles(t, 2, 3, 4)
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	if open(t, paths, o).Documents() != nil {
 		t.Error("there are documents without an index")
@@ -160,14 +160,14 @@ func TestWrongIndex(t *testing.T) {
 		{[]int64{3, 12, 10}, "document 2 ends at 10, and the one before it at 12"},
 		{[]int64{0, 10}, "and the one before it at 0"},
 	} {
-		paths := files(t, 2, 10)
+		paths := writeFiles(t, 2, 10)
 		writeIndex(t, paths[0], test.ends...)
 		if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), paths[0]+".index") || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%d: error %v, want %s", test.ends, err, test.want)
 		}
 	}
 	const many = 200_000 // too many for the sample to cover all
-	paths := files(t, 2, 2*many)
+	paths := writeFiles(t, 2, 2*many)
 	for _, wrong := range []int64{-1, 0, 1 << 40, 2*3001 - 2} {
 		ends := rising(many)
 		ends[3001] = wrong
@@ -202,7 +202,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		{func(path string) error { return replace(path, make([]byte, 24)) }, syscall.ESTALE},
 		{os.Remove, syscall.ENOENT},
 	} {
-		paths := files(t, 2, 10, 10)
+		paths := writeFiles(t, 2, 10, 10)
 		writeIndex(t, paths[0], 10)
 		writeIndex(t, paths[1], 2, 3, 10)
 		o := Options{DType: array.Uint16, Access: localfile.Remap, Documents: DocumentsIndexed}
@@ -223,7 +223,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 
 // An index may be replaced by a copy, and must settle after a write, just like a token file.
 func TestIndexIsFollowed(t *testing.T) {
-	paths := files(t, 2, 10)
+	paths := writeFiles(t, 2, 10)
 	writeIndex(t, paths[0], 2, 10)
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	a := open(t, paths, o)
@@ -249,7 +249,7 @@ func TestIndexIsFollowed(t *testing.T) {
 }
 
 func TestFingerprintCoversTheIndex(t *testing.T) {
-	paths := files(t, 2, 10)
+	paths := writeFiles(t, 2, 10)
 	sum := func(documents string) string {
 		f := NewFingerprint(1)
 		open(t, paths, Options{DType: array.Uint16, Documents: documents, Fingerprint: f})

@@ -38,7 +38,7 @@ func TestFingerprintIsAsDefined(t *testing.T) {
 		{append(slices.Repeat([]int{5}, 35), 100_000, 4096, 4097, 2048, 8000), 2},
 		{append(slices.Repeat([]int{5}, 15), 100_000, 5000), 3},
 	} {
-		paths := files(t, 2, test.lens...)
+		paths := writeFiles(t, 2, test.lens...)
 		sum := sha256.New()
 		for _, path := range paths {
 			raw, err := os.ReadFile(path)

@@ -16,7 +16,7 @@ func TestUnwritten(t *testing.T) {
 		flags        int
 		mapped, want bool
 	}{{os.O_RDWR, false, true}, {os.O_RDWR, true, true}, {os.O_WRONLY | os.O_APPEND, false, true}, {os.O_RDONLY, false, false}} {
-		paths := files(t, 2, 10, 10)
+		paths := writeFiles(t, 2, 10, 10)
 		f, err := os.OpenFile(paths[1], test.flags, 0)
 		must(t, err)
 		defer f.Close()

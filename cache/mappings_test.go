@@ -16,7 +16,7 @@ import (
 // Under Remap, a read maps each of its files once. Concurrent reads, of any file, neither map nor
 // wait, and a read of short windows does not map.
 func TestOneReadMapsAtATime(t *testing.T) {
-	paths := files(t, 2, 30_000, 30_000, 30_000)
+	paths := writeFiles(t, 2, 30_000, 30_000, 30_000)
 	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Remap})
 	var long, short []array.Window
 	for i := range 1280 {

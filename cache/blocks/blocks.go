@@ -296,7 +296,7 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 		if b.fetchErr != nil && !b.prefetched {
 			return nil, b.fetchErr
 		}
-		return o.get(index) // now its file is known, or it is fetched without the prefetch timeout
+		return o.get(index) // either finds the file, or fetches without the prefetch timeout
 	case waited:
 		c.o.Counts.Waits.Add(1)
 		c.o.Counts.WaitNanos.Add(int64(time.Since(began)))

@@ -70,7 +70,7 @@ func TestWhoseDirectory(t *testing.T) {
 			touchedSet(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
-			entries, _ := os.ReadDir(o.Dir) // one object, used and shares
+			entries, _ := os.ReadDir(o.Dir) // the object's directory, "used" and "shares"
 			if test.says != "" && len(entries) > 0 {
 				t.Errorf("%v is in a directory that was refused", entries)
 			}

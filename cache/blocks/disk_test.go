@@ -233,7 +233,7 @@ func TestDirectoryFails(t *testing.T) {
 				t.Skipf("no tmpfs: %v", err)
 			}
 			t.Cleanup(func() {
-				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also the bind mount over it
+				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // a bind mount may cover it
 				}
 			})
 			s := newFakeStore(blocks * blockBytes)

@@ -26,7 +26,7 @@ type Blocks struct {
 	Full atomic.Int64
 }
 
-// Writes counts fetched blocks that were not written to the directory. See also Blocks.Full.
+// Writes counts fetched blocks that were not written to the directory.
 type Writes struct {
 	Present atomic.Int64 // blocks that another process wrote first
 	Failed  atomic.Int64 // blocks not written because the directory failed

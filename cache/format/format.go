@@ -59,9 +59,9 @@ func (f Format) Numbers() int64 {
 
 // A parser recognizes a format by the content of a file or by a sidecar.
 type parser struct {
-	name         string
-	onlyElements bool // whether the file, without its sidecar, is headerless
-	// property of such files, for messages
+	name            string
+	headerlessAlone bool // whether the file, without its sidecar, is headerless
+	// property of files in this format, for messages
 	requirement string
 
 	// parse finds the elements of a file. matches reports whether the file is in the format; if so,
@@ -127,7 +127,7 @@ func (in *Input) Format() (f Format, err error) {
 	}
 	switch asked := cmp.Or(in.Options.Format, Auto); {
 	case found == nil && err != nil, found != nil && (asked == Auto || asked == found.name):
-	case found != nil && (asked != Headerless || !found.onlyElements):
+	case found != nil && (asked != Headerless || !found.headerlessAlone):
 		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.requirement, found.name, asked)
 	case asked == Auto, asked == Headerless:
 		f, err = in.headerless()

@@ -336,8 +336,8 @@ func preadCached(fd int, buf []byte, off int64) int64 {
 // with the lock held.
 var remapping sync.Mutex
 
-// Remaps counts the reads of this process under Remap. A worker replaces it by the counters of its
-// mount before the first read.
+// Remaps counts the reads of this process under Remap. A worker replaces it with the counters of
+// its mount before the first read.
 var Remaps = new(counts.Remaps)
 
 const (

@@ -16,8 +16,8 @@ import (
 
 var must = testwait.NoError
 
-// tokens writes a file in which byte i is i, modulo 256.
-func tokens(t testing.TB, bytes int) (path string, id Identity) {
+// writeCounting writes a file in which byte i is i, modulo 256.
+func writeCounting(t testing.TB, bytes int) (path string, id Identity) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "train.bin")
 	raw := make([]byte, bytes)
@@ -34,7 +34,7 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 // If the pages of a range cannot be mapped, pread reads the range, and its error is returned if the
 // file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
-	path, id := tokens(t, os.Getpagesize())
+	path, id := writeCounting(t, os.Getpagesize())
 	f, err := New(path, id, Sample{}, Map, false)
 	must(t, err)
 	m, err := f.ensureOpen()
@@ -67,7 +67,7 @@ func TestFaultIsReadAgain(t *testing.T) {
 // Ranges that lie close together are visited in file order, so that some can be read at once.
 // Others are visited in the order of the request, in which the reply is written fastest.
 func TestOrderOfVisits(t *testing.T) {
-	path, id := tokens(t, 4<<20)
+	path, id := writeCounting(t, 4<<20)
 	f, err := New(path, id, Sample{}, Pread, false)
 	must(t, err)
 	for apart, want := range map[int64][]int{4096: {1, 2, 0, 3}, 1 << 20: {0, 1, 2, 3}} {
@@ -106,7 +106,7 @@ func TestSettled(t *testing.T) {
 
 // More files may be open than a process may have mappings, 65,530 by default.
 func TestKeptMappingsAreBounded(t *testing.T) {
-	path, id := tokens(t, 10)
+	path, id := writeCounting(t, 10)
 	all := make([]*File, 70_000)
 	read := func(f *File) {
 		must(t, f.Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {

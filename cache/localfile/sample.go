@@ -26,8 +26,8 @@ func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
 // sampleBlockBytes is the size of a sampled block. Another size would change every fingerprint.
 const sampleBlockBytes = 4096
 
-// NewSample reads that many blocks, evenly spaced from a file's first byte to its last, or the
-// whole file if the blocks would cover it. It calls visit with each block, in order.
+// NewSample reads the given number of blocks, evenly spaced from a file's first byte to its last,
+// or the whole file if the blocks would cover it. It calls visit with each block, in order.
 func NewSample(content io.ReaderAt, size, blocks int64, visit func(off int64, block []byte)) (s Sample, err error) {
 	s.Blocks = blocks
 	length := int64(sampleBlockBytes)

@@ -48,10 +48,10 @@ func (h *health) fail() { h.failingSince = cmp.Or(h.failingSince, time.Now()) }
 
 type bucket struct {
 	health
-	silent   bool // whether its last request got no answer
-	failing  map[string]*failingObject
-	lastGood *Object // object that was last up; nil if none was
-	hasProbe bool
+	silent         bool // whether its last request got no answer
+	failing        map[string]*failingObject
+	lastGoodObject *Object // object that was last up; nil if none was
+	hasProbe       bool
 }
 
 type failingObject struct {
@@ -122,7 +122,7 @@ func (s *outages) answered(o Object, ok bool) {
 	b := s.bucket(o.Bucket)
 	b.silent = false
 	if ok {
-		b.health, b.lastGood = health{}, &o
+		b.health, b.lastGoodObject = health{}, &o
 		delete(b.failing, o.Key)
 		for _, f := range b.failing {
 			f.failedSinceSuccess = false
@@ -142,11 +142,11 @@ func (s *outages) answered(o Object, ok bool) {
 }
 
 // failed records a failed request.
-func (s *outages) failed(o Object, by culprit) {
+func (s *outages) failed(o Object, blamed culprit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
-	if by == theEndpoint {
+	if blamed == theEndpoint {
 		b.silent = true
 		s.endpoint.fail()
 	}
@@ -160,9 +160,9 @@ func (s *outages) failed(o Object, by culprit) {
 	s.startProbes()
 }
 
-// gaveUp records that a read gave up, and that its last request counts against by. The largest
-// part, from by downwards, that has been failing for atLeast is now down.
-func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duration) {
+// gaveUp records that a read gave up, and that its last request counts against blamed. Of blamed
+// and the smaller parts, the largest that has been failing for atLeast is now down.
+func (s *outages) gaveUp(o Object, blamed culprit, cause error, atLeast time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
@@ -172,13 +172,13 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 			inRow++
 		}
 	}
-	if by == theObject && inRow >= minFailedObjects {
-		by = theBucket
+	if blamed == theObject && inRow >= minFailedObjects {
+		blamed = theBucket
 	}
 	f := cmp.Or(b.failing[o.Key], new(failingObject)) // its failures may have been forgotten
 	parts := []*health{&f.health, &b.health, &s.endpoint}
-	for ; by >= theObject; by-- {
-		if p := parts[by]; !p.failingSince.IsZero() && time.Since(p.failingSince) >= atLeast {
+	for ; blamed >= theObject; blamed-- {
+		if p := parts[blamed]; !p.failingSince.IsZero() && time.Since(p.failingSince) >= atLeast {
 			p.cause = cause
 			break
 		}
@@ -196,8 +196,8 @@ func (s *outages) suspects(b *bucket) (objects []Object) {
 			// Any object will do. A good one is requested too, because the failing one may stay
 			// down.
 			objects = append(objects, f.object)
-			if b.lastGood != nil {
-				objects = append(objects, *b.lastGood)
+			if b.lastGoodObject != nil {
+				objects = append(objects, *b.lastGoodObject)
 			}
 			return objects
 		case f.cause != nil:

@@ -67,78 +67,78 @@ func readPath(ctx context.Context, c *Client, path string) (took time.Duration, 
 // After the outage, every read succeeds again.
 func TestOutages(t *testing.T) {
 	for _, test := range []struct {
-		name      string
-		status    map[string]int
-		meanwhile []string          // read every second during the first reads
-		early     []string          // reads that fail first, because they have only a second
-		first     []string          // reads that fail when all of their time is over
-		then      map[string]string // reads that fail immediately, and their errors
-		well      []string          // reads that succeed
-		later     []string          // reads that succeed after a probe
+		name              string
+		status            map[string]int
+		meanwhile         []string          // read every second during the first reads
+		failEarly         []string          // reads that fail first, with only a second
+		failLate          []string          // reads that fail when all of their time is over
+		failFast          map[string]string // reads that fail immediately, and their errors
+		succeed           []string          // reads that succeed
+		succeedAfterProbe []string          // reads that succeed after a probe
 	}{
 		{
-			name:   "an object",
-			status: map[string]int{"/bucket/bad": 500},
-			first:  []string{"bucket/bad"},
-			then:   map[string]string{"bucket/bad": "s3://bucket/bad: read bytes 10 to 29: the object is down: 500 InternalError"},
-			well:   []string{"bucket/good", "bucket/better", "other/good"},
+			name:     "an object",
+			status:   map[string]int{"/bucket/bad": 500},
+			failLate: []string{"bucket/bad"},
+			failFast: map[string]string{"bucket/bad": "s3://bucket/bad: read bytes 10 to 29: the object is down: 500 InternalError"},
+			succeed:  []string{"bucket/good", "bucket/better", "other/good"},
 		}, {
-			name:   "two objects of a bucket",
-			status: map[string]int{"/bucket/bad": 500},
-			first:  []string{"bucket/bad1", "bucket/bad2"},
-			then:   map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
-			well:   []string{"bucket/good", "other/good"},
+			name:     "two objects of a bucket",
+			status:   map[string]int{"/bucket/bad": 500},
+			failLate: []string{"bucket/bad1", "bucket/bad2"},
+			failFast: map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
+			succeed:  []string{"bucket/good", "other/good"},
 		}, {
-			name:   "several objects of a bucket",
-			status: map[string]int{"/bucket/bad": 500},
-			first:  []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
-			then:   map[string]string{"bucket/bad1": "the bucket bucket is down: 500", "bucket/good": "the bucket bucket is down: 500"},
-			well:   []string{"other/good"},
-			later:  []string{"bucket/good"},
+			name:              "several objects of a bucket",
+			status:            map[string]int{"/bucket/bad": 500},
+			failLate:          []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
+			failFast:          map[string]string{"bucket/bad1": "the bucket bucket is down: 500", "bucket/good": "the bucket bucket is down: 500"},
+			succeed:           []string{"other/good"},
+			succeedAfterProbe: []string{"bucket/good"},
 		}, {
 			name:      "several objects of a bucket whose others are read",
 			status:    map[string]int{"/bucket/bad": 500},
 			meanwhile: []string{"bucket/good"},
-			first:     []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
-			then:      map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
-			well:      []string{"bucket/good", "bucket/better"},
+			failLate:  []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
+			failFast:  map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
+			succeed:   []string{"bucket/good", "bucket/better"},
 		}, {
-			name:   "a bucket",
-			status: map[string]int{"/bucket/": 503},
-			first:  []string{"bucket/a"},
-			then:   map[string]string{"bucket/a": "the bucket bucket is down: 503 SlowDown", "bucket/b": "the bucket bucket is down"},
-			well:   []string{"other/a", "other/b"},
+			name:     "a bucket",
+			status:   map[string]int{"/bucket/": 503},
+			failLate: []string{"bucket/a"},
+			failFast: map[string]string{"bucket/a": "the bucket bucket is down: 503 SlowDown", "bucket/b": "the bucket bucket is down"},
+			succeed:  []string{"other/a", "other/b"},
 		}, {
 			name:      "an object that is throttled",
 			status:    map[string]int{"/bucket/bad": 503},
 			meanwhile: []string{"bucket/good"},
-			first:     []string{"bucket/bad"},
-			then:      map[string]string{"bucket/bad": "the object is down: 503"},
-			well:      []string{"bucket/good", "bucket/better", "other/good"},
+			failLate:  []string{"bucket/bad"},
+			failFast:  map[string]string{"bucket/bad": "the object is down: 503"},
+			succeed:   []string{"bucket/good", "bucket/better", "other/good"},
 		}, {
-			name:   "the endpoint",
-			status: map[string]int{"/": 0},
-			first:  []string{"bucket/a"},
-			then:   map[string]string{"bucket/b": "the store http://store does not answer: ", "other/a": "s3://other/a: read bytes 10 to 29: "},
+			name:     "the endpoint",
+			status:   map[string]int{"/": 0},
+			failLate: []string{"bucket/a"},
+			failFast: map[string]string{"bucket/b": "the store http://store does not answer: ", "other/a": "s3://other/a: read bytes 10 to 29: "},
 		}, {
-			name:   "the endpoint, which another bucket missed first",
-			status: map[string]int{"/": 0},
-			early:  []string{"other/a"},
-			first:  []string{"bucket/a"},
-			then:   map[string]string{"bucket/b": "does not answer: ", "other/b": "does not answer: "},
+			name:      "the endpoint, which another bucket missed first",
+			status:    map[string]int{"/": 0},
+			failEarly: []string{"other/a"},
+			failLate:  []string{"bucket/a"},
+			failFast:  map[string]string{"bucket/b": "does not answer: ", "other/b": "does not answer: "},
 		}, {
-			name:   "connections for a bucket",
-			status: map[string]int{"/bucket/": 0},
-			first:  []string{"bucket/a"},
-			well:   []string{"other/a", "other/b"},
-			then:   map[string]string{"bucket/b": "the bucket bucket is down: "},
+			name:     "connections for a bucket",
+			status:   map[string]int{"/bucket/": 0},
+			failLate: []string{"bucket/a"},
+			succeed:  []string{"other/a", "other/b"},
+			failFast: map[string]string{"bucket/b": "the bucket bucket is down: "},
 		}, {
 			name:      "connections for a bucket, while another is read",
 			status:    map[string]int{"/bucket/": 0},
 			meanwhile: []string{"other/a"},
-			first:     []string{"bucket/a"},
-			then:      map[string]string{"bucket/b": "the bucket bucket is down: "},
-			well:      []string{"other/b"},
+			failLate:  []string{"bucket/a"},
+			failFast:  map[string]string{"bucket/b": "the bucket bucket is down: "},
+			succeed:   []string{"other/b"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestOutages(t *testing.T) {
 						}
 					}()
 				}
-				for _, path := range test.early {
+				for _, path := range test.failEarly {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					if took, err := readPath(ctx, c, path); err == nil || took != time.Second {
 						t.Errorf("%s after %v: %v, want an error after 1s", path, took, err)
@@ -175,7 +175,7 @@ func TestOutages(t *testing.T) {
 					cancel()
 				}
 				var all sync.WaitGroup
-				for _, path := range test.first {
+				for _, path := range test.failLate {
 					all.Go(func() {
 						if took, err := readPath(t.Context(), c, path); err == nil || took != 45*time.Second {
 							t.Errorf("%s after %v: %v, want an error after 45s", path, took, err)
@@ -184,22 +184,22 @@ func TestOutages(t *testing.T) {
 				}
 				all.Wait()
 				close(end)
-				healthy(test.well...)
-				for path, says := range test.then {
+				healthy(test.succeed...)
+				for path, says := range test.failFast {
 					if took, err := readPath(t.Context(), c, path); !strings.Contains(fmt.Sprint(err), says) || took > 0 {
 						t.Errorf("%s after %v: %v, want %q immediately", path, took, err, says)
 					}
 				}
-				if len(test.later) > 0 {
+				if len(test.succeedAfterProbe) > 0 {
 					time.Sleep(maxWait)
 				}
-				healthy(test.later...)
+				healthy(test.succeedAfterProbe...)
 				store.set(nil)
 				time.Sleep(2 * maxWait)
-				for path := range test.then {
+				for path := range test.failFast {
 					healthy(path)
 				}
-				healthy(test.first...)
+				healthy(test.failLate...)
 			})
 		})
 	}

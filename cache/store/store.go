@@ -130,7 +130,7 @@ func newTransport() *http.Transport {
 		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
 		MaxIdleConnsPerHost: maxConnections,
 		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true, // ranges are of the object, not of a compressed copy
+		DisableCompression:  true, // ranges refer to the object, not to a compressed copy
 	}
 }
 
@@ -291,7 +291,7 @@ func (c *Client) retry(ctx context.Context, o Object, operation string, do func(
 	if err != nil {
 		return o.operationError(operation, err)
 	}
-	// A reader waits for the whole timeout, so it gets the error of the store before its own.
+	// Stop before the reader's own timeout, so that it gets the error of the store.
 	quarter := c.timeout / 4
 	_, hurried := ctx.Deadline() // whether the caller allows less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, 3*quarter)

@@ -35,8 +35,8 @@ const (
 // A fault responds to the n-th request, counted from 1, or returns false.
 type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-// store acts as a store in which all objects have the same content. fault may respond first.
-func store(fault fault) http.Handler {
+// storeHandler acts as a store in which all objects have the same content. fault may respond first.
+func storeHandler(fault fault) http.Handler {
 	var requests atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault(int(requests.Add(1)), w, r) {
@@ -61,7 +61,7 @@ func setAWSKey(t *testing.T) {
 // serve runs a store that speaks TLS and both versions of HTTP.
 func serve(t *testing.T, fault fault) *Client {
 	t.Helper()
-	server := httptest.NewUnstartedServer(store(fault))
+	server := httptest.NewUnstartedServer(storeHandler(fault))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -92,7 +92,7 @@ func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testi
 			connections <- theirs
 			return ours, nil
 		}
-		server := &http.Server{Handler: store(fault)}
+		server := &http.Server{Handler: storeHandler(fault)}
 		go server.Serve(connections)
 		defer server.Close()
 		defer c.http.CloseIdleConnections()
@@ -313,7 +313,7 @@ func TestProtocols(t *testing.T) {
 		{"TLS, HTTP/1.1 and HTTP/2", "127.0.0.1", func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, ""},
 		{"a host without a certificate", "localhost", (*httptest.Server).StartTLS, "SSL_CERT_FILE"},
 	} {
-		server := httptest.NewUnstartedServer(store(func(int, http.ResponseWriter, *http.Request) bool { return false }))
+		server := httptest.NewUnstartedServer(storeHandler(func(int, http.ResponseWriter, *http.Request) bool { return false }))
 		server.Config.ErrorLog = log.New(io.Discard, "", 0)
 		test.start(server)
 		defer server.Close()
