@@ -13,8 +13,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// A stub is an array without files. Number i is salt+i, truncated to the dtype.
-type stub struct {
+// A stubArray is an array without files. Number i is salt+i, truncated to the dtype.
+type stubArray struct {
 	dtype   array.DType
 	axes    []int
 	extents []array.Extent
@@ -29,19 +29,19 @@ type stub struct {
 	mostWindows    int // most windows in one Read
 }
 
-func (s *stub) DType() array.DType                  { return s.dtype }
-func (s *stub) Axes() []int                         { return s.axes }
-func (s *stub) VocabSize() int64                    { return s.vocab }
-func (s *stub) Extents() []array.Extent             { return s.extents }
-func (s *stub) Locate(pos int64) array.Location     { return array.Location{Path: "stub", Index: pos} }
-func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
+func (s *stubArray) DType() array.DType                  { return s.dtype }
+func (s *stubArray) Axes() []int                         { return s.axes }
+func (s *stubArray) VocabSize() int64                    { return s.vocab }
+func (s *stubArray) Extents() []array.Extent             { return s.extents }
+func (s *stubArray) Locate(pos int64) array.Location     { return array.Location{Path: "stub", Index: pos} }
+func (s *stubArray) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
-func (s *stub) Len() int64 {
+func (s *stubArray) Len() int64 {
 	last := s.extents[len(s.extents)-1]
 	return last.Start + last.Len
 }
 
-func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
+func (s *stubArray) Read(ws []array.Window, visit func(int, []byte) error) error {
 	s.mu.Lock()
 	s.mostWindows = max(s.mostWindows, len(ws))
 	for _, w := range ws {
@@ -72,8 +72,8 @@ func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 }
 
 // newNumbered returns an array with one extent.
-func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
-	return &stub{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
+func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stubArray {
+	return &stubArray{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
 func numbersOf(a Array) int64 { return int64(columnOf(a).elementNumbers) }
@@ -102,7 +102,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 				for _, slot := range slots[first : first+count] {
 					for c := range n {
 						if slot >= 0 {
-							put(from.(*stub).salt + slot*n + c)
+							put(from.(*stubArray).salt + slot*n + c)
 						} else {
 							put(filler)
 						}
@@ -180,7 +180,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
 			s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
 		}
-		var kinds []*stub
+		var kinds []*stubArray
 		for i := range r.IntN(4) {
 			s.Arrays = append(s.Arrays, AlignedArray{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
 			kinds = append(kinds, newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...))
@@ -254,7 +254,7 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 
 func TestOneArrayReadsItsOwn(t *testing.T) {
 	var sources []Source
-	var arrays []*stub
+	var arrays []*stubArray
 	for range 2 {
 		tokens, mask := newNumbered(array.Uint16, 0, 1e6), newNumbered(array.Uint8, 0, 1e6)
 		arrays = append(arrays, tokens, mask)

@@ -24,7 +24,7 @@ type batchArray struct {
 	convert     converter // converts copied numbers to dtype
 }
 
-// A derivation is where the numbers of an array come from.
+// A derivation says where the numbers of an array come from.
 type derivation uint8
 
 const (

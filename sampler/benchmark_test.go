@@ -21,7 +21,7 @@ func BenchmarkRead(b *testing.B) {
 			for _, rows := range []int{12, 512} {
 				for _, vocab := range []int64{0, 1<<16 - 1} {
 					b.Run(fmt.Sprintf("%s/%s/%dx1024/vocab=%d", access, dtype, rows, vocab), func(b *testing.B) {
-						q := sequence(b, paths, cache.Options{DType: array.Uint16, Access: access, VocabSize: vocab},
+						q := openSequence(b, paths, cache.Options{DType: array.Uint16, Access: access, VocabSize: vocab},
 							Settings{BatchSize: rows, BlockSize: 1024, DType: dtype, Order: Random})
 						dst := make([]byte, q.Batch().Bytes())
 						b.SetBytes(int64(len(dst)))

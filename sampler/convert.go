@@ -56,7 +56,7 @@ func convertersTo[D integer]() map[array.DType]converter {
 // long if it happens to cross a cache line.
 func convert[D, S integer](dst, raw []byte) (bad int) {
 	from, to, changed := viewAs[S](raw), viewAs[D](dst), uint64(0)
-	for len(from) >= 8 && len(to) >= 8 { // both, so that the compiler drops bounds checks
+	for len(from) >= 8 && len(to) >= 8 { // both conditions, to spare bounds checks
 		a, b, c, d := from[0], from[1], from[2], from[3]
 		changed |= convertNumber(&to[0], a) | convertNumber(&to[1], b) | convertNumber(&to[2], c) | convertNumber(&to[3], d)
 		a, b, c, d = from[4], from[5], from[6], from[7]

@@ -59,7 +59,7 @@ type rowGroup struct {
 
 // A rowRun is one row, or several full rows of one document that start T tokens apart.
 type rowRun struct {
-	row          int64 // number in the group of the first row
+	row          int64 // first row's number in the group
 	firstSegment int32
 }
 
@@ -219,7 +219,7 @@ func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 	return list, nil
 }
 
-func (r *documentRows) groups() []int64 { return r.sums }
+func (r *documentRows) groupSums() []int64 { return r.sums }
 
 func (r *documentRows) loadGroup(number int64) (*rowGroup, error) {
 	if found := r.cached[number].Load(); found != nil {

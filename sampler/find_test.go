@@ -187,7 +187,7 @@ func TestFindStops(t *testing.T) {
 	paths := writeFiles(t, 4, 200_000)
 	for _, order := range []Order{Random, Torch} {
 		for rank := range 2 {
-			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
+			q := openSequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
 			for most := 1; most <= 3; most++ {
 				var asked []int64
 				find(t, q, 0, 0, 0, func(rows, _ int64) bool {

@@ -9,14 +9,14 @@ type hostShare struct {
 	starts         *starts
 	windows        int64
 	cut            int64 // position of the cut before the part
-	headWindows    int64 // windows in the extent that the cut divides
-	firstAfterHead int64 // window number in the source
+	headWindows    int64 // windows before the first extent that begins in the part
+	firstAfterHead int64 // source's number for the first window after headWindows
 	runLen         int64 // windows in a run; 0: shuffle all at once
 }
 
 func (s *starts) wholeShare() hostShare {
 	share := hostShare{starts: s, windows: s.disjointCount}
-	if groups := int64(len(s.groups())); groups > 0 {
+	if groups := int64(len(s.groupSums())); groups > 0 {
 		share.runLen = (s.disjointCount + groups - 1) / groups
 	}
 	return share

@@ -197,7 +197,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 	)
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
-		tokens := []Source{{Main: &stub{dtype: array.Uint16, extents: []array.Extent{{Len: windows*1024 + 1}}}}}
+		tokens := []Source{{Main: &stubArray{dtype: array.Uint16, extents: []array.Extent{{Len: windows*1024 + 1}}}}}
 		s := hostsCase{hosts: 1, ranksPerHost: 1, shuffleBlock: block, batchSize: batch, blockSize: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)

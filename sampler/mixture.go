@@ -45,8 +45,8 @@ func (m *mixture) rowOf(source int, index uint64) uint64 {
 	return index/a*uint64(len(m.pattern)) + uint64(m.rowsBySource[source][index%a])
 }
 
-// before returns how many of the first n rows are a source's. Of n rows within a period, these are
-// n*a/D, rounded down or up.
+// before returns how many of the first n rows come from a source. Within a period, that is n*a/D,
+// rounded down or up.
 func (m *mixture) before(source int, n uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(len(m.rowsBySource[source]))
 	least := n % d * a / d
@@ -105,7 +105,8 @@ func apportion(weights []float64) ([]int, error) {
 // one, and is due at row ceil((j+1)*D/a)-1. Each row goes to the source whose next pick is due
 // first among those that may take it; the first source wins a tie.
 func buildPattern(quotas []int) *mixture {
-	// Each source is in one heap, as a row in the upper 32 bits and its number in the lower ones.
+	// Each source is in one heap, as a row in the upper 32 bits and the source's number in the
+	// lower ones.
 	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
 	var ready minheap.Heap   // ordered by the row at which that pick is due
 	m, d := new(mixture), 0

@@ -63,7 +63,8 @@ func (x *mtState) skip(n uint64) *mtState {
 // their sequence: a word J ahead is the sum of the words i ahead, over the terms t^i of t^J modulo
 // that polynomial.
 //
-// x must not come from seedState, because the lower 31 bits of its first word are in no state.
+// x must not come from seedState, because the lower 31 bits of its first word are outside the
+// state.
 func (x *mtState) jump(n uint64) *mtState {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])

@@ -53,18 +53,18 @@ func (p *packer) pack(lengths []int32) {
 type stacks struct {
 	top       []int32  // top item of each stack, plus one; 0: none
 	below     []int32  // item below each item, plus one; 0: none
-	used      []uint64 // bit set of keys that have items
+	usedKeys  []uint64 // bit set of keys that have items
 	usedWords []uint64 // bit set of the nonzero words of used
 }
 
 func newStacks(keys int) stacks {
 	words := (keys + 63) / 64
-	return stacks{top: make([]int32, keys), used: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
+	return stacks{top: make([]int32, keys), usedKeys: make([]uint64, words), usedWords: make([]uint64, (words+63)/64)}
 }
 
 func (s *stacks) put(key int, item int32) {
 	s.below[item], s.top[key] = s.top[key], item+1
-	s.used[key>>6] |= 1 << (key & 63)
+	s.usedKeys[key>>6] |= 1 << (key & 63)
 	s.usedWords[key>>12] |= 1 << (key >> 6 & 63)
 }
 
@@ -72,7 +72,7 @@ func (s *stacks) put(key int, item int32) {
 func (s *stacks) take(key int) int32 {
 	item := s.top[key] - 1
 	if s.top[key] = s.below[item]; s.top[key] == 0 {
-		if s.used[key>>6] &^= 1 << (key & 63); s.used[key>>6] == 0 {
+		if s.usedKeys[key>>6] &^= 1 << (key & 63); s.usedKeys[key>>6] == 0 {
 			s.usedWords[key>>12] &^= 1 << (key >> 6 & 63)
 		}
 	}
@@ -82,14 +82,14 @@ func (s *stacks) take(key int) int32 {
 // next returns the smallest key with an item that is at least key, or -1.
 func (s *stacks) next(key int) int {
 	word := key >> 6
-	if later := s.used[word] >> (key & 63); later != 0 {
+	if later := s.usedKeys[word] >> (key & 63); later != 0 {
 		return key + bits.TrailingZeros64(later)
 	}
 	word++
 	for i := word >> 6; i < len(s.usedWords); i++ {
 		if later := s.usedWords[i] >> (word & 63); later != 0 {
 			word += bits.TrailingZeros64(later)
-			return 64*word + bits.TrailingZeros64(s.used[word])
+			return 64*word + bits.TrailingZeros64(s.usedKeys[word])
 		}
 		word = 64 * (i + 1)
 	}

@@ -87,7 +87,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	}
 	job := readJobs.Get().(*readJob)
 	job.sequence, job.dst = q, dst
-	// This keeps the plans of earlier jobs, to reuse their memory.
+	// Reuse the memory of earlier plans.
 	arrays := len(q.sources) * len(q.layout.columns)
 	job.plans = slices.Grow(job.plans[:0], arrays)[:arrays]
 	size := q.layout.batch.Bytes()
@@ -110,8 +110,8 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 
 // VisitWindows calls visit for the windows that batch k needs, row after row, with the source's
 // number and the array's number in it (0 is the main array). A window counts numbers, not elements.
-// If visit returns false, Windows stops and returns false. It also returns false if it cannot read
-// where documents end. Batches from MaxBatches on have no windows.
+// If visit returns false, VisitWindows stops and returns false. It also returns false if it cannot
+// read where documents end. Batches from MaxBatches on have no windows.
 func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
@@ -205,8 +205,8 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	return nil
 }
 
-// planWindows plans what dst needs of these indexes of a row. They are adjacent in the source,
-// where index 0 is at position start.
+// planWindows plans the windows that dst needs from adjacent indexes of a row. Index 0 would be at
+// position start of the source.
 func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 	q := job.sequence
 	for c, column := range q.layout.columns {
@@ -235,8 +235,8 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
 	}
 }
 
-// putDerived writes the numbers of a row that are in no file. Only its first used indexes have
-// tokens.
+// putDerived writes the numbers of a row that are in no file. Only the first used indexes of the
+// row have tokens.
 func (job *readJob) putDerived(r plannedRow, used int) {
 	q := job.sequence
 	for i := range q.layout.arrays {

@@ -239,7 +239,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 // is nil for rows of Windows. The caller must not change it.
 func (q *Sequence) Groups() (list [][]int64) {
 	for _, s := range q.sources {
-		list = append(list, s.starts.groups())
+		list = append(list, s.starts.groupSums())
 	}
 	return list
 }

@@ -42,9 +42,9 @@ func attempts(short, long int) int {
 	return long
 }
 
-// sequence opens files as a sequence, by default with batch_size 4, block_size 8, int64, xy, random
-// and world 1.
-func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
+// openSequence opens files as a sequence, by default with batch_size 4, block_size 8, int64, xy,
+// random and world 1.
+func openSequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
 	if o.Access == "" {
 		o.Access = localfile.Remap
@@ -107,7 +107,7 @@ func TestTokensAreRefused(t *testing.T) {
 		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 	} {
 		for _, layout := range []Layout{XY, WholeRows} {
-			tokens := &stub{dtype: test.stored, vocab: test.vocab, values: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
+			tokens := &stubArray{dtype: test.stored, vocab: test.vocab, values: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
 			tokens.extents, _ = extentsOf(false, 9)
 			q, err := New([]Source{{Main: tokens}}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential, World: 1})
 			must(t, err)
@@ -219,7 +219,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	paths := writeFiles(t, 2, 100_000)
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
-			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
+			q := openSequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
 			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)
 			n := testing.AllocsPerRun(100, func() {
 				must(t, q.Read(dst, k, 0))

@@ -43,7 +43,7 @@ type Settings struct {
 	Ends        Ends           // how ends of documents are known
 	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
-	MaskTargets bool           // whether y is -100 in padding, and where a document begins
+	MaskTargets bool           // whether y is -100 in padding and where documents begin
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }
 
@@ -65,7 +65,7 @@ type Layout string
 const (
 	XY        Layout = "xy"     // x and y of shape (B, T); y is x shifted by one
 	WholeRows Layout = "tokens" // tokens of shape (B, T+1)
-	Elements  Layout = "rows"   // rows of shape (B, ...), one element of any array each
+	Elements  Layout = "rows"   // rows of shape (B, ...), each an element of any array
 )
 
 // An AlignedArray has an element for each element of a source's main array.

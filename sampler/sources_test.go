@@ -44,8 +44,8 @@ func globalPosition(sources []Source, q *Sequence, k uint64, j int) int64 {
 	return totalLen(sources[:source]) + start
 }
 
-// Ranks are disjoint and elastic: batch by batch, their rows are those of each source alone in a
-// single process, in order.
+// However many ranks there are, their rows from a source are, in order, those of a single process
+// that reads only that source.
 func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 	tokens := stubSources(array.Uint16, []int64{200, 9, 70}, []int64{90, 33}, []int64{10, 60, 17})
 	for _, weights := range [][]float64{{1}, {7, 2, 1}, {0.11, 0.37, 0.52}} {
@@ -100,7 +100,7 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 func stubSources(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	first := int64(0)
 	for _, lens := range sources {
-		s := &stub{dtype: dtype, salt: first}
+		s := &stubArray{dtype: dtype, salt: first}
 		s.extents, _ = extentsOf(false, lens...)
 		first += s.Len()
 		tokens = append(tokens, Source{Main: s})
@@ -135,7 +135,7 @@ func TestNewRefusesSources(t *testing.T) {
 }
 
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	arrays := []*stub{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
+	arrays := []*stubArray{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
 	sources := []Source{{Main: arrays[0]}, {Main: arrays[1]}}
 	for _, test := range []struct {
 		sources   int

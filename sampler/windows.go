@@ -41,9 +41,9 @@ type rowContent interface {
 	// rowsHolding returns the rows that hold the element at pos.
 	rowsHolding(pos int64) ([]rowRange, error)
 
-	// groups returns the number of rows up to the end of each group of documents; see
+	// groupSums returns the number of rows up to the end of each group of documents; see
 	// Sequence.Groups.
-	groups() []int64
+	groupSums() []int64
 }
 
 // A rowRange is the rows with starts in [from, to). All hold one element, at index element-start of
@@ -109,7 +109,7 @@ func (s *starts) loadDisjointSums() prefixSums {
 // prefixSums are running totals of counts.
 type prefixSums []int64
 
-// find returns the count that i falls in, and its index there.
+// find returns the number of the count that i falls in, and the index of i in it.
 func (s prefixSums) find(i int64) (n int, rest int64) {
 	n = sort.Search(len(s), func(j int) bool { return i < s[j] })
 	return n, i - s.before(n)
@@ -159,7 +159,7 @@ func (w *windowRows) rowsHolding(pos int64) ([]rowRange, error) {
 	return []rowRange{{pos - w.len + 1, pos + 1, pos}}, nil
 }
 
-func (w *windowRows) groups() []int64 { return nil }
+func (w *windowRows) groupSums() []int64 { return nil }
 
 // A windowCache holds the starts of one source by their windowSpec, for all its sequences. Starts
 // that no sequence uses are garbage collected. A windowCache is safe for concurrent use.
