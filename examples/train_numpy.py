@@ -77,7 +77,7 @@ def backward(x, y, acts, p):
     dx = np.zeros((B, T, D), np.float32)
     for c in range(C):  # a character is in up to C contexts
         dx[:, c:c + L] += d[:, :, c]
-    onehot = np.eye(V, dtype=np.float32)[x.ravel()]  # (B*T, V), for np.add.at is slow
+    onehot = np.eye(V, dtype=np.float32)[x.ravel()]  # (B*T, V), because np.add.at is slow
     return [onehot.T @ dx.reshape(-1, D), *dW, *db]
 
 
@@ -113,7 +113,7 @@ unigram = (counts.sum(0) + 1) / (counts.sum() + V)  # (V,)
 bigram = (counts + 8 * unigram) / (counts.sum(1, keepdims=True) + 8)  # (V, V)
 bigram_loss = val_loss(lambda x: bigram[x[:, C - 1:].ravel()])
 
-width, height, lowest, row_height = 48, 6, 1, 0.5  # chart: columns, rows, nats, nats
+width, height, lowest, row_height = 48, 6, 1, 0.5  # chart: columns, rows, lowest loss, loss per row
 sums, numbers = np.zeros(width), np.zeros(width)   # losses of each column
 live = sys.stdout.isatty()
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the wheels, one for each architecture: python3 python/wheel.py [--out dist] [--version 1.2.3] [--arch amd64]
 
-Each has the package, the program (static, so that one wheel is for glibc and musl), the licences of all that is linked into it, and
+Each has the package, the program (static, so that one wheel is for glibc and musl), the licenses of all that is linked into it, and
 a list of that (CycloneDX). The same commit and tools give the same bytes.
 """
 
@@ -25,7 +25,7 @@ TAGS = {  # platform tags of wheels, keyed by GOARCH
     "amd64": ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "musllinux_1_1_x86_64"],
     "arm64": ["manylinux2014_aarch64", "manylinux_2_17_aarch64", "musllinux_1_1_aarch64"],
 }
-LICENCE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|PATENTS|UNLICENSE)([.-].*)?", re.IGNORECASE)
+LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|PATENTS|UNLICENSE)([.-].*)?", re.IGNORECASE)
 
 
 def run(*command: str, **env: str) -> str:
@@ -47,8 +47,8 @@ def build(arch: str, version: str, out: Path) -> dict[str, Any]:
     return json.loads(run("go", "version", "-m", "-json", str(out)))
 
 
-def licences(arch: str) -> dict[str, bytes]:
-    """Returns the licences of the packages that are linked, by module: those beside a package, and those above it in its module."""
+def licenses(arch: str) -> dict[str, bytes]:
+    """Returns the licenses of the packages that are linked, by module: those beside a package, and those above it in its module."""
     found = {"LICENSE": (ROOT / "LICENSE").read_bytes()}
     goroot = run("go", "env", "GOROOT")
     form = "{{.Dir}}\t{{if .Module}}{{.Module.Path}}@{{.Module.Version}}\t{{.Module.Dir}}{{end}}"
@@ -62,7 +62,7 @@ def licences(arch: str) -> dict[str, bytes]:
         directory = Path(package)
         while directory.is_relative_to(top):
             for file in [*directory.iterdir(), *directory.glob("licenses/*")]:
-                if file.is_file() and (LICENCE.fullmatch(file.name) or file.parent != directory):
+                if file.is_file() and (LICENSE.fullmatch(file.name) or file.parent != directory):
                     found[f"{name}/{file.relative_to(top)}"] = file.read_bytes()
             directory = directory.parent
     return found
@@ -90,7 +90,7 @@ def bill_of_materials(version: str, built: dict[str, Any]) -> bytes:
     return json.dumps(bom, indent=1).encode()
 
 
-def metadata(version: str, licence_files: list[str]) -> bytes:
+def metadata(version: str, license_files: list[str]) -> bytes:
     summary, _, text = (ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "").partition("\n\n")
     fields = [
         "Metadata-Version: 2.4",
@@ -98,7 +98,7 @@ def metadata(version: str, licence_files: list[str]) -> bytes:
         f"Version: {version}",
         f"Summary: {summary}",
         "License-Expression: MIT",
-        *(f"License-File: {name}" for name in licence_files),
+        *(f"License-File: {name}" for name in license_files),
         "Classifier: Operating System :: POSIX :: Linux",
         "Classifier: Programming Language :: Go",
         "Classifier: Programming Language :: Python :: 3",
@@ -120,7 +120,7 @@ def wheel(arch: str, version: str, out: Path) -> Path:
     script = f"batchfs-{version}.data/scripts/batchfs"
     files[script] = program.read_bytes()
     program.unlink()
-    linked = licences(arch)
+    linked = licenses(arch)
     files.update({f"{info}/licenses/{name}": text for name, text in linked.items()})
     files[f"{info}/METADATA"] = metadata(version, sorted(linked))
     files[f"{info}/sboms/batchfs.cdx.json"] = bill_of_materials(version, built)

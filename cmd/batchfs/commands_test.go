@@ -117,13 +117,13 @@ func toMarkdown(help string) string {
 	return strings.Join(paragraphs, "\n")
 }
 
-// codeWord matches code in a help text: a quoted command, an option, or a word with a character
-// that occurs only in paths, settings and placeholders.
+// codeWord matches code in a help text: quoted text, an option, or a word with a character that
+// occurs only in paths, settings and placeholders.
 var codeWord = regexp.MustCompile(
-	`"batchfs [^"]*"|\B--?[a-z][-a-z]*|[^\s"(]*[/_<>=*~][^\s"]*[^\s".,;:)]|[A-Za-z0-9.]+\.(json|toml|npy|bin|txt)\b`)
+	"`[^`]*`|" + `"batchfs [^"]*"|\B--?[a-z][-a-z]*|[^\s"(]*[/_<>=*~][^\s"]*[^\s".,;:)]|[A-Za-z0-9.]+\.(json|toml|npy|bin|txt)\b`)
 
 func markCode(text string) string {
 	return codeWord.ReplaceAllStringFunc(text, func(code string) string {
-		return "`" + strings.Trim(code, `"'`) + "`"
+		return "`" + strings.Trim(code, "`\"'") + "`"
 	})
 }

@@ -34,8 +34,8 @@ type openMessage struct {
 const progressInterval = time.Second / 2
 
 // openInChild reads the configuration and checks the token files in a child process, because a
-// process that waits for a dead disk cannot be stopped, and this one must be. It passes on the
-// flags that were set. The kernel kills the child when this process ends.
+// process that waits for a dead disk cannot be stopped. It passes on the flags that were set. The
+// kernel kills the child when this process ends.
 func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, []string, error) {
 	args := []string{"open"}
 	flags.Visit(func(flag *pflag.Flag) {

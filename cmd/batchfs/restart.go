@@ -52,8 +52,8 @@ Sending SIGHUP to the supervisor of the mount does the same.`,
 					return fmt.Errorf("%s: no new worker serves after %v; see the log of the mount", args[0], limit)
 				}
 			}
-			if refused := shared.LastRestart.String(); refused != "" {
-				return errors.New(refused)
+			if problem := shared.LastRestart.String(); problem != "" {
+				return errors.New(problem)
 			}
 			printf(cmd.OutOrStdout(), "process %d now serves %s\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)

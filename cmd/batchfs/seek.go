@@ -17,9 +17,9 @@ import (
 func seekCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "seek DIRECTORY N",
-		Short: "Set the number of the batch that next returns",
+		Short: "Set the number of the batch that `next` returns",
 		Long: `Set the cursor of DIRECTORY, which is a split in a mount or a settings directory
-below it. The next reader of the file next in DIRECTORY gets batch N, the following
+below it. The next reader of the file ` + "`next`" + ` in DIRECTORY gets batch N, the following
 ones N+1, N+2 and so on. Batches that readers have already opened do not change.
 
 Only root and the user who mounted it may set a cursor. The cursor is kept until

@@ -21,7 +21,7 @@ func whyCommand() *cobra.Command {
 		Short: "Explain why a path in a mount cannot be read",
 		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that
 reads the path sees only an errno, such as ENOENT, EINVAL, ESTALE or EIO. The files
-next, next.npy and so on are opened but not read, because a read would take the next
+` + "`next`" + `, next.npy and so on are opened but not read, because a read would take the next
 batch. The exit status is 1 if the path cannot be read.
 
 The status.json of a mount lists the last ten paths that did not exist, and the path

@@ -35,7 +35,7 @@ from batchfs._files import FileReader
 from batchfs._split import read_rest
 
 ended_only = os.WEXITED | os.WNOHANG | os.WNOWAIT
-LIMIT = 300  # seconds, for whatever is waited for
+LIMIT = 300  # longest wait, in seconds
 B, T = 4, 32
 has_torch = importlib.util.find_spec("torch") is not None
 has_torchdata = importlib.util.find_spec("torchdata") is not None
@@ -206,7 +206,7 @@ class TestSplit(Case):
         self.assertTrue(all(same(batch, train[k]) for k, batch in enumerate(kept)))
         kept[0].x[:] = 0
         views: list[Callable[[Any], Any]] = [lambda y: y, lambda y: y[1:, ::2].T, memoryview]
-        for view in views:  # with which the memory of the batch is in use
+        for view in views:  # each keeps the memory of its batch in use
             some = [(k, view(batch.y)) for k, batch in train.steps(0, 20) if k % 3]
             self.assertTrue(all(np.array_equal(y, view(train[k].y)) for k, y in some))
 
@@ -218,7 +218,7 @@ class TestSplit(Case):
                     given = self.m.split("train", order="sequential", rank=rank, world=3)
                     self.assertTrue(same(by_env[1], given[1]))
                     seen += given[1].x[:, 0].tolist()
-                # what the path says goes before it
+                # Settings in the path take precedence.
                 one = batchfs.split(f"{self.m.mountpoint}/train/rank=0,world=1/order=sequential")
                 self.assertEqual(one.info["world"], 1)
         self.assertEqual(sorted(set(seen)), [T * i for i in range(3 * B, 6 * B)])
@@ -261,7 +261,7 @@ class TestArguments(Case):
 
     def test_integers(self) -> None:
         for train in self.both("train"):
-            for k in (1, 100, 30_000, 2**31 - 2):  # times batch_bytes, each overflows some type
+            for k in (1, 100, 30_000, 2**31 - 2):  # each times batch_bytes overflows some type
                 want = train.read(k)
                 for value in [*integers(k), *([True] if k == 1 else [])]:
                     kind = repr(value)
@@ -348,7 +348,7 @@ class TestState(Case):
             other = pickle.loads(pickle.dumps(again))
             self.assertTrue(same(next(other)[1], train[9]))
 
-    def test_other_tokens_are_refused(self) -> None:
+    def test_other_tokens_are_rejected(self) -> None:
         steps = self.m.split("train").steps()
         state = {**steps.state_dict(), "fingerprint": "0" * 32}
         with self.assertRaisesRegex(batchfs.Error, "mount the tokens that the run began with"):
@@ -538,7 +538,7 @@ class TestProcesses(Case):
             for k, batch in more.torch("cuda", 1, 40):
                 self.assertTrue(same({name: batch[name].cpu() for name in batch}, more.read(k)))
             return
-        # Without CUDA the code runs with what notes the calls, and copies in place of sending.
+        # Without CUDA, mocks record the calls, and batches are copied instead of sent.
         from batchfs._torch import CudaSteps
 
         class Copied(CudaSteps):
@@ -629,7 +629,7 @@ class TestLife(Place):
             if os.fork() == 0:
                 held = open(m.mountpoint + '/train/batch/1', 'rb'); held.read(1); os.write(told, b'.')
                 sys.stdout.close(); os.close(1); os.close(2)
-                signal.alarm(120)  # outlives the checks, but not the tests for long
+                signal.alarm(120)  # long enough for the checks, but ends before long
                 signal.pause()
             os.read(ready, 1)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -811,18 +811,18 @@ class TestSameSequence(Place):
 
 
 class TestErrors(Place):
-    def refused(self, words: str, **args: Any) -> None:
+    def rejected(self, words: str, **args: Any) -> None:
         with self.assertRaisesRegex(batchfs.MountError, words):
             batchfs.mount(**args)
 
-    def test_refused(self) -> None:
-        self.refused("no such file", data=self.directory / "none")
-        self.refused("batch_size: must be a whole number", config=self.config, batch_size=0)
-        self.refused("unknown key|must be one of", config=self.config, set={"memory.acces": "pread"})
-        self.refused("does not exist", config=self.config, mountpoint=self.directory / "none")
-        self.refused("is not empty", config=self.config, mountpoint=self.directory / "data")
+    def test_rejected(self) -> None:
+        self.rejected("no such file", data=self.directory / "none")
+        self.rejected("batch_size: must be a whole number", config=self.config, batch_size=0)
+        self.rejected("unknown key|must be one of", config=self.config, set={"memory.acces": "pread"})
+        self.rejected("does not exist", config=self.config, mountpoint=self.directory / "none")
+        self.rejected("is not empty", config=self.config, mountpoint=self.directory / "data")
         with batchfs.mount(config=self.config, mountpoint=self.place) as m:
-            self.refused("already mounted there; batchfs unmount", config=self.config, mountpoint=self.place)
+            self.rejected("already mounted there; batchfs unmount", config=self.config, mountpoint=self.place)
             with self.assertRaisesRegex(batchfs.MountError, 'no split "test"'):
                 m.split("test")
             with self.assertRaisesRegex(batchfs.MountError, "rank: must be below world"):
@@ -846,7 +846,7 @@ class TestErrors(Place):
             with self.assertRaisesRegex(batchfs.ReadError, "batch 190 of .*train.bin.*(changed|token file).*Put them back"):
                 train.read(190)
             with self.assertRaisesRegex(batchfs.ReadError, "train.bin"):
-                for k in range(2, 100_000):  # what is in the pipe is of the old tokens
+                for k in range(2, 100_000):  # the pipe still holds batches of old tokens
                     piped.read(k)
 
     def test_dead_mount(self) -> None:

@@ -63,12 +63,12 @@ class TestWheel(unittest.TestCase):
             tags = {line for line in archive.read(f"{info}/WHEEL").decode().splitlines() if line.startswith("Tag: ")}
             self.assertEqual({f"Tag: py3-none-{tag}" for tag in self.wheel.stem.split("-")[-1].split(".")}, tags)
             linked = {c["name"] for c in json.loads(archive.read(f"{info}/sboms/batchfs.cdx.json"))["components"]}
-            licences = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
-            for module in linked:  # each module that is linked shows its licence
+            licenses = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
+            for module in linked:  # each linked module has its license
                 there = "go/LICENSE" if module == "std" else f"{module}@"
-                self.assertTrue(any(name.startswith(there) for name in licences), module)
+                self.assertTrue(any(name.startswith(there) for name in licenses), module)
             files = {line.partition(": ")[2] for line in archive.read(f"{info}/METADATA").decode().splitlines() if "License-File" in line}
-            self.assertEqual(files, licences)
+            self.assertEqual(files, licenses)
 
     @unittest.skipIf("BATCHFS_WHEEL" in os.environ, "the wheel was built elsewhere")
     def test_same_bytes(self) -> None:
@@ -84,7 +84,7 @@ class TestWheel(unittest.TestCase):
             subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(self.wheel)], check=True)
             (there / "data").mkdir()
             np.arange(1000, dtype=np.uint16).tofile(there / "data/train.bin")
-            # NumPy is that of these tests: no registry is asked.
+            # Uses the NumPy of these tests, so that no registry is asked.
             env = {name: value for name, value in os.environ.items() if name != "BATCHFS_PROGRAM"}
             env.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH=str(Path(np.__file__).parents[1]))
             run = subprocess.run([python, "-c", USE, str(there / "data")], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True)

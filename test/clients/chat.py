@@ -54,14 +54,14 @@ def tools():
     return [{"type": "function", "function": {"name": "search", "description": text(), "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}}]
 
 
-def refuse(message):
+def fail(message):
     raise ValueError(message)
 
 
 # The same environment as in transformers.
 environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 environment.filters["tojson"] = lambda x, **_: json.dumps(x, ensure_ascii=False)
-environment.globals["raise_exception"] = refuse
+environment.globals["raise_exception"] = fail
 plain = environment.from_string(config["chat_template"])
 marked, marks = re.subn(r"(for message in \w*messages -?%})", r'\1{{ "\\0" ~ message.role ~ "\\0" }}', config["chat_template"])
 assert marks == 1, f"the template has {marks} loops over the messages, want 1"

@@ -32,7 +32,7 @@ def cut(begin, end, t):
 
 def pack(pieces, slots):
     """Packs pieces into rows of a number of slots, by best fit decreasing."""
-    rows, rooms = [], {}  # rooms: free slots to rows, the most recently changed row last
+    rows, rooms = [], {}  # rooms: free slots to rows, with the most recently changed row last
     for piece in sorted(pieces, key=lambda piece: -piece[1]):
         room = min((r for r in rooms if r >= piece[1] and rooms[r]), default=None)
         if room is None:

@@ -1,7 +1,7 @@
 """Reads a file in one of many ways: readers.py METHOD PATH [ARG...]
 
 Prints `<bytes> <sha256>` after each complete read. Methods marked @or_errno print `errno NAME` if
-the file refuses them. Any other error ends the program with status 1.
+the file does not allow them. Any other error ends the program with status 1.
 """
 
 import errno

@@ -230,12 +230,12 @@ class Source:
         self.order = settings.order
         if settings.join:
             lengths = [sum(lengths)]
-        # Elements of a row, and between the starts of two disjoint rows.
+        # Numbers of elements in a row, and from the start of one disjoint row to the next.
         size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
-        # Cumulative numbers of positions or windows to choose from, and the begin of each file.
+        # Cumulative numbers of positions or windows to choose from, and the beginning of each file.
         if self.order == "random":
             self.step, choices = 1, [n - size + 1 for n in lengths]
         else:
@@ -325,7 +325,7 @@ class Sequence:
             least, most = int(self.tokens.min()), int(self.tokens.max())
             if least < limits.min or most > limits.max:
                 raise ValueError(f"{least} or {most} does not fit {self.type}")
-        # The arrays beside the tokens, and the paths of all files in the order of the fingerprint.
+        # The aligned arrays, and the paths of all files in the order of the fingerprint.
         self.beside, self.paths = [], []
         for source in sources:
             self.paths += source["files"] + [path for b in source.get("arrays", []) for path in b["files"]]
@@ -502,7 +502,7 @@ def selftest():
     bits.state = {"bit_generator": "MT19937", "state": mersenne.state}
     bits.random_raw(2**25 + 12345, output=False)
     assert mersenne.words(2**25 + 12345, 3) == bits.random_raw(3).tolist()
-    # Among any first rows, each source has its share to within one row.
+    # Among the first n rows, each source has its weight to within one row, for any n.
     for weights in ([7, 2, 1], [0.7, 0.3], [1, 1, 1], [97, 2, 1, 50, 50]):
         mixture, have = Mixture(list(map(decimal, weights))), [0] * len(weights)
         total = sum(mixture.shares)

@@ -26,7 +26,7 @@ with open(f"{split}/info.json") as f:
     info = json.load(f)
 B, T, STEPS, SIZE = info["batch_size"], info["block_size"], info["steps"], info["batch_bytes"]
 HEADER = 4096
-TENSORS = SIZE + B * T * 4  # all arrays of a batch
+TENSORS = SIZE + B * T * 4  # bytes of all arrays of a batch
 
 
 def place(data, k=None):

@@ -15,8 +15,8 @@ import (
 )
 
 var (
-	refusal    = regexp.MustCompile(`\Abatchfs: [^\n]*\n\z`)
-	stackTrace = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
+	oneLineError = regexp.MustCompile(`\Abatchfs: [^\n]*\n\z`)
+	stackTrace   = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
 )
 
 // runBad runs the program on input that may be bad. It must succeed, or say in one line why not.
@@ -38,13 +38,13 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	switch code := cmd.ProcessState.ExitCode(); {
 	case stackTrace.MatchString(stderr.String()), code != 0 && code != 1:
 		t.Errorf("%q: %v, want exit status 0 or 1 and no stack trace\n%s", args, err, &stderr)
-	case code == 1 && !refusal.MatchString(stderr.String()):
+	case code == 1 && !oneLineError.MatchString(stderr.String()):
 		t.Errorf("%q: standard error is %q, want one line", args, &stderr)
 	}
 	return out, err == nil
 }
 
-// Odd arguments are refused, and --help succeeds.
+// Odd arguments are rejected, and --help succeeds.
 func TestOddArguments(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	dir := filepath.Dir(config)

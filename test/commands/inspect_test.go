@@ -102,7 +102,7 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	}
 }
 
-// Given the identity of a sequence, cat writes its batches, and refuses any other sequence without
+// Given the identity of a sequence, cat writes its batches, and rejects any other sequence without
 // writing a byte.
 func TestCatOfAnIdentity(t *testing.T) {
 	config, batches := e2e.SmallConfig(t, 1)
@@ -113,12 +113,12 @@ func TestCatOfAnIdentity(t *testing.T) {
 		t.Helper()
 		return e2e.Try(t, e2e.PlainBatchfs, "cat", split, "-c", config, "--identity", identity, "--format", format)
 	}
-	refused := func(split string) {
+	rejects := func(split string) {
 		t.Helper()
 		for _, format := range []string{"raw", "npy", "safetensors", "info"} {
 			out, stderr, err := cat(split, format)
 			if err == nil || out != "" || !strings.Contains(stderr, "--identity is "+identity) || !strings.Contains(stderr, split+" has the identity ") {
-				t.Errorf("%s --format %s: error %v, standard error %q and %d bytes, want a refusal that names both identities", split, format, err, stderr, len(out))
+				t.Errorf("%s --format %s: error %v, standard error %q and %d bytes, want an error that names both identities", split, format, err, stderr, len(out))
 			}
 		}
 	}
@@ -128,8 +128,8 @@ func TestCatOfAnIdentity(t *testing.T) {
 		t.Errorf("cat of the same sequence: error %v, %s, want batch 0", err, stderr)
 	}
 	e2e.CheckFails(t, "train/seed=3 has the identity ", e2e.PlainBatchfs, "cat", m.Path("train/seed=3"), "--identity", identity)
-	refused("train/order=shuffle")
-	refused("val")
+	rejects("train/order=shuffle")
+	rejects("val")
 	e2e.ReplaceFile(t, file, e2e.StormTokens(1)[:e2e.Must(os.Stat(file))(t).Size()])
-	refused("train")
+	rejects("train")
 }

@@ -1,4 +1,4 @@
-// Package commands tests the commands: what they do, print and refuse, and how a mount begins and
+// Package commands tests the commands: what they do, print and reject, and how a mount begins and
 // ends.
 package commands
 
@@ -47,7 +47,7 @@ func TestEnding(t *testing.T) {
 }
 
 // A reader can finish a file that was open when the mount was told to end. Meanwhile, unmount
-// refuses.
+// fails.
 func TestEndingUnderAReader(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.grace=1h")

@@ -131,7 +131,7 @@ for n in range(1000):
 	}
 }
 
-// A named pipe is refused as the log if no program reads it.
+// A named pipe is rejected as the log if no program reads it.
 func TestLogToANamedPipe(t *testing.T) {
 	e2e.NeedFUSE(t)
 	config, _ := e2e.SmallConfig(t, 1)

@@ -81,7 +81,7 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	}
 	e2e.Write(t, filepath.Join(filepath.Dir(config), "stop"), "")
 	taken := e2e.Must(strconv.Atoi(reader.ReadLine(t)))(t)
-	// A request that was counted but had no reply yet is counted again.
+	// A request is counted again if a worker dies after counting and before replying.
 	counted := func(n int) bool { return n >= taken && n <= taken+kills }
 	e2e.Await(t, "the counters of everything that was read", func() bool {
 		m := next()
@@ -127,7 +127,7 @@ func TestSourceRows(t *testing.T) {
 }
 
 // Metrics over HTTP are those in the mount's file metrics, even while the worker is stopped. Other
-// paths, other sites and a port that is in use are refused.
+// paths, other sites and a port that is in use are rejected.
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")

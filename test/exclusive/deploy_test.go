@@ -83,7 +83,7 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("the manifests have %d pods and %d configurations, want 4 and 3", len(pods), len(configs))
 	}
 	for name, config := range configs {
-		// Otherwise, every node fetches the whole corpus.
+		// Without it, every node fetches the whole corpus.
 		e2e.Contains(t, name, config, "shuffle_block")
 	}
 	var fleet struct {
@@ -291,7 +291,7 @@ func TestSlurm(t *testing.T) {
 }
 
 // A problem of the job fails only the job. Only a machine that cannot mount is drained.
-func TestSlurmRefuses(t *testing.T) {
+func TestSlurmProblems(t *testing.T) {
 	s := newSlurm(t)
 	valid := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"3s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"

@@ -29,13 +29,13 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// without unmounts $0 in its own namespace, and runs a command without privileges.
-const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
+// unprivileged unmounts $0 in its own namespace, and runs a command without privileges.
+const unprivileged = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
 // handOver starts a batchfs without privileges, which serves a mount that it cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
-	words := []string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}
+	words := []string{"--mount", "--propagation", "private", "sh", "-c", unprivileged, dir, e2e.Batchfs, "mount", "--fd", "3"}
 	cmd := exec.Command("unshare", slices.Concat(words, args, []string{dir})...)
 	cmd.ExtraFiles = []*os.File{device}
 	m := e2e.StartMount(t, dir, cmd)
@@ -81,7 +81,7 @@ func TestHandedOver(t *testing.T) {
 		}
 	}
 	// Commands also work if the mount cannot be seen, as in the container that serves it.
-	hidden := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs}
+	hidden := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", unprivileged, dir, e2e.Batchfs}
 	for _, args := range [][]string{{"doctor", dir}, {"doctor", "--mounted", dir}} {
 		e2e.CheckOutput(t, "is mounted, served by process", slices.Concat(hidden, args)...)
 	}
@@ -118,11 +118,11 @@ func TestHandedOverUnmounted(t *testing.T) {
 	e2e.AwaitEnded(t, supervisor)
 }
 
-// A descriptor that cannot be served is refused, and its mount is left alone.
-func TestHandedOverRefused(t *testing.T) {
+// A descriptor that cannot be served is rejected, and its mount is left alone.
+func TestHandedOverRejected(t *testing.T) {
 	needNamespaces(t)
 	config, _ := e2e.SmallConfig(t, 1)
-	refused := func(device *os.File, want string, args ...string) {
+	rejects := func(device *os.File, want string, args ...string) {
 		t.Helper()
 		cmd := e2e.Command(t, e2e.PlainBatchfs, append([]string{"mount", "-c", config, t.TempDir()}, args...)...)
 		if device != nil {
@@ -133,15 +133,15 @@ func TestHandedOverRefused(t *testing.T) {
 			t.Errorf("mount %s: error %v, output %q, want %q", args, err, out, want)
 		}
 	}
-	refused(nil, "--fd: descriptor 1 is not handed over", "--fd", "1")
-	refused(nil, "--fd: descriptor 99 is not handed over", "--fd", "99")
+	rejects(nil, "--fd: descriptor 1 is not handed over", "--fd", "1")
+	rejects(nil, "--fd: descriptor 99 is not handed over", "--fd", "99")
 	file := e2e.Must(os.Open(config))(t)
 	defer file.Close()
-	refused(file, "--fd: descriptor 3 is "+config+"; it must be /dev/fuse", "--fd", "3")
+	rejects(file, "--fd: descriptor 3 is "+config+"; it must be /dev/fuse", "--fd", "3")
 	device := e2e.Must(os.OpenFile("/dev/fuse", os.O_RDWR, 0))(t)
 	defer device.Close()
-	refused(device, "nothing is mounted with descriptor 3", "--fd", "3")
-	refused(device, "[fd no-resend]", "--fd", "3", "--no-resend")
+	rejects(device, "nothing is mounted with descriptor 3", "--fd", "3")
+	rejects(device, "[fd no-resend]", "--fd", "3", "--no-resend")
 
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
@@ -150,7 +150,7 @@ func TestHandedOverRefused(t *testing.T) {
 	again := os.NewFile(uintptr(copied), "/dev/fuse")
 	defer again.Close()
 	m := handOver(t, device, dir, "-c", config, "--set", "mount.grace=0s")
-	refused(again, "a process serves this mount already", "--fd", "3")
+	rejects(again, "a process serves this mount already", "--fd", "3")
 	e2e.NoError(t, again.Close())
 	e2e.Read(t, "read", m.Path("train/next"))
 	e2e.Run(t, "setpriv", "--reuid", fmt.Sprint(e2e.Nobody), "--regid", fmt.Sprint(e2e.Nobody), "--clear-groups", e2e.Batchfs, "unmount", dir)

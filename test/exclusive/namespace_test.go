@@ -17,7 +17,7 @@ import (
 // here.
 func inNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// Other FUSE mounts must be able to end meanwhile.
+	// The namespace unmounts other FUSE file systems, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
 	e2e.StartClient(t, cmd).Ready(t)

@@ -16,13 +16,13 @@ import (
 // A group is the path of a cgroup.
 type group string
 
-// inVersion1 maps file names of cgroup2 to those of version 1 that differ.
+// inVersion1 maps names of files in cgroup2 to names in version 1, if they differ.
 var inVersion1 = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
-// newGroup makes a cgroup that can have a limit, named as in cgroup2. It must be empty at the end
-// of the test.
+// newGroup makes a cgroup that supports a limit, which has its name in cgroup2. The cgroup must be
+// empty at the end of the test.
 func newGroup(t *testing.T, limit string) group {
 	t.Helper()
 	const root = "/sys/fs/cgroup"
@@ -110,7 +110,7 @@ func TestNoProcessor(t *testing.T) {
 	g.limit(t, "cpu.max", "1000 100000")
 	for k := range 3 {
 		worker := m.Worker(t)
-		// A process that is only killed may still take the request until it gets a processor.
+		// A process that is killed without being stopped may take the request before it dies.
 		e2e.StopAndKill(t, m, worker)
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.FileDigest(t, m, "train/next"), want[k])
 		e2e.Equal(t, "the killed process still serves", m.Worker(t) == worker, false)

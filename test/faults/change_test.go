@@ -131,7 +131,7 @@ func (c catalogue) add(t *testing.T, version, split string, n int, flags ...stri
 	}
 }
 
-// judge checks that each reading is a batch or an error that may allows (any error of a mapping is
+// judge checks that each reading is a batch or an error that may returns (any error of a mapping is
 // EFAULT), and that no number of a next file went to two reads. It counts batches by version, and
 // errors, by way.
 func (c catalogue) judge(
@@ -200,10 +200,10 @@ var changes = []struct {
 
 const changeTokens = 200_000
 
-// other is a settings directory. With the seed of train, its rows would be among those of train.
-const other = "train/rank=1,seed=7,world=2"
+// rankDir is a settings directory. With the seed of train, its rows would be among those of train.
+const rankDir = "train/rank=1,seed=7,world=2"
 
-var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
+var rankSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
 
 func fingerprintOf(t *testing.T, dir string) string {
 	t.Helper()
@@ -215,8 +215,8 @@ func fingerprintOf(t *testing.T, dir string) string {
 func TestTokensChangeUnderReaders(t *testing.T) {
 	ways := []string{
 		"opens:train/next", "keeps:train/next", "frames:train/next.npy", "numbered:train/batch", "preads:train/batches.bin",
-		"maps:train/batches.npy", "opens:" + other + "/next", "numbered:train/world=2,rank=1,seed=7/batch",
-		"preads:" + other + "/batches.bin",
+		"maps:train/batches.npy", "opens:" + rankDir + "/next", "numbered:train/world=2,rank=1,seed=7/batch",
+		"preads:" + rankDir + "/batches.bin",
 	}
 	const undisturbed = "keeps:val/next"
 	for n, change := range changes {
@@ -236,7 +236,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			r := startReaderProcess(t, m.Dir, append(ways, undisturbed)...)
 			r.awaitReads(t, 5)
 			if change.name == "overwritten" {
-				r.nextRound(t, "pause", 1) // while it is overwritten, the file itself is a mix
+				r.nextRound(t, "pause", 1) // while the file is overwritten, it mixes two versions
 			}
 			change.change(t, file)
 			r.nextRound(t, "go", 10)
@@ -252,7 +252,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			lines := r.finish(t)
 
 			known := catalogue{}
-			for path, rank := range map[string][]string{"train": {}, other: otherSettings} {
+			for path, rank := range map[string][]string{"train": {}, rankDir: rankSettings} {
 				n := max(m.NextNumber(t, path), 2000) // more than batches.* have
 				for _, v := range []string{"old", "new"} {
 					known.add(t, v, "train", n, slices.Concat([]string{"--data", inDir(v)}, settings, rank)...)
@@ -353,7 +353,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	for k := range 5 {
 		e2e.Equal(t, fmt.Sprint("batch of next, number ", k), h.Do("read %d 0 %d", next, size), lines[k])
 	}
-	// The kernel has not read the end of batches.* of one of two ranks.
+	// The files batches.* of one of two ranks end here. The kernel has not read that part.
 	end := len(lines) / 2 * size
 	h.Do("map 4 0 %d", size)
 	for changes := 1; changes <= 20; changes++ {

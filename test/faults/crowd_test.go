@@ -25,7 +25,7 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads,
 // reader of small batches is served meanwhile.
 func TestCrowd(t *testing.T) {
 	e2e.SkipIfShort(t)
-	const n, budget = 300, 64 // MiB
+	const n, budget = 300, 64 // the budget is in MiB
 	dir := t.TempDir()
 	file := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 8<<20, 2)
 	flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", fmt.Sprint("memory.budget=", budget<<20), "--set", "mount.timeout=15s"}
@@ -68,8 +68,8 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 		"--set", "mount.timeout=1h", "--set", "memory.access=pread")
 	want := e2e.FileDigest(t, m, "train/batch/1")
 	serving, before := m.Worker(t), e2e.ProcNumber(m.Worker(t), "Threads")
-	// For all splits together, the kernel limits the reads that fill the page cache. The limit of
-	// this mount is higher.
+	// The kernel limits the reads that fill the page cache, in all splits together. batchfs raises
+	// that limit.
 	paths := []string{m.Path("train/next")}
 	for k := range 700 {
 		paths = append(paths, m.Path(fmt.Sprint("train/batch/", 1000+k)))

@@ -28,7 +28,7 @@ func TestInterruptedFileSystem(t *testing.T) {
 			for _, request := range []string{"lookup", "getattr", "open"} {
 				slow.Interrupt(t, request, 1, 2)
 			}
-			// Enough for the read-ahead and two attempts to map a page.
+			// Five interruptions cover the read-ahead and two attempts to map a page.
 			slow.Interrupt(t, "read", 5, 6)
 			for k := range batches {
 				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.FileDigest(t, m, fmt.Sprint("train/batch/", k)), want[k])

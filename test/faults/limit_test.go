@@ -36,7 +36,7 @@ func TestTimeLimit(t *testing.T) {
 			r := startReaderProcess(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
 			d.Set(t, e2e.Hang)
 			began := time.Now()
-			readInVain(t, m, readers)
+			checkReadsFail(t, m, readers)
 			e2e.CheckDuration(t, "the slowest error", time.Since(began), 2*timeout)
 			r.awaitMore(t, 10)
 			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
@@ -75,9 +75,9 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// readInVain reads files of train that do not respond, n at once. Each read must fail, except of
+// checkReadsFail reads n files of train that do not respond. Each read must fail, except of
 // info.json, which may be cached.
-func readInVain(t *testing.T, m *e2e.Mounted, n int) {
+func checkReadsFail(t *testing.T, m *e2e.Mounted, n int) {
 	t.Helper()
 	var running sync.WaitGroup
 	for i := range n {

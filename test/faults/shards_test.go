@@ -42,7 +42,7 @@ func slowShards(t *testing.T, n int) *shards {
 }
 
 // requestedLookups returns how many shards were looked up for requests. It waits until no pass over
-// all shards is running. Only passes look up the last shard, which counts them.
+// all shards is running. Only passes look up the last shard, so its lookups count them.
 func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	t.Helper()
 	e2e.Await(t, "a pause between passes", func() bool {

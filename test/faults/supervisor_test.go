@@ -85,7 +85,7 @@ func TestRestart(t *testing.T) {
 		e2e.Write(t, config, []byte(changed))
 		serving := m.Worker(t)
 		e2e.CheckFails(t, message, e2e.PlainBatchfs, "restart", m.Dir)
-		e2e.Equal(t, "the worker after a restart that was refused", m.Worker(t), serving)
+		e2e.Equal(t, "the worker after a restart that was rejected", m.Worker(t), serving)
 	}
 	next(2)
 
@@ -101,7 +101,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("the successor runs another program than the worker that died (error %v)", err)
 	}
 	m.Cmd.Process.Signal(syscall.SIGHUP)
-	e2e.Await(t, "a refused restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart refused") })
+	e2e.Await(t, "a rejected restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart refused") })
 }
 
 // A read that ends every process that tries to answer it gets an error.

@@ -20,16 +20,16 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 // A language is a program in clients/languages and the ways in which it can read a file. A way is
 // NAME, which reads next, or NAME:FILE.
 type language struct {
-	name    string
-	build   []string
-	command []string
-	tells   string // ways that fail if a read fails, or show that data is missing
-	misses  string // ways that fail only if nothing can be read
-	hides   string // ways that fail only if the open fails
-	blind   string // ways that never fail
-	repeats string // ways that keep the file open, and repeat a buffered batch
-	tiny    string // ways that do so with batches below 512 bytes
-	refused string // ways that next does not allow
+	name              string
+	build             []string
+	command           []string
+	strict            string // ways that fail if a read fails, or show that data is missing
+	acceptsPart       string // ways that fail only if nothing can be read
+	ignoresReadErrors string // ways that fail only if the open fails
+	ignoresErrors     string // ways that never fail
+	repeats           string // ways that keep the file open, and repeat a buffered batch
+	repeatsTiny       string // ways that repeat batches below 512 bytes
+	disallowed        string // ways that next does not allow
 }
 
 func languages(dir string) []language {
@@ -37,68 +37,68 @@ func languages(dir string) []language {
 	program := func(name string) string { return filepath.Join(dir, name) }
 	return []language{
 		{
-			name:    "C",
-			build:   []string{"cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c"), source + "c"},
-			command: []string{program("c")},
-			tells:   "fread halves sized getc rewind unbuffered",
-			tiny:    "rewind",
+			name:        "C",
+			build:       []string{"cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c"), source + "c"},
+			command:     []string{program("c")},
+			strict:      "fread halves sized getc rewind unbuffered",
+			repeatsTiny: "rewind",
 		}, {
-			name:    "C++",
-			build:   []string{"c++", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c++"), source + "cpp"},
-			command: []string{program("c++")},
-			tells:   "read exceptions rdbuf iterator seekg",
-			blind:   "unchecked",
+			name:          "C++",
+			build:         []string{"c++", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c++"), source + "cpp"},
+			command:       []string{program("c++")},
+			strict:        "read exceptions rdbuf iterator seekg",
+			ignoresErrors: "unchecked",
 		}, {
-			name:    "Fortran",
-			build:   []string{"gfortran", "-Wall", "-o", program("fortran"), source + "f90"},
-			command: []string{program("fortran")},
-			tells:   "stream",
-			misses:  "direct",
-			repeats: "pos rewind",
+			name:        "Fortran",
+			build:       []string{"gfortran", "-Wall", "-o", program("fortran"), source + "f90"},
+			command:     []string{program("fortran")},
+			strict:      "stream",
+			acceptsPart: "direct",
+			repeats:     "pos rewind",
 		}, {
 			name:    "Go",
 			build:   []string{"go", "build", "-o", program("go"), "./clients/languages/go"},
 			command: []string{program("go")},
-			tells:   "ReadFile ReadFull nonblock bufio binary Copy Seek ReadAt",
+			strict:  "ReadFile ReadFull nonblock bufio binary Copy Seek ReadAt",
 		}, {
-			name:    "Lua",
-			command: []string{"lua5.4", source + "lua"},
-			tells:   "all sized lines seek unbuffered",
-			tiny:    "seek",
+			name:        "Lua",
+			command:     []string{"lua5.4", source + "lua"},
+			strict:      "all sized lines seek unbuffered",
+			repeatsTiny: "seek",
 		}, {
 			name:    "Node.js",
 			command: []string{"node", source + "js"},
-			tells:   "readFileSync readFile promises promisesRead stream readSync nonblock",
+			strict:  "readFileSync readFile promises promisesRead stream readSync nonblock",
 		}, {
-			name:    "Perl",
-			command: []string{"perl", source + "pl"},
-			tells:   "slurp read sysread nonblock seek sysseek",
-			hides:   "unchecked",
+			name:              "Perl",
+			command:           []string{"perl", source + "pl"},
+			strict:            "slurp read sysread nonblock seek sysseek",
+			ignoresReadErrors: "unchecked",
 		}, {
-			name:    "PHP",
-			command: []string{"php", source + "php"},
-			tells:   "file_get_contents fread stream_get_contents nonblock readfile rewind",
-			blind:   "unchecked",
+			name:          "PHP",
+			command:       []string{"php", source + "php"},
+			strict:        "file_get_contents fread stream_get_contents nonblock readfile rewind",
+			ignoresErrors: "unchecked",
 		}, {
-			name:    "Python",
-			command: []string{e2e.Python, source + "py"},
-			tells:   "read os_read readinto array_fromfile fromfile_count fromfile_halves load:next.npy path_read_bytes pread seek",
-			hides:   "fromfile",
-			refused: "mapped memmap load_mmap:next.npy",
+			name:              "Python",
+			command:           []string{e2e.Python, source + "py"},
+			strict:            "read os_read readinto array_fromfile fromfile_count fromfile_halves load:next.npy path_read_bytes pread seek",
+			ignoresReadErrors: "fromfile",
+			disallowed:        "mapped memmap load_mmap:next.npy",
 		}, {
-			name:    "R",
-			command: []string{"Rscript", source + "R"},
-			tells:   "checked connection seek",
-			hides:   "unchecked",
-			tiny:    "seek",
+			name:              "R",
+			command:           []string{"Rscript", source + "R"},
+			strict:            "checked connection seek",
+			ignoresReadErrors: "unchecked",
+			repeatsTiny:       "seek",
 		}, {
 			name:    "Ruby",
 			command: []string{"ruby", source + "rb"},
-			tells:   "binread read sized sysread nonblock copy_stream rewind pread",
+			strict:  "binread read sized sysread nonblock copy_stream rewind pread",
 		}, {
 			name:    "shell",
 			command: []string{"bash", source + "sh"},
-			tells:   "dd dd_blocks cat cp head tail od base64 redirect",
+			strict:  "dd dd_blocks cat cp head tail od base64 redirect",
 		},
 	}
 }
@@ -137,14 +137,14 @@ func TestLanguages(t *testing.T) {
 				e2e.Run(t, l.build...)
 			}
 			p := &program{language: l, m: m, seed: 1000 * number}
-			for way := range strings.FieldsSeq(l.tells + " " + l.misses + " " + l.hides + " " + l.blind) {
+			for way := range strings.FieldsSeq(l.strict + " " + l.acceptsPart + " " + l.ignoresReadErrors + " " + l.ignoresErrors) {
 				p.checkBatches(t, way, small, reads, reads)
 				p.checkBatches(t, way, medium, reads, reads)
 			}
 			for way := range strings.FieldsSeq(l.repeats) {
 				p.checkBatches(t, way, small, reads, 1)
 			}
-			for way := range strings.FieldsSeq(l.tiny) {
+			for way := range strings.FieldsSeq(l.repeatsTiny) {
 				p.checkBatches(t, way, tiny, reads, 1)
 			}
 			for _, f := range []struct {
@@ -152,10 +152,10 @@ func TestLanguages(t *testing.T) {
 				size            int // size of a batch in bytes
 				tell, hide      string
 			}{
-				{"train", medium, 2 * 12 * 1024 * 2, l.refused, ""},
-				{"touched", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.hides + " " + l.repeats + " " + l.refused, l.blind},
-				{"none", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.repeats + " " + l.refused, l.hides + " " + l.blind},
-				{"part", large, 2 * 1024 * 1024 * 2, l.tells + " " + l.repeats + " " + l.refused, l.misses + " " + l.hides + " " + l.blind},
+				{"train", medium, 2 * 12 * 1024 * 2, l.disallowed, ""},
+				{"touched", medium, 2 * 12 * 1024 * 2, l.strict + " " + l.acceptsPart + " " + l.ignoresReadErrors + " " + l.repeats + " " + l.disallowed, l.ignoresErrors},
+				{"none", medium, 2 * 12 * 1024 * 2, l.strict + " " + l.acceptsPart + " " + l.repeats + " " + l.disallowed, l.ignoresReadErrors + " " + l.ignoresErrors},
+				{"part", large, 2 * 1024 * 1024 * 2, l.strict + " " + l.repeats + " " + l.disallowed, l.acceptsPart + " " + l.ignoresReadErrors + " " + l.ignoresErrors},
 			} {
 				for way := range strings.FieldsSeq(f.tell) {
 					// If part of a batch can be read, a program may get that part and no error.

@@ -30,9 +30,9 @@ func buildCounted(t *testing.T) (program string) {
 	return program
 }
 
-// A warm READ of next takes few locks until its reply is sent. No reader waits for those that Done
-// of the reply takes afterwards to prefetch. The pause lets the next batch be prefetched. Locks of
-// other goroutines count too.
+// A warm READ of next takes few locks before its reply is sent. Afterwards, Done takes some to
+// prefetch, for which no reader waits. The pause lets the next batch be prefetched. Locks of other
+// goroutines count too.
 func TestLocksOfARead(t *testing.T) {
 	e2e.SkipIfShort(t) // because it builds the program
 	const most, background = 7, 0.5

@@ -41,7 +41,7 @@ func TestSettingsInPaths(t *testing.T) {
 }
 
 // A path that cannot exist fails when it is looked up, and the log says why.
-func TestRefusedPaths(t *testing.T) {
+func TestRejectedPaths(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	var logged []string

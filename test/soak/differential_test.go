@@ -274,7 +274,7 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 		under["shuffle_block"], under["local_world"] = 1<<16+chance.IntN(1<<16), world
 		path = append(path, fmt.Sprintf("shuffle_block=%d,local_world=%d", under["shuffle_block"], world))
 	}
-	cut := 2 + chance.IntN(len(path)-1) // a rank is refused without its world
+	cut := 2 + chance.IntN(len(path)-1) // a rank is rejected without its world
 	chance.Shuffle(cut, func(i, j int) { path[i], path[j] = path[j], path[i] })
 	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under
 }

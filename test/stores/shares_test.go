@@ -72,7 +72,7 @@ func TestCacheServesShares(t *testing.T) {
 			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, want at most %d", i, number, n, share, most)
 		}
 	}
-	// Its last blocks are written after they were read.
+	// The last blocks of a share are written after they were read.
 	e2e.Await(t, "the share of the last host to be in the cache, by cache status", func() bool {
 		status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, s.mountArgs(room)...)...)
 		_, last, _ := strings.Cut(status, m.Path("train/rank="))
@@ -106,7 +106,7 @@ func TestCacheTooSmallForAShare(t *testing.T) {
 			need += int64(len(blocks)) * e2e.StoreBlock
 		}
 	})
-	if n > need+4*e2e.StoreBlock { // and the blocks that are prefetched for the next batches
+	if n > need+4*e2e.StoreBlock { // more blocks may be prefetched for the next batches
 		t.Errorf("%d bytes were fetched for requests that need %d, want hardly more", n, need)
 	}
 	e2e.Await(t, "a warning in the log", func() bool { return strings.Contains(m.Out.String(), "raise store.cache_bytes") })

@@ -30,7 +30,7 @@ type options struct {
 
 	batches int
 
-	rounds, steps int // per scene, for tests; 0: as the scene says
+	rounds, steps int // of every scene, for tests; 0 means each scene's own
 	bytes         int64
 }
 
@@ -40,12 +40,15 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure how long a trainer waits for batches, next to loaders in its own process",
-		Long: `Measure how long a trainer on this host waits for each batch. Bench compares three ways of reading a mount with nanoGPT's
-get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader. They take turns, round after round in random
-order. The last line of the output recommends what to change. Bench takes a minute or two. The Python interpreter must have NumPy,
+		Long: `Measure how long a trainer on this host waits for each batch. Bench reads a mount in
+three ways, and compares them with three loaders that need no mount: nanoGPT's
+get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader. They
+take turns, round after round in random order. The last line of the output recommends
+what to change. Bench takes a minute or two. The Python interpreter must have NumPy,
 and should have PyTorch.
 
-Only ratios within one run are meaningful. Don't compare numbers from different runs, and run nothing else meanwhile.`,
+Only ratios within one run are meaningful. Don't compare numbers from different runs,
+and run nothing else meanwhile.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json
   batchfs bench --memory --plot memory.svg
@@ -67,7 +70,7 @@ Only ratios within one run are meaningful. Don't compare numbers from different 
 	cmd.Flags().StringVar(&o.tokens, "tokens", "", "read this `file` of uint16 tokens (default: a new file of random tokens)")
 	cmd.Flags().StringVar(&o.dir, "dir", "/var/tmp", "put gigabytes of temporary files in this `directory`, on the disk to measure")
 	cmd.Flags().StringVar(&o.python, "python", cmp.Or(os.Getenv("PYTHON"), "python3"), "run the trainer with this Python `program`")
-	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; may be repeated")
+	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; can be repeated")
 	cmd.Flags().BoolVar(&o.memory, "memory", false, "measure resident memory and page cache as batches are read")
 	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, the number of batches that each loader reads")
 	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), next to Python's tiktoken")

@@ -66,7 +66,7 @@ class Rows(Dataset):
 
 def dataloader(path, B, T):
     rows = Rows(path, T)
-    # Without replacement, it would first compute a permutation of all starts.
+    # Without replacement, RandomSampler would first compute a permutation of all starts.
     draw = RandomSampler(rows, replacement=True, num_samples=1 << 40)
     # With fork, workers inherit the memmap. Pickling it would copy it.
     yield from DataLoader(rows, B, sampler=draw, num_workers=2, multiprocessing_context="fork")

@@ -54,7 +54,7 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	for _, keep := range []string{"keep", "drop"} {
 		loadings = append(loadings, memoryRun{
 			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
-			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because these read the disk
+			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because these loaders read the disk
 		})
 	}
 	for i := range loadings {
@@ -171,7 +171,7 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 			}
 		}
 		l.Samples = append(l.Samples, a)
-		trainer.write(trainerCommand{}) // tells it to continue
+		trainer.write(trainerCommand{}) // makes memory.py continue
 	}
 	return nil
 }

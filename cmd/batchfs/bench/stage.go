@@ -94,7 +94,7 @@ func (s *stage) createTokens(name string, bytes int64) (path string, err error) 
 // A daemon is a process that serves a mount with one split, train.
 type daemon struct {
 	mountpoint string
-	workerPID  int // the worker reads the tokens
+	workerPID  int // process that reads the tokens
 	cmd        *exec.Cmd
 	stderr     strings.Builder
 	stopped    bool
@@ -116,7 +116,7 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		args = append(args, "--set", set)
 	}
 	d := &daemon{mountpoint: mountpoint, cmd: exec.Command(program, append(args, "--", mountpoint)...)}
-	d.cmd.Dir = s.dir // has no config.toml
+	d.cmd.Dir = s.dir // a directory without config.toml
 	// The daemon gets its own process group, so that Ctrl-C ends only the bench, which then
 	// unmounts. If the bench is killed, a signal makes the daemon unmount.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -149,7 +149,8 @@ func (d *daemon) stop() error {
 		return nil
 	}
 	d.stopped = true
-	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // for ordinary users, the signal does it
+	// An ordinary user may not unmount; the daemon does it on the signal.
+	unix.Unmount(d.mountpoint, unix.MNT_DETACH)
 	d.cmd.Process.Signal(syscall.SIGTERM)
 	if err := d.cmd.Wait(); err != nil {
 		return fmt.Errorf("the mount at %s: %w: %s", d.mountpoint, err, strings.TrimSpace(d.stderr.String()))

@@ -76,7 +76,7 @@ func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 	return encodings, nil
 }
 
-// compareEncodings lets both libraries take turns. It fails if their tokens differ.
+// compareEncodings encodes the texts with both libraries in turn. It fails if their tokens differ.
 func (o *options) compareEncodings(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
 	tokenizer, err := bpe.Named(ours.Vocabulary)
 	if err != nil {

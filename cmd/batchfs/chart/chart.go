@@ -60,9 +60,9 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 		if err != nil {
 			continue // no points
 		}
-		colour := palette[i%len(palette)]
-		l.Color, l.Width = colour, vg.Points(2)
-		dots.Color, dots.Shape, dots.Radius = colour, draw.CircleGlyph{}, vg.Points(2.5)
+		lineColor := palette[i%len(palette)]
+		l.Color, l.Width = lineColor, vg.Points(2)
+		dots.Color, dots.Shape, dots.Radius = lineColor, draw.CircleGlyph{}, vg.Points(2.5)
 		p.Add(l, dots)
 		if len(series) > 1 {
 			p.Legend.Add(s.Name, l, dots)

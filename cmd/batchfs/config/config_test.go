@@ -205,8 +205,8 @@ func TestSet(t *testing.T) {
 		get  func(*Config) any
 		want any
 	}{
-		// Precedence: the split's own key, then [batch], then the default. --set overrides the file
-		// in each.
+		// Precedence: the split's own key, then [batch], then the default. --set overrides each of
+		// them.
 		{nil, seeds, []uint64{1, 2}},
 		{[]string{"batch.seed=7"}, seeds, []uint64{7, 2}},
 		{[]string{"splits.train.seed=7"}, seeds, []uint64{7, 2}},

@@ -142,7 +142,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"All except windows need an index of documents. They pad rows with eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
 	{name: "start", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
-		help: "The number of the first batch that next returns. To resume a run, set it to the step to continue with."},
+		help: "The number of the first batch that `next` returns. To resume a run, set it to the step to continue with."},
 	{name: "steps", example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		help: "The number of batches in batches.bin and batches.npy. The default is one epoch; with shuffle_block, " +
 			"one epoch of the host with the fewest batches."},
@@ -180,8 +180,8 @@ var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixtu
 }}
 
 var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is aligned with the tokens, with one element for each: " +
-	"a loss mask, weights, a teacher's logits. The default is the arrays that the vocab.json of batchfs prepare names, " +
-	"such as its mask; arrays = [] serves none. If the split has sources, use [[splits.X.sources.arrays]] for each.", keys: []key{
+	"a loss mask, weights, a teacher's logits. The default is the arrays listed in the vocab.json written by batchfs prepare, " +
+	"such as a mask; arrays = [] serves none. If the split has sources, use [[splits.X.sources.arrays]] for each.", keys: []key{
 	{name: "name", example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
 	{name: "files", example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
 		help: "The files of the array. Together they need as many elements as there are tokens."},
@@ -254,7 +254,7 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 	"container or machine. For gs://, they are HMAC keys. batchfs restart applies changes to all of these keys.", keys: []key{
 	{name: "endpoint", example: "https://minio.example.com:9000", valueType: nonEmpty(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		help: "The URL of the store. Set it for a store of your own. The default is AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; " +
-			"if neither is set, AWS, or Google for gs://. URLs other than http:// use TLS. SSL_CERT_FILE names a file of certificate authorities to trust."},
+			"if neither is set, AWS, or Google for gs://. TLS is used unless the URL begins with http://. SSL_CERT_FILE names a file of certificate authorities to trust."},
 	{name: "region", example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		help: "The region of the buckets. The default is AWS_REGION, AWS_DEFAULT_REGION, or else what AWS reports for the bucket."},
 	{name: "path_style", initial: false, valueType: boolean(func(c *Store) *bool { return &c.PathStyle }),

@@ -70,7 +70,7 @@ func reference() string {
 		for _, k := range t.keys {
 			value := k.initial
 			if k.set == nil {
-				continue // it has its own table
+				continue // a list of tables, which has its own table here
 			}
 			if value == nil {
 				value, comment = k.example, "# "

@@ -251,7 +251,7 @@ func TestOrigins(t *testing.T) {
 				windows[i] = (all - 1) / 4
 			}
 		}
-		given := make([]int, len(windows)) // rows, by source
+		given := make([]int, len(windows)) // rows seen, by source
 		next := uint64(0)                  // global row
 		for k := range uint64(20) {
 			for rank := range d.Sequence.World {

@@ -70,7 +70,7 @@ func TestArraysBesideTokens(t *testing.T) {
 }
 
 // Arrays of the configuration take precedence over vocab.json. Their paths are relative to the
-// configuration file, wherever the tokens are named.
+// configuration file, even if --data names the tokens.
 func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	writePrepared(t)
 	must(t, os.Mkdir("config", 0o755))

@@ -209,7 +209,7 @@ func TestIdentityOfFollowed(t *testing.T) {
 }
 
 // The identity is the same in every version and process: a restart may change the version of
-// batchfs that serves a mount, and cat runs in another process than the mount.
+// batchfs that serves a mount, and cat runs in its own process.
 func TestIdentityIsTheSameElsewhere(t *testing.T) {
 	writeIdentityFiles(t)
 	for lines, want := range map[string]string{

@@ -90,8 +90,8 @@ func (s *Served) latest(v *view) (*Served, error) {
 }
 
 // LatestWhole is like Latest, for files that show several batches. It also returns an error if a
-// change could not be followed. If the split was idle, it waits for a check of its files, for a
-// second at most or until cancel is closed.
+// change could not be followed. If the split was idle, it waits for a check of its files, until a
+// second has passed or cancel is closed.
 func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	v := s.watch.currentView(cancel)
 	latest, err := s.latest(v)

@@ -27,9 +27,9 @@ const (
 	eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
 )
 
-// changes has configurations with files and their later contents.
+// changes maps names of tests to configurations and to later contents of their files.
 var changes = map[string]struct {
-	write  func(t *testing.T) // also changes the working directory
+	write  func(t *testing.T) // writes the configuration; changes the working directory
 	change map[string]string  // new contents, by file
 }{
 	"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": positions(60), "c.bin": positions(20)}},

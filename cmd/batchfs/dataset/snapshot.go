@@ -111,14 +111,13 @@ func (s *Snapshot) Config() (*config.Config, error) {
 }
 
 // Reload returns the snapshot with the configuration read again. It changes the working directory
-// to that of the mount command. It returns an error if a setting differs that a mount cannot
-// change.
+// to that of the mount command. It returns an error if a setting that a mount fixes has changed.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
 		return nil, err
 	}
-	// With absolute paths, the command may have been run in a directory that may not be entered.
+	// Absolute paths do not need the directory, which this process may not be allowed to enter.
 	f := s.Flags
 	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err

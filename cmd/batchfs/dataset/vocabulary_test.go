@@ -28,7 +28,7 @@ func writeTokens(t *testing.T) {
 
 const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
 
-// A source's own vocab_size counts first, then the split's, then that of vocab.json.
+// The vocab_size of a source takes precedence over the split's, and that over vocab.json.
 func TestVocabSize(t *testing.T) {
 	writeTokens(t)
 	sources := func(first, second string) string {

@@ -99,8 +99,8 @@ func newWatcher(d *Dataset) *watcher {
 	return w
 }
 
-// currentView returns the view. If the split was idle, it first waits for a pass, for a second at
-// most or until cancel is closed.
+// currentView returns the view. If the split was idle, it first waits for a pass, until a second
+// has passed or cancel is closed.
 func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	if now := clock.Now(); now-w.lastRequest.Load() > int64(lastRequestPrecision) {
 		w.lastRequest.Store(now)
@@ -235,7 +235,7 @@ func (w *watcher) pass() {
 	})
 	switch {
 	case len(changes) == 0 && follows && found.err != nil:
-		kept := *v // with its backoff, which an error of a disk must not end
+		kept := *v // keeps the backoff, which a disk error must not end
 		kept.err = found.err
 		w.view.CompareAndSwap(v, &kept)
 	case len(changes) == 0:

@@ -13,7 +13,7 @@ import (
 	"batchfs/sampler"
 )
 
-// blockCounts are the blocks that a run needs. Figures of a host are means over all hosts.
+// blockCounts are the blocks that a run needs. Figures per host are means over all hosts.
 type blockCounts struct {
 	blocksPerBatch, blocksPerStep float64 // per batch of a rank, and per step of a host
 	firstStepBlocks               int
@@ -26,8 +26,8 @@ type blockCounts struct {
 
 func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / float64(n.corpusBlocks) }
 
-// A memoryMiss is a step in which a host needs a block that is not in its memory. It is a sample,
-// and stands for several blocks of each host.
+// A memoryMiss is a sampled step in which a host needs a block that is not in its memory. It stands
+// for several blocks of each host.
 type memoryMiss struct {
 	step      uint64
 	firstNeed uint64 // step in which the host first needed the block
@@ -41,9 +41,9 @@ const (
 	maxLookups  = 500_000 // approximate calls of Find
 )
 
-// countBlocks counts the blocks that the first steps need: all blocks of some stretches of steps,
-// and all steps that need some evenly spaced blocks. The sampler decides, as in a mount. progress
-// receives the fraction of the work done since its last call.
+// countBlocks counts the blocks that the first steps need, from two samples: all blocks of some
+// stretches of steps, and all needs of some evenly spaced blocks. progress receives the fraction of
+// the work done since its last call.
 func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(done float64)) (*blockCounts, error) {
 	n := &blockCounts{steps: steps}
 	for i := range 4 {
@@ -80,7 +80,7 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// Memory holds the blocks known to be needed next. This many are known: as many as memory
+	// Of the blocks known to be needed, memory holds the next ones. As many are known as memory
 	// holds, and as many again for each of up to two ranks. With more ranks, memory drops blocks
 	// that are needed again.
 	known := (1 + min(c.ranksPerHost, 2)) * c.blockOptions.MaxBuffers()

@@ -80,7 +80,7 @@ type TimelinePoint struct {
 	ByteRate float64 `json:"bytes"`
 }
 
-// A Verdict says whether something is within its limit, and if not, what helps.
+// A Verdict says whether something is within its limit, and if not, what would help.
 type Verdict struct {
 	OK   bool   `json:"ok"`
 	Text string `json:"says"`
@@ -88,7 +88,7 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// timelinePoints is the number of points per epoch, unless it has fewer steps.
+// timelinePoints is the number of points per epoch, or the number of steps if that is less.
 const timelinePoints = 10
 
 func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
@@ -182,8 +182,8 @@ func (n *Estimate) estimateCaches(counted *blockCounts) {
 }
 
 func (n *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency float64, limits resourceLimits) {
-	// A request lists a thousand objects. Objects are opened 32 at a time: requests check each
-	// object and the index next to it, and read its first bytes and then samples.
+	// A list request returns a thousand objects. Objects are opened 32 at a time. Each takes
+	// requests to check it and its index, and to read its first bytes and then samples.
 	samples := max(2, 64/max(n.Objects, 1))
 	n.MountRequests = cmp.Or(c.openRequests, (n.Objects+999)/1000+n.Objects*(2+samples))
 	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency

@@ -1,10 +1,10 @@
-// Package plan implements `batchfs plan`, which estimates what a run will need of the network, the
-// store and the disks of its hosts.
+// Package plan implements `batchfs plan`, which estimates what a run will need from the network,
+// the store and the disks.
 //
 // It builds the sequences of all ranks, over the corpus of a configuration or one described by its
-// size, and counts the blocks in which their batches lie (count.go). The sampler picks the rows and
-// the block cache their blocks, as in a mount. From these counts, plan computes rates, sizes and
-// prices (estimate.go).
+// size, and counts the blocks in which their batches lie (count.go). As in a mount, the sampler
+// picks the rows, and the block cache determines their blocks. From these counts, plan computes
+// rates, sizes and prices (estimate.go).
 package plan
 
 import (
@@ -46,17 +46,22 @@ func Command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "plan [SPLIT]",
-		Short: "Estimate what a run will need of the network, the object store and the disks",
-		Long: `Estimate what a run will need while its tokens are in an object store: bandwidth and requests in the first and in later
-epochs, their price, the block cache of each host, the time to mount, and the epochs of each source. Plan also says which of these
+		Short: "Estimate what a run will need from the network, the object store and the disks",
+		Long: `Estimate what a run will need while its tokens are in an object store: bandwidth
+and requests in the first and in later epochs, their price, the block cache of each
+host, the time to mount, and the epochs of each source. Plan also says which of these
 exceed a limit, and which key helps.
 
-Describe the corpus with --tokens or several --source; it need not exist, and its settings are those of [batch]. Or name a SPLIT of
-the configuration, with or without settings, such as train/order=shuffle (default: train); plan opens its files, in a store or on
-a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count as in a mount. Each host has one mount for all its GPUs.
+Describe the corpus with --tokens or several --source; it need not exist, and its
+settings are those of [batch]. Or name a SPLIT of the configuration, with or without
+settings, such as train/order=shuffle (default: train); plan opens its files, in a
+store or on a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count
+as in a mount. Each host has one mount for all its GPUs.
 
-The sampler itself picks the rows, and plan counts their blocks: all blocks of some steps, and all steps of some blocks. The
-default prices are those of AWS S3 Standard in us-east-1 in November 2026, read from within the region; yours may differ.`,
+Plan picks the rows as a mount does, and counts the blocks that they need in two
+samples: for some steps, it counts all blocks; for some blocks, it counts all steps
+that need them. The default prices are those of AWS S3 Standard in us-east-1 in
+November 2026, read from within the region; yours may differ.`,
 		Example: `  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s
   batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit --plot plan.svg
   batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
@@ -67,7 +72,7 @@ default prices are those of AWS S3 Standard in us-east-1 in November 2026, read 
 	o.config.Register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.tokens, "tokens", "", "the `number` of tokens, such as 15T, instead of a split (k, M, B or G, T)")
-	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, instead of a split; may be repeated")
+	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, instead of a split; can be repeated")
 	f.StringVar(&o.shardTokens, "shard-tokens", "1G", "the `number` of tokens in each object, with --tokens or --source")
 	f.IntVar(&o.hosts, "hosts", 1, "number of hosts")
 	f.IntVar(&o.gpus, "gpus", 1, "number of GPUs of each host; each GPU is a rank")

@@ -133,7 +133,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// encodeDocument leaves out a document without text.
+// encodeDocument encodes a document unless it has no text.
 func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
@@ -171,7 +171,7 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// appendText cuts a long text where that does not affect its tokens.
+// appendText encodes a text. It cuts a long one where that does not affect the tokens.
 func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t

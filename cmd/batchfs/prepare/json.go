@@ -33,7 +33,7 @@ func isValue(value jsontext.Value, want string) bool {
 	return string(value) == want
 }
 
-// elements treats null as an empty list.
+// elements returns the elements of a list, or none for null.
 func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:

@@ -72,8 +72,8 @@ only if a tokenizer.json requires it.
 
 A FIELD is a path into a line: meta.body, or messages.*.content for a text in each
 element of a list, or messages[role=user].content for elements with this value.
-With --mask, all texts of a list are taken, in their order; texts that no part
-names get mask 0. If several parts name the same text, the first one counts.
+With --mask, all texts of a list are taken, in their order; texts that no FIELD
+names get mask 0. If several FIELDs name the same text, the first one counts.
 
 Documents are assigned to val by a hash of the beginning of their text, so adding
 files moves no document between train and val. A single text file is divided
@@ -106,14 +106,14 @@ func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
 	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face")
-	f.StringVar((*string)(&o.As), "as", "", "read all files as `text|jsonl|parquet`, whatever their names")
+	f.StringVar((*string)(&o.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
-	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
+	f.StringVar(&o.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
 		"of each token, one byte, to NAME.mask.bin")
 	f.BoolVar(&o.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
 	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row")
-	f.StringVar(&o.EOT, "eot", "end", "put the end-of-text token at the `end|begin|none` of each document")
+	f.StringVar(&o.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
 	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
 	f.StringVar(&o.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")

@@ -207,7 +207,8 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	return save(position{Input: len(inputs)})
 }
 
-// encode saves checkpoints: after a second, then every ten seconds and after each complete shard.
+// encode encodes the rest of the inputs. It saves checkpoints after a second, then every ten
+// seconds and after each complete shard.
 func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
 	progress := o.newProgress("encoding", r.inputs, s.Position)
 	defer progress.Finish()

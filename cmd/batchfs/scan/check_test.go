@@ -202,10 +202,10 @@ func TestCheckContinues(t *testing.T) {
 		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
 		first.state.WriteString(`{"file":0,"segm`) // like a write that was cut short
 		first.state.Close()
-		cancelled, cancel := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := begin().readAll(cancelled, false); done < 20 && (err == nil || !strings.Contains(err.Error(), "interrupted")) {
-			t.Errorf("cancelled: %v", err)
+		if err := begin().readAll(canceled, false); done < 20 && (err == nil || !strings.Contains(err.Error(), "interrupted")) {
+			t.Errorf("canceled: %v", err)
 		}
 		second := begin()
 		testfiles.NoError(t, second.readAll(t.Context(), false))

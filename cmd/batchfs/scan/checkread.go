@@ -103,8 +103,8 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	return nil
 }
 
-// readSegments uses all processors. When ctx is canceled it returns immediately, even if a disk
-// does not respond.
+// readSegments reads segments on all processors. When ctx is canceled, it returns immediately, even
+// if a disk does not respond.
 func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
 	var next atomic.Int64
 	results := make(chan result)

@@ -29,18 +29,18 @@ type Mount struct {
 	Version       string            `json:"version,omitempty"`
 	Uptime        float64           `json:"uptime_seconds,omitempty"`
 	Takeovers     uint64            `json:"takeovers"`
-	Waiting       int64             `json:"requests_waiting"` // for their turn to use token files
-	Fetched       int64             `json:"fetched_bytes"`    // from stores
+	Waiting       int64             `json:"requests_waiting"` // waiting for their turn
+	Fetched       int64             `json:"fetched_bytes"`    // bytes from stores
 	StoreRequests int64             `json:"store_requests"`
 	CacheHits     int64             `json:"cache_hits"`          // reads of blocks in the cache
 	CacheWaits    int64             `json:"cache_waits"`         // reads that waited for a block
-	CacheUnstored int64             `json:"cache_unkept_blocks"` // the cache was full
-	CacheFailed   int64             `json:"cache_failed_blocks"` // the disk failed
-	CacheSlow     int64             `json:"cache_slow_blocks"`   // the disk was too slow
+	CacheUnstored int64             `json:"cache_unkept_blocks"` // dropped: the cache was full
+	CacheFailed   int64             `json:"cache_failed_blocks"` // dropped: the disk failed
+	CacheSlow     int64             `json:"cache_slow_blocks"`   // dropped: the disk was too slow
 	CacheUsed     int64             `json:"cache_bytes"`
 	CacheLimit    int64             `json:"cache_limit_bytes"`
-	CacheNeeded   int64             `json:"cache_needed_bytes"` // for one epoch of its readers
-	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of Needed
+	CacheNeeded   int64             `json:"cache_needed_bytes"` // for one epoch of the readers
+	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of CacheNeeded
 	Processes     []metrics.Process `json:"processes,omitempty"`
 	Sequences     []*SequenceStats  `json:"sequences,omitempty"`
 }

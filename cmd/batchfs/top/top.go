@@ -23,7 +23,7 @@ func Command() *cobra.Command {
 		Short: "Watch mounts live, and see whether training waits for data",
 		Long: `Show all batchfs mounts of this machine, or only the one at MOUNTPOINT, and update
 the display every second. The first line says whether training waits for data, that
-is, whether any process that reads next spends more than 5% of its time waiting. Top
+is, whether any process that reads ` + "`next`" + ` spends more than 5% of its time waiting. Top
 cannot see how long readers of numbered files wait, because the kernel serves those
 files from its page cache.
 

@@ -1,5 +1,5 @@
-// Package testfiles writes the files that tests of the commands read, in the working directory, and
-// looks at them.
+// Package testfiles writes files for tests of the commands, in the working directory, and reads
+// them.
 package testfiles
 
 import (
@@ -14,10 +14,10 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// NoError ends the test at an error.
+// NoError ends the test if there is an error.
 var NoError = testwait.NoError
 
-// Write writes files by their names, and makes their directories.
+// Write writes files, keyed by name, and creates their directories.
 func Write(t testing.TB, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
@@ -26,8 +26,8 @@ func Write(t testing.TB, files map[string]string) {
 	}
 }
 
-// Positions writes token files of so many tokens of 4 bytes each. A token's value is its position
-// in all of the files together, in the order of their names.
+// Positions writes token files, with the number of tokens by name. A token has 4 bytes; its value
+// is its position in all files together, sorted by name.
 func Positions(t testing.TB, files map[string]int) {
 	t.Helper()
 	next := uint32(0)
@@ -42,19 +42,17 @@ func Positions(t testing.TB, files map[string]int) {
 	Write(t, contents)
 }
 
-// Small begins configurations whose batches are small enough to look through, of the tokens that
-// Positions writes.
+// Small is the beginning of a configuration with small batches of tokens from Positions.
 const Small = "[batch]\nbatch_size = 3\nblock_size = 4\ntoken_dtype = 'uint32'\ndtype = 'uint32'\n"
 
-// Mixture is the split mix of two sources, both of a.bin, with more lines in the table of each. The
-// tables begin on lines 1 and 4.
+// Mixture returns a split mix of two sources, both of a.bin, with further lines for their tables,
+// which begin on lines 1 and 4.
 func Mixture(first, second string) string {
 	const source = "[[splits.mix.sources]]\ntokens = 'a.bin'\n"
 	return source + first + "\n" + source + second
 }
 
-// TorchState is what torch.get_rng_state() gives after torch.manual_seed, with b in place of the
-// bytes from at on.
+// TorchState returns the torch.get_rng_state() of a seeded generator, with b at index at.
 func TorchState(at int, b ...byte) string {
 	raw := make([]byte, 5056)
 	raw[8], raw[12] = 1, 1
@@ -65,8 +63,8 @@ func TorchState(at int, b ...byte) string {
 	return string(raw)
 }
 
-// WriteManySplits makes an empty directory the working directory, and writes a config.toml with
-// splits of every kind and their files.
+// WriteManySplits changes to an empty directory, and writes a config.toml with splits of every kind
+// and their files.
 func WriteManySplits(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -111,7 +109,7 @@ tokens = "c.bin"
 weight = 1
 `
 
-// Size is the size of a file in bytes.
+// Size returns the size of a file in bytes.
 func Size(t testing.TB, path string) int {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -119,7 +117,7 @@ func Size(t testing.TB, path string) int {
 	return int(info.Size())
 }
 
-// Bytes are as many of n bytes of a file as it has.
+// Bytes returns up to n bytes of a file, beginning at byte at.
 func Bytes(t testing.TB, path string, at int64, n int) []byte {
 	t.Helper()
 	f, err := os.Open(path)

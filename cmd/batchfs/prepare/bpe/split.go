@@ -252,7 +252,7 @@ func matchSymbols(text []byte, i int, c class, n int) int {
 	return i
 }
 
-// skipNewlines returns the end of a run of \r, \n and more.
+// skipNewlines returns the end of a run of \r, \n and the byte more.
 func skipNewlines(text []byte, i int, more byte) int {
 	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
 		i++

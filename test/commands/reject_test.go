@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// mount refuses what it cannot serve with a clear message, and mounts nothing.
-func TestRefused(t *testing.T) {
+// mount rejects what it cannot serve with a clear message, and mounts nothing.
+func TestRejected(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	inDir := func(name string) string { return filepath.Join(dir, name) }
