@@ -163,8 +163,8 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	return err
 }
 
-// recordCacheUse keeps the gauges of the block cache current. It never returns if there is a cache
-// directory, and spends at most 1% of its time listing blocks.
+// recordCacheUse updates the gauges of the block cache forever, if there is a cache directory. It
+// spends at most 1% of its time listing blocks.
 func recordCacheUse(o blocks.Options, to *state.Gauges) {
 	for o.Dir != "" {
 		began := time.Now()

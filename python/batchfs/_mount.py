@@ -175,7 +175,7 @@ def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
 def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
     """Ends a mount that process parent made, and waits until it is gone."""
     if os.getpid() != parent:
-        process.returncode = 0  # only its parent can wait for it
+        process.returncode = 0  # only the program's parent can wait for it
         return
     for reader in readers:
         reader.close()

@@ -140,7 +140,7 @@ class _Cat:
 def _end(process: subprocess.Popen[bytes], stdout: IO[bytes], parent: int) -> None:
     stdout.close()
     if os.getpid() != parent:
-        process.returncode = 0  # only its parent can wait for it
+        process.returncode = 0  # only the program's parent can wait for it
         return
     process.kill()
     process.wait()

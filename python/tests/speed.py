@@ -22,7 +22,7 @@ import batchfs
 from batchfs._files import FileReader
 
 STEPS, ROUNDS = 100, 160
-unread = itertools.count(STEPS, STEPS)  # batches that the kernel does not have yet
+unread = itertools.count(STEPS, STEPS)  # batches that the kernel has not cached
 
 
 def timed(read: Callable[[int], None], first: int) -> float:

@@ -37,7 +37,7 @@ func TestDoctor(t *testing.T) {
 		{[]string{"--data", data, "--set", "memory.budget=1099511627776"}, []string{"memory"}, "--set memory.budget="},
 	} {
 		cmd := e2e.Command(t, e2e.Batchfs, append([]string{"doctor"}, test.args...)...)
-		cmd.Dir = empty // has no configuration file
+		cmd.Dir = empty // a directory without config.toml
 		out, err := cmd.Output()
 		var fix []string
 		for line := range strings.Lines(string(out)) {

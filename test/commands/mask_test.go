@@ -12,7 +12,7 @@ import (
 )
 
 // masked checks that all files have the same mask. It prints "upper" if the mask is 1 exactly where
-// the target is an upper-case letter, and "lower" likewise.
+// the target is an upper-case letter, or "lower" for lower-case ones.
 const masked = `
 import json, struct, sys
 import numpy as np

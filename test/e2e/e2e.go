@@ -23,7 +23,7 @@ import (
 // Limit bounds every wait of a test, for a command or for a state.
 const Limit = testwait.Limit
 
-// NeedFUSE skips a test on a machine that cannot mount. In CI, it fails the test.
+// NeedFUSE is like SkipOrFail, on a machine that cannot mount.
 func NeedFUSE(t testing.TB) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -72,7 +72,6 @@ func SkipUnlessSoak(t testing.TB) {
 }
 
 // CheckDuration logs a duration. In a soak, it fails the test if the duration is longer than most.
-// Elsewhere the machine may be busy.
 func CheckDuration(t testing.TB, what string, took, most time.Duration) {
 	t.Helper()
 	if InSoak() && took > most {

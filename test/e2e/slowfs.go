@@ -44,7 +44,7 @@ func NewSlowFS(t testing.TB, source string) *SlowFS {
 	s.client = StartClient(t, cmd)
 	t.Cleanup(func() {
 		s.client.End(t)
-		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // if the server failed to
+		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // if the server did not
 	})
 	s.client.Ready(t)
 	return s

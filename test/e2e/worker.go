@@ -66,7 +66,7 @@ func StopAndKill(t testing.TB, m *Mounted, worker int) {
 
 func send(t testing.TB, pid int, sig syscall.Signal) {
 	t.Helper()
-	if pid <= 0 { // 0 is every process of this test's group
+	if pid <= 0 { // pid 0 would signal this test's process group
 		t.Fatal("there is no worker to kill")
 	}
 	syscall.Kill(pid, sig)

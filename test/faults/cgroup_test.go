@@ -21,8 +21,8 @@ var inVersion1 = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
-// newGroup makes a cgroup that supports a limit, which has its name in cgroup2. The cgroup must be
-// empty at the end of the test.
+// newGroup makes a cgroup that supports a limit, named as in cgroup2. It must be empty at the end
+// of the test.
 func newGroup(t *testing.T, limit string) group {
 	t.Helper()
 	const root = "/sys/fs/cgroup"

@@ -353,7 +353,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	for k := range 5 {
 		e2e.Equal(t, fmt.Sprint("batch of next, number ", k), h.Do("read %d 0 %d", next, size), lines[k])
 	}
-	// The files batches.* of one of two ranks end here. The kernel has not read that part.
+	// batches.* of one of two ranks ends here, where the kernel has not read.
 	end := len(lines) / 2 * size
 	h.Do("map 4 0 %d", size)
 	for changes := 1; changes <= 20; changes++ {

@@ -17,13 +17,13 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // A fault is something that happens to a token file, whose split has the same name.
 type fault struct {
-	name        string
-	errno       string // error that its readers get
-	path        string
-	begin       func()
-	end         func() // undoes the fault
-	description string // expected in status.json
-	quiet       bool   // readers that have mapped or read the file may get no error
+	name           string
+	errno          string // error that its readers get
+	path           string
+	begin          func()
+	end            func() // undoes the fault
+	description    string // expected in status.json
+	mayGoUnnoticed bool   // readers that have mapped or read the file may get no error
 }
 
 // newFaults returns all faults, each with a healthy token file.
@@ -45,10 +45,10 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 		onDisk(c.name, "ESTALE", c.description, c.change)
 	}
 	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
-	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
+	doubled := func(name, errno string, m e2e.Mode, mayGoUnnoticed bool) {
 		d := e2e.NewFaultyFile(t, content)
 		begin, end := func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }
-		faults = append(faults, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, quiet: quiet})
+		faults = append(faults, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, mayGoUnnoticed: mayGoUnnoticed})
 	}
 	doubled("denied", "EIO", e2e.Denied, true)
 	doubled("failing", "EIO", e2e.Failing, true)
@@ -115,7 +115,7 @@ func TestFaults(t *testing.T) {
 				switch {
 				case l.round > faulty:
 					return []string{split}, ""
-				case l.round == faulty && f.errno != "" && !f.quiet:
+				case l.round == faulty && f.errno != "" && !f.mayGoUnnoticed:
 					return nil, f.errno
 				}
 				return []string{split}, f.errno
@@ -125,7 +125,7 @@ func TestFaults(t *testing.T) {
 				_, f := faultOf(way)
 				// A mapped file needs no permission any more, and the kernel has cached part of
 				// batch/.
-				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
+				blind := f.name == "denied" && access == "advise" || f.mayGoUnnoticed && strings.HasPrefix(way, "numbered:")
 				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
 					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.description)
 				}

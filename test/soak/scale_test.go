@@ -25,7 +25,7 @@ func TestManySettings(t *testing.T) {
 	for range 3 {
 		e2e.Run(t, "cat", m.Path("train/seed=6/next"))
 	}
-	looks := func(first, n int) int { // lookups per second
+	looks := func(first, n int) int { // returns lookups per second
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
 		return e2e.Must(strconv.Atoi(text))(t)
 	}

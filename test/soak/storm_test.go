@@ -66,7 +66,7 @@ type storm struct {
 	args         []string
 	faults       string
 	strike       func(t testing.TB, m *e2e.Mounted, worker int)
-	readsMayFail bool // whether reads may fail
+	readsMayFail bool
 }
 
 // Whatever happens to the worker, readers get the right bytes, and every number of next goes to one

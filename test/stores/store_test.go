@@ -103,7 +103,7 @@ func TestStoreCache(t *testing.T) {
 		return e2e.Must(filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*")))(t)
 	}
 	batches := ""
-	readAll := func(m *e2e.Mounted) { // by two files, which the kernel caches separately
+	readAll := func(m *e2e.Mounted) { // reads two files, which the kernel caches separately
 		t.Helper()
 		e2e.CheckOutput(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
 		sum, _, _ := strings.Cut(e2e.Run(t, "sha256sum", m.Path("train/batches.bin")), " ")

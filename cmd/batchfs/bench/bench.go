@@ -30,7 +30,7 @@ type options struct {
 
 	batches int
 
-	rounds, steps int // of every scene, for tests; 0 means each scene's own
+	rounds, steps int // limits of each scene, for tests; 0 means its own
 	bytes         int64
 }
 

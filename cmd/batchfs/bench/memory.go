@@ -54,7 +54,7 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	for _, keep := range []string{"keep", "drop"} {
 		loadings = append(loadings, memoryRun{
 			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
-			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because these loaders read the disk
+			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because disk reads are slow
 		})
 	}
 	for i := range loadings {

@@ -149,8 +149,7 @@ func (d *daemon) stop() error {
 		return nil
 	}
 	d.stopped = true
-	// An ordinary user may not unmount; the daemon does it on the signal.
-	unix.Unmount(d.mountpoint, unix.MNT_DETACH)
+	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // ordinary users rely on the signal
 	d.cmd.Process.Signal(syscall.SIGTERM)
 	if err := d.cmd.Wait(); err != nil {
 		return fmt.Errorf("the mount at %s: %w: %s", d.mountpoint, err, strings.TrimSpace(d.stderr.String()))

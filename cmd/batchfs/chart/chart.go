@@ -58,7 +58,7 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 		}
 		l, dots, err := plotter.NewLinePoints(points)
 		if err != nil {
-			continue // no points
+			continue
 		}
 		lineColor := palette[i%len(palette)]
 		l.Color, l.Width = lineColor, vg.Points(2)

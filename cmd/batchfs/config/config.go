@@ -281,7 +281,7 @@ func (s *Split) VocabSizeOf(source int) int64 {
 
 // MessagePrefix returns the beginning of a message about some keys: the location of the first of
 // them that is set, or else of the first mention of the split. For a split under the settings of a
-// path, it is that path and the first of keys.
+// path, it names that path and the first key.
 func (s *Split) MessagePrefix(keys ...string) string {
 	if s.base != nil {
 		return strings.Join(append([]string{s.path}, keys[:min(1, len(keys))]...), ": ")

@@ -146,7 +146,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	case len(k) == 3 && k[0] == "splits":
 		return c.findOrAddSplit(ref, batch).decodeKey(ref, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
-		if tableList(d.value(k[:3])) == nil { // such as sources.weight = 1
+		if tableList(d.value(k[:3])) == nil { // for example sources.weight = 1
 			return fmt.Errorf("%s: unknown key; %s must be %s", ref, k[2], listRules[k[2]])
 		}
 		return nil // decoded together with the whole list

@@ -70,7 +70,7 @@ func reference() string {
 		for _, k := range t.keys {
 			value := k.initial
 			if k.set == nil {
-				continue // a list of tables, which has its own table here
+				continue // a list of tables
 			}
 			if value == nil {
 				value, comment = k.example, "# "

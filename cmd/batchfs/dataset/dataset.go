@@ -228,7 +228,7 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps uses only half of all file offsets, to leave room for headers.
+// maxSteps returns how many batches fit in half of all file offsets, so that headers fit too.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }

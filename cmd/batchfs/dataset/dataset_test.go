@@ -49,7 +49,7 @@ func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	return all
 }
 
-func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k uint64) []byte {
+func readBatch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k uint64) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	must(t, read(b, k, 0))
@@ -70,7 +70,7 @@ func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 func sameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
 	t.Helper()
 	for k := range uint64(12) {
-		if !bytes.Equal(batch(t, got.Sequence.Read, size, k), batch(t, want.Sequence.Read, size, k)) {
+		if !bytes.Equal(readBatch(t, got.Sequence.Read, size, k), readBatch(t, want.Sequence.Read, size, k)) {
 			t.Errorf("%s: batch %d is another", what, k)
 		}
 	}
@@ -221,7 +221,7 @@ func TestCannotFollow(t *testing.T) {
 		}
 		must(t, os.Rename("kept.bin", "a.bin"))
 		now := mustNow(t, s)
-		batch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
+		readBatch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestOrigins(t *testing.T) {
 		for k := range uint64(20) {
 			for rank := range d.Sequence.World {
 				d := mustWith(t, d, fmt.Sprintf("rank=%d", rank))
-				batch := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
+				batch := readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 				for j := range 3 {
 					row, err := d.origin(k, j)
 					must(t, err)

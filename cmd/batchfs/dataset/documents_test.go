@@ -66,7 +66,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 			must(t, json.Unmarshal(originsOf(d, k), &got))
 			var text bytes.Buffer
 			must(t, d.Describe(&text, k, 1000))
-			x := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
+			x := readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 			for j, row := range got.Rows {
 				first := uint64(binary.LittleEndian.Uint32(x[4*8*j:]))
 				if row.Start != first || first >= ends[row.Document] || row.Document > 0 && first < ends[row.Document-1] {

@@ -69,7 +69,7 @@ func placesOf(t *testing.T, d *Dataset, at occurrence, token []byte) string {
 		names = []string{"x", "y"} // y begins one token later
 	}
 	var places []string
-	raw := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), at.Batch)
+	raw := readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), at.Batch)
 	for i, name := range names {
 		row := rowBytes(d, raw, at.J+i*d.Sequence.BatchSize)
 		if in := begin - i; in >= 0 && 4*in < len(row) {

@@ -81,7 +81,7 @@ func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	all, err := NewOpener(c).Open(nil)
 	must(t, err)
 	b := all[0].Sequence.Batch()
-	got := batch(t, all[0].Sequence.Read, b.Bytes(), 0)
+	got := readBatch(t, all[0].Sequence.Read, b.Bytes(), 0)
 	if a := b.Arrays[len(b.Arrays)-1]; a.Name != "mask" || !bytes.Equal(got[a.Offset:], bytes.Repeat([]byte{1}, 8)) {
 		t.Errorf("%+v: % x", b.Arrays, got)
 	}

@@ -139,7 +139,7 @@ func sequenceOf(t *testing.T, d *Dataset) string {
 	b := d.Sequence.Batch()
 	text := fmt.Sprint(b.Arrays)
 	for k := range uint64(60) {
-		text += string(batch(t, d.Sequence.Read, b.Bytes(), k))
+		text += string(readBatch(t, d.Sequence.Read, b.Bytes(), k))
 	}
 	return text
 }

@@ -59,7 +59,7 @@ func same(t testing.TB, a, b *Served) {
 		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())
 	}
 	for k := range uint64(5) {
-		if !bytes.Equal(batch(t, a.Read, a.Sequence.Batch().Bytes(), k), batch(t, b.Read, b.Sequence.Batch().Bytes(), k)) {
+		if !bytes.Equal(readBatch(t, a.Read, a.Sequence.Batch().Bytes(), k), readBatch(t, b.Read, b.Sequence.Batch().Bytes(), k)) {
 			t.Errorf("%s: batch %d differs", a.Split.Path(), k)
 		}
 	}

@@ -88,10 +88,10 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// timelinePoints is the number of points per epoch, or the number of steps if that is less.
+// timelinePoints is the number of points per epoch, if it has enough steps.
 const timelinePoints = 10
 
-func (o *options) estimate(c *corpus, n *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
+func (o *options) newEstimate(c *corpus, n *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
 	q := c.sequence
 	seconds := o.step.Seconds()
 	needs := &Estimate{

@@ -106,7 +106,7 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	}
 	progress := terminal.NewProgress(cmd.ErrOrStderr(), "counting", 1000, terminal.Steps)
 	done := 0.0
-	n, err := o.estimatePlan(cmd.Context(), path, func(more float64) {
+	n, err := o.computeEstimate(cmd.Context(), path, func(more float64) {
 		done += more
 		progress.Set(int64(1000*done), 1000)
 	})
@@ -152,7 +152,7 @@ func (o *options) check(args []string) error {
 	return chart.CheckPath(o.plot)
 }
 
-func (o *options) estimatePlan(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
+func (o *options) computeEstimate(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
 	limits := resourceLimits{bandwidth: math.Inf(1)}
 	var err error
 	if o.bandwidth != "" {
@@ -178,5 +178,5 @@ func (o *options) estimatePlan(ctx context.Context, path string, progress func(m
 	if err != nil {
 		return nil, err
 	}
-	return o.estimate(c, n, epoch, steps, limits), nil
+	return o.newEstimate(c, n, epoch, steps, limits), nil
 }

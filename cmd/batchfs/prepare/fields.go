@@ -125,7 +125,7 @@ func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Val
 				if err != nil {
 					return nil, fmt.Errorf("field %s is not a list of JSON objects: %w", s.prefix, err)
 				}
-				chosen[i].excluded = chosen[i].excluded || !isValue(actual, s.value)
+				chosen[i].excluded = chosen[i].excluded || !matchesLiteral(actual, s.value)
 			}
 		}
 		if !c.masked && chosen[0].excluded {

@@ -24,8 +24,8 @@ func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	return nil, fmt.Errorf("field %s is not a text but %.20s", name, value)
 }
 
-// isValue reports whether a value is the string, number or other literal want.
-func isValue(value jsontext.Value, want string) bool {
+// matchesLiteral reports whether a value is the string, number or other literal want.
+func matchesLiteral(value jsontext.Value, want string) bool {
 	if value.Kind() == jsontext.KindString {
 		text, _ := jsontext.AppendUnquote(nil, value)
 		return string(text) == want

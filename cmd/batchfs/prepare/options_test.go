@@ -115,7 +115,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
 	const args = "a.jsonl b.jsonl --by pairs --shard-tokens 5000 --out out"
 	wantError(t, args, "; run the same command again to continue")
-	said, _ := prepareHere(t.Context(), strings.Fields(args)...)
+	said, _ := runPrepare(t.Context(), strings.Fields(args)...)
 	if percent := strings.Index(said, "\ncontinuing at 9"); percent < 0 || !strings.Contains(said[percent:], "% of ") {
 		t.Errorf("a run that failed near the end says then: %q", said)
 	}

@@ -22,7 +22,7 @@ func writeFilesHere(t testing.TB, files map[string]string) {
 	testfiles.Write(t, files)
 }
 
-func prepareHere(ctx context.Context, args ...string) (string, error) {
+func runPrepare(ctx context.Context, args ...string) (string, error) {
 	cmd := Command()
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	var stdout, stderr bytes.Buffer
@@ -37,7 +37,7 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 // wantError runs the command and checks that its error contains want.
 func wantError(t testing.TB, args, want string) {
 	t.Helper()
-	if said, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+	if said, err := runPrepare(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("prepare %s: error %v (said %q), want one that says: %s", args, err, said, want)
 	}
 }
@@ -289,7 +289,7 @@ func FuzzPrepare(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		writeFilesHere(t, map[string]string{"a": text})
-		_, err := prepareHere(t.Context(), "a", "--out", "out")
+		_, err := runPrepare(t.Context(), "a", "--out", "out")
 		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
 			t.Fatalf("%q: error %v", text, err)
 		} else if valid {

@@ -175,7 +175,7 @@ func TestPrepareGoesOn(t *testing.T) {
 		for {
 			ctx, cancel := context.WithCancel(t.Context())
 			stop := time.AfterFunc(time.Duration(rng.IntN(1+20*interrupted))*time.Millisecond, cancel)
-			_, err := prepareHere(ctx, append(strings.Fields(args), "--out", "out")...)
+			_, err := runPrepare(ctx, append(strings.Fields(args), "--out", "out")...)
 			stop.Stop()
 			cancel()
 			if err == nil {

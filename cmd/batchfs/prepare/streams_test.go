@@ -154,7 +154,7 @@ func parquetOf(t testing.TB, documents []string, options ...parquetgo.WriterOpti
 
 func prepared(t testing.TB, args string) string {
 	t.Helper()
-	said, err := prepareHere(t.Context(), strings.Fields(args)...)
+	said, err := runPrepare(t.Context(), strings.Fields(args)...)
 	if err != nil {
 		t.Fatalf("prepare %s: %v", args, err)
 	}
@@ -395,7 +395,7 @@ func TestPrepareGlobs(t *testing.T) {
 		"**/.g.md":                       "7",
 		"s/**/*.py":                      "matches no file",
 	} {
-		said, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
+		said, err := runPrepare(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
 		if strings.Contains(want, " ") {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v %s, want an error that says: %s", args, err, said, want)

@@ -32,12 +32,12 @@ func writeRandomTokens(t *testing.T, sizes map[string]int) map[string][]uint16 {
 		for range sizes[name] {
 			all[name] = append(all[name], uint16(1+rng.IntN(99)))
 		}
-		save(t, name, all[name])
+		saveTokens(t, name, all[name])
 	}
 	return all
 }
 
-func save(t *testing.T, name string, tokens []uint16) {
+func saveTokens(t *testing.T, name string, tokens []uint16) {
 	t.Helper()
 	raw := make([]byte, 0, 2*len(tokens))
 	for _, v := range tokens {
@@ -88,7 +88,7 @@ func TestCheckOfGoodFiles(t *testing.T) {
 func TestCheckSumsUp(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
 	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
-	save(t, "val.bin", all["val.bin"])
+	saveTokens(t, "val.bin", all["val.bin"])
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "byte", "vocab_size": 256}`})
 	r := checkAll(t, small+"[splits.train]\ntokens = 'a.bin'\n[splits.val]\ntokens = 'val.bin'\n")
 	var out strings.Builder
@@ -111,11 +111,11 @@ func TestCheckFindsFaults(t *testing.T) {
 	}{
 		{"vocabulary", func(t *testing.T, all map[string][]uint16) {
 			all["a.bin"][4321], all["a.bin"][4400] = 100, 65535
-			save(t, "a.bin", all["a.bin"])
+			saveTokens(t, "a.bin", all["a.bin"])
 		}, "vocabulary a.bin 4321 2 . 0\n"},
 		{"zeros", func(t *testing.T, all map[string][]uint16) {
 			clear(all["a.bin"][2500:])
-			save(t, "a.bin", all["a.bin"])
+			saveTokens(t, "a.bin", all["a.bin"])
 		}, "zeros a.bin 2500 2500 . 0\n"},
 		{"truncated", func(t *testing.T, all map[string][]uint16) {
 			os.Truncate("b.bin", 4001)
@@ -124,19 +124,19 @@ func TestCheckFindsFaults(t *testing.T) {
 			os.Remove("b.bin")
 		}, "unreadable b.bin 0 0 . 0\n"},
 		{"duplicate", func(t *testing.T, all map[string][]uint16) {
-			save(t, "b.bin", all["a.bin"])
+			saveTokens(t, "b.bin", all["a.bin"])
 			os.Truncate("b.mask", 5000)
 		}, "duplicate b.bin 0 5000 a.bin 0\n"},
 		{"overlap", func(t *testing.T, all map[string][]uint16) {
 			copy(all["b.bin"][7:1501], all["a.bin"][3001:])
-			save(t, "b.bin", all["b.bin"])
+			saveTokens(t, "b.bin", all["b.bin"])
 		}, "overlap b.bin 7 1494 a.bin 3001\n"},
 		{"overlap of splits", func(t *testing.T, all map[string][]uint16) {
-			save(t, "val.bin", all["b.bin"][123:1123])
+			saveTokens(t, "val.bin", all["b.bin"][123:1123])
 		}, "overlap val.bin 0 1000 b.bin 123\n"},
 		{"repeats", func(t *testing.T, all map[string][]uint16) {
 			copy(all["a.bin"][3500:], all["a.bin"][1000:2100])
-			save(t, "a.bin", all["a.bin"])
+			saveTokens(t, "a.bin", all["a.bin"])
 		}, "overlap a.bin 3500 1100 a.bin 1000\n"},
 		{"index", func(t *testing.T, all map[string][]uint16) {
 			ends := make([]byte, 0, 8*4000)
@@ -150,7 +150,7 @@ func TestCheckFindsFaults(t *testing.T) {
 			os.Truncate("b.mask", 2999)
 		}, "split . 0 0 . 0\n"},
 		{"too short", func(t *testing.T, all map[string][]uint16) {
-			save(t, "val.bin", all["val.bin"][:10])
+			saveTokens(t, "val.bin", all["val.bin"][:10])
 		}, "split . 0 0 . 0\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestCheckFindsFaults(t *testing.T) {
 func TestCheckOfRows(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
 	copy(all["b.bin"][80:3920], all["a.bin"][160:])
-	save(t, "b.bin", all["b.bin"])
+	saveTokens(t, "b.bin", all["b.bin"])
 	r := checkAll(t, "[batch]\nbatch_size = 2\nlayout = 'rows'\ntoken_dtype = 'float32'\nshape = [4]\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	if got, want := problemLines(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
 		t.Errorf("%swant %s%+v", got, want, r)
@@ -182,8 +182,8 @@ func TestCheckContinues(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
 	all["a.bin"][10], all["b.bin"][29999] = 200, 300
 	copy(all["b.bin"][:25000], all["a.bin"][20001:])
-	save(t, "a.bin", all["a.bin"])
-	save(t, "b.bin", all["b.bin"])
+	saveTokens(t, "a.bin", all["a.bin"])
+	saveTokens(t, "b.bin", all["b.bin"])
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
 		k := &check{segmentSize: 8192, stderr: io.Discard}
@@ -221,7 +221,7 @@ func TestCheckContinues(t *testing.T) {
 		}
 	}
 	again, other := begin(), begin()
-	save(t, "b.bin", all["b.bin"][1:])
+	saveTokens(t, "b.bin", all["b.bin"][1:])
 	if changed := begin(); changed.stateKey() == again.stateKey() || other.stateKey() != again.stateKey() {
 		t.Error("a changed file must have another state, the same files the same")
 	}
@@ -229,7 +229,7 @@ func TestCheckContinues(t *testing.T) {
 
 func TestWriteIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
-	save(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
+	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
 	o := cache.Options{}
 	o.DType = "uint16"
 	write := func(eot int64, force bool) (Index, error) {
@@ -275,10 +275,10 @@ func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	return s, out.String()
 }
 
-// A survey counts every number once, and documents up to the end of the file.
+// A survey counts all numbers, and the document at the end of the file.
 func TestSurvey(t *testing.T) {
 	t.Chdir(t.TempDir())
-	save(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
+	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
 	o := InfoOptions{EOT: 0}
 	o.Open.DType = "uint16"
@@ -299,7 +299,7 @@ func TestSurvey(t *testing.T) {
 		}
 	}
 	o.Open.DType, o.EOT = "int16", -1
-	save(t, "signed.bin", []uint16{5, 0xffff, 6})
+	saveTokens(t, "signed.bin", []uint16{5, 0xffff, 6})
 	if s, _ := survey(t, "signed.bin", o); s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
 		t.Errorf("%+v %v", s.Files[0], s.Numbers)
 	}
@@ -309,7 +309,7 @@ func TestSurvey(t *testing.T) {
 // too.
 func TestSurveyOfFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
-	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})
+	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 0})
 	o := InfoOptions{EOT: -1}
 	o.Open.DType = "uint16"
 	if _, err := WriteIndex(t.Context(), "a.bin", o.Open, 0, false, io.Discard); err != nil {
@@ -337,7 +337,7 @@ func TestSurveySamples(t *testing.T) {
 		t.Skip("long")
 	}
 	t.Chdir(t.TempDir())
-	save(t, "a.bin", []uint16{7})
+	saveTokens(t, "a.bin", []uint16{7})
 	const size = 5 * sampledBlocks * sampledBytes / 4
 	testfiles.NoError(t, os.Truncate("a.bin", size))
 	o := InfoOptions{EOT: -1}

@@ -22,11 +22,11 @@ func NewOutput(file *os.File) *Output { return &Output{file: file} }
 
 // Write writes p unless an earlier write has failed.
 func (o *Output) Write(p []byte) (int, error) {
-	if err := o.remember(nil); err != nil {
+	if err := o.keepFirstError(nil); err != nil {
 		return 0, err
 	}
 	n, err := o.file.Write(p)
-	return n, o.remember(err)
+	return n, o.keepFirstError(err)
 }
 
 // Fd returns the descriptor of the file.
@@ -34,11 +34,11 @@ func (o *Output) Fd() uintptr { return o.file.Fd() }
 
 // Close closes the file and returns the first error. That may be the error of close, which is how a
 // network file system can report a full disk.
-func (o *Output) Close() error { return o.remember(o.file.Close()) }
+func (o *Output) Close() error { return o.keepFirstError(o.file.Close()) }
 
-// remember saves err if it is the first error, and returns the saved error. It returns EPIPE
+// keepFirstError saves err if it is the first error, and returns the saved error. It returns EPIPE
 // without saving it.
-func (o *Output) remember(err error) error {
+func (o *Output) keepFirstError(err error) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return err
 	}

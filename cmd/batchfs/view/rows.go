@@ -12,8 +12,8 @@ import (
 
 // Limits of one response.
 const (
-	maxNumbers = 1 << 19 // per array, in all rows
-	maxTokens  = 1 << 13 // per row
+	maxNumbers = 1 << 19 // numbers per array, in all rows
+	maxTokens  = 1 << 13 // tokens per row
 )
 
 type row struct {

@@ -13,7 +13,7 @@ import (
 
 // Limits of one response. The page continues with another request.
 const (
-	maxSearched = 1 << 22 // tokens
+	maxSearched = 1 << 22 // tokens per request
 	pieceLen    = 1 << 16 // tokens to decode at a time
 	maxHits     = 20
 	contextLen  = 48 // bytes of text before and after a hit

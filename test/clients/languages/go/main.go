@@ -35,7 +35,7 @@ func opened(flags int) *os.File {
 	return f
 }
 
-func full(r io.Reader) []byte {
+func readFull(r io.Reader) []byte {
 	batch := make([]byte, size)
 	_, err := io.ReadFull(r, batch)
 	check(err)
@@ -50,7 +50,7 @@ func once(flags int, read func(f *os.File) []byte) func() []byte {
 	}
 }
 
-func fromFile(f *os.File) []byte { return full(f) }
+func fromFile(f *os.File) []byte { return readFull(f) }
 
 func main() {
 	var kept *os.File
@@ -62,7 +62,7 @@ func main() {
 		},
 		"ReadFull": once(0, fromFile),
 		"nonblock": once(syscall.O_NONBLOCK, fromFile),
-		"bufio":    once(0, func(f *os.File) []byte { return full(bufio.NewReader(f)) }),
+		"bufio":    once(0, func(f *os.File) []byte { return readFull(bufio.NewReader(f)) }),
 		"binary": once(0, func(f *os.File) []byte {
 			tokens := make([]uint16, size/2)
 			check(binary.Read(bufio.NewReader(f), binary.LittleEndian, tokens))
@@ -78,7 +78,7 @@ func main() {
 		"Seek": func() []byte {
 			_, err := kept.Seek(0, io.SeekStart)
 			check(err)
-			return full(kept)
+			return readFull(kept)
 		},
 		"ReadAt": func() []byte {
 			batch := make([]byte, size)
