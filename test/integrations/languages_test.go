@@ -194,8 +194,8 @@ func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, o
 	return dir, out, failure
 }
 
-// checkBatches checks that n reads get the first batches of a cursor, repeatedly the first taken
-// ones, and move the cursor to taken.
+// checkBatches checks that n reads get the first taken batches of a cursor, repeatedly if n is
+// larger, and move the cursor to taken.
 func (p *program) checkBatches(t *testing.T, way, settings string, n, taken int) {
 	t.Helper()
 	dir, got, failure := p.read(t, way, "train", settings, n)

@@ -15,7 +15,7 @@ import (
 // Looking up new settings endlessly takes no memory, and settings that are in use stay.
 func TestManySettings(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
-	const first, warm, most = 1000, 20_000, 8 << 10 // KiB; the garbage collector causes some of it
+	const first, warm, most = 1000, 20_000, 8 << 10 // most is in KiB; some is garbage
 	n := e2e.Soak(100_000)
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)

@@ -76,7 +76,7 @@ type Reader struct {
 	Command        string   `json:"command"`
 	Waited         float64  `json:"waited_seconds"`
 	Gap            float64  `json:"gap_seconds"`
-	WaitedFraction *float64 `json:"waited_share"` // fraction since an earlier poll; nil if unknown
+	WaitedFraction *float64 `json:"waited_share"` // since an earlier poll; nil if unknown
 }
 
 // Mounts returns the mounts of this machine, or only the one at mountpoint unless that is empty.
