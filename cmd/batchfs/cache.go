@@ -94,7 +94,8 @@ func fillCommand() *cobra.Command {
 	})
 	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
 	cmd.Long = `Fetch the blocks that one epoch of the SPLITs needs, in the order in which they will
-be read, until the cache is full. Without a SPLIT, all splits are fetched.
+be read. It fails if the cache has no room for them. Without a SPLIT, all splits are
+fetched.
 
 With shuffle_block, only the share of one host is fetched. Name the host with
 --rank, --world and --local-world, or in the path of a SPLIT, as in

@@ -45,8 +45,8 @@ it. With -d it moves to the background, and exits with status 0 only once batche
 can be read.
 
 This process supervises the mount and starts a worker that serves it. If the worker
-dies or hangs, another one takes over and readers notice nothing. "batchfs restart"
-replaces the worker on request.
+dies or hangs, another one takes over; on Linux 6.9 and later, open files stay
+open. "batchfs restart" replaces the worker on request.
 
 With --fd, another process mounts, as Kubernetes drivers do: it opens /dev/fuse,
 calls mount(2) with fd=N, and starts this command with that descriptor open.

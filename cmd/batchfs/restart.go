@@ -17,7 +17,8 @@ func restartCommand() *cobra.Command {
 		Short: "Reload the configuration and the program of a mount without disturbing its readers",
 		Long: `Replace the worker of the mount at MOUNTPOINT with a new one. The new worker runs
 the batchfs program that is installed now and reads the configuration again. Files
-stay open, mappings stay valid, and no read fails.
+stay open, mappings stay valid, and no read fails (before Linux 6.9, readers must
+open their files again).
 
 If the new configuration would change a batch or a file of the mount, it is rejected
 and the old worker keeps serving. The command also fails if a split cannot be read

@@ -28,7 +28,7 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in t
 
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists)")
+	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists and --data is not given)")
 	cmd.Flags().StringVar(&f.Data, "data", "", "`directory` of token files to serve: train.bin and val.bin, or sets such as fineweb_train_000001.bin, "+
 		"train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of the configuration file with `key=value`; can be repeated")

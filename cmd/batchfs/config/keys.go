@@ -65,7 +65,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 	"A split can set any of them in its own table, which takes precedence over [batch] and over --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true,
 		valueType: wholeNumber(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
-		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes in one training step. " +
+		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes at once: in a training step, or in a micro-batch of one. " +
 			"batch_size times world may be at most 16777216."},
 	{name: "block_size", initial: 1024, inPath: true,
 		valueType: wholeNumber(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
@@ -142,7 +142,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"All except windows need an index of documents. They pad rows with eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
 	{name: "start", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
-		help: "The number of the first batch that `next` returns. To resume a run, set it to the step to continue with."},
+		help: "The number of the first batch that `next` returns. To resume a run, set it to the number of batches that were read, which is the number of the next one."},
 	{name: "steps", example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		help: "The number of batches in batches.bin and batches.npy. The default is one epoch; with shuffle_block, " +
 			"one epoch of the host with the fewest batches."},
