@@ -27,8 +27,8 @@ type prefetcher struct {
 	slotBytes atomic.Int64        // bytes reserved for all slots; written with mu held
 }
 
-// permits limits how many prefetches of each split run at the same time. If TryPrefetch returns true,
-// the caller must call EndPrefetch.
+// permits limits how many prefetches of each split run at the same time. If TryPrefetch returns
+// true, the caller must call EndPrefetch.
 type permits interface {
 	TryPrefetch(split int) bool
 	EndPrefetch(split int)
