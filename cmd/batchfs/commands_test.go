@@ -3,7 +3,6 @@ package main
 import (
 	"flag"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,17 +18,8 @@ import (
 var update = flag.Bool("update", false, "write docs/commands.md")
 
 func TestCommandsPage(t *testing.T) {
-	const file = "../../docs/commands.md"
 	t.Setenv("PYTHON", "") // the default of bench --python
-	page := commandsPage(rootCommand())
-	if *update {
-		testfiles.NoError(t, os.WriteFile(file, []byte(page), 0o644))
-	}
-	text, err := os.ReadFile(file)
-	testfiles.NoError(t, err)
-	if string(text) != page {
-		t.Error("docs/commands.md differs from the commands; regenerate it with: go test ./cmd/batchfs -run CommandsPage -update")
-	}
+	testfiles.CheckGenerated(t, "../../docs/commands.md", commandsPage(rootCommand()), "go test ./cmd/batchfs -run CommandsPage -update", *update)
 }
 
 func commandsPage(root *cobra.Command) string {

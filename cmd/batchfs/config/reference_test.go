@@ -89,25 +89,14 @@ func reference() string {
 	return b.String()
 }
 
-// checkGenerated checks that a file has the generated text, or writes it there with -update.
-func checkGenerated(t *testing.T, file, got, want string) {
-	t.Helper()
-	if *update {
-		testfiles.NoError(t, os.WriteFile(file, []byte(want), 0o644))
-	} else if got != want {
-		t.Errorf("%s differs from keys.go; regenerate it with: go test ./cmd/batchfs/config -run Reference -update", file)
-	}
-}
+const regenerate = "go test ./cmd/batchfs/config -run Reference -update"
 
 func TestReference(t *testing.T) {
 	const file, page = "../../../config.toml", "../../../docs/files.md"
-	text, err := os.ReadFile(file)
-	testfiles.NoError(t, err)
-	checkGenerated(t, file, string(text), reference())
+	testfiles.CheckGenerated(t, file, reference(), regenerate, *update)
 
-	if text, err = os.ReadFile(page); err != nil {
-		t.Fatal(err)
-	}
+	text, err := os.ReadFile(page)
+	testfiles.NoError(t, err)
 	var names []string
 	for _, k := range batchTable.keys {
 		if k.inPath {
@@ -116,7 +105,8 @@ func TestReference(t *testing.T) {
 	}
 	last := len(names) - 1
 	list := "A path may set " + strings.Join(names[:last], ", ") + " and " + names[last] + ","
-	checkGenerated(t, page, string(text), regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAllString(string(text), list))
+	text = regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAll(text, []byte(list))
+	testfiles.CheckGenerated(t, page, string(text), regenerate, *update)
 }
 
 // Every example in config.toml is valid, and every key that is not commented out has its default.

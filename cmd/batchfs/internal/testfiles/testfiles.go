@@ -17,6 +17,21 @@ import (
 // NoError ends the test if there is an error.
 var NoError = testwait.NoError
 
+// CheckGenerated checks that a file has the generated text. If update is true, it writes the text
+// to the file instead. regenerate is the command for that.
+func CheckGenerated(t testing.TB, file, text, regenerate string, update bool) {
+	t.Helper()
+	if update {
+		NoError(t, os.WriteFile(file, []byte(text), 0o644))
+		return
+	}
+	got, err := os.ReadFile(file)
+	NoError(t, err)
+	if string(got) != text {
+		t.Errorf("%s differs from its source; regenerate it with: %s", file, regenerate)
+	}
+}
+
 // Write writes files, keyed by name, and creates their directories.
 func Write(t testing.TB, files map[string]string) {
 	t.Helper()
