@@ -64,8 +64,8 @@ type mountState struct {
 	InitReply Text
 
 	HandedOver  Text          // what mount.Adopt recorded, or empty
-	LastRestart Text          // why the last restart was refused, or empty; the supervisor's
-	Restarts    atomic.Uint64 // restarts that succeeded or were refused; the supervisor's
+	LastRestart Text          // error of the last restart, or empty; the supervisor's
+	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; the supervisor's
 
 	assigning struct { // assignment in progress (Handles.takeNumber), unless id is 0
 		id, fh, number, version atomic.Uint64

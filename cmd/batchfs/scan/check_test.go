@@ -275,7 +275,7 @@ func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	return s, out.String()
 }
 
-// A survey counts all numbers, and the document at the end of the file.
+// A Survey counts each number once, and the last document even if no token ends it.
 func TestSurvey(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})

@@ -94,7 +94,7 @@ func (z *winnower) advance(at int64, prints []runHash) []runHash {
 	return prints
 }
 
-// pick picks the first candidate, unless it was picked last.
+// pick appends the first candidate to prints, unless it is already the last one picked.
 func (z *winnower) pick(prints []runHash) []runHash {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At
@@ -106,7 +106,8 @@ func (z *winnower) pick(prints []runHash) []runHash {
 // A duplicateRun is a run of n numbers that occurs twice: at positions a and b.
 type duplicateRun struct{ a, b, n int64 }
 
-// streamIndex finds the stream that contains a position.
+// streamIndex returns the index of the stream that contains position at. Stream i begins at
+// starts[i].
 func streamIndex(starts []int64, at int64) int {
 	i, found := slices.BinarySearch(starts, at)
 	if !found {
@@ -116,7 +117,7 @@ func streamIndex(starts []int64, at int64) int {
 }
 
 // duplicateRuns returns the duplicated runs that fingerprints of w numbers reveal, sorted by a,
-// then b. starts are the positions at which the streams begin, ascending. It sorts prints.
+// then b. starts has the position at which each stream begins, ascending. It sorts prints.
 func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateRun) {
 	slices.SortFunc(prints, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
 	var pairs []duplicateRun
