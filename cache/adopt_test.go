@@ -53,7 +53,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			must(t, readAll(tokens, ws()))
 		}
 		if tokens.Manifest().Files[1].Identity != open(t, paths, o).Manifest().Files[1].Identity {
-			t.Error("the manifest has another identity than the file")
+			t.Error("the manifest has another stamp than the file")
 		}
 	})
 }

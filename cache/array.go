@@ -226,7 +226,7 @@ func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block in
 func (a *Array) FileBytes() []int64 {
 	sizes := make([]int64, len(a.shards))
 	for i := range a.shards {
-		sizes[i] = a.shards[i].blob.Identity().Size
+		sizes[i] = a.shards[i].blob.Stamp().Size
 	}
 	return sizes
 }

@@ -163,7 +163,7 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// A read during a write could mix old and new bytes, although the identity of the file no longer
+// A read during a write could mix old and new bytes, although the stamp of the file no longer
 // changes.
 func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	for _, test := range []struct {

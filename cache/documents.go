@@ -22,7 +22,7 @@ const (
 // the file's documents.
 type Index struct {
 	Path     []byte
-	Identity localfile.Identity
+	Identity localfile.Stamp // the field name is part of snapshots
 	Sample   localfile.Sample
 	Ends     format.Ends
 }
@@ -52,7 +52,7 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 	if err = cmp.Or(err, endsErr); err != nil {
 		return nil, err
 	}
-	return &Index{[]byte(in.Path), in.id, sample, ends}, nil
+	return &Index{[]byte(in.Path), in.stamp, sample, ends}, nil
 }
 
 // An index finds the documents of a shard. It always uses localfile.Pread: a search reads one page,
@@ -87,7 +87,7 @@ func (x *index) manifest() *Index {
 	if x == nil {
 		return nil
 	}
-	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
+	return &Index{[]byte(x.blob.Path()), x.blob.Stamp(), x.blob.Sample(), x.ends}
 }
 
 // documentAt returns the document that holds a token, both numbered within the shard, and the ends

@@ -66,8 +66,8 @@ type Manifest struct {
 
 // A File describes a file of an array as it was when opened.
 type File struct {
-	Path     []byte // not a string, because JSON would replace bytes that are not UTF-8
-	Identity localfile.Identity
+	Path     []byte           // not a string, because JSON would replace bytes that are not UTF-8
+	Identity localfile.Stamp  // the field name is part of snapshots
 	Sample   localfile.Sample // zero in a manifest of an older version
 	Format   format.Format
 	Index    *Index // nil if not requested, or missing
@@ -134,7 +134,7 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 			oldIndex = previous.index.blob
 		}
 	}
-	id, content, err := blob.Open(path, oldFile, o.Remote)
+	stamp, content, err := blob.Open(path, oldFile, o.Remote)
 	if err != nil {
 		return file, err
 	}
@@ -144,7 +144,7 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 			c.Close()
 		}
 	}()
-	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
+	in := &format.Input{Path: path, Size: stamp.Size, Content: content, Options: format.Options{
 		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, AlignedArray: o.AlignedArray,
 	}}
 	in.OpenSidecar = func(path string) (*format.Input, error) {
@@ -167,11 +167,11 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	}
 	// A file that opens may be unreadable: FUSE and network file systems may report an error only
 	// at the first read.
-	sample, err := sum.add(path, id.Size, content, inspection.Visit)
+	sample, err := sum.add(path, stamp.Size, content, inspection.Visit)
 	if err = cmp.Or(err, inspection.Err(), formatErr); err != nil {
 		return file, err
 	}
-	file = File{Path: []byte(path), Identity: id, Sample: sample, Format: found}
+	file = File{Path: []byte(path), Identity: stamp, Sample: sample, Format: found}
 	if err := file.checkWriters(path, content, o); err != nil || o.Documents != DocumentsIndexed {
 		return file, err
 	}
@@ -194,13 +194,13 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 
 type sidecarInput struct {
 	format.Input
-	id      localfile.Identity
+	stamp   localfile.Stamp
 	content blob.Content
 }
 
 // openSidecar opens a file next to another one, or returns nil if there is none.
 func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*sidecarInput, error) {
-	id, content, err := blob.Open(path, previous, remote)
+	stamp, content, err := blob.Open(path, previous, remote)
 	// If a bucket may not be listed, a store reports missing objects as forbidden.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
 	switch {
@@ -209,7 +209,7 @@ func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*sidecar
 	case err != nil:
 		return nil, err
 	}
-	return &sidecarInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
+	return &sidecarInput{format.Input{Path: path, Size: stamp.Size, Content: content}, stamp, content}, nil
 }
 
 // Manifest returns a description from which Reopen recreates the array.
@@ -217,7 +217,7 @@ func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
 		s := &a.shards[i]
-		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Identity(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifest()}
+		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Stamp(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifest()}
 	}
 	return m
 }

@@ -36,14 +36,14 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 }
 
 func headerlessFile(path string, size, tokens int64) File {
-	return File{Path: []byte(path), Identity: localfile.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
+	return File{Path: []byte(path), Identity: localfile.Stamp{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
 }
 
 // The files may be on a file system where even stat would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{headerlessFile("/proc/self/no/such/file", 20, 10), headerlessFile("/dev/null/below", 20, 10), headerlessFile("nowhere\xff\"\n", 20, 10)}}
 	for i := range m.Files {
-		m.Files[i].Index = &Index{[]byte("no/such/index"), localfile.Identity{Size: 16}, localfile.Sample{}, format.Ends{Count: 2}}
+		m.Files[i].Index = &Index{[]byte("no/such/index"), localfile.Stamp{Size: 16}, localfile.Sample{}, format.Ends{Count: 2}}
 	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
@@ -69,7 +69,7 @@ func TestReopenRefuses(t *testing.T) {
 	}
 	indexed := func(e format.Ends) File {
 		f := headerlessFile("i", 20, 10)
-		f.Index = &Index{[]byte("i.index"), localfile.Identity{Size: 20}, localfile.Sample{}, e}
+		f.Index = &Index{[]byte("i.index"), localfile.Stamp{Size: 20}, localfile.Sample{}, e}
 		return f
 	}
 	const outside = "are not within its 20 bytes"

@@ -31,7 +31,7 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 		for s, part := range r.Array.objectRanges(localfile.Range{From: r.From * r.Array.elementBytes, To: r.To * r.Array.elementBytes}) {
 			all = append(all, part)
 			if s.index != nil { // the index lies next to the object
-				all = append(all, s.index.blob.(*blob.StoreBlob).Range(0, s.index.blob.Identity().Size))
+				all = append(all, s.index.blob.(*blob.StoreBlob).Range(0, s.index.blob.Stamp().Size))
 			}
 		}
 	}

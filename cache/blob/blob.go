@@ -14,9 +14,9 @@ import (
 type Blob interface {
 	Path() string
 
-	// Identity returns the identity of the blob when it was opened, or of an equal copy that
+	// Stamp returns the stamp of the blob when it was opened, or of an equal copy that
 	// replaced it.
-	Identity() localfile.Identity
+	Stamp() localfile.Stamp
 
 	// Sample returns a sample of the bytes. Blobs with the same bytes have equal samples.
 	Sample() localfile.Sample
@@ -27,7 +27,7 @@ type Blob interface {
 	// must lie within the blob. Read may change them, but does not keep them.
 	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
 
-	// Check compares the blob with its Identity, usually without reading it.
+	// Check compares the blob with its Stamp, usually without reading it.
 	Check() error
 
 	// Release drops what the blob keeps between reads, such as a mapping. The next read creates it

@@ -9,24 +9,24 @@ import (
 	"batchfs/cache/store"
 )
 
-func (r *Remote) openObject(name string) (id localfile.Identity, _ Content, err error) {
+func (r *Remote) openObject(name string) (stamp localfile.Stamp, _ Content, err error) {
 	o, _ := store.Parse(name)
 	client, err := r.client(o.Scheme)
 	if err != nil {
-		return id, nil, err
+		return stamp, nil, err
 	}
 	if o, err = client.Stat(context.Background(), o); err != nil {
-		return id, nil, err
+		return stamp, nil, err
 	}
 	if err := r.cache.Check(); err != nil {
-		return id, nil, err
+		return stamp, nil, err
 	}
 	c := &objectContent{client: client, object: o}
 	c.head = sync.OnceValues(func() ([]byte, error) {
 		head := make([]byte, min(headBytes, o.Size))
 		return head, c.fetch(head, 0)
 	})
-	return localfile.Identity{Size: o.Size, ETag: o.ETag}, c, nil
+	return localfile.Stamp{Size: o.Size, ETag: o.ETag}, c, nil
 }
 
 // An objectContent is the content of an object that is being opened. It bypasses the cache.

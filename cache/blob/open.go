@@ -9,9 +9,9 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// Open opens a blob and returns its identity and its content, which the caller must close. previous
+// Open opens a blob and returns its stamp and its content, which the caller must close. previous
 // is the blob that had this name before, or nil: see [localfile.Open].
-func Open(path string, previous Blob, remote *Remote) (localfile.Identity, Content, error) {
+func Open(path string, previous Blob, remote *Remote) (localfile.Stamp, Content, error) {
 	if IsRemote(path) {
 		return remote.openObject(path)
 	}
@@ -19,13 +19,13 @@ func Open(path string, previous Blob, remote *Remote) (localfile.Identity, Conte
 	return localfile.Open(path, file)
 }
 
-// New returns the blob that had this identity and sample when it was opened earlier, without
+// New returns the blob that had this stamp and sample when it was opened earlier, without
 // accessing it. For access and dropPageCache, see [localfile.New].
-func New(path []byte, id localfile.Identity, sample localfile.Sample, access localfile.Access, dropPageCache bool, remote *Remote) (Blob, error) {
+func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, access localfile.Access, dropPageCache bool, remote *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return remote.newStoreBlob(string(path), id, sample, dropPageCache)
+		return remote.newStoreBlob(string(path), stamp, sample, dropPageCache)
 	}
-	return localfile.New(string(path), id, sample, access, dropPageCache)
+	return localfile.New(string(path), stamp, sample, access, dropPageCache)
 }
 
 // Resolve returns the absolute paths and the URLs that patterns match, in the order of the

@@ -16,7 +16,7 @@ import (
 // A StoreBlob is a Blob in a store. It is safe for concurrent use.
 type StoreBlob struct {
 	name   string
-	id     localfile.Identity
+	stamp  localfile.Stamp
 	sample localfile.Sample
 	client *store.Client
 	cached *blocks.CachedObject
@@ -26,20 +26,20 @@ type StoreBlob struct {
 	revalidated atomic.Int64 // clock.Now of the last revalidation by Check
 }
 
-func (r *Remote) newStoreBlob(name string, id localfile.Identity, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
+func (r *Remote) newStoreBlob(name string, stamp localfile.Stamp, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
 	o, _ := store.Parse(name)
-	o.ETag, o.Size = id.ETag, id.Size
+	o.ETag, o.Size = stamp.ETag, stamp.Size
 	client, err := r.client(o.Scheme)
 	if err != nil {
 		return nil, err
 	}
 	cached := r.cache.Object(client.Endpoint, o, client.ReadRange, dropPageCache)
-	return &StoreBlob{name: name, id: id, sample: sample, client: client, cached: cached}, nil
+	return &StoreBlob{name: name, stamp: stamp, sample: sample, client: client, cached: cached}, nil
 }
 
 func (b *StoreBlob) Path() string { return b.name }
 
-func (b *StoreBlob) Identity() localfile.Identity { return b.id }
+func (b *StoreBlob) Stamp() localfile.Stamp { return b.stamp }
 
 func (b *StoreBlob) Sample() localfile.Sample { return b.sample }
 

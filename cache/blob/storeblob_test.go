@@ -45,9 +45,9 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
 		Blocks: blocks.Options{Dir: dir, Limit: 1 << 30, BlockBytes: size, Memory: 2 * size},
 	}
-	id, _, err := Open(name, nil, remote)
+	stamp, _, err := Open(name, nil, remote)
 	must(t, err)
-	o, err := New([]byte(name), id, localfile.Sample{}, localfile.Remap, false, remote)
+	o, err := New([]byte(name), stamp, localfile.Sample{}, localfile.Remap, false, remote)
 	must(t, err)
 	read := func() {
 		for i := range int64(count) {

@@ -152,7 +152,7 @@ func New(o Options, log *slog.Logger) *Cache {
 type CachedObject struct {
 	store.Object
 	cache         *Cache
-	identity      objectVersion
+	id            objectID
 	fetch         Fetch
 	dropPageCache bool
 
@@ -165,7 +165,7 @@ type CachedObject struct {
 // true, each read drops the pages that it used from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
-		identity: objectVersion{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
+		id: objectID{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	object.files = make([]atomic.Pointer[localfile.File], (o.Size+c.o.BlockBytes-1)/c.o.BlockBytes)
 	return object
 }

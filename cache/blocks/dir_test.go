@@ -171,7 +171,7 @@ func TestBadEntries(t *testing.T) {
 		t.Error("a file that is no block stays among them")
 	}
 	outer := s.open(t, o, io.Discard, "b") // the directory of b is a link
-	must(t, os.Symlink(outside, in(outer.identity.name())))
+	must(t, os.Symlink(outside, in(outer.id.name())))
 	readAll(t, s, outer)
 	outer.cache.Flush()
 	if after, _ := os.ReadDir(outside); len(after) != len(before) {

@@ -29,7 +29,7 @@ import (
 // It is safe for concurrent use. See dir.go for who may use the directory.
 //
 //	<object>/<index>   bytes of a cache block and a trailer
-//	<object>/object    identity of the object, as JSON
+//	<object>/object    ID of the object, as JSON
 //	shares/<name>      working set, as JSON; its mtime is the time of the last read, and each
 //	                   process that has read it holds a shared lock on it while it lives
 //	used               size of all blocks in bytes, as text
@@ -37,7 +37,7 @@ import (
 //
 // A process holds a lock on the directory while it changes any of this; see locked. Any file may be
 // removed at any time. A block whose content does not match its name counts as missing: its trailer
-// is a checksum of its bytes, its object's identity and its index.
+// is a checksum of its bytes, its object's ID and its index.
 type disk struct {
 	dir           string
 	groupWritable bool
@@ -63,9 +63,9 @@ const (
 	diskTimeout = 3 * time.Second
 )
 
-// An objectVersion is everything that determines the bytes of an object's blocks. Its JSON is
+// An objectID is everything that determines the bytes of an object's blocks. Its JSON is
 // hashed into names and checksums, so its fields must not change.
-type objectVersion struct {
+type objectID struct {
 	Endpoint   string `json:"endpoint"`
 	Bucket     string `json:"bucket"`
 	Key        string `json:"key"`
@@ -74,7 +74,7 @@ type objectVersion struct {
 	BlockBytes int64  `json:"block_bytes"`
 }
 
-func (i objectVersion) text() []byte {
+func (i objectID) text() []byte {
 	text, err := json.Marshal(i)
 	if err != nil {
 		panic(err) // cannot happen
@@ -82,7 +82,7 @@ func (i objectVersion) text() []byte {
 	return text
 }
 
-func (i objectVersion) name() string {
+func (i objectID) name() string {
 	sum := sha256.Sum256(i.text())
 	return hex.EncodeToString(sum[:16])
 }
@@ -93,7 +93,7 @@ const (
 )
 
 func (k key) path() string {
-	return filepath.Join(k.object.identity.name(), strconv.FormatInt(k.index, 10))
+	return filepath.Join(k.object.id.name(), strconv.FormatInt(k.index, 10))
 }
 
 // A trailer is a checksum and trailerWord, both little-endian.
@@ -106,7 +106,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // trailer returns the trailer of a block whose bytes have the checksum sum.
 func (k key) trailer(sum uint32) []byte {
-	sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint64(k.object.identity.text(), uint64(k.index)))
+	sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint64(k.object.id.text(), uint64(k.index)))
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
@@ -156,8 +156,8 @@ func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 	}
 }
 
-func (d *disk) file(k key, id localfile.Identity) (*localfile.File, error) {
-	return localfile.New(filepath.Join(d.dir, k.path()), id, localfile.Sample{}, localfile.StayOpen, k.object.dropPageCache)
+func (d *disk) file(k key, stamp localfile.Stamp) (*localfile.File, error) {
+	return localfile.New(filepath.Join(d.dir, k.path()), stamp, localfile.Sample{}, localfile.StayOpen, k.object.dropPageCache)
 }
 
 // verify returns the file of a block after checking its content, or nil if it is missing or
@@ -174,7 +174,7 @@ func (d *disk) verify(k key) *localfile.File {
 			return err
 		}
 		defer root.Close()
-		id, err := k.verifyIn(root)
+		stamp, err := k.verifyIn(root)
 		if errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -182,7 +182,7 @@ func (d *disk) verify(k key) *localfile.File {
 			root.RemoveAll(k.path())
 		}
 		if err == nil {
-			found, damage = d.file(k, id)
+			found, damage = d.file(k, stamp)
 		}
 		return nil
 	})
@@ -201,26 +201,26 @@ func (d *disk) verify(k key) *localfile.File {
 // errDamaged means that the content of a file does not match its name.
 var errDamaged = errors.New("damaged")
 
-// verifyIn returns the identity of a block's file if its content is intact.
-func (k key) verifyIn(root *os.Root) (id localfile.Identity, err error) {
+// verifyIn returns the stamp of a block's file if its content is intact.
+func (k key) verifyIn(root *os.Root) (stamp localfile.Stamp, err error) {
 	f, err := openRegular(root, k.path())
 	if err != nil {
-		return id, err
+		return stamp, err
 	}
 	defer f.Close()
-	before, err := localfile.Identify(f)
+	before, err := localfile.StampOf(f)
 	if err != nil || before.Size != k.bytes()+trailerBytes {
-		return id, cmp.Or(err, errDamaged)
+		return stamp, cmp.Or(err, errDamaged)
 	}
 	sum, last := crc32.New(castagnoli), make([]byte, trailerBytes)
 	if _, err = io.CopyN(sum, f, k.bytes()); err == nil {
 		_, err = io.ReadFull(f, last)
 	}
-	id, identifyErr := localfile.Identify(f)
-	if err = cmp.Or(err, identifyErr); err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || id != before {
-		return id, cmp.Or(err, errDamaged)
+	stamp, stampErr := localfile.StampOf(f)
+	if err = cmp.Or(err, stampErr); err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || stamp != before {
+		return stamp, cmp.Or(err, errDamaged)
 	}
-	return id, nil
+	return stamp, nil
 }
 
 // write writes a block and returns its file. The error is errPresent, ErrFull, or the failure of
@@ -266,7 +266,7 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	if !known || used > d.limit {
 		return nil, ErrFull
 	}
-	if err := d.ensureObjectDir(root, k.object.identity); err != nil {
+	if err := d.ensureObjectDir(root, k.object.id); err != nil {
 		return nil, err
 	}
 	f, err := d.create(root, unfinishedFile)
@@ -281,7 +281,7 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	if _, err := f.Write(k.trailer(crc32.Checksum(block, castagnoli))); err != nil {
 		return nil, err
 	}
-	id, err := localfile.Identify(f)
+	stamp, err := localfile.StampOf(f)
 	if err != nil {
 		return nil, err
 	}
@@ -293,10 +293,10 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	if err := root.Rename(unfinishedFile, k.path()); err != nil {
 		return nil, err
 	}
-	return d.file(k, id)
+	return d.file(k, stamp)
 }
 
-func (d *disk) ensureObjectDir(root *os.Root, i objectVersion) error {
+func (d *disk) ensureObjectDir(root *os.Root, i objectID) error {
 	file := filepath.Join(i.name(), objectFile)
 	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
 		return nil

@@ -225,7 +225,7 @@ func objectsIn(root *os.Root, repair bool) (objects []ObjectUsage, err error) {
 
 func objectIn(root *os.Root, dir string, repair bool) ObjectUsage {
 	o := ObjectUsage{dir: dir, Name: "?", blocks: map[int64]int64{}}
-	var id objectVersion
+	var id objectID
 	if text, _ := root.ReadFile(filepath.Join(dir, objectFile)); json.Unmarshal(text, &id) == nil {
 		o.Name, o.Size = id.Endpoint+"/"+id.Bucket+"/"+id.Key, id.Size
 	}
@@ -245,7 +245,7 @@ func objectIn(root *os.Root, dir string, repair bool) ObjectUsage {
 }
 
 // isBlock reports whether a file has the name and size of a block of the object.
-func (i objectVersion) isBlock(info fs.FileInfo) bool {
+func (i objectID) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
 	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&
 		info.Size() == min(i.BlockBytes, i.Size-index*i.BlockBytes)+trailerBytes

@@ -82,7 +82,7 @@ func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 	objects := map[string]*CachedObject{}
 	var spans []span
 	for _, r := range ranges {
-		dir := r.Object.identity.name()
+		dir := r.Object.id.name()
 		objects[dir] = r.Object
 		spans = append(spans, span{dir, r.From / size, (r.To + size - 1) / size})
 	}
@@ -131,7 +131,7 @@ func containsBlock(spans []span, object string, index int64) bool {
 func (d *disk) workingSetOf(k key) *WorkingSet {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	last, object := &d.unclaimed, k.object.identity.name()
+	last, object := &d.unclaimed, k.object.id.name()
 	for _, s := range d.workingSets {
 		if s.lastRead.Load() > last.lastRead.Load() && containsBlock(s.spans, object, k.index) {
 			last = s

@@ -25,8 +25,8 @@ import (
 type File struct {
 	// path with the zero byte that system calls need; appending it in each read would allocate
 	name          string
-	id            atomic.Pointer[Identity] // changed by adopt
-	size          int64                    // Size of every id, in bytes
+	stamp         atomic.Pointer[Stamp] // changed by adopt
+	size          int64                 // Size of every stamp, in bytes
 	sample        Sample
 	access        Access
 	dropPageCache bool
@@ -37,15 +37,15 @@ type File struct {
 	settle settleTimer
 }
 
-// New returns the file that had this identity and sample when it was opened earlier. It does not
+// New returns the file that had this stamp and sample when it was opened earlier. It does not
 // touch the file. If dropPageCache is true, each read drops the pages that it used from the page
 // cache.
-func New(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*File, error) {
+func New(path string, stamp Stamp, sample Sample, access Access, dropPageCache bool) (*File, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
 	}
-	f := &File{name: path + "\x00", size: id.Size, sample: sample, access: access, dropPageCache: dropPageCache}
-	f.id.Store(&id)
+	f := &File{name: path + "\x00", size: stamp.Size, sample: sample, access: access, dropPageCache: dropPageCache}
+	f.stamp.Store(&stamp)
 	return f, nil
 }
 
@@ -55,9 +55,9 @@ const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 // Open opens a regular file. previous is the file that was at the path before, or nil. If that one
 // is being overwritten in place, Open returns an OverwrittenError: a file system may set the
 // modification time when a write begins, so a read before its end could mix old and new bytes.
-func Open(path string, previous *File) (id Identity, f *os.File, err error) {
+func Open(path string, previous *File) (stamp Stamp, f *os.File, err error) {
 	if f, err = os.OpenFile(path, openFlags, 0); err != nil {
-		return id, nil, err
+		return stamp, nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -67,46 +67,46 @@ func Open(path string, previous *File) (id Identity, f *os.File, err error) {
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return id, nil, err
+		return stamp, nil, err
 	case info.IsDir():
-		return id, nil, fmt.Errorf("%s is a directory, not a token file; name the files in it, e.g. %s/*.bin", path, path)
+		return stamp, nil, fmt.Errorf("%s is a directory, not a token file; name the files in it, e.g. %s/*.bin", path, path)
 	case !info.Mode().IsRegular():
-		return id, nil, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
+		return stamp, nil, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
 	}
 	held := unknown
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, err = Identify(f)
+	stamp, err = StampOf(f)
 	if held == unwritten {
 		unleaseFile(f)
 	}
 	switch {
-	case err != nil, previous == nil, held == unwritten, !previous.Identity().isOverwrittenBy(id):
+	case err != nil, previous == nil, held == unwritten, !previous.Stamp().isOverwrittenBy(stamp):
 	case held == written:
 		err = OverwrittenError(path + " is being overwritten: a process has it open for writing")
-	case !previous.settle.isSettled(id):
+	case !previous.settle.isSettled(stamp):
 		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease shows which: it is served once it has not "+
 			"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 	}
-	return id, f, err
+	return stamp, f, err
 }
 
-// Identify returns the identity of an open file.
-func Identify(f *os.File) (Identity, error) { return identify(int(f.Fd()), f.Name()) }
+// StampOf returns the stamp of an open file.
+func StampOf(f *os.File) (Stamp, error) { return stampOf(int(f.Fd()), f.Name()) }
 
-func identify(fd int, path string) (Identity, error) {
+func stampOf(fd int, path string) (Stamp, error) {
 	var st unix.Stat_t
 	if err := eintr.Retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
-		return Identity{}, &os.PathError{Op: "stat", Path: path, Err: err}
+		return Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, nil
+	return Stamp{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, nil
 }
 
 // Path returns the path that New was given.
 func (f *File) Path() string { return f.name[:len(f.name)-1] }
 
-func (f *File) Identity() Identity { return *f.id.Load() }
+func (f *File) Stamp() Stamp { return *f.stamp.Load() }
 
 func (f *File) Sample() Sample { return f.sample }
 
@@ -116,7 +116,7 @@ func (f *File) pathError(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
 
-// Check compares the file's identity with the one that it had when it was opened, and returns a
+// Check compares the file's stamp with the one that it had when it was opened, and returns a
 // ChangedError if they differ. It reads bytes only if an equal copy may have replaced the file.
 func (f *File) Check() error {
 	var st unix.Statx_t
@@ -129,10 +129,10 @@ func (f *File) Check() error {
 	if err != nil {
 		return f.pathError("stat", err)
 	}
-	old := f.Identity()
-	current := Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
+	old := f.Stamp()
+	current := Stamp{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
 	if current == old || !old.isRenumberedAs(current) {
-		return compareIdentities(f.Path(), old, current)
+		return compareStamps(f.Path(), old, current)
 	}
 	fd, _, err := f.openUnchanged() // adopts an equal copy
 	if err == nil {
@@ -161,46 +161,46 @@ func errnoError(errno unix.Errno) error {
 	return errno
 }
 
-func (f *File) openUnchanged() (fd int, current Identity, err error) {
+func (f *File) openUnchanged() (fd int, current Stamp, err error) {
 	if fd, err = f.open(); err != nil {
 		return fd, current, err
 	}
-	if current, err = f.checkUnchanged(fd, f.Identity()); err != nil {
+	if current, err = f.checkUnchanged(fd, f.Stamp()); err != nil {
 		unix.Close(fd)
 	}
 	return fd, current, err
 }
 
-// checkUnchanged compares the open file with its earlier identity, and returns the current one. If
+// checkUnchanged compares the open file with its earlier stamp, and returns the current one. If
 // they match after a read, the file did not change during it.
-func (f *File) checkUnchanged(fd int, old Identity) (Identity, error) {
-	current, err := identify(fd, f.Path())
+func (f *File) checkUnchanged(fd int, old Stamp) (Stamp, error) {
+	current, err := stampOf(fd, f.Path())
 	if err == nil && current != old {
 		err = f.adopt(fd, old, current)
 	}
 	return current, err
 }
 
-// adopt makes current the identity of f if the open file has the same size, modification time and
+// adopt makes current the stamp of f if the open file has the same size, modification time and
 // sample, and otherwise returns a ChangedError. The device and inode of an unchanged file may
 // differ: sshfs numbers files anew, a new mount changes the number of a device, and a copy may
 // replace a file.
-func (f *File) adopt(fd int, old, current Identity) error {
+func (f *File) adopt(fd int, old, current Stamp) error {
 	if !old.isRenumberedAs(current) || f.sample == (Sample{}) {
-		return compareIdentities(f.Path(), old, current)
+		return compareStamps(f.Path(), old, current)
 	}
 	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
 	if err != nil {
 		return f.pathError("read", err)
 	}
-	again, err := identify(fd, f.Path())
+	again, err := stampOf(fd, f.Path())
 	if err != nil {
 		return err
 	}
 	if again != current || sum != f.sample {
-		return compareIdentities(f.Path(), old, again)
+		return compareStamps(f.Path(), old, again)
 	}
-	f.id.Store(&current)
+	f.stamp.Store(&current)
 	return nil
 }
 
@@ -211,7 +211,7 @@ func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
 	case StayOpen:
 		if o, err := f.ensureOpen(); err == nil {
 			defer runtime.KeepAlive(o)
-			return f.visitUnchanged(o.fd, f.Identity(), ranges, visit)
+			return f.visitUnchanged(o.fd, f.Stamp(), ranges, visit)
 		}
 	}
 	return f.readOpened(ranges, visit)
@@ -220,7 +220,7 @@ func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
-	old := f.Identity()
+	old := f.Stamp()
 	fd, err := f.open()
 	if err != nil {
 		return err
@@ -231,7 +231,7 @@ func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	return f.visitUnchanged(fd, old, ranges, visit)
 }
 
-func (f *File) visitUnchanged(fd int, old Identity, ranges []Range, visit func(int, []byte) error) error {
+func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
 	if f.access == Remap {
 		visitAll = f.visitRemapped

@@ -17,7 +17,7 @@ import (
 var must = testwait.NoError
 
 // writeCounting writes a file in which byte i is i, modulo 256.
-func writeCounting(t testing.TB, bytes int) (path string, id Identity) {
+func writeCounting(t testing.TB, bytes int) (path string, stamp Stamp) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "train.bin")
 	raw := make([]byte, bytes)
@@ -25,17 +25,17 @@ func writeCounting(t testing.TB, bytes int) (path string, id Identity) {
 		raw[i] = byte(i)
 	}
 	must(t, os.WriteFile(path, raw, 0o600))
-	id, content, err := Open(path, nil)
+	stamp, content, err := Open(path, nil)
 	must(t, err)
 	must(t, content.Close())
-	return path, id
+	return path, stamp
 }
 
 // If the pages of a range cannot be mapped, pread reads the range, and its error is returned if the
 // file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
-	path, id := writeCounting(t, os.Getpagesize())
-	f, err := New(path, id, Sample{}, Map, false)
+	path, stamp := writeCounting(t, os.Getpagesize())
+	f, err := New(path, stamp, Sample{}, Map, false)
 	must(t, err)
 	m, err := f.ensureOpen()
 	must(t, err)
@@ -67,8 +67,8 @@ func TestFaultIsReadAgain(t *testing.T) {
 // Ranges that lie close together are visited in file order, so that some can be read at once.
 // Others are visited in the order of the request, in which the reply is written fastest.
 func TestOrderOfVisits(t *testing.T) {
-	path, id := writeCounting(t, 4<<20)
-	f, err := New(path, id, Sample{}, Pread, false)
+	path, stamp := writeCounting(t, 4<<20)
+	f, err := New(path, stamp, Sample{}, Pread, false)
 	must(t, err)
 	for apart, want := range map[int64][]int{4096: {1, 2, 0, 3}, 1 << 20: {0, 1, 2, 3}} {
 		var ranges []Range
@@ -90,15 +90,15 @@ func TestOrderOfVisits(t *testing.T) {
 // change.
 func TestSettled(t *testing.T) {
 	var s settleTimer
-	id := Identity{Ino: 1, Sec: 5}
+	stamp := Stamp{Ino: 1, Sec: 5}
 	for i, want := range []bool{false, false, true, true, false, true} {
 		switch i {
 		case 2, 5:
 			s.since -= int64(settleTime)
 		case 4:
-			id.Nsec++
+			stamp.Nsec++
 		}
-		if got := s.isSettled(id); got != want {
+		if got := s.isSettled(stamp); got != want {
 			t.Errorf("step %d: settled: %v, want %v", i, got, want)
 		}
 	}
@@ -106,7 +106,7 @@ func TestSettled(t *testing.T) {
 
 // More files may be open than a process may have mappings, 65,530 by default.
 func TestKeptMappingsAreBounded(t *testing.T) {
-	path, id := writeCounting(t, 10)
+	path, stamp := writeCounting(t, 10)
 	all := make([]*File, 70_000)
 	read := func(f *File) {
 		must(t, f.Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {
@@ -118,7 +118,7 @@ func TestKeptMappingsAreBounded(t *testing.T) {
 	}
 	for i := range all {
 		var err error
-		all[i], err = New(path, id, Sample{}, Advise, false)
+		all[i], err = New(path, stamp, Sample{}, Advise, false)
 		must(t, err)
 		read(all[i])
 	}

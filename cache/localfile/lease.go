@@ -60,20 +60,20 @@ func setLease(f *os.File, kind int) error {
 // resolution of modification times on network file systems.
 const settleTime = 2 * time.Second
 
-// A settleTimer records since when an overwritten file has had its current identity. It is safe for
+// A settleTimer records since when an overwritten file has had its current stamp. It is safe for
 // concurrent use.
 type settleTimer struct {
 	mu    sync.Mutex
-	id    Identity
-	since int64 // clock.Now when id was first seen
+	stamp Stamp
+	since int64 // clock.Now when stamp was first seen
 }
 
-// isSettled reports whether the file has had this identity for settleTime.
-func (s *settleTimer) isSettled(id Identity) bool {
+// isSettled reports whether the file has had this stamp for settleTime.
+func (s *settleTimer) isSettled(stamp Stamp) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.id != id {
-		s.id, s.since = id, clock.Now()
+	if s.stamp != stamp {
+		s.stamp, s.since = stamp, clock.Now()
 	}
 	return clock.Now()-s.since >= int64(settleTime)
 }

@@ -40,9 +40,9 @@ func SortRanges(ranges []Range) {
 	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 }
 
-// An Identity distinguishes a file from others at the same path, and from the same file before a
-// write. Identities are compared with ==.
-type Identity struct {
+// A Stamp distinguishes a file from others at the same path, and from the same file before a write.
+// Stamps are compared with ==.
+type Stamp struct {
 	Dev, Ino  uint64
 	Size      int64 // bytes
 	Sec, Nsec int64 // modification time since 1970
@@ -51,12 +51,12 @@ type Identity struct {
 }
 
 // isOverwrittenBy reports whether current is the same file after a change other than an append.
-func (old Identity) isOverwrittenBy(current Identity) bool {
+func (old Stamp) isOverwrittenBy(current Stamp) bool {
 	return current != old && current.Dev == old.Dev && current.Ino == old.Ino && current.Size <= old.Size
 }
 
-// isRenumberedAs reports whether the identities differ at most in device and inode number.
-func (old Identity) isRenumberedAs(current Identity) bool {
+// isRenumberedAs reports whether the stamps differ at most in device and inode number.
+func (old Stamp) isRenumberedAs(current Stamp) bool {
 	old.Dev, old.Ino = current.Dev, current.Ino
 	return current == old
 }
@@ -65,8 +65,8 @@ func (old Identity) isRenumberedAs(current Identity) bool {
 // syscall.ESTALE under errors.Is.
 type ChangedError struct {
 	Path string
-	How  string   // the difference, for messages
-	Now  Identity // zero for an object
+	How  string // the difference, for messages
+	Now  Stamp  // zero for an object
 }
 
 func (e *ChangedError) Error() string {
@@ -76,7 +76,7 @@ func (e *ChangedError) Error() string {
 
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 
-func compareIdentities(path string, old, current Identity) error {
+func compareStamps(path string, old, current Stamp) error {
 	if current == old {
 		return nil
 	}

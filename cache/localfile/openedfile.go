@@ -15,7 +15,7 @@ import (
 // It is closed once neither the File nor a read refers to it, so a read must keep it alive
 // (runtime.KeepAlive) while it uses bytes or fd.
 type openedFile struct {
-	id    Identity
+	stamp Stamp
 	bytes []byte // mapping of the file; nil under StayOpen
 	fd    int    // -1 if only the mapping is kept
 }
@@ -59,7 +59,7 @@ func (o *openedFile) faultedAround(r Range) []byte {
 func (f *File) ensureOpen() (*openedFile, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.opened != nil && f.opened.id == f.Identity() {
+	if f.opened != nil && f.opened.stamp == f.Stamp() {
 		return f.opened, nil
 	}
 	f.opened = nil
@@ -97,7 +97,7 @@ func (f *File) openOrMap() (*openedFile, error) {
 	}
 	if f.access == StayOpen {
 		unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
-		return &openedFile{id: current, fd: fd}, nil
+		return &openedFile{stamp: current, fd: fd}, nil
 	}
 	var bytes []byte
 	err = eintr.Retry(func() (err error) {

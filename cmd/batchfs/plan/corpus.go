@@ -87,7 +87,7 @@ func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 		}
 		m.Files = append(m.Files, cache.File{
 			Path:     fmt.Appendf(nil, "%s_%06d.bin", s.name, i),
-			Identity: localfile.Identity{Size: count * int64(split.TokenDType.Size())},
+			Identity: localfile.Stamp{Size: count * int64(split.TokenDType.Size())},
 			Format:   format.Format{DType: split.TokenDType, Count: count},
 		})
 	}
