@@ -92,7 +92,7 @@ func TestNoPrefetchForOtherReaders(t *testing.T) {
 	}
 }
 
-// Every reader gets the right bytes, and the slots stay within their limit.
+// Every reader gets the right bytes, and the buffers stay within their limit.
 func TestPrefetchedBytesAreTheSame(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
 	var splits []Batches
@@ -143,10 +143,10 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 				tr.prefetcher.mu.Lock()
 				used := int64(0)
 				for _, r := range tr.prefetcher.readers {
-					used += int64(len(r.slots)) * r.batchSize
+					used += int64(len(r.buffers)) * r.batchSize
 				}
-				if used != tr.prefetcher.slotBytes.Load() || used > tr.prefetcher.maxBytes {
-					t.Errorf("%d bytes are reserved, counted as %d, of %d", used, tr.prefetcher.slotBytes.Load(), tr.prefetcher.maxBytes)
+				if used != tr.prefetcher.bufferBytes.Load() || used > tr.prefetcher.maxBytes {
+					t.Errorf("%d bytes are reserved, counted as %d, of %d", used, tr.prefetcher.bufferBytes.Load(), tr.prefetcher.maxBytes)
 				}
 				tr.prefetcher.mu.Unlock()
 			}

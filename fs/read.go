@@ -149,10 +149,10 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	}
 	from, size := file.byteRange(sp.inode, sp.sequence)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.reader, r.slot = t.takePrefetched(sp, cancel)
+		r.reader, r.buffer = t.takePrefetched(sp, cancel)
 	}
-	if r.slot != nil {
-		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.slot.bytes[from+off:][:len(rest)]}
+	if r.buffer != nil {
+		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		r.parts = [2][]byte{buf}
 		if err := readByteRanges(sp.sequence, rest, sp.batch, off, from, size); err != nil {
@@ -165,22 +165,22 @@ func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan s
 	return r, nil
 }
 
-// takePrefetched is [prefetcher.acquireSlot] for a span. At the beginning of a batch, it also
-// checks the token files, and returns no slot if they have changed.
-func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReader, *slot) {
-	r, sl := t.prefetcher.acquireSlot(sp.sequence, sp.batch)
-	if sl == nil {
+// takePrefetched is [prefetcher.acquireBuffer] for a span. At the beginning of a batch, it also
+// checks the token files, and returns no buffer if they have changed.
+func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReader, *batchBuffer) {
+	r, b := t.prefetcher.acquireBuffer(sp.sequence, sp.batch)
+	if b == nil {
 		return r, nil
 	}
 	latest, err := sp.sequence, error(nil)
-	if sp.off == 0 || sl.sent.Load() == 0 {
+	if sp.off == 0 || b.sent.Load() == 0 {
 		latest, err = t.sequences.latestFor(sp.inode.sequence(), sp.batch, cancel)
 	}
 	if err != nil || latest != sp.sequence {
-		sl.RUnlock()
-		sl = nil
+		b.RUnlock()
+		b = nil
 	}
-	return r, sl
+	return r, b
 }
 
 func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {

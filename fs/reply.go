@@ -17,7 +17,7 @@ type reply struct {
 	timer      state.ReadTimer
 	prefetcher *prefetcher
 	reader     *sequentialReader // may be nil
-	slot       *slot             // prefetched batch that parts[1] aliases, read-locked; may be nil
+	buffer     *batchBuffer      // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	span       span
 	firstBegun uint64 // first batch whose first byte is in the reply; end if there is none
@@ -38,9 +38,9 @@ func (r *reply) Done() {
 	*r = reply{}
 	replies.Put(r)
 	sent.timer.End()
-	if sent.slot != nil {
-		sent.slot.sent.Add(int64(len(sent.parts[1])))
-		sent.slot.RUnlock()
+	if sent.buffer != nil {
+		sent.buffer.sent.Add(int64(len(sent.parts[1])))
+		sent.buffer.RUnlock()
 	}
 	if sent.reader != nil {
 		sent.prefetcher.run(sent.reader, sent.split)
@@ -64,7 +64,7 @@ func (t *tree) account(r *reply) {
 	seq := &t.shared.Sequences[r.span.inode.sequence()]
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
-	if r.slot != nil {
+	if r.buffer != nil {
 		seq.Prefetched.Add(1)
 	}
 	if r.end == 0 {

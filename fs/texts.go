@@ -127,7 +127,7 @@ type LiveSplit struct {
 
 func (t *tree) live() LiveStatus {
 	l := LiveStatus{
-		Shared: t.shared, PrefetchBytes: t.prefetcher.slotBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
+		Shared: t.shared, PrefetchBytes: t.prefetcher.bufferBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
 		Splits: map[string]LiveSplit{},
 	}
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {

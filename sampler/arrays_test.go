@@ -90,19 +90,19 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 			source, segments, err := q.Segments(k, j)
 			must(t, err)
 			// Position in the source and segment number, for each index in the row.
-			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0
+			positions, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0
 			for n, s := range segments {
 				for i := range s.Len {
-					slots[s.At+i], segment[s.At+i] = s.Start+int64(i), n
+					positions[s.At+i], segment[s.At+i] = s.Start+int64(i), n
 				}
 				used = s.At + s.Len
 			}
 			elements := func(from Array, first, count int, filler int64) {
 				n := numbersOf(from)
-				for _, slot := range slots[first : first+count] {
+				for _, pos := range positions[first : first+count] {
 					for c := range n {
-						if slot >= 0 {
-							put(from.(*stubArray).salt + slot*n + c)
+						if pos >= 0 {
+							put(from.(*stubArray).salt + pos*n + c)
 						} else {
 							put(filler)
 						}
@@ -123,7 +123,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 				elements(main, 0, T+1, int64(q.EOT))
 			case "y":
 				for i := 1; i <= T; i++ {
-					if q.MaskTargets && (segment[i] != segment[i-1] || slots[i] < 0) {
+					if q.MaskTargets && (segment[i] != segment[i-1] || positions[i] < 0) {
 						put(-100)
 					} else {
 						elements(main, i, 1, int64(q.EOT))

@@ -37,10 +37,10 @@ func (t *Tables) Bytes() int64 {
 	return t.bytes
 }
 
-// cacheTable stores a value of so many bytes in a slot, and empties the slot when t evicts it. It
-// leaves a slot that another goroutine filled meanwhile: values are computed without a lock.
-func cacheTable[T any](t *Tables, slot *atomic.Pointer[T], value *T, bytes int64) {
-	if !slot.CompareAndSwap(nil, value) {
+// cacheTable stores a value of so many bytes in p, and clears p when t evicts the value. It keeps a
+// value that another goroutine has stored meanwhile: values are computed without a lock.
+func cacheTable[T any](t *Tables, p *atomic.Pointer[T], value *T, bytes int64) {
+	if !p.CompareAndSwap(nil, value) {
 		return
 	}
 	t.mu.Lock()
@@ -50,5 +50,5 @@ func cacheTable[T any](t *Tables, slot *atomic.Pointer[T], value *T, bytes int64
 		t.cached[0].drop()
 		t.bytes -= t.cached[0].bytes
 	}
-	t.cached = append(t.cached, table{bytes + tableOverhead, func() { slot.Store(nil) }})
+	t.cached = append(t.cached, table{bytes + tableOverhead, func() { p.Store(nil) }})
 }

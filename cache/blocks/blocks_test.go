@@ -260,10 +260,10 @@ func TestPrefetchLimits(t *testing.T) {
 func TestStreams(t *testing.T) {
 	// extra is how many more fetches each stream after the first may cause.
 	const batches, perBlock, extra = 80, 4, 8
-	for _, slots := range []int64{4, 8} {
+	for _, fit := range []int64{4, 8} {
 		for _, streams := range []int{1, 2, 3} {
 			s := newFakeStore(streams * batches / perBlock * blockBytes)
-			o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
+			o := s.open(t, Options{BlockBytes: blockBytes, Memory: fit * blockBytes}, io.Discard, "a")
 			readers, next := make([]Stream, streams), make([]uint64, streams)
 			block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
 			for k := range uint64(batches) {
@@ -276,7 +276,7 @@ func TestStreams(t *testing.T) {
 				}
 			}
 			if most := o.blockCount() + int64(streams-1)*extra; s.fetched.Load() > most {
-				t.Errorf("%d streams in %d slots: %d blocks were fetched, want %d at most", streams, slots, s.fetched.Load(), most)
+				t.Errorf("%d streams with memory for %d blocks: %d were fetched, want %d at most", streams, fit, s.fetched.Load(), most)
 			}
 		}
 	}
@@ -286,9 +286,9 @@ func TestStreams(t *testing.T) {
 // memory and whatever is prefetched meanwhile.
 func TestReadThrough(t *testing.T) {
 	const batches, perBatch = 60, 10
-	for _, slots := range []int64{2, 4, 16} {
+	for _, fit := range []int64{2, 4, 16} {
 		s := newFakeStore(256 * blockBytes)
-		o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
+		o := s.open(t, Options{BlockBytes: blockBytes, Memory: fit * blockBytes}, io.Discard, "a")
 		var all sync.WaitGroup
 		for n := range uint64(3) {
 			all.Go(func() {
@@ -320,7 +320,7 @@ func TestReadThrough(t *testing.T) {
 		}
 		all.Wait()
 		if n := s.fetched.Load(); n > 3*batches*perBatch {
-			t.Errorf("with memory for %d blocks, %d were fetched for requests that need %d", slots, n, 3*batches*perBatch)
+			t.Errorf("with memory for %d blocks, %d were fetched for requests that need %d", fit, n, 3*batches*perBatch)
 		}
 	}
 }

@@ -30,13 +30,13 @@ def cut(begin, end, t):
     return [(at, min(t + 1, end - at)) for at in range(begin, end - 1, t)]
 
 
-def pack(pieces, slots):
-    """Packs pieces into rows of a number of slots, by best fit decreasing."""
-    rows, rooms = [], {}  # rooms: free slots to rows, with the most recently changed row last
+def pack(pieces, size):
+    """Packs pieces into rows of `size` positions, by best fit decreasing."""
+    rows, rooms = [], {}  # rooms: free positions to rows, with the most recently changed row last
     for piece in sorted(pieces, key=lambda piece: -piece[1]):
         room = min((r for r in rooms if r >= piece[1] and rooms[r]), default=None)
         if room is None:
-            room, row = slots, len(rows)
+            room, row = size, len(rows)
             rows.append([])
         else:
             row = rooms[room].pop()

@@ -76,14 +76,14 @@ func TestOddArguments(t *testing.T) {
 		lists = append(lists, strings.Fields(args))
 	}
 	var running sync.WaitGroup
-	slots := make(chan struct{}, 4)
+	limit := make(chan struct{}, 4)
 	for _, args := range lists {
-		slots <- struct{}{}
+		limit <- struct{}{}
 		running.Go(func() {
 			if _, ok := runBad(t, args...); ok {
 				t.Errorf("%q is accepted, want an error", args)
 			}
-			<-slots
+			<-limit
 		})
 	}
 	running.Wait()

@@ -190,11 +190,11 @@ const readerTTL = 5 * time.Second
 // process are one reader.
 func readersOf(shared *state.Shared) map[int][]*Reader {
 	all := map[int][]*Reader{}
-	slots := shared.Readers()
-	for i := range slots {
-		slot := &slots[i]
-		number, thread := int(slot.Sequence.Load()), int(slot.Thread.Load())
-		waits, since := slot.Since()
+	stats := shared.Readers()
+	for i := range stats {
+		s := &stats[i]
+		number, thread := int(s.Sequence.Load()), int(s.Thread.Load())
+		waits, since := s.Since()
 		pid, command := process.OfThread(thread)
 		if number == 0 || command == "" && since > readerTTL {
 			continue
@@ -204,8 +204,8 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 			index, all[number] = len(all[number]), append(all[number], &Reader{PID: pid, Command: command})
 		}
 		r := all[number][index]
-		r.Waited += time.Duration(slot.Waited.Load()).Seconds()
-		r.Gap += time.Duration(slot.Gap.Load()).Seconds()
+		r.Waited += time.Duration(s.Waited.Load()).Seconds()
+		r.Gap += time.Duration(s.Gap.Load()).Seconds()
 		if waits {
 			r.Waited += since.Seconds()
 		} else {

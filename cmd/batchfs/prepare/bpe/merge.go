@@ -17,7 +17,7 @@ type merges struct {
 }
 
 type pair struct {
-	key   uint64 // left<<32 | right, plus 1; 0 in an empty slot
+	key   uint64 // left<<32 | right, plus 1; 0 in an empty entry
 	merge uint64 // rank<<32 | token of the joined pair
 }
 
@@ -42,7 +42,7 @@ func pairKey(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right
 
 func hashKey(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }
 
-// locate returns the slot of a key, or the empty slot where it belongs.
+// locate returns the entry of a key, or the empty entry where it belongs.
 func (m *merges) locate(key uint64) *pair {
 	for i := hashKey(key) >> m.hashShift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
 		if p := &m.pairs[i]; p.key == key || p.key == 0 {
