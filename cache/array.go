@@ -129,7 +129,7 @@ func NewPass() Pass { return Pass(passes.Add(1)) }
 // BlobsOf returns the files that a read of w uses, without those already yielded in pass p.
 func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
-		for piece := range a.span(w).Parts(a.pieceAt) {
+		for piece := range a.byteRange(w).Parts(a.pieceAt) {
 			if s := &a.shards[piece.Index]; s.lastPass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
 				return
 			}
@@ -164,7 +164,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
-		r := a.span(w)
+		r := a.byteRange(w)
 		r.Index = i
 		todo = append(todo, r)
 	}
@@ -179,7 +179,7 @@ func (a *Array) readShard(i int64, ranges []localfile.Range, visit func(int, []b
 	return a.shards[i].blob.Read(ranges, visit)
 }
 
-func (a *Array) span(w array.Window) localfile.Range {
+func (a *Array) byteRange(w array.Window) localfile.Range {
 	return localfile.Range{From: w.Start * a.numberBytes, To: (w.Start + int64(w.Len)) * a.numberBytes}
 }
 
@@ -204,7 +204,7 @@ func (a *Array) objectRanges(bytes localfile.Range) iter.Seq2[*shard, blocks.Obj
 
 // Prefetch queues the parts of a window that lie in a store: see [blocks.ObjectRange.Prefetch].
 func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
-	for _, r := range a.objectRanges(a.span(w)) {
+	for _, r := range a.objectRanges(a.byteRange(w)) {
 		if !r.Prefetch(d) {
 			return false
 		}
@@ -215,7 +215,7 @@ func (a *Array) Prefetch(w array.Window, d blocks.Demand) (room bool) {
 // Blocks divides each file into blocks of size bytes, and calls visit for those that hold part of a
 // window.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
-	for piece, r := range a.span(w).Parts(a.pieceAt) {
+	for piece, r := range a.byteRange(w).Parts(a.pieceAt) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(int(piece.Index), block)
 		}

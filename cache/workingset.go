@@ -76,7 +76,7 @@ func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array
 		}
 	}
 	windows(func(a *Array, w array.Window) bool {
-		for _, r := range a.objectRanges(a.span(w)) {
+		for _, r := range a.objectRanges(a.byteRange(w)) {
 			fetch(r)
 		}
 		return ctx.Err() == nil && int64(len(begun)) < set.Blocks

@@ -52,26 +52,26 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 		timer = t.shared.BeginRead(i.sequence(), in.Fh, in.Pid, in.Unique, waited)
 	}
 	for attempt := 1; ; attempt++ {
-		sp, err := t.locate(i, in, cancel)
+		part, err := t.locate(i, in, cancel)
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.fetch(sp, timer, buf, cancel)
+		reply, err := t.fetch(part, timer, buf, cancel)
 		if err == nil || !i.kind().isNext() {
 			return reply, err
 		}
 		t.handles.Rollback(in.Unique)
-		if !sp.sequence.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
+		if !part.sequence.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
-		if _, err := t.sequences.latestFor(i.sequence(), sp.batch, cancel); err != nil {
+		if _, err := t.sequences.latestFor(i.sequence(), part.batch, cancel); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// A span is the part of a file that a READ gets.
-type span struct {
+// A filePart is the part of a file that a READ gets.
+type filePart struct {
 	inode    inode
 	sequence Batches
 	batch    uint64 // first batch in the file
@@ -81,102 +81,102 @@ type span struct {
 // locate finds the bytes that a READ gets. For next*, it uses the batch that the handle holds, or
 // takes the next number. It fails with ESTALE if the file's tokens have changed since it was
 // opened.
-func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (span, error) {
+func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (filePart, error) {
 	s, err := t.sequences.latest(i.sequence())
 	if err != nil {
-		return span{}, err
+		return filePart{}, err
 	}
 	// Compare the version in the handle, because an inode in batch/ has only the low bits. Do so
 	// before the size is used: a reader of old tokens must get an error, not the end of a shorter
 	// new file. A live text gets here only if its reader began another text.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
-		return span{}, state.ErrOutdated
+		return filePart{}, state.ErrOutdated
 	}
-	sp := span{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
-	if i.kind().isNext() && sp.len > 0 {
-		err = t.assignBatch(&sp, in, cancel)
+	part := filePart{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
+	if i.kind().isNext() && part.len > 0 {
+		err = t.assignBatch(&part, in, cancel)
 	}
-	return sp, err
+	return part, err
 }
 
 // maxGap is how many bytes shorter than mount.MaxRequest the first request of a long read(2) can
 // be: up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
-// assignBatch sets the batch of a span of next* to the one that the handle of the READ holds.
-func (t *tree) assignBatch(sp *span, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
-	if sp.inode.kind().batches().format != raw && sp.off+sp.len <= headerBytes {
+// assignBatch sets the batch of a part of next* to the one that the handle of the READ holds.
+func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
+	if part.inode.kind().batches().format != raw && part.off+part.len <= headerBytes {
 		// Reading only the header would not notice changed tokens.
-		if sp.sequence, err = t.refresh(sp.inode, cancel); err != nil {
+		if part.sequence, err = t.refresh(part.inode, cancel); err != nil {
 			return err
 		}
 	}
-	size := t.size(sp.inode, sp.sequence)
-	sp.batch, err = t.handles.AssignBatch(state.ReadRequest{
-		ID: in.Unique, FH: in.Fh, Span: state.Span{Off: sp.off, Len: sp.len, Size: size},
+	size := t.size(part.inode, part.sequence)
+	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
+		ID: in.Unique, FH: in.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
 		// Neither number is enough: Pid is 0 for readers in some other PID namespaces, and
 		// LockOwner is the same for all threads of a process.
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
-		Version: sp.sequence.Spec().Version,
-		Cut:     sp.len > mount.MaxRequest-maxGap && sp.off+sp.len < size,
-		PastEnd: int64(in.Size) > sp.len,
+		Version: part.sequence.Spec().Version,
+		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
+		PastEnd: int64(in.Size) > part.len,
 	}, cancel)
 	return err
 }
 
-// fetch returns the bytes of a span. If they were not prefetched, it computes them into buf. The
-// reply may alias buf.
-func (t *tree) fetch(sp span, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
-	buf = buf[:sp.len]
+// fetch returns the bytes of a part of a file. If they were not prefetched, it computes them into
+// buf. The reply may alias buf.
+func (t *tree) fetch(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+	buf = buf[:part.len]
 	if len(buf) == 0 {
 		timer.Discard()
 		return fuse.ReadResultData(buf), nil
 	}
-	if file, ok := sp.inode.kind().entry().content.(computedContent); ok {
-		return fuse.ReadResultData(buf), file.read(sp.inode, sp.sequence, buf, sp.off)
+	if file, ok := part.inode.kind().entry().content.(computedContent); ok {
+		return fuse.ReadResultData(buf), file.read(part.inode, part.sequence, buf, part.off)
 	}
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
-	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(sp.inode.sequence()), timer: timer, span: sp}
+	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
 	// rest is the part of buf after the header; off is its offset after the header.
-	file, rest, off := sp.inode.kind().batches(), buf, sp.off
+	file, rest, off := part.inode.kind().batches(), buf, part.off
 	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, file.header(sp.inode, sp.sequence, sp.batch)[off:])
+			n := copy(buf, file.header(part.inode, part.sequence, part.batch)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, size := file.byteRange(sp.inode, sp.sequence)
+	from, size := file.byteRange(part.inode, part.sequence)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.reader, r.buffer = t.takePrefetched(sp, cancel)
+		r.reader, r.buffer = t.takePrefetched(part, cancel)
 	}
 	if r.buffer != nil {
 		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		r.parts = [2][]byte{buf}
-		if err := readByteRanges(sp.sequence, rest, sp.batch, off, from, size); err != nil {
+		if err := readByteRanges(part.sequence, rest, part.batch, off, from, size); err != nil {
 			return nil, err
 		}
 	}
 	if end := off + int64(len(rest)); end > off {
-		r.firstBegun, r.end = sp.batch+uint64((off+size-1)/size), sp.batch+uint64((end-1)/size)+1
+		r.firstBegun, r.end = part.batch+uint64((off+size-1)/size), part.batch+uint64((end-1)/size)+1
 	}
 	return r, nil
 }
 
-// takePrefetched is [prefetcher.acquireBuffer] for a span. At the beginning of a batch, it also
-// checks the token files, and returns no buffer if they have changed.
-func (t *tree) takePrefetched(sp span, cancel <-chan struct{}) (*sequentialReader, *batchBuffer) {
-	r, b := t.prefetcher.acquireBuffer(sp.sequence, sp.batch)
+// takePrefetched is [prefetcher.acquireBuffer] for a part of a file. At the beginning of a batch,
+// it also checks the token files, and returns no buffer if they have changed.
+func (t *tree) takePrefetched(part filePart, cancel <-chan struct{}) (*sequentialReader, *batchBuffer) {
+	r, b := t.prefetcher.acquireBuffer(part.sequence, part.batch)
 	if b == nil {
 		return r, nil
 	}
-	latest, err := sp.sequence, error(nil)
-	if sp.off == 0 || b.sent.Load() == 0 {
-		latest, err = t.sequences.latestFor(sp.inode.sequence(), sp.batch, cancel)
+	latest, err := part.sequence, error(nil)
+	if part.off == 0 || b.sent.Load() == 0 {
+		latest, err = t.sequences.latestFor(part.inode.sequence(), part.batch, cancel)
 	}
-	if err != nil || latest != sp.sequence {
+	if err != nil || latest != part.sequence {
 		b.RUnlock()
 		b = nil
 	}

@@ -19,7 +19,7 @@ type reply struct {
 	reader     *sequentialReader // may be nil
 	buffer     *batchBuffer      // prefetched batch that parts[1] aliases, read-locked; may be nil
 
-	span       span
+	filePart
 	firstBegun uint64 // first batch whose first byte is in the reply; end if there is none
 	end        uint64 // one more than the last batch with bytes in the reply; 0 if there is none
 }
@@ -61,7 +61,7 @@ func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 
 // account adds a reply to the counters of its sequence and of the sources of its split.
 func (t *tree) account(r *reply) {
-	seq := &t.shared.Sequences[r.span.inode.sequence()]
+	seq := &t.shared.Sequences[r.inode.sequence()]
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
 	if r.buffer != nil {
@@ -76,9 +76,9 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.RowsBySource[r.split]
-	for source := range r.span.sequence.Spec().SourceWeights {
+	for source := range r.sequence.Spec().SourceWeights {
 		for k := r.firstBegun; k < r.end; k++ {
-			sources[min(source, state.MaxSources-1)].Rows.Add(r.span.sequence.RowsOf(source, k))
+			sources[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
 		}
 	}
 }

@@ -31,10 +31,10 @@ func (t *tree) guarded(splits int) *guard.Guard {
 // after the timeout.
 func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	const size, id = 1000, 1_000_000
-	whole := state.Span{Off: 0, Len: size, Size: size}
+	whole := state.FileRange{Off: 0, Len: size, Size: size}
 	for _, first := range []string{"assigned", "timed out"} {
 		tr := newTestTree(t, countingBatches("train", size))
-		read := state.ReadRequest{FH: tr.openFile(t, "train/next", 0).fh, ID: id, Span: whole}
+		read := state.ReadRequest{FH: tr.openFile(t, "train/next", 0).fh, ID: id, FileRange: whole}
 		if first == "assigned" {
 			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
 				t.Fatal(k, err)

@@ -226,7 +226,7 @@ func TestRunShuffle(t *testing.T) {
 					blocks[(row+uint64(test.rows)-o.offset(epoch))%uint64(test.rows)/o.runLen] = true
 				}
 				if len(blocks) > mixedRuns+1 {
-					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
+					t.Errorf("%+v: a pool has rows of %d blocks", test, len(blocks))
 				}
 			}
 		}

@@ -19,7 +19,7 @@ type readJob struct {
 	plannedSegments int
 	plan            *arrayPlan // plan of the array being read
 	column          int        // number of that array in its source
-	plannedRows     []span     // rows of the current batch, one span per batch array
+	plannedRows     []interval // rows of the current batch, one interval per batch array
 	edgeBuffer      []byte     // numbers that are partly outside dst
 	ends            []int      // ends of documents in planned rows, as indexes in the row
 	segments        []Segment  // segments of the row being planned
@@ -44,15 +44,15 @@ type plannedRow struct {
 	batchOffset int // offset in dst of its batch; may be negative
 	j           int // number of the row in the batch
 	source      int
-	ends        span // range of readJob.ends
-	windowFirst int  // index in the row of its window's first number
+	ends        interval // range of readJob.ends
+	windowFirst int      // index in the row of its window's first number
 }
 
 // A rowPart is the part of a batch array's row that overlaps dst.
 type rowPart struct {
 	*batchArray
-	offset int // offset in dst of the row in the array; may be negative
-	span       // range of numbers
+	offset   int // offset in dst of the row in the array; may be negative
+	interval     // range of numbers
 }
 
 func (job *readJob) partOf(p *batchArray, base, j int) rowPart {
@@ -60,19 +60,19 @@ func (job *readJob) partOf(p *batchArray, base, j int) rowPart {
 	return rowPart{p, offset, unitsInside(offset, p.numberBytes, p.rowNumbers, len(job.dst))}
 }
 
-// A span is the half-open interval [from, to).
-type span struct{ from, to int }
+// An interval is half-open: [from, to).
+type interval struct{ from, to int }
 
-func (s span) empty() bool { return s.from >= s.to }
+func (s interval) empty() bool { return s.from >= s.to }
 
 // unitsInside returns which of count units, of size bytes each, have bytes in [0, n). The first
 // begins at offset, which may be negative.
-func unitsInside(offset, size, count, n int) span {
+func unitsInside(offset, size, count, n int) interval {
 	if offset >= 0 && offset+size*count <= n {
-		return span{0, count} // the usual case, without a division
+		return interval{0, count} // the usual case, without a division
 	}
 	from := min(max(0, -offset/size), count)
-	return span{from, min(count, max(from, (n-offset+size-1)/size))}
+	return interval{from, min(count, max(from, (n-offset+size-1)/size))}
 }
 
 // maxPlanned limits the segments planned at a time, and so the memory of a read of many short rows.
@@ -162,7 +162,7 @@ func (job *readJob) planBatch(k uint64, base int) error {
 		p := &job.sequence.layout.arrays[i]
 		overlapping := unitsInside(p.rowOffset(base, 0), p.rowBytes(), job.sequence.BatchSize, len(job.dst))
 		for j := overlapping.from; j < overlapping.to; j++ {
-			if slices.ContainsFunc(job.plannedRows, func(s span) bool { return j >= s.from && j < s.to }) {
+			if slices.ContainsFunc(job.plannedRows, func(s interval) bool { return j >= s.from && j < s.to }) {
 				continue // planned for an earlier array
 			}
 			if job.plannedSegments >= maxPlanned {
@@ -186,7 +186,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	if job.segments, err = rows.segments(job.segments[:0], start); err != nil {
 		return err
 	}
-	r.source, r.ends = source, span{len(job.ends), len(job.ends)}
+	r.source, r.ends = source, interval{len(job.ends), len(job.ends)}
 	if q.needsEnds() && q.Ends == EndsByIndex {
 		if job.ends, err = rows.ends(job.ends, job.segments); err != nil {
 			return err
@@ -195,7 +195,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	}
 	used := 0
 	for _, p := range job.segments {
-		job.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
+		job.planWindows(r, p.Start-int64(p.At), interval{p.At, p.At + p.Len})
 		used = p.At + p.Len
 	}
 	job.plannedSegments += len(job.segments)
@@ -207,7 +207,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 
 // planWindows plans the windows that dst needs from adjacent indexes of a row. Index 0 would be at
 // position start of the source.
-func (job *readJob) planWindows(r plannedRow, start int64, indexes span) {
+func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 	q := job.sequence
 	for c, column := range q.layout.columns {
 		lo, hi := math.MaxInt, 0
@@ -276,7 +276,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 		if v.isFromDocuments() && job.column == 0 && q.Ends == EndsByToken && !v.empty() {
 			job.putDocumentMarks(v, ends)
 		}
-		v.span = span{max(v.from, r.windowFirst-v.firstNumber), min(v.to, r.windowFirst+len(raw)/column.numberBytes-v.firstNumber)}
+		v.interval = interval{max(v.from, r.windowFirst-v.firstNumber), min(v.to, r.windowFirst+len(raw)/column.numberBytes-v.firstNumber)}
 		if v.derived != copied || v.column != job.column || v.empty() {
 			continue
 		}
@@ -315,7 +315,7 @@ func (job *readJob) mask(v rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, v.from+1)
 	last, _ := slices.BinarySearch(ends, v.to+1)
 	for _, end := range ends[first:last] {
-		job.fill(rowPart{v.batchArray, v.offset, span{end - 1, end}}, maskedTarget)
+		job.fill(rowPart{v.batchArray, v.offset, interval{end - 1, end}}, maskedTarget)
 	}
 }
 

@@ -9,10 +9,10 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// A Span is a range of Len bytes at offset Off of a file of Size bytes.
-type Span struct{ Off, Len, Size int64 }
+// A FileRange is a range of Len bytes at offset Off of a file of Size bytes.
+type FileRange struct{ Off, Len, Size int64 }
 
-func (r Span) end() int64 { return r.Off + r.Len }
+func (r FileRange) end() int64 { return r.Off + r.Len }
 
 // A ReadRequest is a READ of a handle of next.
 type ReadRequest struct {
@@ -22,7 +22,7 @@ type ReadRequest struct {
 	Version Version // version of the tokens to be read
 	Cut     bool    // whether the kernel will request the rest of a longer read(2) later
 	PastEnd bool    // whether it extends beyond the end of the file
-	Span
+	FileRange
 }
 
 // Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Lock order:
@@ -303,7 +303,7 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 // completes the assignment. The error is ErrShared.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	if state != empty && s.wouldInterrupt(r) {
-		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), Span: Span{Off: int64(s.cutOffset.Load())}}
+		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}
 		if err := h.recordUnfinished(rest, s.number.Load()); err != nil {
 			return err
 		}

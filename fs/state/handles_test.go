@@ -21,8 +21,8 @@ func newTestHandles(t testing.TB) *Handles {
 }
 
 // read returns the number assigned to a request of thread 0.
-func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
-	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, Span: r, Version: version})
+func (h *Handles) read(fh, id uint64, r FileRange, version Version) (k uint64, ok bool) {
+	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, FileRange: r, Version: version})
 	return k, err == nil
 }
 
@@ -62,7 +62,7 @@ func failpointsIn(f func()) []string {
 // requests again, each number goes to one read, and none is skipped.
 func TestKilledWorkers(t *testing.T) {
 	const size = 1000
-	file := Span{0, size, size}
+	file := FileRange{0, size, size}
 	const first = 100
 	all := failpointsIn(func() {
 		h := newTestHandles(t)

@@ -18,7 +18,7 @@ func TestRanges(t *testing.T) {
 	var table [size]bool
 	for step := range 20_000 {
 		from := rand.Int64N(size)
-		r := ReadRequest{FH: fh, Span: Span{from, 1 + rand.Int64N(min(size-from, 20)), size}}
+		r := ReadRequest{FH: fh, FileRange: FileRange{from, 1 + rand.Int64N(min(size-from, 20)), size}}
 		isAdded := rand.IntN(2) == 0
 		if isAdded {
 			fresh := slices.Contains(table[r.Off:r.end()], false)
@@ -33,7 +33,7 @@ func TestRanges(t *testing.T) {
 		}
 		for i, has := range table {
 			if h.covers(fh, int64(i)) != has {
-				t.Fatalf("step %d, %+v: byte %d: %v, want %v", step, r.Span, i, !has, has)
+				t.Fatalf("step %d, %+v: byte %d: %v, want %v", step, r.FileRange, i, !has, has)
 			}
 		}
 		if ranges := h.rangesOf(fh); !slices.IsSortedFunc(ranges, func(a, b byteRange) int { return int(a.to-b.from) + 1 }) {
@@ -51,15 +51,15 @@ func TestTooManyRanges(t *testing.T) {
 	fh, _ := h.Open(1, 0, false, 1)
 	const size = 1000
 	for i := range int64(maxRanges + 1) {
-		_, _, err := h.assignBatch(ReadRequest{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
+		_, _, err := h.assignBatch(ReadRequest{FH: fh, ID: uint64(i + 2), FileRange: FileRange{2 * i, 1, size}})
 		if want := i == maxRanges; errors.Is(err, ErrRanges) != want {
 			t.Fatalf("range %d: %v", i, err)
 		}
 	}
-	if k, ok := h.read(fh, 1000, Span{0, size, size}, 0); !ok || k != 0 {
+	if k, ok := h.read(fh, 1000, FileRange{0, size, size}, 0); !ok || k != 0 {
 		t.Errorf("reading the whole batch afterwards: batch %d, %v, want 0", k, ok)
 	}
-	if k, ok := h.read(fh, 1002, Span{0, size, size}, 0); !ok || k != 1 {
+	if k, ok := h.read(fh, 1002, FileRange{0, size, size}, 0); !ok || k != 1 {
 		t.Errorf("then: batch %d, %v, want 1", k, ok)
 	}
 }
@@ -68,7 +68,7 @@ func TestTooManyRanges(t *testing.T) {
 // three, in whatever order requests arrive and wherever workers die.
 func TestCutReads(t *testing.T) {
 	const part = 100
-	spans := []Span{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}
+	ranges := []FileRange{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}
 	const threads, batches = 4, 20
 	run := func(t *testing.T, random *rand.Rand, point string) {
 		h := newTestHandles(t)
@@ -79,7 +79,7 @@ func TestCutReads(t *testing.T) {
 		for len(got) < batches {
 			i := random.IntN(threads)
 			id += 2
-			r := ReadRequest{FH: fh, ID: id, Thread: uint64(i), Span: spans[next[i]], Cut: next[i] < 2}
+			r := ReadRequest{FH: fh, ID: id, Thread: uint64(i), FileRange: ranges[next[i]], Cut: next[i] < 2}
 			var k uint64
 			var err error
 			ask := func() { k, _, err = h.assignBatch(r) }

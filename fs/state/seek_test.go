@@ -20,7 +20,7 @@ func TestSeekAmongReaders(t *testing.T) {
 		id := uint64(reader*stride+n+1) * 4
 		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
-		k, _ := h.AssignBatch(ReadRequest{ID: id + 2, FH: fh, Span: Span{0, 10, 10}}, nil)
+		k, _ := h.AssignBatch(ReadRequest{ID: id + 2, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
 		h.Commit(id + 2)
 		got[reader] = append(got[reader], k)
 		return k
