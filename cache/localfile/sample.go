@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// A Sample distinguishes the content of a file from other content of the same size. It covers the
-// same bytes as the fingerprint. Samples are compared with ==; the zero Sample belongs to no file.
+// A Sample is a hash of evenly spaced blocks of a file, the ones that the fingerprint covers. It
+// distinguishes the content from other content of the same size. Samples are compared with ==; the
+// zero Sample belongs to no file.
 type Sample struct {
 	Blocks int64 // blocks argument of NewSample
 	Sum    [sha256.Size]byte

@@ -22,14 +22,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// sample matches a line of metrics: a name, its labels, and a value.
-var sample = regexp.MustCompile(`(?m)^(batchfs_\w+)(?:(\{.*\}))? (\S+)$`)
+// metricLine matches a line of metrics: a name, its labels, and a value.
+var metricLine = regexp.MustCompile(`(?m)^(batchfs_\w+)(?:(\{.*\}))? (\S+)$`)
 
-// samples returns the metrics in a text, by name and labels.
-func samples(t *testing.T, text string) map[string]float64 {
+// metricsIn returns the metrics in a text, by name and labels.
+func metricsIn(t *testing.T, text string) map[string]float64 {
 	t.Helper()
 	values := map[string]float64{}
-	for _, s := range sample.FindAllStringSubmatch(text, -1) {
+	for _, s := range metricLine.FindAllStringSubmatch(text, -1) {
 		values[s[1]+s[2]] = e2e.Must(strconv.ParseFloat(s[3], 64))(t)
 	}
 	return values
@@ -63,7 +63,7 @@ func (w *watch) mount(program string, args ...string) *e2e.Mounted {
 // scrape returns the metrics of a mount, or nil if nothing answers.
 func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 	if _, text, err := fetch(w.T, m.Metrics(w)); err == nil {
-		return samples(w.T, text)
+		return metricsIn(w.T, text)
 	}
 	return nil
 }

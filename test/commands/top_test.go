@@ -118,7 +118,7 @@ func TestSourceRows(t *testing.T) {
 		}
 		e2e.Kill(t, m, m.AwaitStandby(t)[0])
 	}
-	metrics := samples(t, string(e2e.Content(t, m.Path("metrics"))))
+	metrics := metricsIn(t, string(e2e.Content(t, m.Path("metrics"))))
 	for i, want := range []float64{7, 2, 1} {
 		labels := fmt.Sprintf(`{source="%d",split="train"}`, i)
 		e2e.Equal(t, "rows of source"+labels, metrics["batchfs_source_rows_total"+labels], 3*2*7*want)

@@ -27,16 +27,16 @@ func TestMemoryStaysFlat(t *testing.T) {
 		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))
 	text := e2e.Content(t, figures)
 	var loadings []struct {
-		Name    string
-		Samples []struct {
+		Name         string
+		Measurements []struct {
 			PageCache       int64 `json:"page_cache"`
 			Trainer, Daemon struct{ RSS int64 }
-		}
+		} `json:"samples"`
 	}
 	e2e.NoError(t, json.Unmarshal(text, &loadings))
 	grown, held, cached := map[string]int64{}, map[string]int64{}, map[string][2]int64{}
 	for _, l := range loadings {
-		first, last := l.Samples[0], l.Samples[len(l.Samples)-1]
+		first, last := l.Measurements[0], l.Measurements[len(l.Measurements)-1]
 		grown[l.Name] = last.Daemon.RSS - first.Daemon.RSS
 		cached[l.Name] = [2]int64{first.PageCache, last.PageCache}
 		held[l.Name] = last.Trainer.RSS - first.Trainer.RSS

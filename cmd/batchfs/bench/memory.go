@@ -20,16 +20,16 @@ var memoryPy string
 
 // A memoryRun is one way of loading batches, with the memory that it takes.
 type memoryRun struct {
-	Name         string   `json:"name"`
-	function     string   // function in memory.py
-	sets         []string // settings of the mount; nil: read the token file itself
-	startsCached bool     // whether the page cache starts with the whole file or with none of it
-	sampleAfter  []int    // numbers of batches
-	Samples      []sample `json:"samples"`
+	Name         string        `json:"name"`
+	function     string        // function in memory.py
+	sets         []string      // settings of the mount; nil: read the token file itself
+	startsCached bool          // whether the page cache has the whole file at first, or none of it
+	measureAfter []int         // numbers of batches
+	Measurements []measurement `json:"samples"`
 }
 
-// A sample is the memory in use after a number of batches.
-type sample struct {
+// A measurement is the memory in use after a number of batches.
+type measurement struct {
 	Batches   int   `json:"batches"`
 	PageCache int64 `json:"page_cache"` // bytes of the token file
 	Trainer   usage `json:"trainer"`
@@ -49,12 +49,12 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 		loadings = append(loadings, memoryRun{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
 	}
 	for i := range loadings {
-		loadings[i].startsCached, loadings[i].sampleAfter = true, powersOfTen(o.batches)
+		loadings[i].startsCached, loadings[i].measureAfter = true, powersOfTen(o.batches)
 	}
 	for _, keep := range []string{"keep", "drop"} {
 		loadings = append(loadings, memoryRun{
 			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
-			sampleAfter: powersOfTen((o.batches + 2) / 3), // fewer, because disk reads are slow
+			measureAfter: powersOfTen((o.batches + 2) / 3), // fewer, because disk reads are slow
 		})
 	}
 	for i := range loadings {
@@ -76,9 +76,9 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
 }
 
-func (l memoryRun) line(name string, bytes func(sample) int64) (line chart.Line) {
+func (l memoryRun) line(name string, bytes func(measurement) int64) (line chart.Line) {
 	line.Name = name
-	for _, a := range l.Samples {
+	for _, a := range l.Measurements {
 		line.X, line.Y = append(line.X, float64(a.Batches)), append(line.Y, float64(bytes(a))/(1<<20))
 	}
 	return line
@@ -87,15 +87,15 @@ func (l memoryRun) line(name string, bytes func(sample) int64) (line chart.Line)
 // memoryLines returns lines of resident memory, of the processes that read tokens and of their
 // trainers, and lines of the page cache for runs that started without the file.
 func memoryLines(loadings []memoryRun) (resident, cache []chart.Line) {
-	trainer := func(a sample) int64 { return a.Trainer.Resident }
+	trainer := func(a measurement) int64 { return a.Trainer.Resident }
 	for _, l := range loadings {
 		switch {
 		case !l.startsCached:
-			cache = append(cache, l.line(l.Name, func(a sample) int64 { return a.PageCache }))
+			cache = append(cache, l.line(l.Name, func(a measurement) int64 { return a.PageCache }))
 		case l.sets == nil:
 			resident = append(resident, l.line(l.Name, trainer))
 		default:
-			resident = append(resident, l.line(l.Name, func(a sample) int64 { return a.Daemon.Resident }), l.line(l.Name+": its trainer", trainer))
+			resident = append(resident, l.line(l.Name, func(a measurement) int64 { return a.Daemon.Resident }), l.line(l.Name+": its trainer", trainer))
 		}
 	}
 	return resident, cache
@@ -125,7 +125,7 @@ func powersOfTen(last int) (stops []int) {
 }
 
 func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err error) {
-	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.sampleAfter[len(l.sampleAfter)-1])
+	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.measureAfter[len(l.measureAfter)-1])
 	if err := dropPages(tokens); err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.workerPID
 	}
 	args := []string{l.function, path}
-	for _, n := range l.sampleAfter {
+	for _, n := range l.measureAfter {
 		args = append(args, strconv.Itoa(n))
 	}
 	trainer, err := s.startTrainer(o.python, memoryPy, args...)
@@ -154,8 +154,8 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 		return err
 	}
 	defer trainer.stop()
-	for len(l.Samples) < len(l.sampleAfter) {
-		a := sample{}
+	for len(l.Measurements) < len(l.measureAfter) {
+		a := measurement{}
 		if err := trainer.read(&a.Batches); err != nil {
 			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
@@ -170,7 +170,7 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 				return err
 			}
 		}
-		l.Samples = append(l.Samples, a)
+		l.Measurements = append(l.Measurements, a)
 		trainer.write(trainerCommand{}) // makes memory.py continue
 	}
 	return nil

@@ -284,7 +284,7 @@ func TestSurvey(t *testing.T) {
 	o.Open.DType = "uint16"
 	s, text := survey(t, "a.bin", o)
 	f := s.Files[0]
-	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Samples) != 1 {
+	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Excerpts) != 1 {
 		t.Errorf("%+v", f)
 	}
 	if want := []Bin{{0, 0, 2}, {1, 1, 0}, {2, 3, 1}, {4, 7, 3}, {8, 15, 1}}; !slices.Equal(s.Numbers[:5], want) || s.Numbers[10] != (Bin{512, 1023, 1}) {

@@ -40,13 +40,13 @@ type File struct {
 	Largest   any             `json:"largest"` // largest integer or bool; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
 	Indexed   bool            `json:"indexed,omitempty"` // Documents comes from an index
-	Samples   []Sample        `json:"samples,omitempty"`
+	Excerpts  []Excerpt       `json:"samples,omitempty"`
 
 	largest uint64
 }
 
-// A Sample is the text of a few tokens.
-type Sample struct {
+// An Excerpt is the text of a few tokens.
+type Excerpt struct {
 	Index int64           `json:"index"` // index of the first token in the file
 	Text  jsontext.String `json:"text"`
 }
@@ -118,7 +118,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 		wrong = s.countDocuments(ctx, f, path, o)
 	}
 	if f.Tokens > 0 && v != nil {
-		if f.Samples, err = sampleTexts(a, v); err != nil {
+		if f.Excerpts, err = excerptsOf(a, v); err != nil {
 			return err
 		}
 	}
@@ -217,19 +217,19 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	}
 }
 
-func sampleTexts(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
+func excerptsOf(a *cache.Array, v *vocabulary.Vocabulary) (excerpts []Excerpt, err error) {
 	n := min(64, a.Len())
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
-		if len(samples) > 0 && at <= samples[len(samples)-1].Index {
+		if len(excerpts) > 0 && at <= excerpts[len(excerpts)-1].Index {
 			continue
 		}
 		text, err := dataset.Text(a, at, int(n), v)
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, Sample{at, jsontext.String(text)})
+		excerpts = append(excerpts, Excerpt{at, jsontext.String(text)})
 	}
-	return samples, nil
+	return excerpts, nil
 }
 
 // Print writes s for people.
@@ -278,7 +278,7 @@ func (f *File) print(out io.Writer) {
 	if f.Documents > 0 {
 		fmt.Fprintf(out, "  %s%s\n", terminal.Plural(f.Documents, "document", "documents"), sample)
 	}
-	for _, s := range f.Samples {
+	for _, s := range f.Excerpts {
 		fmt.Fprintf(out, "  text from token %d on: %q\n", s.Index, s.Text)
 	}
 }
