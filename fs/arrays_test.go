@@ -14,10 +14,10 @@ import (
 // manyArrays returns a sequence with as many arrays as allowed, with the longest names and all
 // dtypes.
 func manyArrays(rows int) *fakeBatches {
-	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
+	list := []array.Descriptor{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
 	for i := len(list); i < array.MaxArrays; i++ {
-		a := array.Array{Name: fmt.Sprintf("%032d", i), DType: dtypes[i%len(dtypes)], Shape: []int{rows}}
+		a := array.Descriptor{Name: fmt.Sprintf("%032d", i), DType: dtypes[i%len(dtypes)], Shape: []int{rows}}
 		if i%2 == 0 {
 			a.Shape = append(a.Shape, i, 3)
 		}
@@ -70,9 +70,9 @@ func contentOf(s *fakeBatches, name string) (content []byte, headerLen int) {
 func TestAnyReadIsASlice(t *testing.T) {
 	three := countingBatches("train", 120)
 	three.Batch = array.NewBatch(2,
-		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
+		array.Descriptor{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Descriptor{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Descriptor{Name: "mask", DType: array.Int64, Shape: []int{10}},
 	)
 	for _, s := range []*fakeBatches{countingBatches("train", 2), countingBatches("train", 100), countingBatches("train", 5000), three, manyArrays(3)} {
 		tr := newTestTree(t, s)
@@ -155,9 +155,9 @@ func TestLongestHeaders(t *testing.T) {
 		axes[i] = 1
 	}
 	axes[0], axes[1] = 1<<24, 1<<30
-	var list []array.Array
+	var list []array.Descriptor
 	for i := range array.MaxArrays {
-		list = append(list, array.Array{Name: fmt.Sprintf("%032d", i), DType: array.BFloat16, Shape: axes})
+		list = append(list, array.Descriptor{Name: fmt.Sprintf("%032d", i), DType: array.BFloat16, Shape: axes})
 	}
 	s := countingBatches("train", 100)
 	s.Batch = array.NewBatch(1, list...)

@@ -56,7 +56,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 // Requests that read or check token files have a cost. Computing it creates no Batches.
 func TestCosts(t *testing.T) {
 	s := countingBatches("train", 8000)
-	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
+	row := array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
 	s.Batch, s.FollowsChanges, s.TokensLen = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
 	number := takeOver(t, shared, s).find("train/seed=1").sequence()

@@ -21,7 +21,7 @@ import (
 
 // oneArray returns a batch of one array. bytes must be even.
 func oneArray(bytes int64) array.Batch {
-	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
+	return array.NewBatch(1, array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
 // A fakeBatches is a Batches whose methods a test may replace.

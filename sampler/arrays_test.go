@@ -76,7 +76,7 @@ func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stubArra
 	return &stubArray{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
-func numbersOf(a Array) int64 { return int64(columnOf(a).elementNumbers) }
+func numbersOf(a SourceArray) int64 { return int64(columnOf(a).elementNumbers) }
 
 // expectedBatch computes batch k number by number, from the segments of its rows.
 func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch []byte) {
@@ -97,7 +97,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 				}
 				used = s.At + s.Len
 			}
-			elements := func(from Array, first, count int, filler int64) {
+			elements := func(from SourceArray, first, count int, filler int64) {
 				n := numbersOf(from)
 				for _, pos := range positions[first : first+count] {
 					for c := range n {
@@ -258,7 +258,7 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 	for range 2 {
 		tokens, mask := newNumbered(array.Uint16, 0, 1e6), newNumbered(array.Uint8, 0, 1e6)
 		arrays = append(arrays, tokens, mask)
-		sources = append(sources, Source{Main: tokens, Aligned: []Array{mask}})
+		sources = append(sources, Source{Main: tokens, Aligned: []SourceArray{mask}})
 	}
 	q, err := New(sources, Settings{Name: "train", BatchSize: 4, BlockSize: 1000, DType: Native, Layout: XY, Order: Random, World: 1,
 		Weights: []float64{1, 1}, Arrays: []AlignedArray{{"mask", AtY}}})
@@ -271,7 +271,7 @@ func TestOneArrayReadsItsOwn(t *testing.T) {
 		for _, a := range arrays {
 			a.bytesRead = 0
 		}
-		a := q.Batch().Arrays[slices.IndexFunc(q.Batch().Arrays, func(a array.Array) bool { return a.Name == test.name })]
+		a := q.Batch().Arrays[slices.IndexFunc(q.Batch().Arrays, func(a array.Descriptor) bool { return a.Name == test.name })]
 		must(t, q.Read(make([]byte, a.Bytes()), 5, a.Offset))
 		if tokens, mask := arrays[0].bytesRead+arrays[2].bytesRead, arrays[1].bytesRead+arrays[3].bytesRead; tokens != test.tokens || mask != test.mask {
 			t.Errorf("%s: %d bytes of tokens and %d of masks are read, want %d and %d", test.name, tokens, mask, test.tokens, test.mask)
@@ -336,7 +336,7 @@ func TestNewRefusesArraysThatNoFileHolds(t *testing.T) {
 	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {
-		main, aligned Array
+		main, aligned SourceArray
 		want          string
 	}{
 		{newNumbered(array.Float64, 0, 1, 1<<20, 1<<20), nil, "a batch of 16777216 rows would be larger than 4611686018427387904 bytes, which no file is; set batch_size to fewer"},
@@ -348,7 +348,7 @@ func TestNewRefusesArraysThatNoFileHolds(t *testing.T) {
 	} {
 		from, s := Source{Main: test.main}, s
 		if test.aligned != nil {
-			from.Aligned, s.Arrays = []Array{test.aligned}, []AlignedArray{{"beside", AtY}}
+			from.Aligned, s.Arrays = []SourceArray{test.aligned}, []AlignedArray{{"beside", AtY}}
 		}
 		_, err := New([]Source{from}, s)
 		if err == nil && test.want != "" || err != nil && (test.want == "" || !strings.Contains(err.Error(), test.want)) {

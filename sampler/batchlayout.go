@@ -57,7 +57,7 @@ func (c sourceColumn) formatNumber(raw []byte, i int) string {
 	return c.dtype.Text(c.dtype.Bits(raw[i*c.numberBytes:]))
 }
 
-func columnOf(a Array) sourceColumn {
+func columnOf(a SourceArray) sourceColumn {
 	n := 1
 	for _, axis := range a.Axes() {
 		n *= axis
@@ -66,7 +66,7 @@ func columnOf(a Array) sourceColumn {
 }
 
 // newBatchLayout takes the arrays of any source, because all have the same dtypes and shapes.
-func newBatchLayout(s *Settings, arrays []Array, sources int) (batchLayout, error) {
+func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout, error) {
 	var l batchLayout
 	for _, a := range arrays {
 		l.columns = append(l.columns, columnOf(a))
@@ -114,7 +114,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 	return []batchArray{x, y}
 }
 
-func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list []batchArray) {
+func (s *Settings) alignedArrays(arrays []SourceArray, columns []sourceColumn) (list []batchArray) {
 	for i, b := range s.Arrays {
 		p := batchArray{name: b.Name, dtype: columns[i+1].dtype, column: i + 1, shape: arrays[i+1].Axes()}
 		if s.Layout != Elements {
@@ -132,7 +132,7 @@ func (s *Settings) alignedArrays(arrays []Array, columns []sourceColumn) (list [
 const maxBytes = 1 << 62
 
 func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
-	var arrays []array.Array
+	var arrays []array.Descriptor
 	bytes := 0.0 // approximate, because the size may overflow an integer
 	for i := range l.arrays {
 		p := &l.arrays[i]
@@ -147,7 +147,7 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 			p.convert = newConverter(p.dtype, l.columns[p.column].dtype)
 		}
 		l.hasDerived = l.hasDerived || p.derived != copied
-		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
+		arrays = append(arrays, array.Descriptor{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	if bytes > maxBytes {
 		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))

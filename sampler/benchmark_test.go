@@ -46,7 +46,7 @@ func BenchmarkArrays(b *testing.B) {
 		}
 		tokens = appendToken(tokens, int64(token), 2)
 	}
-	open := func(dtype array.DType, access localfile.Access, raw []byte, axes ...int) Array {
+	open := func(dtype array.DType, access localfile.Access, raw []byte, axes ...int) SourceArray {
 		path := filepath.Join(b.TempDir(), "array.bin")
 		must(b, os.WriteFile(path, raw, 0o600))
 		a, err := cache.Open([]string{path}, cache.Options{DType: dtype, Axes: axes, Access: access})
@@ -63,9 +63,9 @@ func BenchmarkArrays(b *testing.B) {
 		for _, test := range []struct {
 			name     string
 			settings Settings
-			aligned  []Array
+			aligned  []SourceArray
 		}{
-			{"plain", plain, nil}, {"documents", documents, nil}, {"mask+top+documents", all, []Array{mask, top}},
+			{"plain", plain, nil}, {"documents", documents, nil}, {"mask+top+documents", all, []SourceArray{mask, top}},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
 				q, err := New([]Source{{Main: main, Aligned: test.aligned}}, test.settings)

@@ -173,7 +173,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 				ends = append(ends, i+1)
 			}
 		}
-		from := Source{Main: tokens, Aligned: []Array{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
+		from := Source{Main: tokens, Aligned: []SourceArray{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
 		s.Ends = EndsByIndex
 		byIndex, err := New([]Source{from}, s)
 		must(t, err)
@@ -284,13 +284,13 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 }
 
 type windowRecorder struct {
-	Array
+	SourceArray
 	windows *[]array.Window
 }
 
 func (r windowRecorder) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*r.windows = append(*r.windows, ws...)
-	return r.Array.Read(ws, visit)
+	return r.SourceArray.Read(ws, visit)
 }
 
 func TestWindowsAreWhatReadFetches(t *testing.T) {

@@ -142,7 +142,7 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 		sum.Write(whole[:q.Batch().MainBytes()])
 		if len(g.Arrays) > 0 || g.Documents {
 			others := slices.Clone(q.Batch().Arrays[q.Batch().Main:])
-			slices.SortFunc(others, func(a, b array.Array) int { return strings.Compare(a.Name, b.Name) })
+			slices.SortFunc(others, func(a, b array.Descriptor) int { return strings.Compare(a.Name, b.Name) })
 			for _, a := range others {
 				sum.Write(whole[a.Offset:][:a.Bytes()])
 			}

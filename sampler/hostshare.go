@@ -22,7 +22,7 @@ func (s *starts) wholeShare() hostShare {
 	return share
 }
 
-func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare {
+func newHostShare(w *starts, a SourceArray, runBytes int64, host, hosts int) hostShare {
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
@@ -38,7 +38,7 @@ func newHostShare(w *starts, a Array, runBytes int64, host, hosts int) hostShare
 }
 
 // cutAt returns the cut before a host, as close as possible to element floor(host*n/hosts).
-func cutAt(a Array, runBytes int64, host, hosts int) (end, begin int64) {
+func cutAt(a SourceArray, runBytes int64, host, hosts int) (end, begin int64) {
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))
 	return a.Cut(int64(pos), runBytes)

@@ -71,7 +71,7 @@ func checkSameArrays(a, b Source, s Settings) error {
 	return nil
 }
 
-func describe(a Array) string {
+func describe(a SourceArray) string {
 	if len(a.Axes()) == 0 {
 		return string(a.DType())
 	}

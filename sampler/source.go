@@ -8,9 +8,9 @@ import (
 	"batchfs/cache/array"
 )
 
-// An Array is one array of a source, such as a *cache.Array. Positions are indexes of elements. It
-// must be safe for concurrent use.
-type Array interface {
+// A SourceArray is one array of a source, such as a *cache.Array. Positions are indexes of
+// elements. It must be safe for concurrent use.
+type SourceArray interface {
 	DType() array.DType // dtype of the numbers in the files
 	Axes() []int        // shape of one element; empty for tokens
 	Len() int64         // number of elements
@@ -48,9 +48,9 @@ type Documents interface {
 // A Source is a main array and the arrays aligned with it. All have the same length, and elements
 // at the same position belong together.
 type Source struct {
-	Main      Array
-	Aligned   []Array   // same order as Settings.Arrays
-	Documents Documents // nil if it is unknown where documents end
+	Main      SourceArray
+	Aligned   []SourceArray // same order as Settings.Arrays
+	Documents Documents     // nil if it is unknown where documents end
 
 	// Groups is the result of Sequence.Groups for an earlier sequence of the same rows. If it is
 	// nil, New counts the rows of documents, which takes about a second per 10^7 documents.
@@ -61,7 +61,7 @@ type Source struct {
 
 // A boundSource is a Source under the settings of one sequence.
 type boundSource struct {
-	arrays    []Array // the main array, then the aligned ones
+	arrays    []SourceArray // the main array, then the aligned ones
 	documents Documents
 	vocab     vocabulary
 	cache     *windowCache // shared by all sequences of these tokens
@@ -69,7 +69,7 @@ type boundSource struct {
 	order     order
 }
 
-func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Aligned...) }
+func (s Source) arrays() []SourceArray { return append([]SourceArray{s.Main}, s.Aligned...) }
 
 // newBoundSource returns a source without settings; bind adds them.
 func newBoundSource(from Source, s Settings) (boundSource, error) {

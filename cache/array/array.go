@@ -1,6 +1,6 @@
 // Package array describes arrays of numbers, but holds no elements. A [DType] is the type of a
-// number, an [Array] has a name, a shape and an offset, and a [Batch] is a list of arrays that lie
-// one after the other in memory.
+// number, a [Descriptor] names an array and has its shape and offset, and a [Batch] is a list of
+// arrays that lie one after the other in memory.
 //
 // All numbers are little-endian, and all arrays are in C order (the last axis varies fastest).
 package array
@@ -139,8 +139,8 @@ func (d DType) NumPy() string { return d.info().numPy }
 // Safetensors returns the name for a safetensors header, such as "U16" for uint16.
 func (d DType) Safetensors() string { return d.info().safetensors }
 
-// An Array describes one array of a batch.
-type Array struct {
+// A Descriptor describes one array of a batch.
+type Descriptor struct {
 	Name   string
 	DType  DType
 	Shape  []int // outermost axis first
@@ -148,7 +148,7 @@ type Array struct {
 }
 
 // Bytes returns the size of the array.
-func (a Array) Bytes() int64 {
+func (a Descriptor) Bytes() int64 {
 	n := int64(a.DType.Size())
 	for _, d := range a.Shape {
 		n *= int64(d)
@@ -166,7 +166,7 @@ const MaxBatches = 1 << 40
 // one, have the same dtype and shape, and together form the larger array that raw and .npy files
 // expose: see Stack. NewBatch creates a Batch, which does not change.
 type Batch struct {
-	Arrays []Array
+	Arrays []Descriptor
 	Main   int
 
 	bytes, mainBytes int64
@@ -174,7 +174,7 @@ type Batch struct {
 }
 
 // NewBatch lays arrays out one after the other in a Batch. The first main ones are its main arrays.
-func NewBatch(main int, arrays ...Array) Batch {
+func NewBatch(main int, arrays ...Descriptor) Batch {
 	b := Batch{Arrays: slices.Clone(arrays), Main: main}
 	for i := range b.Arrays {
 		b.Arrays[i].Offset = b.bytes
@@ -198,11 +198,11 @@ func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
 // Stack describes the main arrays as one: its shape is (2, B, T) for x and y of shape (B, T). A
 // single main array keeps its shape. The caller may change the shape.
-func (b Batch) Stack() Array {
+func (b Batch) Stack() Descriptor {
 	first := b.Arrays[0]
 	shape := slices.Clone(first.Shape)
 	if b.Main > 1 {
 		shape = slices.Insert(shape, 0, b.Main)
 	}
-	return Array{DType: first.DType, Shape: shape}
+	return Descriptor{DType: first.DType, Shape: shape}
 }

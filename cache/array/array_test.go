@@ -27,10 +27,10 @@ func TestDTypes(t *testing.T) {
 }
 
 func TestBatch(t *testing.T) {
-	x := Array{Name: "x", DType: Uint16, Shape: []int{3, 5}}
-	y := Array{Name: "y", DType: Uint16, Shape: []int{3, 5}}
-	mask := Array{Name: "mask", DType: Int64, Shape: []int{3, 2}}
-	number := Array{Name: "number", DType: Uint32}
+	x := Descriptor{Name: "x", DType: Uint16, Shape: []int{3, 5}}
+	y := Descriptor{Name: "y", DType: Uint16, Shape: []int{3, 5}}
+	mask := Descriptor{Name: "mask", DType: Int64, Shape: []int{3, 2}}
+	number := Descriptor{Name: "number", DType: Uint32}
 	for _, test := range []struct {
 		batch       Batch
 		bytes, main int64
@@ -51,7 +51,7 @@ func TestBatch(t *testing.T) {
 				t.Errorf("%s at %d, want %d", a.Name, a.Offset, want)
 			}
 		}
-		if got, want := b.Stack(), (Array{DType: Uint16, Shape: test.shape}); !reflect.DeepEqual(got, want) {
+		if got, want := b.Stack(), (Descriptor{DType: Uint16, Shape: test.shape}); !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v: stacked %+v, want %+v", b, got, want)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 	for _, columns := range []int{5, 300_000} {
 		shape := []int{1, columns}
-		x, y := array.Array{Name: "x", DType: array.Uint16, Shape: shape}, array.Array{Name: "y", DType: array.Uint16, Shape: shape}
-		mask := array.Array{Name: "mask", DType: array.Int64, Shape: []int{3}}
+		x, y := array.Descriptor{Name: "x", DType: array.Uint16, Shape: shape}, array.Descriptor{Name: "y", DType: array.Uint16, Shape: shape}
+		mask := array.Descriptor{Name: "mask", DType: array.Int64, Shape: []int{3}}
 		for _, batch := range []array.Batch{array.NewBatch(2, x, y), array.NewBatch(2, x, y, mask)} {
 			value := func(k uint64, at int64) byte { return byte(int64(k)*31 + at%251) }
 			var want, got bytes.Buffer

@@ -22,9 +22,9 @@ func TestNPY(t *testing.T) {
 
 func TestSafetensors(t *testing.T) {
 	batch := array.NewBatch(2,
-		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
+		array.Descriptor{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Descriptor{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Descriptor{Name: "mask", DType: array.Int64, Shape: []int{10}},
 	)
 	h := Safetensors(batch, map[string]string{"fingerprint": "f"}, 7)
 	if n := binary.LittleEndian.Uint64(h); len(h) != Bytes || n != Bytes-8 {

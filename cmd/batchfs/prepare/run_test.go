@@ -47,9 +47,9 @@ func TestPrepareEOTAndMask(t *testing.T) {
 		if got, _ := os.ReadFile(name + ".mask.bin"); string(got) != want.mask {
 			t.Errorf("%s: mask %x, want %x", args, got, want.mask)
 		}
-		var arrays []vocabulary.Array
+		var arrays []vocabulary.ArrayFile
 		if want.mask != "" {
-			arrays = []vocabulary.Array{{Name: "mask", File: filepath.Base(name) + ".mask.bin", DType: "uint8"}}
+			arrays = []vocabulary.ArrayFile{{Name: "mask", File: filepath.Base(name) + ".mask.bin", DType: "uint8"}}
 		}
 		if got := readManifest(t).Splits["train"].Shards[0].Arrays; !slices.Equal(got, arrays) {
 			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)

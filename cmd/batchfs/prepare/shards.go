@@ -202,7 +202,7 @@ func (s *split) completeShard() error {
 	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
 	if s.masked {
 		done.MaskOnes = s.MaskOnes
-		done.Arrays = []vocabulary.Array{{Name: "mask", File: maskPath(name), DType: "uint8"}}
+		done.Arrays = []vocabulary.ArrayFile{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
 	s.splitState = splitState{Shards: append(s.Shards, done)}
 	return nil

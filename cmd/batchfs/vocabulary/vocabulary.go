@@ -71,12 +71,12 @@ type Shard struct {
 	Documents int64  `json:"documents"` // documents that end in this shard
 	SHA256    string `json:"sha256"`    // hash of the whole file
 
-	Arrays   []Array `json:"arrays,omitempty"`
-	MaskOnes int64   `json:"mask_ones,omitempty"` // tokens whose mask is 1
+	Arrays   []ArrayFile `json:"arrays,omitempty"`
+	MaskOnes int64       `json:"mask_ones,omitempty"` // tokens whose mask is 1
 }
 
-// An Array is a headerless file with one element for each token of a shard.
-type Array struct {
+// An ArrayFile is a headerless file with one element for each token of a shard.
+type ArrayFile struct {
 	Name  string `json:"name"`
 	File  string `json:"file"` // file name, in the directory of the manifest
 	DType string `json:"dtype"`
