@@ -110,7 +110,7 @@ var sequenceMetrics = []metric[sequenceState]{
 	counter("read_bytes", "Bytes of batches that readers received.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
 	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
 	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
-	counter("given_back", "Batch numbers that were returned to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
+	counter("returned_numbers", "Batch numbers that failed reads returned to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
 	readErrors,
 }
 
