@@ -124,7 +124,7 @@ const (
 	pageCachePause = time.Millisecond
 )
 
-var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
+var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts)
 
 // New returns a Guard that wraps inner. The caller must start Run.
 func New(inner FileSystem, o Options) *Guard {
@@ -305,7 +305,7 @@ func (g *Guard) tick() {
 }
 
 func (g *Guard) timeoutError() error {
-	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
+	return fmt.Errorf("the token files did not respond within %v, or could not keep up with their readers (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
 }
 
 // timeOutRequests sends an error for each request that has exceeded the timeout, and returns these

@@ -48,7 +48,7 @@ const (
 	smallReply = 64 << 10 // size of the largest reply that is not limited, in bytes
 )
 
-var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answer (%w)", maxWaiting, syscall.ETIMEDOUT)
+var errTooMany = fmt.Errorf("more than %d requests for one split are already waiting (%w)", maxWaiting, syscall.ETIMEDOUT)
 
 // newSplits returns splits 0 to n, and divides replyBytes among them.
 func newSplits(n int, replyBytes int64) []split {

@@ -57,7 +57,7 @@ type mountState struct {
 	Closing   atomic.Uint32 // nonzero once files can no longer be opened; the supervisor's
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
-	Crashes   atomic.Uint64 // workers that ended by themselves or hung; the supervisor's
+	Crashes   atomic.Uint64 // workers that crashed or hung; the supervisor's
 	Heartbeat atomic.Int64  // clock.Now when the worker last answered a ping; the supervisor's
 
 	Init      Text // INIT, the kernel's first request on a connection

@@ -65,12 +65,12 @@ func (s *supervisor) recordServing() {
 	case isFirst:
 		s.Serving(s.shared)
 	case p.isReload:
-		s.Log.Info("restarted: a new worker serves", "pid", pid)
+		s.Log.Info("restarted: a new worker is serving", "pid", pid)
 		s.Restarted(pid)
 		s.endRestart("")
 		p.isReload = false
 	default:
-		s.Log.Warn("the worker ended: another goes on", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)
+		s.Log.Warn("the worker failed: another has taken over", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)
 	}
 	s.lastFailure = nil
 	s.ensureStandby()
@@ -95,7 +95,7 @@ func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 			s.shared.Crashes.Add(1)
 		}
 		if s.standby != nil && s.standby.isReload {
-			s.workerFailed(s.standby, errors.New("the worker ended during the restart; try again"))
+			s.workerFailed(s.standby, errors.New("the worker failed during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.loggedShortage = 0, 0, false
@@ -131,10 +131,10 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 		s.failures++
 	} else if s.attempts > 1 && !s.loggedShortage {
 		s.loggedShortage = true
-		s.Log.Error("no worker serves, because the machine starts none or kills it: readers wait until an attempt succeeds", "err", why)
+		s.Log.Error("no worker is serving, because the machine cannot start one or kills it: readers wait until an attempt succeeds", "err", why)
 	}
 	if s.failures > maxFailures {
-		return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, why)
+		return fmt.Errorf("%d workers in a row failed before they had answered a request; the last failure: %w", maxFailures, why)
 	}
 	s.retryAt = time.Now()
 	if n := s.attempts - 2; n >= 0 {
@@ -180,9 +180,9 @@ func (s *supervisor) restart() {
 	case s.standby != nil && s.standby.isReload:
 		return
 	case !s.graceEnd.IsZero():
-		err = errors.New("the mount is ending: it waits only for files that are still open")
+		err = errors.New("the mount is ending, and waits only for its open files to be closed")
 	case s.Connection != nil && !s.kernelResends():
-		err = errors.New("the mount was handed over: before Linux 6.9, it ends with its worker")
+		err = errors.New("the mount was handed over, and before Linux 6.9 it ends with its worker")
 	default:
 		next, err = s.startProcess(true)
 	}
@@ -198,7 +198,7 @@ func (s *supervisor) restart() {
 
 // refuseRestart ends a restart without replacing the worker.
 func (s *supervisor) refuseRestart(err error) {
-	s.Log.Error("restart refused: the same worker keeps serving", "err", err)
+	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
 	s.endRestart(err.Error())
 }
 
@@ -227,7 +227,7 @@ func (s *supervisor) switchToStandby() error {
 // remount ends the connection, so that all waiting readers get errors, and mounts again.
 func (s *supervisor) remount() error {
 	if s.Connection != nil {
-		return errors.New("a mount that was handed over cannot be remounted from here; from Linux 6.9 on, another worker would take over")
+		return errors.New("batchfs cannot remount a mount that was handed over to it; from Linux 6.9 on, another worker would take over")
 	}
 	s.connection.Close()
 	current, err := s.mounted.Refresh()

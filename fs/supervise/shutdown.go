@@ -24,7 +24,7 @@ func (s *supervisor) isDisconnected() bool {
 
 func (s *supervisor) stop() error {
 	if !s.graceEnd.IsZero() {
-		s.Log.Warn("told to stop again: readers get errors")
+		s.Log.Warn("told to stop again: not waiting for open files, whose readers get errors")
 		return errStopped
 	}
 	if s.servingSince.IsZero() {

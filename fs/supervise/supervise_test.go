@@ -234,7 +234,7 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
 		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
-	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker ended before it served (exit status 0)"} {
+	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker exited before it was serving (exit status 0)"} {
 		r.setBehavior(behavior)
 		serving := r.shared.Worker.Load()
 		if outcome := ask(); outcome != want || r.shared.Worker.Load() != serving {
@@ -288,7 +288,7 @@ func TestGivingUp(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	err := r.await(t)
-	if err == nil || !strings.Contains(err.Error(), "10 processes in a row ended before they had answered a request; the last one: ") {
+	if err == nil || !strings.Contains(err.Error(), "10 workers in a row failed before they had answered a request; the last failure: ") {
 		t.Error(err)
 	}
 }
@@ -337,7 +337,7 @@ func TestNoWorkerCanServe(t *testing.T) {
 			if err := r.await(t); err != nil && !(test.end == "stop" && errors.Is(err, errStopped)) {
 				t.Error(err)
 			}
-			if text := r.log.String(); strings.Count(text, "the machine starts none or kills it") != 1 {
+			if text := r.log.String(); strings.Count(text, "the machine cannot start one or kills it") != 1 {
 				t.Errorf("the log does not report the problem exactly once:\n%s", text)
 			}
 		})
@@ -395,7 +395,7 @@ func TestHandedOverWithoutResend(t *testing.T) {
 		t.Errorf("restart: %q", why)
 	}
 	syscall.Kill(first, syscall.SIGKILL)
-	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot be remounted from here") {
+	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot remount a mount that was handed over") {
 		t.Errorf("it ended with %v", err)
 	}
 }

@@ -156,10 +156,10 @@ func (s *supervisor) serve() error {
 		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
 	case errors.Is(err, errUnmounted):
 	case !errors.Is(err, errStopped):
-		s.Log.Error("the mount ends: its readers get errors", "err", err)
+		s.Log.Error("the mount is ending: its readers get errors", "err", err)
 		return err
 	case s.Connection != nil:
-		s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount it, its readers get errors")
+		s.Log.Warn("the connection is closing: readers get errors until whoever made the mount unmounts it")
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 		s.sinceLastPong = 0
 		s.shared.Heartbeat.Store(clock.Now())
 	case p.isServing && strings.HasPrefix(m.text, msgRefused):
-		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
+		s.Log.Error("the worker can no longer serve", "err", strings.TrimPrefix(m.text, msgRefused))
 	default:
 		return s.workerFailed(p, p.failure(m))
 	}

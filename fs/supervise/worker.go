@@ -24,7 +24,7 @@ const (
 )
 
 // ErrReplaced means that a worker should exit, because another one serves or the mount ends.
-var ErrReplaced = errors.New("another process serves")
+var ErrReplaced = errors.New("another process is serving")
 
 // ErrPanicked means that a worker should be replaced, because a request panicked.
 var ErrPanicked = errors.New("a request panicked")

@@ -138,7 +138,7 @@ func (p *workerProcess) failure(m message) error {
 	}
 	err := errors.New(p.describeExit())
 	if !p.isServing {
-		err = fmt.Errorf("the new worker ended before it served (%w)", err)
+		err = fmt.Errorf("the new worker exited before it was serving (%w)", err)
 	}
 	if m.text == "" && p.isResourceFailure() {
 		return resourceError{err}

@@ -155,7 +155,7 @@ def run(*args: str, timeout: float | None = None, directory: str | None = None) 
     try:
         done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:
-        return b"", f"batchfs {args[0]} gave no answer in {timeout} seconds"
+        return b"", f"batchfs {args[0]} did not respond within {timeout} seconds"
     if done.returncode == 0:
         return done.stdout, ""
     why = done.stderr.decode(errors="replace").strip().removeprefix("batchfs: ")

@@ -121,7 +121,7 @@ for n in range(1000):
 			e2e.Equal(t, "batch 3", e2e.Read(t, "read", m.Path("train/next"))[0], want[3])
 			var shown screen
 			begin(&shown)
-			e2e.Await(t, "the log lines that were queued", func() bool { return strings.Count(shown.String(), "another goes on") == 3 })
+			e2e.Await(t, "the log lines that were queued", func() bool { return strings.Count(shown.String(), "another has taken over") == 3 })
 			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
 			e2e.Await(t, "a log line about a failed request", func() bool {
 				e2e.Try(t, "cat", m.Path("train/next")) // fails, and is logged

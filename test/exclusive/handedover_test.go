@@ -89,7 +89,7 @@ func TestHandedOver(t *testing.T) {
 
 	e2e.CheckOutput(t, "the process that mounted it must unmount it", append(hidden, "unmount", dir)...)
 	m.AwaitEnd(t)
-	e2e.Contains(t, "the log", m.Out.String(), "the mount is left to whoever made it")
+	e2e.Contains(t, "the log", m.Out.String(), "readers get errors until whoever made the mount unmounts it")
 	e2e.CheckFails(t, "not connected", "cat", m.Path("train/next"))
 	e2e.NoError(t, open.Close())
 	e2e.NoError(t, syscall.Unmount(dir, 0))

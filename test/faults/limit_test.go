@@ -40,7 +40,7 @@ func TestTimeLimit(t *testing.T) {
 			e2e.CheckDuration(t, "the slowest error", time.Since(began), 2*timeout)
 			r.awaitMore(t, 10)
 			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
-			gaveUp := fmt.Sprint("gave no answer within ", timeout)
+			gaveUp := fmt.Sprint("did not respond within ", timeout)
 			if s := e2e.StatusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
 				t.Errorf("status.json is %+v, want the error %q of train and none of well", s.Splits, gaveUp)
 			}

@@ -101,7 +101,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("the successor runs another program than the worker that died (error %v)", err)
 	}
 	m.Cmd.Process.Signal(syscall.SIGHUP)
-	e2e.Await(t, "a rejected restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart refused") })
+	e2e.Await(t, "a rejected restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart rejected") })
 }
 
 // A read that ends every process that tries to answer it gets an error.
@@ -111,7 +111,7 @@ func TestPoisonousRead(t *testing.T) {
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:abort:1")
 	m := e2e.MountProgram(t, cmd, "-c", config)
 	e2e.CheckFails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
-	e2e.CheckOutput(t, "5 processes ended by themselves while this had no answer", "cat", m.Path("status.json"))
+	e2e.CheckOutput(t, "5 workers crashed before they could answer it", "cat", m.Path("status.json"))
 }
 
 // After SIGTERM, open files can be read for the grace period, and no more can be opened. Then reads

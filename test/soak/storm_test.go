@@ -156,7 +156,7 @@ func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apa
 			s.strike(t, m, pid)
 			strikes++
 		} else if s.strike == nil {
-			strikes = strings.Count(m.Out.String(), "another goes on")
+			strikes = strings.Count(m.Out.String(), "another has taken over")
 		}
 	}
 	t.Logf("KiB resident in each quarter: supervisor %v, worker %v", supervisor, worker)
