@@ -1,0 +1,182 @@
+package localfile
+
+import (
+	"errors"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/cache/counts"
+	"batchfs/internal/eintr"
+)
+
+// remapping is held by the read that maps a file under Remap. An address space has one lock, and
+// each munmap interrupts every processor that runs a thread of the process, so concurrent mappings
+// are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs
+// with the lock held.
+var remapping sync.Mutex
+
+// Remaps counts the reads of this process under Remap. A worker replaces it with the counters of
+// its mount before the first read.
+var Remaps = new(counts.Remaps)
+
+const (
+	// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones
+	// is cheaper.
+	minMapped = 512
+	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
+	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than
+	// 2*faultAround bytes resident besides its own.
+	maxRanges   = 256
+	faultAround = 64 << 10
+	// maxCopied is the largest range whose pages are copied, in bytes. Copying such a range is
+	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
+	// pages are needed too.
+	maxCopied = 8 << 10
+	// maxMappings is half of the default limit per process: vm.max_map_count is 65,530.
+	maxMappings = 1 << 15
+)
+
+// visitRemapped uses a mapping, or visitCopies if another read is mapping a file or the ranges are
+// too short.
+func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
+	var size int64
+	for _, r := range ranges {
+		size += r.To - r.From
+	}
+	if size < minMapped*int64(len(ranges)) {
+		return f.visitCopies(fd, ranges, visit)
+	}
+	if !remapping.TryLock() {
+		Remaps.Busy.Add(1)
+		return f.visitCopies(fd, ranges, visit)
+	}
+	defer remapping.Unlock()
+	Remaps.Mapped.Add(1)
+	willNeed(fd, ranges)
+	for chunk := range slices.Chunk(ranges, maxRanges) {
+		if err := f.visitWhole(fd, chunk, visit); err != nil {
+			return err
+		}
+	}
+	for _, r := range ranges { // after munmap, because mapped pages are not dropped
+		f.dropPages(fd, r)
+	}
+	return nil
+}
+
+// visitWhole maps the whole file once and visits ranges of it. The mapping is private, so that a
+// write fault (MADV_POPULATE_WRITE) copies one page and maps none around it.
+func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
+	// unix.Mmap would record the mapping in a table guarded by a lock.
+	var first unsafe.Pointer
+	err := eintr.Retry(func() (err error) {
+		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+		return err
+	})
+	if err != nil {
+		return f.pathError("mmap", err)
+	}
+	defer unix.MunmapPtr(first, uintptr(f.size))
+	mapping := unsafe.Slice((*byte)(first), f.size)
+	adviseNew(mapping)
+	sparse := int64(len(ranges))*faultAround < f.size
+	for _, r := range ranges {
+		populate := unix.MADV_POPULATE_READ
+		if from, to := r.pages(); sparse && to-from <= maxCopied {
+			populate = unix.MADV_POPULATE_WRITE
+		}
+		if err := f.visitMapped(mapping, fd, r, populate, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// adviseNew disables readahead for a mapping, because windows are random, and keeps it out of core
+// dumps.
+func adviseNew(mapping []byte) {
+	unix.Madvise(mapping, unix.MADV_RANDOM)
+	unix.Madvise(mapping, unix.MADV_DONTDUMP)
+}
+
+// visitMapped maps the pages of a range with madvise(2), using the advice populate, and visits the
+// range. If a page cannot be mapped, perhaps only because the file system interrupted the page
+// fault, it reads the range with pread from fd, or from the path if fd is -1. The caller must check
+// afterwards that the file has not changed.
+func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
+	err := f.visitPages(mapping, r, populate, visit)
+	if err != errFault {
+		return err
+	}
+	if fd < 0 {
+		if fd, _, err = f.openUnchanged(); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	return f.visitCopies(fd, []Range{r}, visit)
+}
+
+var errFault = errors.New("a page of the file cannot be mapped")
+
+// visitPages is visitMapped without the fallback to pread. Touching a page that cannot be mapped,
+// because the file was truncated or the disk failed, raises SIGBUS; visitPages then returns
+// errFault. A fault at any other address remains a panic.
+func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		fault, ok := r.(interface{ Addr() uintptr })
+		start := uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))
+		if !ok || fault.Addr() < start || fault.Addr() >= start+uintptr(len(mapping)) {
+			panic(r)
+		}
+		err = errFault
+	}()
+	from, to := r.pages()
+	// Since Linux 5.14, this call waits for the disk and blocks only its own thread. During a page
+	// fault, Go runs little else, and nothing at all once it needs to collect garbage.
+	unix.Madvise(mapping[from:min(to, int64(len(mapping)))], populate)
+	return visit(r.Index, mapping[r.From:r.To])
+}
+
+// readMapped reads from the mapping kept between reads, or with readOpened if the process keeps too
+// many mappings.
+func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
+	if err := f.Check(); err != nil {
+		return err
+	}
+	m, err := f.ensureOpen()
+	if errors.Is(err, unix.ENOMEM) {
+		return f.readOpened(ranges, visit)
+	}
+	if err != nil {
+		return err
+	}
+	defer runtime.KeepAlive(m)
+	for _, r := range ranges { // lets the disk read all ranges at the same time
+		from, to := r.pages()
+		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
+	}
+	for i := 0; i < len(ranges) && err == nil; i++ {
+		err = f.visitMapped(m.bytes, m.fd, ranges[i], unix.MADV_POPULATE_READ, visit)
+	}
+	if f.access == Advise {
+		for _, r := range ranges {
+			unix.Madvise(m.faultedAround(r), unix.MADV_DONTNEED)
+			f.dropPages(m.fd, r)
+		}
+	}
+	if changed := f.Check(); changed != nil {
+		return changed
+	}
+	return err
+}
