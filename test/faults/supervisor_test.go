@@ -104,6 +104,24 @@ func TestRestart(t *testing.T) {
 	e2e.Await(t, "a rejected restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart rejected") })
 }
 
+// A restart accepts a changed token file only if the split follows changes. The cursor stays.
+func TestRestartAcceptsChange(t *testing.T) {
+	config, want := e2e.SmallConfig(t, 2)
+	text := string(e2e.Content(t, config))
+	m := e2e.Mount(t, "-c", config)
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
+	touched := time.Now().Add(-time.Hour)
+	e2e.NoError(t, os.Chtimes(filepath.Join(filepath.Dir(config), "train.bin"), touched, touched))
+	e2e.CheckFails(t, "train cannot be read: ", e2e.PlainBatchfs, "restart", m.Dir)
+	e2e.Write(t, config, strings.ReplaceAll(text, "tokens =", "on_change = \"follow\"\ntokens ="))
+	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+	e2e.Equal(t, "the next batch", e2e.Read(t, "read", m.Path("train/next"))[0], want[1])
+	e2e.Run(t, "head", "-c1", m.Path("val/next"))
+	e2e.Write(t, config, text)
+	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+	e2e.Equal(t, "batch 0 after the last restart", e2e.Read(t, "read", m.Path("train/batch/0"))[0], want[0])
+}
+
 // A read that ends every process that tries to answer it gets an error.
 func TestPoisonousRead(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
