@@ -23,8 +23,8 @@ func cacheCommand() *cobra.Command {
 		Use:   "cache",
 		Short: "Show, prune or fill the block cache",
 		Long: `The block cache is the directory store.cache_dir of the configuration. It holds
-blocks of objects that were fetched from a store, and all mounts of this host share
-it. You can delete it at any time, even while batches are served.`,
+blocks of objects that were fetched from a store, and all of the user's mounts on
+this host can share it. You can delete it at any time, even while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(

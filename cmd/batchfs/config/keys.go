@@ -262,7 +262,7 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 	{name: "anonymous", initial: false, valueType: boolean(func(c *Store) *bool { return &c.Anonymous }),
 		help: "Whether to read without credentials. Set it for public buckets."},
 	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, valueType: nonEmpty(func(c *Store) *string { return &c.CacheDir }, "a path"),
-		help: "The directory of the block cache, which holds fetched blocks for all mounts of this host. Without it, every epoch " +
+		help: "The directory of the block cache, which holds fetched blocks for all of the user's mounts on this host. Without it, every epoch " +
 			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
 			"or that others may write to. You can delete it at any time."},
 	{name: "cache_shared", initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
