@@ -46,6 +46,7 @@ func saveTokens(t *testing.T, name string, tokens []uint16) {
 	testfiles.Write(t, map[string]string{name: string(raw)})
 }
 
+// load returns the opener of a configuration with the given text.
 func load(t *testing.T, text string) []*dataset.Opener {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -56,6 +57,7 @@ func load(t *testing.T, text string) []*dataset.Opener {
 
 const small = "[batch]\nblock_size = 16\nbatch_size = 2\ntoken_dtype = 'uint16'\nvocab_size = 100\n"
 
+// checkAll returns the report on all splits of a configuration with the given text.
 func checkAll(t *testing.T, text string) *Report {
 	t.Helper()
 	c := load(t, text)
@@ -67,7 +69,7 @@ func checkAll(t *testing.T, text string) *Report {
 	return report
 }
 
-// problemLines leaves out the messages.
+// problemLines returns the problems of r, one a line, without their messages.
 func problemLines(r *Report) string {
 	text := ""
 	for _, p := range r.Problems {
@@ -84,7 +86,8 @@ func TestCheckOfGoodFiles(t *testing.T) {
 	}
 }
 
-// Print begins with how much of each split is duplicated. Then come the problems with their texts.
+// Print says how much of each split is duplicated, and then shows each problem and the text of the
+// duplicated tokens.
 func TestCheckSumsUp(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
 	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
@@ -103,6 +106,7 @@ func TestCheckSumsUp(t *testing.T) {
 	}
 }
 
+// Check reports each fault once, with its place and size, and nothing else.
 func TestCheckFindsFaults(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -200,7 +204,7 @@ func TestCheckContinues(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
-		first.state.WriteString(`{"file":0,"segm`) // like a write that was cut short
+		first.state.WriteString(`{"file":0,"segm`) // a write that was cut short
 		first.state.Close()
 		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -227,6 +231,8 @@ func TestCheckContinues(t *testing.T) {
 	}
 }
 
+// WriteIndex replaces a different index only with force, and rejects an eot that the file does not
+// have.
 func TestWriteIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
@@ -332,6 +338,7 @@ func TestSurveyOfFormats(t *testing.T) {
 	}
 }
 
+// A Survey reads samples of a large file, or with All the whole file.
 func TestSurveySamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
