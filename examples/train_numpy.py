@@ -49,7 +49,7 @@ sizes = [C * D, H, H, V]
 wte = normal(V, D, std=1)
 W = [normal(n, m, std=(2 / n) ** 0.5) for n, m in zip(sizes, sizes[1:])]
 b = [np.zeros(m, np.float32) for m in sizes[1:]]
-W[-1] *= 0.1  # so that the first guess is close to uniform
+W[-1] *= 0.1  # makes the first guess close to uniform
 params = [wte, *W, *b]
 
 

@@ -70,7 +70,7 @@ type Spec struct {
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceWeights  []float64         // fraction of rows from each source; nil for a single source
 	TokensLen      int64             // size of tokens.bin, in bytes
-	Metadata       map[string]string // for .safetensors files
+	Metadata       map[string]string // metadata of .safetensors files
 	Version        Version
 	FollowsChanges bool // whether a change of the token files is followed, instead of failing reads
 }

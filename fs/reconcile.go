@@ -77,7 +77,7 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.misses++ // before asking, because reset may be called in the meantime
+		d.misses++ // counted before asking: reset may be called in the meantime
 	}
 	return directories
 }

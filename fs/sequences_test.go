@@ -319,7 +319,7 @@ func newChangingTree(t *testing.T, size int64) (*tree, *changingSplit) {
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := newChangingTree(t, size)
-	tr.prefetcher.depth = 0 // so that batches are read when requested
+	tr.prefetcher.depth = 0 // batches are read only when requested
 	first := tr.openFile(t, "train/next", 0)
 	expect := func(r *reader, want string) {
 		t.Helper()

@@ -103,7 +103,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if err := job.fetch(); err != nil {
 		return err
 	}
-	job.sequence, job.dst = nil, nil // so that they can be collected
+	job.sequence, job.dst = nil, nil // lets them be collected
 	readJobs.Put(job)
 	return nil
 }
@@ -116,7 +116,7 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 	if k >= MaxBatches {
 		return true
 	}
-	job := readJobs.Get().(*readJob) // for its buffer of segments
+	job := readJobs.Get().(*readJob) // only its buffer of segments is needed
 	defer readJobs.Put(job)
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)

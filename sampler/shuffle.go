@@ -28,7 +28,7 @@ type feistel struct {
 // and most reads stay in one epoch.
 type streamKeys struct {
 	epoch, stream uint64
-	words         [12]uint64 // for the rounds, the coin toss, and runShuffle.offset
+	words         [12]uint64 // keys of the rounds, the coin toss and runShuffle.offset
 }
 
 // All R! orders of a small R must be equally likely. With 10 rounds, halves of 4 bits show no bias.

@@ -82,7 +82,7 @@ func (g *mt19937) state(next int) []byte {
 func TestTorchStateAnywhere(t *testing.T) {
 	for _, drawn := range []int{0, 1, 2, 3, 226, 227, 228, 396, 397, 398, 622, 623, 624, 625, 1248, 5000} {
 		for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
-			for _, next := range []int{0, 624} { // after manual_seed, after a draw
+			for _, next := range []int{0, 624} { // states after manual_seed and after a draw
 				g := newMT19937(7).skip(drawn)
 				o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: g.state(next)}, starts)
 				for row := range uint64(2000) {
@@ -149,7 +149,7 @@ func TestTorchRefuses(t *testing.T) {
 func TestTorchRandomAccess(t *testing.T) {
 	for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
 		s := Settings{Order: Torch, Seed: 42, BatchSize: 12, World: 1}
-		rows := 2 * statesPerJump * mtWords / width // so that some need jumps
+		rows := 2 * statesPerJump * mtWords / width // enough that some need jumps
 		want, g := make([]int64, rows), newMT19937(42)
 		for row := range want {
 			want[row] = g.draw(width, starts)

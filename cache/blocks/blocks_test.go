@@ -29,7 +29,7 @@ type fakeStore struct {
 	fetched         atomic.Int64
 	fetchesByOffset sync.Map // *atomic.Int64 by offset of the block
 	fail            atomic.Bool
-	gate            chan struct{} // if not nil, fetches wait until it is closed
+	gate            chan struct{} // fetches wait until it is closed, unless it is nil
 }
 
 func newFakeStore(n int) *fakeStore {

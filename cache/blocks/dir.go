@@ -27,7 +27,7 @@ func (c *Cache) Check() error {
 	if errors.As(err, new(privatedir.NotPrivateError)) {
 		return err
 	}
-	return nil // if the directory fails, the cache works without it
+	return nil // the cache works without a directory that fails
 }
 
 // open returns an error if the directory is not private.

@@ -63,7 +63,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 			return err
 		}
 	}
-	for _, r := range ranges { // after munmap, because mapped pages are not dropped
+	for _, r := range ranges { // only after munmap: mapped pages are not dropped
 		f.dropPages(fd, r)
 	}
 	return nil

@@ -96,7 +96,7 @@ func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testi
 		go server.Serve(connections)
 		defer server.Close()
 		defer c.http.CloseIdleConnections()
-		defer time.Sleep(time.Hour) // until the last probe has ended
+		defer time.Sleep(time.Hour) // lets the last probe end
 		do(t, c)
 	})
 }
@@ -290,7 +290,7 @@ func TestStat(t *testing.T) {
 					w.Header().Set(name, value)
 				}
 			}
-			w.(http.Flusher).Flush() // so that no Content-Length is added
+			w.(http.Flusher).Flush() // prevents a Content-Length
 			return true
 		})
 		found, err := c.Stat(context.Background(), Object{Scheme: "s3", Bucket: "bucket", Key: "a/key"})

@@ -74,7 +74,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 // A doctor checks a machine and prints its findings.
 type doctor struct {
 	out      io.Writer
-	timeout  time.Duration // for one check, so that a dead disk does not hold up the others
+	timeout  time.Duration // limit of one check; a dead disk must not hold up the others
 	root     string        // root of the file system: "/" except in tests
 	config   *config.Config
 	problems int
@@ -123,7 +123,7 @@ func (d *doctor) checkMounted() {
 
 func (d *doctor) checkAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
-	if m == nil || !m.HandedOver { // otherwise another process mounts
+	if m == nil || !m.HandedOver { // a handed-over mount is made by another process
 		d.check("/dev/fuse", d.device)
 		d.check("permission to mount", d.permissionToMount)
 	}

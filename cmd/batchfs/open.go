@@ -189,7 +189,7 @@ func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, e
 			return nil, fmt.Errorf("splits.%s: cannot read a batch: %w", s.Split.Name, err)
 		}
 	}
-	o.Remote.Flush() // so that the worker finds the blocks that this process fetched
+	o.Remote.Flush() // lets the worker find the blocks that this process fetched
 	return splits, nil
 }
 

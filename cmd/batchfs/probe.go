@@ -65,7 +65,7 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	output.SetReadDeadline(time.Now().Add(checkTimeout))
 	text, err := io.ReadAll(output)
 	if err != nil {
-		cmd.Process.Kill() // but don't wait, because it may be stuck
+		cmd.Process.Kill() // no Wait: the process may be stuck
 		return "", errNoReply(checkTimeout, storageHint(split))
 	}
 	if err := cmd.Wait(); err != nil {

@@ -22,7 +22,7 @@ import (
 //
 // Guard.mu guards a split, except that shouldFree reads waiting without mu.
 type split struct {
-	shortClass, longClass class // for requests of up to shortRows rows, and of more
+	shortClass, longClass class // requests of up to shortRows rows, and longer ones
 	freePrefetches        int
 	maxReplyBytes         int64        // limit for both classes
 	waiting               atomic.Int64 // requests in both queues

@@ -187,7 +187,7 @@ func (m *Mounted) Pidfd() (int, error) {
 	if err != nil {
 		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.verify(); err != nil { // after PidfdOpen, because ids are reused
+	if err := m.verify(); err != nil { // only after PidfdOpen: ids are reused
 		unix.Close(fd)
 		return -1, err
 	}

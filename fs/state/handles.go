@@ -360,7 +360,7 @@ func (h *Handles) undoRead(r inFlightRead) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	holdsOther := s.number.Load() != r.batch
 	if holdsOther && r.Off > 0 {
-		h.recordUnfinished(r.ReadRequest, r.batch) // so that the thread can retry
+		h.recordUnfinished(r.ReadRequest, r.batch) // lets the thread retry
 	}
 	if holdsOther || state == closed || state == empty {
 		return

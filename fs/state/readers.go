@@ -98,7 +98,7 @@ func (r ReadTimer) End() {
 // Discard records that the request failed. The wait does not count.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
-		r.reader.changedAt.CompareAndSwap(-r.began, clock.Now()) // unless a newer request has begun
+		r.reader.changedAt.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
 	}
 }
 

@@ -29,7 +29,7 @@ func (h *Handles) applySeek(sequence uint64) {
 	}
 	for i := range h.shared.slotsUsed.Load() {
 		if s := &h.shared.slots[i]; s.sequence.Load() == sequence {
-			s.flags.Or(neverReturn) // or Rollback and Release could undo the seek
+			s.flags.Or(neverReturn) // keeps Rollback and Release from undoing the seek
 		}
 	}
 	failpoint.Hit("seek")

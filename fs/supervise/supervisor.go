@@ -58,12 +58,12 @@ type supervisor struct {
 	standby *workerProcess // standby, or the new worker of a restart, or nil
 	retryAt time.Time
 
-	servingSince  time.Time     // when a worker last began to serve; zero before the first
+	servingSince  time.Time     // time when a worker last began to serve; zero before the first
 	repliesBefore uint64        // value of Replies when the worker was promoted
 	sinceLastPong time.Duration // worker's runnable time since its last pong
 
 	lastFailure error     // why no worker serves, or nil
-	failedAt    time.Time // when the last worker stopped serving
+	failedAt    time.Time // time when the last worker stopped serving
 
 	// These are reset once a worker has replied to a request or served for settledAfter.
 	attempts       int  // attempts to get a worker to serve
@@ -137,7 +137,7 @@ func reserveThreads() {
 	started.Add(reservedThreads)
 	for range reservedThreads {
 		go func() {
-			runtime.LockOSThread() // so each goroutine has its own thread
+			runtime.LockOSThread() // gives each goroutine its own thread
 			started.Done()
 			started.Wait()
 			runtime.UnlockOSThread()

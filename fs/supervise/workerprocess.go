@@ -71,7 +71,7 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 	// Because of Setpgid, Ctrl-C reaches only the supervisor, which then unmounts.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = cmd.Start()
-	theirs.Close() // or the socket would stay open when the process ends
+	theirs.Close() // an open copy would keep the socket open when the process ends
 	if err != nil {
 		ours.Close()
 		return nil, err

@@ -156,7 +156,7 @@ class StepIterator(Locked):
         self._begun = self._loaded = 0  # values of shared that this process saw last
         self._first: int | None = None  # the step at which this worker begins each loop
         if torch := sys.modules.get("torch"):
-            torch.utils.data.IterableDataset.register(StepIterator)  # for DataLoader's isinstance
+            torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
 
     def __iter__(self: S) -> S:
         """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch.

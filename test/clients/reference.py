@@ -208,7 +208,7 @@ class Mixture:
         self.shares = shares(weights)
         period = sum(self.shares)
         have = [0] * len(self.shares)
-        self.period = []  # for each row: its source, and the number of earlier rows of that source
+        self.period = []  # each row's source, and the number of earlier rows of that source
         for n in range(period):
             due = [(-(-(c + 1) * period // a), i) for i, (c, a) in enumerate(zip(have, self.shares))
                    if c * period < (n + 1) * a]

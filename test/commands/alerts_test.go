@@ -269,7 +269,7 @@ func TestAlerts(t *testing.T) {
 			}
 		}},
 	}
-	if os.Geteuid() == 0 { // because the test mounts a disk
+	if os.Geteuid() == 0 { // mounting a disk needs root
 		disk := states["well"]
 		disk.firing = []string{"CacheNearlyFull"}
 		disk.cause = func(w *watch) {

@@ -47,7 +47,7 @@ func TestBench(t *testing.T) {
 		t.Errorf("the host is %+v, want kernel, Go, Python and NumPy", h)
 	}
 	want := 8
-	if report.Host.Torch != "" { // because PyTorch has a DataLoader
+	if report.Host.Torch != "" { // PyTorch has a DataLoader
 		want++
 	}
 	for _, scene := range report.Scenes {

@@ -68,7 +68,7 @@ func TestUnit(t *testing.T) {
 		}
 		out, _, err := e2e.Try(t, "systemd-analyze", "security", "--offline=true", "--json=short", file)
 		if err != nil {
-			t.Skip("systemd-analyze cannot judge a file") // before systemd 251
+			t.Skip("systemd-analyze cannot judge a file") // needs systemd 251
 		}
 		for _, setting := range []string{"RestrictAddressFamilies_AF_INET_INET6", "IPAddressDeny"} {
 			if restricted := regexp.MustCompile(`"set":true,[^}]*"json_field":"` + setting + `"`).MatchString(out); restricted == network {

@@ -40,7 +40,7 @@ func run(m *testing.M, lock int) (status int) {
 	dir, err := os.MkdirTemp("", "batchfs-test-")
 	must(err)
 	defer os.RemoveAll(dir)
-	must(os.Chmod(dir, 0o755)) // because some tests run programs as an ordinary user
+	must(os.Chmod(dir, 0o755)) // some tests run programs as an ordinary user
 	for _, err := os.Stat("clients"); err != nil; _, err = os.Stat("clients") {
 		must(os.Chdir(".."))
 	}

@@ -44,7 +44,7 @@ func NewSlowFS(t testing.TB, source string) *SlowFS {
 	s.client = StartClient(t, cmd)
 	t.Cleanup(func() {
 		s.client.End(t)
-		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // if the server did not
+		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // in case the server did not
 	})
 	s.client.Ready(t)
 	return s
@@ -97,7 +97,7 @@ type slowedRequest struct {
 
 // serveSlowFS serves source at dir until its standard input ends, and then unmounts.
 func serveSlowFS(source, dir string) {
-	runtime.GOMAXPROCS(256) // because each delay occupies one
+	runtime.GOMAXPROCS(256) // each delay occupies one
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
 	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]slowedRequest{}}

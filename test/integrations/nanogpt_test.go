@@ -40,7 +40,7 @@ func TestNanoGPT(t *testing.T) {
 		for range ramps {
 			e2e.Must(train.Write(ramp))(t)
 		}
-		e2e.NoError(t, train.Close()) // because mount rejects a file that is open for writing
+		e2e.NoError(t, train.Close()) // mount rejects a file that is open for writing
 		own = append(own, dir, filepath.Join(dir, "rng.bin"), "")
 		linked = append(linked, links, filepath.Join(links, "rng.bin"), "")
 	}

@@ -34,7 +34,7 @@ func buildCounted(t *testing.T) (program string) {
 // prefetch, for which no reader waits. The pause lets the next batch be prefetched. Locks of other
 // goroutines count too.
 func TestLocksOfARead(t *testing.T) {
-	e2e.SkipIfShort(t) // because it builds the program
+	e2e.SkipIfShort(t) // it builds the program
 	const most, background = 7, 0.5
 	program := buildCounted(t)
 	config, _ := e2e.SmallConfig(t, 1)

@@ -63,7 +63,7 @@ func TestRejectedPaths(t *testing.T) {
 		logged = append(logged, test.log)
 	}
 	e2e.Equal(t, "the sequences in status.json", len(e2e.StatusOf(t, m).Splits), 2)
-	m.Stop(t) // so that the log is complete
+	m.Stop(t) // completes the log
 	for _, text := range logged {
 		e2e.Contains(t, "the log", m.Out.String(), text)
 	}

@@ -74,7 +74,7 @@ func TestElementsLargerThanTheBudget(t *testing.T) {
 			e2e.Must(file.WriteAt(number, int64(i)*bytes+pos))(t)
 		}
 	}
-	e2e.NoError(t, file.Close()) // because mount rejects a file that is open for writing
+	e2e.NoError(t, file.Close()) // mount rejects a file that is open for writing
 	for _, access := range []string{"pread", "remap", "advise"} {
 		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 			"--set", "splits.train.token_dtype=float32", "--set", "splits.train.shape=[4096, 4096]", "--set", "batch.batch_size=1",

@@ -13,7 +13,7 @@ type scene struct {
 	Name    string        `json:"name"`
 	Batch   int           `json:"batch_size"`
 	Block   int           `json:"block_size"`
-	Compute time.Duration `json:"compute_ns"` // before each batch
+	Compute time.Duration `json:"compute_ns"` // simulated work before each batch
 	Cold    bool          `json:"cold"`       // whether runs start with a cold page cache
 	Ways    []*way        `json:"rows"`
 

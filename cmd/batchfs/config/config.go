@@ -111,7 +111,7 @@ type Split struct {
 	Shape             []int       // shape of an element of headerless files
 	EndOfText         int64       // token that ends a document; -1 if there is none
 	FilesAreDocuments bool        // whether each file is one document
-	VocabSize         int64       // for sources without their own; 0 if not set
+	VocabSize         int64       // default for sources; 0 if not set
 	StateFile         string      // path from torch_state; empty if not set
 	Start             uint64
 	Steps             uint64 // 0 means one epoch

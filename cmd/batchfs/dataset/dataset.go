@@ -47,7 +47,7 @@ type Dataset struct {
 type Progress struct {
 	Opened     atomic.Int64
 	Total      atomic.Int64 // files of the splits that Open has begun to open
-	lastOpened atomic.Int64 // when the last file was opened, in clock.Now time
+	lastOpened atomic.Int64 // clock.Now time of the last opening
 }
 
 func (p *Progress) countOpened() {

@@ -40,7 +40,7 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 // batchRead records that a reader is at batch k and prefetches in the background.
 func (l *blockPrefetcher) batchRead(k uint64) {
 	l.stream.Pass(k)
-	if l.mu.TryLock() { // otherwise another reader is already prefetching
+	if l.mu.TryLock() { // a lock that is held means that another reader is prefetching
 		go func() {
 			defer l.mu.Unlock()
 			l.prefetchFrom(k)

@@ -23,7 +23,7 @@ import (
 type Snapshot struct {
 	Mountpoint string
 	Dir        string       // working directory of the mount command
-	Flags      config.Flags // for reading the configuration again
+	Flags      config.Flags // flags to read the configuration again with
 	Raw        config.RawConfig
 	NoResend   bool   // see supervise.Options
 	Log        string // path of the mount's log file, or empty

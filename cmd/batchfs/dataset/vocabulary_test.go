@@ -63,7 +63,7 @@ func TestVocabSize(t *testing.T) {
 	} {
 		text := two + test.text
 		if strings.HasPrefix(test.text, "splits.") {
-			text = test.text + two // before the first table
+			text = test.text + two // keys outside tables come first
 		}
 		all, err := openHere(t, text)
 		if err != nil || test.error != "" {

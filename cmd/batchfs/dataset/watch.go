@@ -36,7 +36,7 @@ type watcher struct {
 	publish func(*Dataset) error
 
 	view        atomic.Pointer[view]
-	lastRequest atomic.Int64 // when the last request came, in clock.Now time
+	lastRequest atomic.Int64 // clock.Now time of the last request
 	// lastResponse is when a file last responded to the current pass, in clock.Now time; 0 between
 	// passes.
 	lastResponse   atomic.Int64
@@ -47,7 +47,7 @@ type watcher struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	started  chan struct{} // closed when awake is set; nil while no goroutine runs
-	lastPass int64         // when the last pass ended, in clock.Now time
+	lastPass int64         // clock.Now time of the end of the last pass
 	waiting  int           // requests waiting for nextPass
 	nextPass chan struct{} // closed at the end of the next pass to begin
 }
@@ -68,7 +68,7 @@ type view struct {
 
 	// failedChanges are the changes that the last reload failed to follow.
 	failedChanges map[localfile.ChangedError]bool
-	retryAt       int64         // when the watcher tries the same changes again, in clock.Now time
+	retryAt       int64         // clock.Now time of the next try with the same changes
 	backoff       time.Duration // delay before retryAt
 
 	// restUntil is when other changes may be tried, in clock.Now time. The watcher rests for as
@@ -87,7 +87,7 @@ const (
 	idleTimeout          = time.Minute // time without requests after which the goroutine ends
 	checkers             = 4           // goroutines that check files; few, to spare file servers
 	maxSerialChecks      = 8           // most files of a batch that are checked one after the other
-	minBackoff           = time.Second // before the first retry of a failed reload
+	minBackoff           = time.Second // delay before the first retry of a failed reload
 	maxBackoff           = 16 * time.Second
 	maxReloads           = 10 // changes of the token files that one request waits for
 	lastRequestPrecision = 100 * time.Millisecond
@@ -203,7 +203,7 @@ func (w *watcher) tryPass() {
 			if v.wrongFile == nil {
 				v.err = fmt.Errorf("checking the token files panicked: %v", p)
 			}
-			w.view.CompareAndSwap(old, &v) // unless a request has just reported a wrong file
+			w.view.CompareAndSwap(old, &v) // fails if a request has just reported a wrong file
 		}
 	}()
 	w.pass()
@@ -280,7 +280,7 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backo
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
-	old.release() // because sequences that nobody reads anymore still refer to the old arrays
+	old.release() // sequences that nobody reads anymore still refer to the old arrays
 	for change := range changes {
 		w.log.Warn("token files changed; now serving the new ones", "split", fresh.Split.Name, "changes", fresh.Version, "file", change.Path,
 			"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)

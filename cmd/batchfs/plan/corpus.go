@@ -19,7 +19,7 @@ import (
 type corpus struct {
 	sequence     *sampler.Sequence // sequence of rank 0
 	sources      []corpusSource
-	blockOptions blocks.Options // for each host; Limit is 0 without a cache directory
+	blockOptions blocks.Options // options of each host; Limit is 0 without a cache directory
 	hosts        int
 	ranksPerHost int
 	openRequests int // requests to the store that opening took

@@ -43,8 +43,8 @@ type Estimate struct {
 	WorkingSetBytes   float64         `json:"share_bytes"` // blocks needed in the run
 	Caches            []Cache         `json:"caches"`
 	MountRequests     int             `json:"mount_requests"`
-	MountSeconds      float64         `json:"mount_seconds"`       // for one host alone
-	FleetMountSeconds float64         `json:"fleet_mount_seconds"` // for all hosts at once
+	MountSeconds      float64         `json:"mount_seconds"`       // one host mounts alone
+	FleetMountSeconds float64         `json:"fleet_mount_seconds"` // all hosts mount at once
 	FirstBatchSeconds float64         `json:"first_batch_seconds"`
 	Sources           []Source        `json:"sources"`
 	Timeline          []TimelinePoint `json:"timeline"`

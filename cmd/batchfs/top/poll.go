@@ -39,7 +39,7 @@ type Mount struct {
 	CacheSlow     int64             `json:"cache_slow_blocks"`   // dropped: the disk was too slow
 	CacheUsed     int64             `json:"cache_bytes"`
 	CacheLimit    int64             `json:"cache_limit_bytes"`
-	CacheNeeded   int64             `json:"cache_needed_bytes"` // for one epoch of the readers
+	CacheNeeded   int64             `json:"cache_needed_bytes"` // needed in an epoch
 	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of CacheNeeded
 	Processes     []metrics.Process `json:"processes,omitempty"`
 	Sequences     []*SequenceStats  `json:"sequences,omitempty"`
@@ -76,7 +76,7 @@ type Reader struct {
 	Command        string   `json:"command"`
 	Waited         float64  `json:"waited_seconds"`
 	Gap            float64  `json:"gap_seconds"`
-	WaitedFraction *float64 `json:"waited_share"` // since an earlier poll; nil if unknown
+	WaitedFraction *float64 `json:"waited_share"` // fraction since an earlier poll; nil if unknown
 }
 
 // Mounts returns the mounts of this machine, or only the one at mountpoint unless that is empty.
