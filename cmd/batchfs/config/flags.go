@@ -103,7 +103,7 @@ func setArgsForData(dir string) (sets []string, err error) {
 	return sets, nil
 }
 
-const dataRule = "--data takes train.bin, or else numbered files such as train_000001.bin or fineweb_train_000001.bin, or files of " +
+const dataRule = "--data takes train.bin, or numbered files such as train_000001.bin or fineweb_train_000001.bin, or files of " +
 	"Megatron-LM such as train_text_document.bin, each also as .npy or .ds, and the same for val; name other files with " +
 	"--set splits.train.tokens=... instead of --data"
 
@@ -116,8 +116,8 @@ var digits = regexp.MustCompile(`[0-9]+`)
 
 // dataGlob returns a glob for a split's token files among the entries of a directory: NAME.bin,
 // .npy or .ds if one exists, or else the set of files that dataFilePattern matches. The glob is
-// empty if there is none. It is an error if there are two sets, or if the glob would match other
-// files too.
+// empty if there is none. It is an error if there are two of these, or if the glob would match
+// other files too.
 func dataGlob(name string, entries []os.DirEntry) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataFilePattern, name))
 	var exact, setKind string // setKind is equal for all files of one set
@@ -147,7 +147,10 @@ func dataGlob(name string, entries []os.DirEntry) (glob string, err error) {
 			err = cmp.Or(err, fmt.Errorf("%s and %s are not files of one set; %s", set[0], file, dataRule))
 		}
 	}
-	if exact != "" {
+	switch {
+	case exact != "" && len(set) > 0:
+		return "", fmt.Errorf("both %s and %s exist; %s", exact, set[0], dataRule)
+	case exact != "":
 		return blob.EscapeGlob(exact), nil
 	}
 	for _, file := range others {

@@ -10,10 +10,12 @@ import (
 
 // --data takes the token files of a split, and rejects directories where that is ambiguous.
 func TestData(t *testing.T) {
-	const rule = "--data takes train.bin, or else numbered files"
+	const rule = "--data takes train.bin, or numbered files"
 	for _, test := range []struct{ files, train, val, err string }{
 		{"train.bin val.bin", "train.bin", "val.bin", ""},
-		{"train.bin train_old.bin train.tmp.bin train_1.bin train.bin.bak val.bin.part", "train.bin", "", ""},
+		{"train.bin train_old.bin train_old_2.bin train.tmp.bin train.bin.bak val.bin.part", "train.bin", "", ""},
+		{"train_1.bin train_2.bin train_old.bin train_1_old.bin", "train_1.bin train_2.bin", "", ""},
+		{"train.bin train_1.bin train_2.bin", "", "", "data[1: both train.bin and train_1.bin exist; " + rule},
 		{"train_000002.bin train_000001.bin val_000000.bin train_000003.bin.part", "train_000001.bin train_000002.bin", "val_000000.bin", ""},
 		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: train-00001-of-00002.bin and train_000001.bin are not files of one set; "},
 		{"train-00000-of-00002.bin train-00001-of-00002.bin train_old.bin", "train-00000-of-00002.bin train-00001-of-00002.bin", "", ""},
@@ -24,7 +26,7 @@ func TestData(t *testing.T) {
 		{"train.npy val.npy pretrain_1.npy", "train.npy", "val.npy", ""},
 		{"train_00000.ds train_00000.ds.index train_00000.ds.metadata train_00001.ds", "train_00000.ds train_00001.ds", "", ""},
 		{"train_text_document.bin train_text_document.idx val_text_document.bin", "train_text_document.bin", "val_text_document.bin", ""},
-		{"train.bin fineweb_train_1.bin train_1.npy", "train.bin", "", ""},
+		{"val.bin train_1.npy val_1.npy", "", "", "data[1: both val.bin and val_1.npy exist; " + rule},
 		{"train.bin train.npy", "", "", "data[1: both train.bin and train.npy exist; " + rule},
 		{"a_train_1.bin b_train_1.bin", "", "", "data[1: a_train_1.bin and b_train_1.bin are not files of one set; " + rule},
 		{"train_1.bin train_2.npy", "", "", "data[1: train_1.bin and train_2.npy are not files of one set; "},
