@@ -100,7 +100,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
 		help: "How rows are chosen.\n" +
 			"  random: windows that begin anywhere.\n" +
-			"  shuffle: consecutive windows of T tokens, each once per epoch, in random order.\n" +
+			"  shuffle: windows of T+1 tokens that begin T apart, each once per epoch, in random order.\n" +
 			"  sequential: the same windows, one after the other; for validation.\n" +
 			"  torch: the windows of nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
 			"  torch-2.6: the same, with the random numbers of PyTorch 2.6 and older."},
@@ -135,7 +135,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		valueType: oneOf(func(c *Split) *sampler.Rows { return &c.Rows },
 			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
 		help: "What a row contains.\n" +
-			"  windows: any T tokens.\n" +
+			"  windows: T+1 consecutive tokens.\n" +
 			"  document: one document, or a part of one.\n" +
 			"  document-first: the beginning of one document.\n" +
 			"  packed: as many whole documents as fit.\n" +
