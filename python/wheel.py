@@ -105,7 +105,7 @@ def metadata(version: str, license_files: list[str]) -> bytes:
         "Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Classifier: Typing :: Typed",
         "Requires-Python: >=3.10",
-        "Requires-Dist: numpy",
+        "Requires-Dist: numpy>=1.21",
         "Description-Content-Type: text/plain",
     ]
     return "\n".join([*fields, "", text, ""]).encode()

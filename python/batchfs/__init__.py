@@ -6,15 +6,15 @@ A run mounts its data, reads batches in order, and unmounts at the end, whatever
 
     with batchfs.mount("data", batch_size=12, block_size=1024) as m:
         train = m.split("train", order="shuffle")          # rank and world from RANK and WORLD_SIZE
-        for step, batch in train.steps(start):             # start: the number of completed steps
+        for step, batch in train.steps(start):             # start: the number of batches read
             loss = train_step(batch.x, batch.y)            # NumPy arrays of shape (12, 1024)
 
     train = batchfs.split("/mnt/batches/train")            # an existing mount
     m = batchfs.open("data", batch_size=12)                # without /dev/fuse, reads a pipe
 
-Batch k depends only on the tokens, the settings and k, so a checkpoint needs only the number of the next step.
+Batch k depends only on the tokens, the settings and k, so a checkpoint needs only the number of the next batch.
 
-`Split` is a sequence: ``len(train)`` is the number of batches of an epoch, ``train[k]`` is batch k. PyTorch's DataLoader, with
+`Split` is a sequence: ``len(train)`` is the setting ``steps``, one epoch by default, ``train[k]`` is batch k. PyTorch's DataLoader, with
 ``batch_size=None``, and Grain's ``MapDataset.source`` accept it directly.
 
 `Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. PyTorch's DataLoader and StatefulDataLoader accept

@@ -57,7 +57,7 @@ def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memory
 
 
 class Split(Sequence[Batch[Array]]):
-    """The sequence of batches of a split: ``train[k]`` is batch k, and ``len(train)`` is the number of batches of an epoch.
+    """The sequence of batches of a split: ``train[k]`` is batch k, and ``len(train)`` is the setting ``steps``, one epoch by default.
 
     It can be pickled and used in other processes, forked or spawned.
 
