@@ -9,7 +9,7 @@ import (
 	"batchfs/sampler"
 )
 
-// Identity returns 32 hexadecimal digits that are equal for two sequences if every batch has the
+// Identity returns 32 hexadecimal digits. If they are equal for two sequences, every batch has the
 // same bytes in both. Under on_change = "follow" they do not depend on the tokens.
 func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 
