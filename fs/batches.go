@@ -25,10 +25,10 @@ type Batches interface {
 	// Spec.TokensLen.
 	ReadTokens(dst []byte, off int64) error
 
-	// ReadOrigin fills dst with the bytes of batch/<k>.json from byte off. They must be within
-	// OriginLen, which is the same for every k.
-	ReadOrigin(dst []byte, k uint64, off int64) error
-	OriginLen() int64
+	// ReadBatchJSON fills dst with the bytes of batch/<k>.json from byte off. They must be within
+	// BatchJSONLen, which is the same for every k.
+	ReadBatchJSON(dst []byte, k uint64, off int64) error
+	BatchJSONLen() int64
 
 	// Info renders info.json. InfoLen returns its length, and renders it only once.
 	Info() []byte

@@ -151,10 +151,10 @@ type computedContent interface {
 
 type originContent struct{}
 
-func (originContent) size(_ *tree, _ inode, s Batches) int64 { return s.OriginLen() }
+func (originContent) size(_ *tree, _ inode, s Batches) int64 { return s.BatchJSONLen() }
 
 func (originContent) read(i inode, s Batches, dst []byte, off int64) error {
-	return s.ReadOrigin(dst, i.firstBatch(), off)
+	return s.ReadBatchJSON(dst, i.firstBatch(), off)
 }
 
 type tokensContent struct{}

@@ -41,7 +41,7 @@ func (f *fakeBatches) Read(dst []byte, k uint64, off int64) error { return f.rea
 func (f *fakeBatches) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
 func (f *fakeBatches) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
 
-func (f *fakeBatches) OriginLen() int64                      { return f.originLen() }
+func (f *fakeBatches) BatchJSONLen() int64                   { return f.originLen() }
 func (f *fakeBatches) Info() []byte                          { return f.info() }
 func (f *fakeBatches) InfoLen() int64                        { return int64(len(f.info())) }
 func (f *fakeBatches) Latest() (Batches, error)              { return f.latest(noBatch) }
@@ -51,7 +51,7 @@ func (f *fakeBatches) With(settings string) (Batches, error) { return f.with(set
 func (f *fakeBatches) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
 func (f *fakeBatches) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
 
-func (f *fakeBatches) ReadOrigin(dst []byte, k uint64, off int64) error {
+func (f *fakeBatches) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 	return nil
 }

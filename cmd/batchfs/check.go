@@ -74,7 +74,7 @@ func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.C
 		return err
 	}
 	if asJSON {
-		err = terminal.JSON(cmd.OutOrStdout(), report)
+		err = terminal.WriteJSON(cmd.OutOrStdout(), report)
 	} else {
 		report.Print(cmd.OutOrStdout())
 	}

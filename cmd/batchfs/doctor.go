@@ -64,7 +64,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 			}
 			return nil
 		}),
-		ValidArgsFunction: completeDirs,
+		ValidArgsFunction: dirCompletion,
 	}
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&mounted, "mounted", false, "check only the mount at MOUNTPOINT, and fail if there is none")

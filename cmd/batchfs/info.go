@@ -89,7 +89,7 @@ it counts only documents that are completely inside a block.`,
 			}
 			switch {
 			case len(s.Files) > 0 && asJSON:
-				err = terminal.JSON(cmd.OutOrStdout(), s)
+				err = terminal.WriteJSON(cmd.OutOrStdout(), s)
 			case len(s.Files) > 0:
 				s.Print(cmd.OutOrStdout())
 			}

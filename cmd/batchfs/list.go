@@ -37,7 +37,7 @@ delay the list, because no mount is accessed.`,
 					up = time.Duration(m.Uptime * float64(time.Second)).Round(time.Second).String()
 				}
 				printf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s\n", m.Mountpoint, m.State, m.Supervisor, m.User, up,
-					m.Version, len(m.Sequences), terminal.Size(m.Resident()))
+					m.Version, len(m.Sequences), terminal.FormatBytes(m.Resident()))
 			}
 			return nil
 		}),

@@ -59,7 +59,7 @@ once this command has ended, readers get errors until it does.`,
   batchfs mount -c config.toml --fd 3 /mnt/batches`,
 		Args:              atMostMountpoint,
 		RunE:              f.run,
-		ValidArgsFunction: completeDirs,
+		ValidArgsFunction: dirCompletion,
 	}
 	f.register(cmd)
 	return cmd
@@ -113,25 +113,25 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
-	var s pendingMount
-	if err := untilInterrupted(cmd.Context(), func() error { return s.prepare(f, cmd, args) }); err != nil {
+	var p pendingMount
+	if err := untilInterrupted(cmd.Context(), func() error { return p.prepare(f, cmd, args) }); err != nil {
 		return err
 	}
-	defer s.snapshotFile.Close()
+	defer p.snapshotFile.Close()
 	if f.background {
-		return s.startInBackground(cmd)
+		return p.startInBackground(cmd)
 	}
-	if s.log != nil {
-		defer s.log.Close()
+	if p.log != nil {
+		defer p.log.Close()
 	}
 	logTo := cmd.ErrOrStderr()
-	if s.log != nil {
-		logTo = s.log
+	if p.log != nil {
+		logTo = p.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printWithTimeout(runSupervisor(cmd.Context(), s.snapshot, s.config, s.connection, s.snapshotFile, logTo, func() {
-		s.describe(out)
-		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", s.snapshot.Mountpoint)
+	return printWithTimeout(runSupervisor(cmd.Context(), p.snapshot, p.config, p.connection, p.snapshotFile, logTo, func() {
+		p.describe(out)
+		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", p.snapshot.Mountpoint)
 	}))
 }
 
@@ -146,24 +146,24 @@ type pendingMount struct {
 	log          *os.File // file named by --log; nil without --log or in the background
 }
 
-func (s *pendingMount) prepare(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
+func (p *pendingMount) prepare(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
 	if cmd.Flags().Changed("fd") {
-		if s.connection, err = mount.OpenHandedOver(f.fd); err != nil {
+		if p.connection, err = mount.OpenHandedOver(f.fd); err != nil {
 			return fmt.Errorf("--fd: %w", err)
 		}
 	}
-	if s.snapshot, s.description, err = openInChild(cmd.Flags(), args); err != nil {
+	if p.snapshot, p.description, err = openInChild(cmd.Flags(), args); err != nil {
 		return err
 	}
-	if s.config, err = s.snapshot.Config(); err != nil {
+	if p.config, err = p.snapshot.Config(); err != nil {
 		return err
 	}
-	if !f.background && s.snapshot.Log != "" {
-		if s.log, err = openLog(s.snapshot.Log); err != nil {
+	if !f.background && p.snapshot.Log != "" {
+		if p.log, err = openLog(p.snapshot.Log); err != nil {
 			return err
 		}
 	}
-	s.snapshotFile, err = s.snapshot.File()
+	p.snapshotFile, err = p.snapshot.File()
 	return err
 }
 
@@ -176,16 +176,16 @@ func stopAfterParent(parent int) {
 	syscall.Kill(os.Getpid(), syscall.SIGTERM)
 }
 
-func (s *pendingMount) describe(out io.Writer) {
-	for _, line := range s.description {
+func (p *pendingMount) describe(out io.Writer) {
+	for _, line := range p.description {
 		printf(out, "%s\n", line)
 	}
 }
 
 // startInBackground starts a supervisor in the background, and returns once batches can be read.
-func (s *pendingMount) startInBackground(cmd *cobra.Command) error {
-	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
-	daemon, ready, err := startSupervisor(logFile, s.connection, s.snapshotFile)
+func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
+	logFile, mountpoint := p.snapshot.Log, p.snapshot.Mountpoint
+	daemon, ready, err := startSupervisor(logFile, p.connection, p.snapshotFile)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (s *pendingMount) startInBackground(cmd *cobra.Command) error {
 		}
 		return fmt.Errorf("the background process ended before it could serve batches: %w; see its log, %s", err, logFile)
 	}
-	s.describe(cmd.OutOrStdout())
+	p.describe(cmd.OutOrStdout())
 	printf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
 }

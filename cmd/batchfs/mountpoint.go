@@ -13,7 +13,7 @@ import (
 	"batchfs/fs/mount"
 )
 
-var completeDirs = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+var dirCompletion = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 
 // checkMountpoint checks that the mountpoint of c is an empty directory, and returns its path,
 // absolute and without symbolic links. It unmounts any batchfs there whose processes have died.

@@ -100,8 +100,8 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
 		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
-		Worker: func(reload bool) *exec.Cmd {
-			cmd := program.worker(reload)
+		Worker: func(isRestart bool) *exec.Cmd {
+			cmd := program.worker(isRestart)
 			cmd.Stderr = logTo
 			return cmd
 		},
@@ -153,8 +153,8 @@ func openExecutable() (*executable, error) {
 	return &executable{path, file}, err
 }
 
-func (e *executable) worker(restart bool) *exec.Cmd {
-	if restart {
+func (e *executable) worker(isRestart bool) *exec.Cmd {
+	if isRestart {
 		return exec.Command(e.path, "worker", "--reload")
 	}
 	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")

@@ -51,7 +51,7 @@ that made it must unmount it.`,
 			printf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		}),
-		ValidArgsFunction: completeDirs,
+		ValidArgsFunction: dirCompletion,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount even if processes have files open there")
 	return cmd

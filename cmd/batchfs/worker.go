@@ -22,7 +22,7 @@ import (
 const panicked exitStatus = 3
 
 func workerCommand() *cobra.Command {
-	var reload bool
+	var isRestart bool
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Hidden: true,
@@ -35,7 +35,7 @@ func workerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch err := serve(w, reload); {
+			switch err := serve(w, isRestart); {
 			case err == nil, errors.Is(err, supervise.ErrReplaced):
 				return nil
 			case errors.Is(err, supervise.ErrPanicked):
@@ -49,11 +49,11 @@ func workerCommand() *cobra.Command {
 	// The supervisor may be of another version and pass other flags. Ignore them: if the versions
 	// do not fit, a later error explains it better.
 	cmd.FParseErrWhitelist.UnknownFlags = true
-	cmd.Flags().BoolVar(&reload, "reload", false, "read the configuration again")
+	cmd.Flags().BoolVar(&isRestart, "reload", false, "read the configuration again")
 	return cmd
 }
 
-func serve(w *supervise.Worker, reload bool) (err error) {
+func serve(w *supervise.Worker, isRestart bool) (err error) {
 	defer func() {
 		// The supervisor would take Go's own exit status for a lack of memory.
 		if p := recover(); p != nil {
@@ -62,7 +62,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	}()
 	// The kernel named this process after the number of a descriptor.
 	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0)
-	snapshot, err := readSnapshot(w, reload)
+	snapshot, err := readSnapshot(w, isRestart)
 	if err != nil {
 		return err
 	}
@@ -102,9 +102,9 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 
 // readSnapshot returns the supervisor's snapshot. With reload, it takes a new snapshot of the
 // configuration and the files, and gives that to the supervisor.
-func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
+func readSnapshot(w *supervise.Worker, isRestart bool) (*dataset.Snapshot, error) {
 	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
-	if err != nil || !reload {
+	if err != nil || !isRestart {
 		return snapshot, err
 	}
 	if snapshot, err = snapshot.Reload(); err != nil {

@@ -41,61 +41,61 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	loadings := []memoryRun{
+	runs := []memoryRun{
 		{Name: "np.memmap kept, in the trainer", function: "kept"},
 		{Name: "np.memmap per batch, in the trainer", function: "per_batch"},
 	}
 	for _, access := range []string{"map", "remap", "advise", "pread"} {
-		loadings = append(loadings, memoryRun{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
+		runs = append(runs, memoryRun{Name: "batchfs " + access, function: "opened", sets: []string{"memory.access=" + access}})
 	}
-	for i := range loadings {
-		loadings[i].startsCached, loadings[i].measureAfter = true, powersOfTen(o.batches)
+	for i := range runs {
+		runs[i].startsCached, runs[i].measureAfter = true, powersOfTen(o.batches)
 	}
 	for _, keep := range []string{"keep", "drop"} {
-		loadings = append(loadings, memoryRun{
+		runs = append(runs, memoryRun{
 			Name: "page_cache = " + keep, function: "opened", sets: []string{"memory.page_cache=" + keep},
 			measureAfter: powersOfTen((o.batches + 2) / 3), // fewer, because disk reads are slow
 		})
 	}
-	for i := range loadings {
-		if err := o.measureMemory(s, tokens, &loadings[i]); err != nil {
+	for i := range runs {
+		if err := o.measureMemory(s, tokens, &runs[i]); err != nil {
 			return nil, err
 		}
 	}
-	resident, cache := memoryLines(loadings)
+	resident, cache := memoryLines(runs)
 	printTable(out, "resident memory in MiB, after batches", resident)
 	printTable(out, "page cache of the token file in MiB, after batches", cache)
 	if o.plot == "" {
-		return loadings, nil
+		return runs, nil
 	}
 	resident = slices.DeleteFunc(resident, func(l chart.Line) bool {
 		return strings.Contains(l.Name, "per batch") || strings.HasSuffix(l.Name, "its trainer")
 	})
-	return loadings, chart.Save(o.plot,
+	return runs, chart.Save(o.plot,
 		chart.Lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
 		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
 }
 
-func (l memoryRun) line(name string, bytes func(measurement) int64) (line chart.Line) {
+func (r memoryRun) line(name string, bytes func(measurement) int64) (line chart.Line) {
 	line.Name = name
-	for _, a := range l.Measurements {
-		line.X, line.Y = append(line.X, float64(a.Batches)), append(line.Y, float64(bytes(a))/(1<<20))
+	for _, m := range r.Measurements {
+		line.X, line.Y = append(line.X, float64(m.Batches)), append(line.Y, float64(bytes(m))/(1<<20))
 	}
 	return line
 }
 
 // memoryLines returns lines of resident memory, of the processes that read tokens and of their
 // trainers, and lines of the page cache for runs that started without the file.
-func memoryLines(loadings []memoryRun) (resident, cache []chart.Line) {
-	trainer := func(a measurement) int64 { return a.Trainer.Resident }
-	for _, l := range loadings {
+func memoryLines(runs []memoryRun) (resident, cache []chart.Line) {
+	trainer := func(m measurement) int64 { return m.Trainer.Resident }
+	for _, r := range runs {
 		switch {
-		case !l.startsCached:
-			cache = append(cache, l.line(l.Name, func(a measurement) int64 { return a.PageCache }))
-		case l.sets == nil:
-			resident = append(resident, l.line(l.Name, trainer))
+		case !r.startsCached:
+			cache = append(cache, r.line(r.Name, func(m measurement) int64 { return m.PageCache }))
+		case r.sets == nil:
+			resident = append(resident, r.line(r.Name, trainer))
 		default:
-			resident = append(resident, l.line(l.Name, func(a measurement) int64 { return a.Daemon.Resident }), l.line(l.Name+": its trainer", trainer))
+			resident = append(resident, r.line(r.Name, func(m measurement) int64 { return m.Daemon.Resident }), r.line(r.Name+": its trainer", trainer))
 		}
 	}
 	return resident, cache
@@ -124,12 +124,12 @@ func powersOfTen(last int) (stops []int) {
 	return append(stops, last)
 }
 
-func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err error) {
-	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.measureAfter[len(l.measureAfter)-1])
+func (o *options) measureMemory(s *stage, tokens string, r *memoryRun) (err error) {
+	fmt.Fprintf(s.stderr, "%s: %d batches\n", r.Name, r.measureAfter[len(r.measureAfter)-1])
 	if err := dropPages(tokens); err != nil {
 		return err
 	}
-	if l.startsCached {
+	if r.startsCached {
 		// Random batches read page by page. Read-ahead would create large folios, and some kernels
 		// map a whole folio on one page fault.
 		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
@@ -137,16 +137,16 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 		}
 	}
 	path, daemonPID := tokens, 0
-	if l.sets != nil {
-		d, err := s.mount(tokens, slices.Concat(o.sets, l.sets)...)
+	if r.sets != nil {
+		d, err := s.mount(tokens, slices.Concat(o.sets, r.sets)...)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
 		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.workerPID
 	}
-	args := []string{l.function, path}
-	for _, n := range l.measureAfter {
+	args := []string{r.function, path}
+	for _, n := range r.measureAfter {
 		args = append(args, strconv.Itoa(n))
 	}
 	trainer, err := s.startTrainer(o.python, memoryPy, args...)
@@ -154,23 +154,23 @@ func (o *options) measureMemory(s *stage, tokens string, l *memoryRun) (err erro
 		return err
 	}
 	defer trainer.stop()
-	for len(l.Measurements) < len(l.measureAfter) {
-		a := measurement{}
-		if err := trainer.read(&a.Batches); err != nil {
+	for len(r.Measurements) < len(r.measureAfter) {
+		m := measurement{}
+		if err := trainer.read(&m.Batches); err != nil {
 			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
-		if a.PageCache, err = pageCacheBytes(tokens); err != nil {
+		if m.PageCache, err = pageCacheBytes(tokens); err != nil {
 			return err
 		}
-		if a.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {
+		if m.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {
 			return err
 		}
-		if l.sets != nil {
-			if a.Daemon, err = usageOf(daemonPID); err != nil {
+		if r.sets != nil {
+			if m.Daemon, err = usageOf(daemonPID); err != nil {
 				return err
 			}
 		}
-		l.Measurements = append(l.Measurements, a)
+		r.Measurements = append(r.Measurements, m)
 		trainer.write(trainerCommand{}) // makes memory.py continue
 	}
 	return nil

@@ -94,7 +94,7 @@ func (b *bench) prepareFiles(o *options) (err error) {
 		b.coldFile, err = b.createTokens("cold.bin", o.bytes)
 	}
 	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
-	b.host.DiskReadAhead = diskReadAhead(b.coldFile)
+	b.host.DiskReadAhead = readAheadKiB(b.coldFile)
 	return err
 }
 
@@ -111,9 +111,9 @@ func (b *bench) play(sc *scene) error {
 	order := slices.Clone(sc.Ways)
 	for range sc.rounds {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		for _, r := range order {
-			if err := b.playOnce(sc, tokens, r); err != nil {
-				return fmt.Errorf("%s: %w", r.Name, err)
+		for _, w := range order {
+			if err := b.playOnce(sc, tokens, w); err != nil {
+				return fmt.Errorf("%s: %w", w.Name, err)
 			}
 			bar.Add(1)
 		}
@@ -124,15 +124,15 @@ func (b *bench) play(sc *scene) error {
 
 // playOnce plays one way once. A mount lives only as long as one play, because a process that maps
 // pages of a cold file would keep them in the page cache.
-func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
-	c := trainerCommand{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
-	if r.Access != "" {
-		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)
+func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
+	c := trainerCommand{Kind: w.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
+	if w.Access != "" {
+		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+w.Access)...)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
-		b.host.MountReadAhead = diskReadAhead(d.mountpoint)
+		b.host.MountReadAhead = readAheadKiB(d.mountpoint)
 		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
@@ -147,9 +147,9 @@ func (b *bench) playOnce(sc *scene, tokens string, r *way) (err error) {
 	if err := b.python.read(&waits); err != nil {
 		return err
 	}
-	r.waits = append(r.waits, waits...)
-	r.Rounds = append(r.Rounds, sc.typicalWait(waits))
-	if read := diskBytesRead(b.python.cmd.Process.Pid) - before; sc.Cold && r.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
+	w.waits = append(w.waits, waits...)
+	w.Rounds = append(w.Rounds, sc.typicalWait(waits))
+	if read := diskBytesRead(b.python.cmd.Process.Pid) - before; sc.Cold && w.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
 		b.notCold = true
 	}
 	return nil

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskReadAhead returns how far the kernel reads ahead on a file's filesystem, in KiB, or 0 if
+// readAheadKiB returns how far the kernel reads ahead on a file's filesystem, in KiB, or 0 if
 // unknown.
-func diskReadAhead(path string) int {
+func readAheadKiB(path string) int {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
 		return 0

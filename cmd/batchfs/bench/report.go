@@ -51,7 +51,7 @@ func (r *report) advice() string {
 }
 
 func (sc *scene) find(kind, access string) *way {
-	i := slices.IndexFunc(sc.Ways, func(r *way) bool { return r.Kind == kind && r.Access == access })
+	i := slices.IndexFunc(sc.Ways, func(w *way) bool { return w.Kind == kind && w.Access == access })
 	return sc.Ways[i]
 }
 

@@ -86,9 +86,9 @@ func (sc *scene) typicalWait(waits []float64) float64 {
 }
 
 func (sc *scene) summarize() {
-	for _, r := range sc.Ways {
-		r.Wait, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
-		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Ways[0].Wait/r.Wait
+	for _, w := range sc.Ways {
+		w.Wait, w.Low, w.High = quantile(w.Rounds, 0.5), slices.Min(w.Rounds), slices.Max(w.Rounds)
+		w.P99, w.NanoGPT = quantile(w.waits, 0.99), sc.Ways[0].Wait/w.Wait
 	}
 }
 

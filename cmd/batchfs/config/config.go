@@ -59,13 +59,13 @@ func (m Memory) BlocksPortion() int64 { return min(m.PrefetchBytes, m.Budget/2) 
 // DivideBudget divides the budget into portions.
 func (c *Config) DivideBudget() Portions {
 	m := c.Memory
-	s := Portions{Prefetch: min(m.PrefetchBytes, m.Budget/2), OpenTexts: m.Budget / 8, Tables: m.Budget / 8}
-	s.Replies = m.Budget - s.Prefetch - s.OpenTexts - s.Tables
+	p := Portions{Prefetch: min(m.PrefetchBytes, m.Budget/2), OpenTexts: m.Budget / 8, Tables: m.Budget / 8}
+	p.Replies = m.Budget - p.Prefetch - p.OpenTexts - p.Tables
 	if slices.ContainsFunc(c.Splits, (*Split).IsRemote) {
-		s.Blocks = m.BlocksPortion()
-		s.Prefetch -= s.Blocks
+		p.Blocks = m.BlocksPortion()
+		p.Prefetch -= p.Blocks
 	}
-	return s
+	return p
 }
 
 // Store is the table [store].
@@ -287,8 +287,8 @@ func (s *Split) MessagePrefix(keys ...string) string {
 		return strings.Join(append([]string{s.path}, keys[:min(1, len(keys))]...), ": ")
 	}
 	for _, k := range keys {
-		if o, ok := s.keyRefs[k]; ok {
-			return o.String()
+		if ref, ok := s.keyRefs[k]; ok {
+			return ref.String()
 		}
 	}
 	return s.firstMention.String()

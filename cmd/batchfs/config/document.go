@@ -26,16 +26,16 @@ type keyRef struct {
 	key toml.Key
 }
 
-func (o keyRef) child(names ...string) keyRef {
-	return keyRef{o.doc, append(slices.Clone(o.key), names...)}
+func (r keyRef) child(names ...string) keyRef {
+	return keyRef{r.doc, append(slices.Clone(r.key), names...)}
 }
 
 // String returns the location and name of the key, for the beginning of a message.
-func (o keyRef) String() string {
-	if o.doc.name == "" {
-		return "--set " + o.key.String()
+func (r keyRef) String() string {
+	if r.doc.name == "" {
+		return "--set " + r.key.String()
 	}
-	return fmt.Sprintf("%s:%d: %s", o.doc.name, o.doc.line(o.key), o.key)
+	return fmt.Sprintf("%s:%d: %s", r.doc.name, r.doc.line(r.key), r.key)
 }
 
 func parse(name, text string) (*document, error) {

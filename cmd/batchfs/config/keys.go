@@ -285,7 +285,7 @@ var logTable = table{name: "[log]", help: "What is written to standard error, or
 
 // NewAlignedArray returns an array that is aligned with the targets and read from headerless files.
 // It reports whether a configuration could have this name and dtype.
-func NewAlignedArray(name, dtype string) (b AlignedArray, ok bool) {
-	arrayTable.setDefaults(&b)
-	return b, arrayTable.find("name").set(&b, name) && arrayTable.find("dtype").set(&b, dtype)
+func NewAlignedArray(name, dtype string) (a AlignedArray, ok bool) {
+	arrayTable.setDefaults(&a)
+	return a, arrayTable.find("name").set(&a, name) && arrayTable.find("dtype").set(&a, dtype)
 }

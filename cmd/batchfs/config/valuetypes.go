@@ -125,15 +125,15 @@ func shape[C any](field func(*C) *[]int) valueType {
 // such as 64MiB, because it goes into paths.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, formatSize(least), formatSize(most))
-	k := newValueType(field, rule, func(value any) (int64, bool) {
+	t := newValueType(field, rule, func(value any) (int64, bool) {
 		n, ok := value.(int64)
 		if s, isText := value.(string); isText {
 			n, ok = parseSize(s)
 		}
 		return n, ok && (n == 0 || n >= least && n <= most)
 	})
-	k.get = func(c any) any { return formatSize(*field(c.(*C))) }
-	return k
+	t.get = func(c any) any { return formatSize(*field(c.(*C))) }
+	return t
 }
 
 var sizeUnits = []struct {

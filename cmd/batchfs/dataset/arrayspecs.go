@@ -22,8 +22,8 @@ type ArraySpec struct {
 
 // ArraySpecs returns the arrays of all sources of a split, the main array of each source first.
 func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
-	_, parts, _, err := o.resolveArrays(s)
-	return parts, err
+	_, specs, _, err := o.resolveArrays(s)
+	return specs, err
 }
 
 // resolveArrays returns a split completed from vocab.json, its arrays, and what vocab.json says.
@@ -42,7 +42,7 @@ func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, voc
 	if err != nil {
 		return nil, nil, vocabHint{}, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
-	var parts []ArraySpec
+	var specs []ArraySpec
 	for i, from := range files {
 		arrays := slices.Concat([][]string{from.Main}, from.Aligned)
 		if h.Arrays != nil {
@@ -51,12 +51,12 @@ func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, voc
 			}
 		}
 		for n, paths := range arrays {
-			p := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h)}
-			p.Name = p.Options.AlignedArray
-			parts = append(parts, p)
+			spec := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h)}
+			spec.Name = spec.Options.AlignedArray
+			specs = append(specs, spec)
 		}
 	}
-	return s, parts, h, nil
+	return s, specs, h, nil
 }
 
 // cacheOptions returns how to open array n of source i; array 0 is the main one.

@@ -98,33 +98,33 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 // open opens a split. previous holds its sources from before its files changed, or nil. If p is set
 // and previous is nil, the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, parts, h, err := o.resolveArrays(s)
+	s, specs, h, err := o.resolveArrays(s)
 	if err != nil {
 		return nil, err
 	}
 	files := 0
-	for _, part := range parts {
-		files += len(part.Files)
+	for _, spec := range specs {
+		files += len(spec.Files)
 	}
 	if p != nil {
 		p.Total.Add(int64(files))
 	}
 	fingerprint := cache.NewFingerprint(files)
 	var sources [][]*cache.Array
-	for _, part := range parts {
-		if part.Source == len(sources) {
+	for _, spec := range specs {
+		if spec.Source == len(sources) {
 			sources = append(sources, nil)
 		}
-		arrays, opts := sources[part.Source], part.Options
+		arrays, opts := sources[spec.Source], spec.Options
 		opts.Fingerprint = fingerprint
-		if previous != nil && len(arrays) < len(previous[part.Source]) {
-			opts.Previous = previous[part.Source][len(arrays)]
+		if previous != nil && len(arrays) < len(previous[spec.Source]) {
+			opts.Previous = previous[spec.Source][len(arrays)]
 		}
 		if p != nil {
 			opts.CheckNoWriters, opts.Opened = previous == nil, p.countOpened
 		}
-		a, err := cache.Open(part.Files, opts)
-		if part.Name != "" && h.Arrays != nil {
+		a, err := cache.Open(spec.Files, opts)
+		if spec.Name != "" && h.Arrays != nil {
 			if err == nil {
 				err = checkAligned(arrays[0], a)
 			}
@@ -135,7 +135,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 		if err != nil {
 			return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 		}
-		sources[part.Source] = append(arrays, a)
+		sources[spec.Source] = append(arrays, a)
 	}
 	return o.newDataset(s, sources, h, fingerprint.String(), nil)
 }

@@ -185,10 +185,10 @@ func (d *Dataset) Summary() string {
 		aligned += ", array " + b.Name
 	}
 	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
-		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.runShuffleText(), q.Seed, aligned, d.SizeSummary())
+		d.Split.Name, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.shuffleBlockText(), q.Seed, aligned, d.SizeSummary())
 }
 
-func (d *Dataset) runShuffleText() (text string) {
+func (d *Dataset) shuffleBlockText() (text string) {
 	q := d.Sequence
 	if q.ShuffleBlock == 0 {
 		return ""

@@ -11,12 +11,12 @@ import (
 	"batchfs/internal/printable"
 )
 
-// A Found lists the batches of one epoch that hold a token.
-type Found struct {
-	File  jsontext.String `json:"file"`  // token file that holds the token
-	Index int64           `json:"index"` // position of the token in the file
-	Epoch uint64          `json:"epoch"`
-	Finds []occurrence    `json:"finds"`
+// A FoundToken lists the batches of one epoch that hold a token.
+type FoundToken struct {
+	File        jsontext.String `json:"file"`  // token file that holds the token
+	Index       int64           `json:"index"` // position of the token in the file
+	Epoch       uint64          `json:"epoch"`
+	Occurrences []occurrence    `json:"finds"`
 
 	pos   int64 // position of the token in the split
 	split string
@@ -35,7 +35,7 @@ type occurrence struct {
 // Find returns the batches of an epoch that hold the token at pos, counted over all sources, one
 // after the other. It calls progress with the number of rows searched and their total. It returns
 // an error if pos is out of range or ctx is canceled.
-func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*Found, error) {
+func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*FoundToken, error) {
 	if pos < 0 || pos >= d.Len() {
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)
 	}
@@ -45,7 +45,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		source++
 	}
 	at := d.mains[source].Locate(inSource)
-	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []occurrence{}, pos: pos, split: d.Split.Name}
+	f := &FoundToken{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Occurrences: []occurrence{}, pos: pos, split: d.Split.Name}
 	hits, err := d.Sequence.Find(source, inSource, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil
@@ -55,7 +55,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	}
 	for _, hit := range hits {
 		k, rank, j := d.Sequence.BatchOf(hit.Row)
-		f.Finds = append(f.Finds, occurrence{
+		f.Occurrences = append(f.Occurrences, occurrence{
 			Batch: k, Rank: rank, J: j, Row: hit.Row, Index: hit.Index, elements: d.Sequence.NumPyExpressions(j, hit.Index),
 		})
 	}
@@ -66,15 +66,15 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 }
 
 // JSON returns f for programs.
-func (f *Found) JSON() []byte { return indentedJSON(f) }
+func (f *FoundToken) JSON() []byte { return indentedJSON(f) }
 
 // Print writes f for people.
-func (f *Found) Print(out io.Writer) {
+func (f *FoundToken) Print(out io.Writer) {
 	printable.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, f.File, f.pos, f.split, f.Epoch)
-	for _, found := range f.Finds {
+	for _, found := range f.Occurrences {
 		fmt.Fprintf(out, "  batch %d of rank %d: %s, row number %d\n", found.Batch, found.Rank, strings.Join(found.elements, " and "), found.Row)
 	}
-	if len(f.Finds) == 0 {
+	if len(f.Occurrences) == 0 {
 		fmt.Fprintln(out, "  in no batch")
 	}
 }

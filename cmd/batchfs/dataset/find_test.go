@@ -27,7 +27,7 @@ func TestFind(t *testing.T) {
 				f, words := findIn(t, d, pos, epoch)
 				wantWords := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:\n", index, d.Files()[file], pos, d.Split.Name, epoch)
 				var finds []string
-				for _, at := range f.Finds {
+				for _, at := range f.Occurrences {
 					finds = append(finds, fmt.Sprintf(`{"batch":%d,"rank":%d,"j":%d,"row":%d,"index":%d}`, at.Batch, at.Rank, at.J, at.Row, at.Index))
 					wantWords += fmt.Sprintf("  batch %d of rank %d: %s, row number %d\n", at.Batch, at.Rank, placesOf(t, d, at, testfiles.Bytes(t, d.Files()[file], 4*index, 4)), at.Row)
 				}
@@ -48,7 +48,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *Found, words string) {
+func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *FoundToken, words string) {
 	t.Helper()
 	f, err := d.Find(t.Context(), pos, epoch, func(int64, int64) {})
 	must(t, err)

@@ -38,12 +38,12 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 }
 
 // batchRead records that a reader is at batch k and prefetches in the background.
-func (l *blockPrefetcher) batchRead(k uint64) {
-	l.stream.Pass(k)
-	if l.mu.TryLock() { // a lock that is held means that another reader is prefetching
+func (p *blockPrefetcher) batchRead(k uint64) {
+	p.stream.Pass(k)
+	if p.mu.TryLock() { // a lock that is held means that another reader is prefetching
 		go func() {
-			defer l.mu.Unlock()
-			l.prefetchFrom(k)
+			defer p.mu.Unlock()
+			p.prefetchFrom(k)
 		}()
 	}
 }
@@ -52,18 +52,18 @@ func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache
 
 // prefetchFrom requests the blocks of batches from k on, nearest first, until the cache accepts no
 // more. It does nothing if k is far from the last batch read.
-func (l *blockPrefetcher) prefetchFrom(k uint64) {
-	far := k+maxReaderDistance < l.lastRead || k > l.lastRead+maxReaderDistance
-	l.lastRead = k
+func (p *blockPrefetcher) prefetchFrom(k uint64) {
+	far := k+maxReaderDistance < p.lastRead || k > p.lastRead+maxReaderDistance
+	p.lastRead = k
 	if far {
 		return
 	}
-	if l.nextBatch < k || l.nextBatch > k+l.maxBatches+maxReaderDistance {
-		l.nextBatch = k
+	if p.nextBatch < k || p.nextBatch > k+p.maxBatches+maxReaderDistance {
+		p.nextBatch = k
 	}
-	for ; l.nextBatch < k+l.maxBatches; l.nextBatch++ {
-		demand := blocks.Demand{By: &l.stream, Batch: l.nextBatch}
-		room := l.d.Sequence.VisitWindows(l.nextBatch, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Prefetch(w, demand) })
+	for ; p.nextBatch < k+p.maxBatches; p.nextBatch++ {
+		demand := blocks.Demand{By: &p.stream, Batch: p.nextBatch}
+		room := p.d.Sequence.VisitWindows(p.nextBatch, func(source, column int, w array.Window) bool { return p.d.sources[source][column].Prefetch(w, demand) })
 		if !room {
 			return
 		}

@@ -54,16 +54,16 @@ func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	return s.Sequence.Read(dst, k, off)
 }
 
-// ReadOrigin fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
-func (s *Served) ReadOrigin(dst []byte, k uint64, off int64) error {
+// ReadBatchJSON fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
+func (s *Served) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	return s.origins().Read(dst, k, off)
 }
 
 // RowsOf returns the number of rows of batch k that come from a source.
 func (s *Served) RowsOf(source int, k uint64) uint64 { return s.Sequence.RowsOf(source, k) }
 
-// OriginLen returns the size of every batch/<k>.json in bytes.
-func (s *Served) OriginLen() int64 { return s.origins().Len() }
+// BatchJSONLen returns the size of every batch/<k>.json in bytes.
+func (s *Served) BatchJSONLen() int64 { return s.origins().Len() }
 
 // InfoLen returns the size of info.json in bytes.
 func (s *Served) InfoLen() int64 { return s.infoLen() }

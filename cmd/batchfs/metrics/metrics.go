@@ -41,8 +41,8 @@ type responseBuffer struct {
 	header http.Header
 }
 
-func (p *responseBuffer) Header() http.Header { return p.header }
-func (p *responseBuffer) WriteHeader(int)     {}
+func (b *responseBuffer) Header() http.Header { return b.header }
+func (b *responseBuffer) WriteHeader(int)     {}
 
 type collector struct{ *state.Shared }
 
@@ -104,19 +104,19 @@ var mountMetrics = []metric[shared]{
 
 var sequenceMetrics = []metric[sequenceState]{
 	gauge("cursor", "Number of the batch that the next reader of next gets.", sequenceState.Next),
-	counter("batches", "Batches that readers began to read.", func(e sequenceState) uint64 { return e.Begun.Load() }),
-	counter("reads", "Requests that were answered with data of batches.", func(e sequenceState) uint64 { return e.Reads.Load() }),
-	counter("ready_reads", "Requests that were answered from prefetched batches.", func(e sequenceState) uint64 { return e.Prefetched.Load() }),
-	counter("read_bytes", "Bytes of batches that readers received.", func(e sequenceState) uint64 { return e.Bytes.Load() }),
-	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(e sequenceState) float64 { return seconds(e.Waited.Load()) }),
-	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(e sequenceState) float64 { return seconds(e.Gap.Load()) }),
-	counter("returned_numbers", "Batch numbers that failed reads returned to the cursor.", func(e sequenceState) uint64 { return e.NumbersReturned.Load() }),
+	counter("batches", "Batches that readers began to read.", func(s sequenceState) uint64 { return s.Begun.Load() }),
+	counter("reads", "Requests that were answered with data of batches.", func(s sequenceState) uint64 { return s.Reads.Load() }),
+	counter("ready_reads", "Requests that were answered from prefetched batches.", func(s sequenceState) uint64 { return s.Prefetched.Load() }),
+	counter("read_bytes", "Bytes of batches that readers received.", func(s sequenceState) uint64 { return s.Bytes.Load() }),
+	counter("reader_wait_seconds", "Time that readers of next waited, from their second request on.", func(s sequenceState) float64 { return seconds(s.Waited.Load()) }),
+	counter("reader_gap_seconds", "Time that readers of next spent between requests.", func(s sequenceState) float64 { return seconds(s.Gap.Load()) }),
+	counter("returned_numbers", "Batch numbers that failed reads returned to the cursor.", func(s sequenceState) uint64 { return s.NumbersReturned.Load() }),
 	readErrors,
 }
 
 var (
 	sequenceLabels = []string{"split", "settings"}
-	readErrors     = counter("read_errors", "Requests that failed.", func(e sequenceState) uint64 { return e.Errors.Load() })
+	readErrors     = counter("read_errors", "Requests that failed.", func(s sequenceState) uint64 { return s.Errors.Load() })
 	buildInfo      = describe("build_info", "Version of batchfs that serves the mount.", "version")
 	splitInfo      = describe("split_info", "Fingerprint of the tokens of a split.", "split", "fingerprint")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
@@ -199,9 +199,9 @@ func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i in
 	return prometheus.MustNewConstHistogram(desc, total, sum, below, labels...)
 }
 
-// SequenceStats identifies an open sequence: a split, or a settings directory that the kernel
+// OpenSequence identifies an open sequence: a split, or a settings directory that the kernel
 // knows.
-type SequenceStats struct {
+type OpenSequence struct {
 	*state.SequenceState
 	Number          int // index in state.Shared.Sequences
 	Split, Settings string
@@ -209,7 +209,7 @@ type SequenceStats struct {
 
 // OpenSequences returns the open sequences. It skips repeated names, which can occur because
 // another process may add and remove sequences at the same time.
-func OpenSequences(shared *state.Shared) (open []SequenceStats) {
+func OpenSequences(shared *state.Shared) (open []OpenSequence) {
 	seen := map[string]bool{}
 	for n := range shared.SequencesUsed() {
 		e := &shared.Sequences[n+1]
@@ -219,7 +219,7 @@ func OpenSequences(shared *state.Shared) (open []SequenceStats) {
 			continue
 		}
 		seen[name] = true
-		open = append(open, SequenceStats{e, n + 1, split, settings})
+		open = append(open, OpenSequence{e, n + 1, split, settings})
 	}
 	return open
 }

@@ -245,24 +245,24 @@ func (c *corpus) stride() float64 {
 // host needs in all. The directory keeps the blocks that were needed first.
 func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	step = math.MaxUint64
-	for _, t := range n.misses {
-		if t.step == t.firstNeed {
-			if needed += t.bytes; needed > float64(limit) {
-				step = min(step, t.step)
+	for _, m := range n.misses {
+		if m.step == m.firstNeed {
+			if needed += m.bytes; needed > float64(limit) {
+				step = min(step, m.step)
 			}
 		}
 	}
 	return step, needed
 }
 
-// fetches calls visit for each miss whose block comes from the store, given a cache directory of
+// visitFetches calls visit for each miss whose block comes from the store, given a cache directory of
 // limit bytes. Blocks in the directory take no memory, which then holds others for longer.
-func (n *blockCounts) fetches(limit int64, visit func(t memoryMiss)) {
+func (n *blockCounts) visitFetches(limit int64, visit func(m memoryMiss)) {
 	full, needed := n.fullAt(limit)
 	held := n.stepsInMemory / max(1-float64(limit)/needed, 1e-9)
-	for _, t := range n.misses {
-		if t.step == t.firstNeed || t.firstNeed >= full && float64(t.gap) > held {
-			visit(t)
+	for _, m := range n.misses {
+		if m.step == m.firstNeed || m.firstNeed >= full && float64(m.gap) > held {
+			visit(m)
 		}
 	}
 }

@@ -91,122 +91,122 @@ type resourceLimits struct{ bandwidth, requests float64 }
 // timelinePoints is the number of points per epoch, if it has enough steps.
 const timelinePoints = 10
 
-func (o *options) newEstimate(c *corpus, n *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
+func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
 	q := c.sequence
 	seconds := o.step.Seconds()
-	needs := &Estimate{
-		Bytes: n.corpusBytes, Blocks: n.corpusBlocks, BlockBytes: c.blockOptions.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
+	e := &Estimate{
+		Bytes: counted.corpusBytes, Blocks: counted.corpusBlocks, BlockBytes: c.blockOptions.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
 		BatchSize: q.BatchSize, BlockSize: int(c.stride()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
 		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
-		BatchBlocks: n.blocksPerBatch, StepBlocks: n.blocksPerStep, CacheBytes: c.blockOptions.Limit,
+		BatchBlocks: counted.blocksPerBatch, StepBlocks: counted.blocksPerStep, CacheBytes: c.blockOptions.Limit,
 	}
-	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.stride())
-	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranksPerHost) / seconds
+	e.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.stride())
+	e.ReadRate = float64(e.BatchBytes) * float64(c.ranksPerHost) / seconds
 	for i, s := range c.sources {
 		rows, period := q.Weight(i)
 		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Weight: float64(rows) / float64(period)}
 		source.Epochs = float64(steps) * c.rowsPerStep(i) / float64(s.windows)
-		needs.Tokens += source.Tokens
-		needs.Sources = append(needs.Sources, source)
+		e.Tokens += source.Tokens
+		e.Sources = append(e.Sources, source)
 		for _, a := range s.arrays {
-			needs.Objects += len(a.Files())
+			e.Objects += len(a.Files())
 		}
 	}
-	needs.estimateTraffic(n)
-	needs.estimateCaches(n)
-	needs.estimateOpening(c, n, o.latency.Seconds(), limits)
+	e.estimateTraffic(counted)
+	e.estimateCaches(counted)
+	e.estimateOpening(c, counted, o.latency.Seconds(), limits)
 
 	hosts := float64(c.hosts)
-	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
-	needs.Fetched = hosts * needs.HostFetched
-	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
-	needs.addVerdicts(c, o.latency.Seconds(), limits)
-	return needs
+	e.Requests = hosts * (e.HostRequests + float64(e.MountRequests))
+	e.Fetched = hosts * e.HostFetched
+	e.Price = e.Requests/1000*o.getPrice + e.Fetched/1e9*o.gbPrice
+	e.addVerdicts(c, o.latency.Seconds(), limits)
+	return e
 }
 
-func (n *Estimate) estimateTraffic(counted *blockCounts) {
-	bins := min(timelinePoints, n.EpochSteps)
-	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
-	counted.fetches(n.CacheBytes, func(t memoryMiss) {
-		bin := &timeline[t.step*bins/n.EpochSteps]
-		bin.Bytes += t.bytes
-		bin.Requests += t.blocks
-		if t.step < n.Steps {
-			n.HostFetched += t.bytes
-			n.HostRequests += t.blocks
+func (e *Estimate) estimateTraffic(counted *blockCounts) {
+	bins := min(timelinePoints, e.EpochSteps)
+	timeline := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
+	counted.visitFetches(e.CacheBytes, func(m memoryMiss) {
+		bin := &timeline[m.step*bins/e.EpochSteps]
+		bin.Bytes += m.bytes
+		bin.Requests += m.blocks
+		if m.step < e.Steps {
+			e.HostFetched += m.bytes
+			e.HostRequests += m.blocks
 		}
 	})
-	binSeconds := float64(n.EpochSteps) * n.StepSeconds / float64(bins)
+	binSeconds := float64(e.EpochSteps) * e.StepSeconds / float64(bins)
 	for i, bin := range timeline {
-		traffic, count := &n.FirstEpoch, float64(bins)
+		traffic, count := &e.FirstEpoch, float64(bins)
 		if uint64(i) >= bins {
-			traffic, count = &n.LaterEpochs, float64(len(timeline))-float64(bins)
+			traffic, count = &e.LaterEpochs, float64(len(timeline))-float64(bins)
 		}
 		traffic.Bytes += bin.Bytes / binSeconds / count
 		traffic.Requests += bin.Requests / binSeconds / count
 		traffic.PeakBytes, traffic.PeakRequests = max(traffic.PeakBytes, bin.Bytes/binSeconds), max(traffic.PeakRequests, bin.Requests/binSeconds)
-		n.Timeline = append(n.Timeline, TimelinePoint{uint64(i+1) * n.EpochSteps / bins, bin.Bytes / binSeconds})
+		e.Timeline = append(e.Timeline, TimelinePoint{uint64(i+1) * e.EpochSteps / bins, bin.Bytes / binSeconds})
 	}
 	// All caches are empty at first.
-	most := counted.newBlocksPerStep / n.StepSeconds
-	n.FirstEpoch.PeakBytes, n.FirstEpoch.PeakRequests = max(n.FirstEpoch.PeakBytes, most*counted.blockBytes()), max(n.FirstEpoch.PeakRequests, most)
-	if n.Steps > counted.steps { // the rest of the run is like the later epochs
-		rest := float64(n.Steps-counted.steps) * n.StepSeconds
-		n.HostFetched += n.LaterEpochs.Bytes * rest
-		n.HostRequests += n.LaterEpochs.Requests * rest
+	most := counted.newBlocksPerStep / e.StepSeconds
+	e.FirstEpoch.PeakBytes, e.FirstEpoch.PeakRequests = max(e.FirstEpoch.PeakBytes, most*counted.blockBytes()), max(e.FirstEpoch.PeakRequests, most)
+	if e.Steps > counted.steps { // the rest of the run is like the later epochs
+		rest := float64(e.Steps-counted.steps) * e.StepSeconds
+		e.HostFetched += e.LaterEpochs.Bytes * rest
+		e.HostRequests += e.LaterEpochs.Requests * rest
 	}
 }
 
-func (n *Estimate) estimateCaches(counted *blockCounts) {
+func (e *Estimate) estimateCaches(counted *blockCounts) {
 	neededAgain := 0.0
-	for _, t := range counted.misses {
-		if t.step == t.firstNeed && t.step < n.Steps {
-			n.WorkingSetBytes += t.bytes
+	for _, m := range counted.misses {
+		if m.step == m.firstNeed && m.step < e.Steps {
+			e.WorkingSetBytes += m.bytes
 		}
-		if t.step >= n.EpochSteps {
-			neededAgain += t.blocks
+		if m.step >= e.EpochSteps {
+			neededAgain += m.blocks
 		}
 	}
 	for _, fraction := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
-		cache, missed := Cache{Bytes: fraction * n.WorkingSetBytes}, 0.0
-		counted.fetches(int64(math.Ceil(cache.Bytes)), func(t memoryMiss) {
-			if t.step >= n.EpochSteps {
-				missed += t.blocks
+		cache, missed := Cache{Bytes: fraction * e.WorkingSetBytes}, 0.0
+		counted.visitFetches(int64(math.Ceil(cache.Bytes)), func(m memoryMiss) {
+			if m.step >= e.EpochSteps {
+				missed += m.blocks
 			}
 		})
 		if neededAgain > 0 {
 			cache.Hits = 1 - missed/neededAgain
 		}
-		n.Caches = append(n.Caches, cache)
+		e.Caches = append(e.Caches, cache)
 	}
 }
 
-func (n *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency float64, limits resourceLimits) {
+func (e *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency float64, limits resourceLimits) {
 	// A list request returns a thousand objects. Objects are opened 32 at a time. Each takes
 	// requests to check it and its index, and to read its first bytes and then samples.
-	samples := max(2, 64/max(n.Objects, 1))
-	n.MountRequests = cmp.Or(c.openRequests, (n.Objects+999)/1000+n.Objects*(2+samples))
-	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency
-	n.FleetMountSeconds = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
+	samples := max(2, 64/max(e.Objects, 1))
+	e.MountRequests = cmp.Or(c.openRequests, (e.Objects+999)/1000+e.Objects*(2+samples))
+	e.MountSeconds = 4 * math.Ceil(float64(e.Objects)/32) * latency
+	e.FleetMountSeconds = max(e.MountSeconds, float64(c.hosts)*float64(e.MountRequests)/limits.requests)
 	rounds := math.Ceil(float64(counted.firstStepBlocks) / float64(c.blockOptions.MaxPrefetches()))
-	n.FirstBatchSeconds = max(rounds*latency, float64(counted.firstStepBlocks)*counted.blockBytes()/limits.bandwidth)
+	e.FirstBatchSeconds = max(rounds*latency, float64(counted.firstStepBlocks)*counted.blockBytes()/limits.bandwidth)
 }
 
 // addVerdicts adds a verdict on each limit.
-func (n *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits) {
+func (e *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits) {
 	add := func(ok bool, text, help string) {
 		if !ok {
 			text += ": " + help
 		}
-		n.Verdicts = append(n.Verdicts, Verdict{ok, text})
+		e.Verdicts = append(e.Verdicts, Verdict{ok, text})
 	}
-	peak, most := max(n.FirstEpoch.PeakBytes, n.LaterEpochs.PeakBytes), max(n.FirstEpoch.PeakRequests, n.LaterEpochs.PeakRequests)
-	nearer, keep, fill := n.advice(c)
-	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
+	peak, most := max(e.FirstEpoch.PeakBytes, e.LaterEpochs.PeakBytes), max(e.FirstEpoch.PeakRequests, e.LaterEpochs.PeakRequests)
+	nearer, keep, fill := e.advice(c)
+	used := e.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // the same tokens are in x and y
 	}
-	waste := n.FirstEpoch.Bytes / used
+	waste := e.FirstEpoch.Bytes / used
 	add(waste <= 2, fmt.Sprintf("the store sends %s bytes for each byte that trainers read", formatCount(waste)), "few rows of a batch are in the same block: "+nearer)
 	if !math.IsInf(limits.bandwidth, 1) {
 		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", formatBytes(peak), formatBytes(limits.bandwidth)),
@@ -214,37 +214,37 @@ func (n *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 	}
 	total := most * float64(c.hosts)
 	add(total <= limits.requests, fmt.Sprintf("all hosts together send up to %s requests a second, and --requests is %s", formatCount(total), formatCount(limits.requests)),
-		fmt.Sprintf("set store.block_bytes above %d, spread the objects over more prefixes, or %s", n.BlockBytes, nearer))
+		fmt.Sprintf("set store.block_bytes above %d, spread the objects over more prefixes, or %s", e.BlockBytes, nearer))
 	mounting := fmt.Sprintf("if all hosts mount at once, as after a reboot, they send %s requests, which takes %s with --requests %s",
-		formatCount(float64(n.MountRequests)*float64(c.hosts)), formatDuration(n.FleetMountSeconds), formatCount(limits.requests))
-	add(n.FleetMountSeconds <= n.MountSeconds+60, mounting,
-		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(n.MountSeconds)))
+		formatCount(float64(e.MountRequests)*float64(c.hosts)), formatDuration(e.FleetMountSeconds), formatCount(limits.requests))
+	add(e.FleetMountSeconds <= e.MountSeconds+60, mounting,
+		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(e.MountSeconds)))
 	// By Little's law, this many requests are in flight.
 	inFlight, limit := most*latency, float64(c.blockOptions.MaxPrefetches())
-	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(inFlight))*n.BlockBytes*2)
+	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(inFlight))*e.BlockBytes*2)
 	if inFlight > 32 {
 		help = fmt.Sprintf("at most 32 can be in flight, so trainers will wait for the store; %s, or %s", fill, nearer)
 	}
 	add(inFlight <= limit, fmt.Sprintf("up to %s blocks are in flight, and the limit is %s", formatCount(inFlight), formatCount(limit)), help)
-	if fits := float64(n.CacheBytes) >= n.WorkingSetBytes; fits || n.Epochs > 1 {
-		room := min(float64(n.CacheBytes)/max(n.WorkingSetBytes, 1), 1)
-		add(fits, fmt.Sprintf("the block cache holds %s of the %s that a host needs", formatPercent(room), formatBytes(n.WorkingSetBytes)), keep)
+	if fits := float64(e.CacheBytes) >= e.WorkingSetBytes; fits || e.Epochs > 1 {
+		room := min(float64(e.CacheBytes)/max(e.WorkingSetBytes, 1), 1)
+		add(fits, fmt.Sprintf("the block cache holds %s of the %s that a host needs", formatPercent(room), formatBytes(e.WorkingSetBytes)), keep)
 	}
-	if float64(n.MountRequests) > n.HostRequests {
-		add(false, fmt.Sprintf("a host sends more requests to open objects, %d, than to read them", n.MountRequests), "put more tokens in each object")
+	if float64(e.MountRequests) > e.HostRequests {
+		add(false, fmt.Sprintf("a host sends more requests to open objects, %d, than to read them", e.MountRequests), "put more tokens in each object")
 	}
 }
 
 // advice returns three suggestions: to fetch fewer blocks for each batch (nearer), to cache all
 // that a host needs (keep), and to fetch it before the run (fill).
-func (n *Estimate) advice(c *corpus) (nearer, keep, fill string) {
+func (e *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	nearer = `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
-	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.WorkingSetBytes))
+	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(e.WorkingSetBytes))
 	if c.sequence.ShuffleBlock == 0 {
 		return nearer, keep, "fill store.cache_dir before the run (batchfs cache fill)"
 	}
 	nearer = "set a smaller batch.shuffle_block"
-	if float64(n.CacheBytes) < n.WorkingSetBytes {
+	if float64(e.CacheBytes) < e.WorkingSetBytes {
 		nearer = keep
 	}
 	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
@@ -252,4 +252,4 @@ func (n *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	return nearer, keep, fill
 }
 
-func formatBytes(bytes float64) string { return terminal.Size(int64(bytes)) }
+func formatBytes(bytes float64) string { return terminal.FormatBytes(int64(bytes)) }

@@ -13,37 +13,37 @@ import (
 	"batchfs/internal/printable"
 )
 
-func (n *Estimate) print(out io.Writer) {
+func (e *Estimate) print(out io.Writer) {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(n.Tokens)), terminal.Size(n.Bytes), formatCount(float64(n.Objects)),
-		formatCount(float64(n.Blocks)), terminal.Size(n.BlockBytes))
-	fmt.Fprintf(&text, "%d hosts with %d GPUs each, %d rows of %d tokens per GPU and step, order %s: %s tokens per step of %s\n", n.Hosts, n.GPUs, n.BatchSize,
-		n.BlockSize, n.Order, formatCount(float64(n.StepTokens)), formatDuration(n.StepSeconds))
-	fmt.Fprintf(&text, "a run of %s steps: epochs %s, time %s\n\n", formatCount(float64(n.Steps)), formatCount(n.Epochs), formatDuration(n.RunSeconds))
+	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(e.Tokens)), terminal.FormatBytes(e.Bytes), formatCount(float64(e.Objects)),
+		formatCount(float64(e.Blocks)), terminal.FormatBytes(e.BlockBytes))
+	fmt.Fprintf(&text, "%d hosts with %d GPUs each, %d rows of %d tokens per GPU and step, order %s: %s tokens per step of %s\n", e.Hosts, e.GPUs, e.BatchSize,
+		e.BlockSize, e.Order, formatCount(float64(e.StepTokens)), formatDuration(e.StepSeconds))
+	fmt.Fprintf(&text, "a run of %s steps: epochs %s, time %s\n\n", formatCount(float64(e.Steps)), formatCount(e.Epochs), formatDuration(e.RunSeconds))
 
-	n.printRates(&text)
-	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", formatDuration(n.MountSeconds),
-		formatDuration(n.FleetMountSeconds), formatDuration(n.FirstBatchSeconds))
-	if len(n.Sources) > 1 {
+	e.printRates(&text)
+	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", formatDuration(e.MountSeconds),
+		formatDuration(e.FleetMountSeconds), formatDuration(e.FirstBatchSeconds))
+	if len(e.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-		most := slices.MaxFunc(n.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
-		for _, s := range n.Sources {
+		most := slices.MaxFunc(e.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
+		for _, s := range e.Sources {
 			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), formatCount(float64(s.Tokens)), formatPercent(s.Weight), terminal.Bar(s.Epochs, most), formatCount(s.Epochs))
 		}
 		w.Flush()
 	}
 	fmt.Fprintln(&text, "\nBytes a second from the store to a host, up to each step")
-	most := slices.MaxFunc(n.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.ByteRate, b.ByteRate) }).ByteRate
-	for _, m := range n.Timeline[:min(2*timelinePoints, len(n.Timeline))] {
-		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(m.Step)), terminal.Bar(m.ByteRate, most), formatBytes(m.ByteRate))
+	most := slices.MaxFunc(e.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.ByteRate, b.ByteRate) }).ByteRate
+	for _, p := range e.Timeline[:min(2*timelinePoints, len(e.Timeline))] {
+		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(p.Step)), terminal.Bar(p.ByteRate, most), formatBytes(p.ByteRate))
 	}
 	fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
-	for _, c := range n.Caches {
+	for _, c := range e.Caches {
 		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
-	for _, v := range n.Verdicts {
+	for _, v := range e.Verdicts {
 		word := "ok:    "
 		if !v.OK {
 			word = "not ok:"
@@ -53,39 +53,39 @@ func (n *Estimate) print(out io.Writer) {
 	io.WriteString(out, printable.Text(text.String()))
 }
 
-func (n *Estimate) printRates(out io.Writer) {
+func (e *Estimate) printRates(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
-	hosts := float64(n.Hosts)
+	hosts := float64(e.Hosts)
 	line := func(name string, value float64, words func(float64) string) {
 		fmt.Fprintf(w, "%-38s\t%s\t%s\t\n", name, words(value), words(value*hosts))
 	}
 	fmt.Fprintf(w, "%-38s\ta host\tall hosts\t\n", "")
-	line("tokens a second", float64(n.StepTokens)/hosts/n.StepSeconds, formatCount)
-	line("bytes a second that trainers read", n.ReadRate, formatBytes)
-	line("blocks per step", n.StepBlocks, formatCount)
+	line("tokens a second", float64(e.StepTokens)/hosts/e.StepSeconds, formatCount)
+	line("bytes a second that trainers read", e.ReadRate, formatBytes)
+	line("blocks per step", e.StepBlocks, formatCount)
 	epoch := func(name string, traffic Traffic) {
 		line(name+": bytes a second, mean", traffic.Bytes, formatBytes)
 		line(name+": bytes a second, peak", traffic.PeakBytes, formatBytes)
 		line(name+": requests a second, mean", traffic.Requests, formatCount)
 		line(name+": requests a second, peak", traffic.PeakRequests, formatCount)
 	}
-	epoch("first epoch", n.FirstEpoch)
-	epoch("later epochs", n.LaterEpochs)
-	line("the run: bytes", n.HostFetched, formatBytes)
-	line("the run: requests", n.Requests/hosts, formatCount)
-	line("the run: price", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
-	line("each mount: requests", float64(n.MountRequests), formatCount)
-	line("block cache to hold all a host needs", n.WorkingSetBytes, formatBytes)
+	epoch("first epoch", e.FirstEpoch)
+	epoch("later epochs", e.LaterEpochs)
+	line("the run: bytes", e.HostFetched, formatBytes)
+	line("the run: requests", e.Requests/hosts, formatCount)
+	line("the run: price", e.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
+	line("each mount: requests", float64(e.MountRequests), formatCount)
+	line("block cache to hold all a host needs", e.WorkingSetBytes, formatBytes)
 }
 
-func (n *Estimate) charts() []chart.Chart {
+func (e *Estimate) charts() []chart.Chart {
 	var rate, hits chart.Line
-	for _, m := range n.Timeline {
-		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.ByteRate/1e6)
+	for _, p := range e.Timeline {
+		rate.X, rate.Y = append(rate.X, float64(p.Step)), append(rate.Y, p.ByteRate/1e6)
 	}
 	hits.X, hits.Y = []float64{0}, []float64{0}
-	for _, c := range n.Caches {
+	for _, c := range e.Caches {
 		hits.X, hits.Y = append(hits.X, c.Bytes/1e9), append(hits.Y, 100*c.Hits)
 	}
 	return []chart.Chart{

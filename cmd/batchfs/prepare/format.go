@@ -35,14 +35,14 @@ var outputFormats = map[string]outputFormat{
 	"headerless": {extension: ".bin", endsFile: indexName},
 	"llm.c":      {extension: ".bin", endsFile: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
 	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyHeader},
-	"megatron":   {extension: ".bin", endsFile: megatronEndsName, finish: megatronIndex},
-	"datatrove":  {extension: ".ds", endsFile: indexName, finish: datatroveMetadata},
+	"megatron":   {extension: ".bin", endsFile: megatronEndsName, finish: writeMegatronIndex},
+	"datatrove":  {extension: ".ds", endsFile: indexName, finish: writeDatatroveMetadata},
 }
 
-// megatronEndsName names the temporary file from which megatronIndex writes the index.
+// megatronEndsName names the temporary file from which writeMegatronIndex writes the index.
 func megatronEndsName(name string) string { return "." + name + ".ends" }
 
-func megatronIndex(dir *os.Root, name string, s shardInfo) error {
+func writeMegatronIndex(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, tokenfile.MegatronIndexOf(name), func(w *bufio.Writer) error {
 		return tokenfile.WriteMegatronIndex(w, s.width, s.documents, func(visit func(start, end uint64) error) error {
 			return eachDocument(dir, megatronEndsName(name), visit)
@@ -75,7 +75,7 @@ func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error
 
 func indexName(name string) string { return name + tokenfile.IndexSuffix }
 
-func datatroveMetadata(dir *os.Root, name string, s shardInfo) error {
+func writeDatatroveMetadata(dir *os.Root, name string, s shardInfo) error {
 	return create(dir, name+tokenfile.MetadataSuffix, func(w *bufio.Writer) error {
 		_, err := w.WriteString(tokenfile.DatatroveMetadata(s.tokenizer, s.width, s.tokens))
 		return err

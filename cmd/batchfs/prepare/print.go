@@ -45,7 +45,7 @@ func (o *options) warnMissingEOT(inputs []*input, c *encodeOptions) {
 func (o *options) printContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {
 		all := totalSize(inputs)
-		o.printLine("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))
+		o.printLine("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.FormatBytes(all))
 	}
 }
 
@@ -61,14 +61,14 @@ func (o *options) newProgress(what string, inputs []*input, from position) *prog
 		all = -1
 	}
 	p := &progress{Progress: terminal.NewProgress(o.stderr, what, all, terminal.Bytes)}
-	p.upTo(from)
+	p.advanceTo(from)
 	if !terminal.Is(o.stderr) {
-		p.Lines(o.stdout)
+		p.WriteLines(o.stdout)
 	}
 	return p
 }
 
-func (p *progress) upTo(pos position) {
+func (p *progress) advanceTo(pos position) {
 	p.Add(int(pos.Read - p.done))
 	p.done = pos.Read
 }

@@ -226,7 +226,7 @@ func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encod
 			}
 			due = due || completed
 		}
-		progress.upTo(ch.end)
+		progress.advanceTo(ch.end)
 		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
 		if !due {
 			return nil
@@ -261,7 +261,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	r.inVal, r.cut = counting.inVal, counting.Cut
 	err := pipeline(ctx, r, position{}, counting.encodeChunks, func(ch *chunk) error {
 		tokens += int64(len(ch.encoded[0].tokens) / counting.width)
-		progress.upTo(ch.end)
+		progress.advanceTo(ch.end)
 		return nil
 	})
 	if err != nil {

@@ -35,9 +35,9 @@ type Report struct {
 	Bytes   int64    `json:"bytes"`         // bytes of all arrays
 	Resumed int64    `json:"bytes_resumed"` // bytes that an interrupted check has read
 	// All duplicated runs of at least CommonRun tokens are found.
-	CommonRun int64     `json:"common_run"`
-	Compared  bool      `json:"vocabulary_known"` // whether a vocabulary size is known
-	Problems  []Problem `json:"problems"`
+	CommonRun       int64     `json:"common_run"`
+	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
+	Problems        []Problem `json:"problems"`
 
 	// Repeated is the fraction of each split's elements that also occur earlier in the split, or in
 	// a split before it.
@@ -52,7 +52,7 @@ const (
 	Duplicate  = "duplicate"  // two files have the same content
 	Overlap    = "overlap"    // a run of tokens occurs twice
 	Documents  = "documents"  // the ends of documents do not increase
-	Unmounted  = "split"      // mount rejects the split for another reason
+	Rejected   = "split"      // mount rejects the split for another reason
 )
 
 // rejectedByMount has the kinds for which mount rejects a split too.
@@ -87,7 +87,7 @@ type splitArray struct {
 	files []*checkedFile
 }
 
-func (p *splitArray) main() bool { return p.Name == "" }
+func (a *splitArray) main() bool { return a.Name == "" }
 
 type check struct {
 	report      Report
@@ -122,7 +122,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 				continue
 			}
 			if _, err := opener.OpenSplit(s); err != nil {
-				c.addProblem(Problem{Kind: Unmounted, Split: s.Name}, "%v", err)
+				c.addProblem(Problem{Kind: Rejected, Split: s.Name}, "%v", err)
 			}
 		}
 	}
@@ -144,12 +144,12 @@ func (c *check) open(openers []*dataset.Opener) error {
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
 			c.report.Splits = append(c.report.Splits, s.Name)
-			parts, err := opener.ArraySpecs(s)
+			specs, err := opener.ArraySpecs(s)
 			if err != nil {
 				return err
 			}
-			for _, described := range parts {
-				c.openArray(&splitArray{ArraySpec: described, split: s.Name})
+			for _, spec := range specs {
+				c.openArray(&splitArray{ArraySpec: spec, split: s.Name})
 			}
 		}
 	}
@@ -157,13 +157,13 @@ func (c *check) open(openers []*dataset.Opener) error {
 	return nil
 }
 
-func (c *check) openArray(p *splitArray) {
-	c.arrays = append(c.arrays, p)
-	o := p.Options
+func (c *check) openArray(s *splitArray) {
+	c.arrays = append(c.arrays, s)
+	o := s.Options
 	o.Access, o.VocabSize = localfile.Pread, 0 // tokens are compared with the vocabulary later
-	for _, path := range p.Files {
-		f := &checkedFile{splitArray: p, path: path}
-		p.files, c.files = append(p.files, f), append(c.files, f)
+	for _, path := range s.Files {
+		f := &checkedFile{splitArray: s, path: path}
+		s.files, c.files = append(s.files, f), append(c.files, f)
 		a, err := cache.Open([]string{path}, o)
 		if err != nil {
 			f.failed = true
@@ -172,9 +172,9 @@ func (c *check) openArray(p *splitArray) {
 		}
 		f.array, f.numbers, f.offset = a, numbersOf(a), c.numbers
 		c.report.Bytes += a.Bytes()
-		if p.main() {
+		if s.main() {
 			c.report.Tokens += a.Len()
-			c.report.Compared = c.report.Compared || p.Options.VocabSize > 0 && isTokens(a)
+			c.report.VocabularyKnown = c.report.VocabularyKnown || s.Options.VocabSize > 0 && isTokens(a)
 			c.numbers += f.numbers
 		}
 	}
@@ -228,13 +228,13 @@ func (c *check) countRepeated() {
 // Print writes r for people.
 func (r *Report) Print(out io.Writer) {
 	files, tokens := terminal.Plural(int64(r.Files), "file", "files"), terminal.Plural(r.Tokens, "token", "tokens")
-	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
+	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.FormatBytes(r.Bytes))
 	result := "no problems"
 	if !r.OK {
 		result = terminal.Plural(int64(len(r.Problems)), "problem", "problems")
 	}
 	fmt.Fprintf(out, ": %s\nsearched for duplicated runs of %d or more tokens\n", result, r.CommonRun)
-	if !r.Compared {
+	if !r.VocabularyKnown {
 		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}
 	for _, split := range r.Splits {

@@ -81,7 +81,7 @@ func problemLines(r *Report) string {
 func TestCheckOfGoodFiles(t *testing.T) {
 	writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
 	r := checkAll(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n[splits.val]\ntokens = 'val.bin'\n")
-	if !r.OK || r.Tokens != 9000 || r.Bytes != 18000 || r.Files != 3 || !r.Compared {
+	if !r.OK || r.Tokens != 9000 || r.Bytes != 18000 || r.Files != 3 || !r.VocabularyKnown {
 		t.Errorf("%+v", r)
 	}
 }
@@ -176,7 +176,7 @@ func TestCheckOfRows(t *testing.T) {
 	copy(all["b.bin"][80:3920], all["a.bin"][160:])
 	saveTokens(t, "b.bin", all["b.bin"])
 	r := checkAll(t, "[batch]\nbatch_size = 2\nlayout = 'rows'\ntoken_dtype = 'float32'\nshape = [4]\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
-	if got, want := problemLines(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
+	if got, want := problemLines(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.VocabularyKnown {
 		t.Errorf("%swant %s%+v", got, want, r)
 	}
 }

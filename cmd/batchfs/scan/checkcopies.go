@@ -78,16 +78,16 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	files := c.mainFiles()
 	var starts []int64
-	var prints []runHash
+	var hashes []runHash
 	for _, f := range files {
 		starts = append(starts, f.offset)
 		for _, r := range f.results {
 			for b := r.RunHashes; len(b) >= 16; b = b[16:] {
-				prints = append(prints, runHash{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
+				hashes = append(hashes, runHash{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
 			}
 		}
 	}
-	for _, run := range duplicateRuns(prints, c.window, starts) {
+	for _, run := range duplicateRuns(hashes, c.window, starts) {
 		a, b := files[streamIndex(starts, run.a)], files[streamIndex(starts, run.b)]
 		if a != b && same[a] == same[b] && run.a-a.offset == run.b-b.offset {
 			continue
@@ -126,9 +126,9 @@ func extendRun(run duplicateRun, a, b *checkedFile, w int64) duplicateRun {
 		}
 		run = duplicateRun{run.a - n, run.b - n, run.n + n}
 	}
-	enda, endb := run.a+run.n, run.b+run.n
-	if n := min(w, a.offset+a.numbers-enda, b.offset+b.numbers-endb); n > 0 {
-		x, y := numbers(a, enda, n), numbers(b, endb, n)
+	endA, endB := run.a+run.n, run.b+run.n
+	if n := min(w, a.offset+a.numbers-endA, b.offset+b.numbers-endB); n > 0 {
+		x, y := numbers(a, endA, n), numbers(b, endB, n)
 		for n = 0; int(n) < min(len(x), len(y)) && x[n] == y[n]; n++ {
 		}
 		run.n += n

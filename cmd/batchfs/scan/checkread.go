@@ -152,7 +152,7 @@ func (c *check) record(r result) {
 func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}
-	sum, d, prints := sha256.New(), decoder{dtype: f.array.DType()}, []runHash(nil)
+	sum, d, hashes := sha256.New(), decoder{dtype: f.array.DType()}, []runHash(nil)
 	var winnower *winnower
 	readEnd := s.to
 	if f.splitArray.main() {
@@ -168,21 +168,21 @@ func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.P
 			return nil
 		}
 		list := d.decode(raw)
-		prints = winnower.add(list, prints)
+		hashes = winnower.add(list, hashes)
 		r.Zeros = trailingZeros(list, r.Zeros)
 		if vocab > 0 && isTokens(f.array) {
-			r.countBeyond(list, at, vocab, f.array.DType())
+			r.countOutOfVocabulary(list, at, vocab, f.array.DType())
 		}
 		return nil
 	})
 	if r.err == nil && readEnd > s.to {
 		r.err = read(ctx, f.array, s.to, readEnd, func(_ int64, raw []byte) error {
-			prints = winnower.add(d.decode(raw), prints)
+			hashes = winnower.add(d.decode(raw), hashes)
 			return nil
 		})
 	}
 	r.Sum = sum.Sum(nil)
-	for _, p := range prints {
+	for _, p := range hashes {
 		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, p.Hash)
 		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, uint64(p.At))
 	}

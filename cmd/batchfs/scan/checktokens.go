@@ -22,8 +22,8 @@ func trailingZeros(list []uint64, before int64) int64 {
 	return before + int64(len(list))
 }
 
-// countBeyond counts the tokens that are not below vocab. list begins at index at of the file.
-func (r *result) countBeyond(list []uint64, at int64, vocab uint64, dtype array.DType) {
+// countOutOfVocabulary counts the tokens that are not below vocab. list begins at index at of the file.
+func (r *result) countOutOfVocabulary(list []uint64, at int64, vocab uint64, dtype array.DType) {
 	for i, v := range list {
 		if v < vocab {
 			continue

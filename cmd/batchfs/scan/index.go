@@ -69,9 +69,9 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	if err := cmp.Or(w.Flush(), tmp.Sync()); err != nil {
 		return index, err
 	}
-	there, err := fileSum(index.Path)
+	existing, err := fileSum(index.Path)
 	switch {
-	case err == nil && bytes.Equal(there, sum.Sum(nil)):
+	case err == nil && bytes.Equal(existing, sum.Sum(nil)):
 		return index, nil
 	case err == nil && !force:
 		return index, fmt.Errorf("%s exists and has other ends of documents; use --force to replace it", index.Path)

@@ -259,10 +259,10 @@ func (s *Survey) Print(out io.Writer) {
 }
 
 func (f *File) print(out io.Writer) {
-	printable.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.Size(f.Bytes))
+	printable.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.FormatBytes(f.Bytes))
 	sample := ""
 	if f.Read < f.Bytes {
-		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.Size(f.Read), 100*float64(f.Read)/float64(f.Bytes))
+		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.FormatBytes(f.Read), 100*float64(f.Read)/float64(f.Bytes))
 	}
 	number := "number"
 	if f.Tokens > 0 {

@@ -51,8 +51,8 @@ func newWinnower(w, first int64) *winnower {
 	return z
 }
 
-// add appends the fingerprints that it picks to prints.
-func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
+// add appends the fingerprints that it picks to hashes.
+func (z *winnower) add(numbers []uint64, hashes []runHash) []runHash {
 	sum, n, last, mask := z.hash, z.added, z.recent, int64(len(z.recent)-1)
 	for _, v := range numbers {
 		v++
@@ -61,15 +61,15 @@ func (z *winnower) add(numbers []uint64, prints []runHash) []runHash {
 		n++
 		// Runs of a single repeated number are ignored, because they are no evidence of a copy.
 		if hash := (sum ^ sum>>32) * hashBase; hash <= z.maxHash && n >= z.w && sum != v*z.hashOfOnes {
-			prints = z.consider(runHash{hash, z.start + n - z.w}, prints)
+			hashes = z.consider(runHash{hash, z.start + n - z.w}, hashes)
 		}
 	}
 	z.hash, z.added = sum, n
-	return z.advance(z.start+n-z.w+1, prints)
+	return z.advance(z.start+n-z.w+1, hashes)
 }
 
-func (z *winnower) consider(run runHash, prints []runHash) []runHash {
-	prints = z.advance(run.At, prints)
+func (z *winnower) consider(run runHash, hashes []runHash) []runHash {
+	hashes = z.advance(run.At, hashes)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
 	}
@@ -82,25 +82,25 @@ func (z *winnower) consider(run runHash, prints []runHash) []runHash {
 		z.queue = z.queue[:n-1]
 	}
 	z.queue = append(z.queue, run)
-	return z.pick(prints)
+	return z.pick(hashes)
 }
 
 // advance removes candidates more than w runs before position at, and picks the best of the rest.
-func (z *winnower) advance(at int64, prints []runHash) []runHash {
+func (z *winnower) advance(at int64, hashes []runHash) []runHash {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
-		prints = z.pick(prints)
+		hashes = z.pick(hashes)
 	}
-	return prints
+	return hashes
 }
 
-// pick appends the first candidate to prints, unless it is already the last one picked.
-func (z *winnower) pick(prints []runHash) []runHash {
+// pick appends the first candidate to hashes, unless it is already the last one picked.
+func (z *winnower) pick(hashes []runHash) []runHash {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At
-		prints = append(prints, z.queue[0])
+		hashes = append(hashes, z.queue[0])
 	}
-	return prints
+	return hashes
 }
 
 // A duplicateRun is a run of n numbers that occurs twice: at positions a and b.
@@ -117,12 +117,12 @@ func streamIndex(starts []int64, at int64) int {
 }
 
 // duplicateRuns returns the duplicated runs that fingerprints of w numbers reveal, sorted by a,
-// then b. starts has the position at which each stream begins, ascending. It sorts prints.
-func duplicateRuns(prints []runHash, w int64, starts []int64) (runs []duplicateRun) {
-	slices.SortFunc(prints, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
+// then b. starts has the position at which each stream begins, ascending. It sorts hashes.
+func duplicateRuns(hashes []runHash, w int64, starts []int64) (runs []duplicateRun) {
+	slices.SortFunc(hashes, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
 	var pairs []duplicateRun
-	for i := 1; i < len(prints); i++ {
-		x, y := prints[i-1], prints[i]
+	for i := 1; i < len(hashes); i++ {
+		x, y := hashes[i-1], hashes[i]
 		// Runs that overlap each other are periodic numbers, not a copy.
 		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamIndex(starts, x.At) != streamIndex(starts, y.At)) {
 			pairs = append(pairs, duplicateRun{x.At, y.At, w})

@@ -22,15 +22,15 @@ func Is(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// JSON writes v as indented JSON.
-func JSON(out io.Writer, v any) error {
+// WriteJSON writes v as indented JSON.
+func WriteJSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// Size formats a number of bytes for people, in powers of 1000.
-func Size(n int64) string {
+// FormatBytes formats a number of bytes for people, in powers of 1000.
+func FormatBytes(n int64) string {
 	const units = "kMGTPE"
 	if n < 1000 {
 		return fmt.Sprintf("%d bytes", n)
@@ -89,9 +89,9 @@ func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 	return p
 }
 
-// Lines also writes the progress to out as lines of text, for a log. The unit must be bytes. It
+// WriteLines also writes the progress to out as lines of text, for a log. The unit must be bytes. It
 // writes the first line after a second, and then at growing intervals of up to a minute.
-func (p *Progress) Lines(out io.Writer) {
+func (p *Progress) WriteLines(out io.Writer) {
 	p.lines.Go(func() {
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 			select {
@@ -101,9 +101,9 @@ func (p *Progress) Lines(out io.Writer) {
 			}
 			done, total := p.done.Load(), p.total.Load()
 			if total > 0 {
-				fmt.Fprintf(out, "%s: %d%% of %s\n", p.bar.State().Description, 100*min(done, total)/total, Size(total))
+				fmt.Fprintf(out, "%s: %d%% of %s\n", p.bar.State().Description, 100*min(done, total)/total, FormatBytes(total))
 			} else {
-				fmt.Fprintf(out, "%s: %s\n", p.bar.State().Description, Size(done))
+				fmt.Fprintf(out, "%s: %s\n", p.bar.State().Description, FormatBytes(done))
 			}
 		}
 	})

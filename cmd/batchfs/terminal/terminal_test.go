@@ -24,7 +24,7 @@ func TestProgressInLines(t *testing.T) {
 		r, w := io.Pipe()
 		p := NewProgress(io.Discard, "working", total, Bytes)
 		p.Add(600)
-		p.Lines(w)
+		p.WriteLines(w)
 		if line, err := bufio.NewReader(r).ReadString('\n'); line != want {
 			t.Errorf("%q, %v, want %q", line, err, want)
 		}

@@ -168,7 +168,7 @@ func (w *watchedMount) state() string {
 	return "serving"
 }
 
-func sequenceStatsOf(shared *state.Shared, open metrics.SequenceStats, readers []*Reader) *SequenceStats {
+func sequenceStatsOf(shared *state.Shared, open metrics.OpenSequence, readers []*Reader) *SequenceStats {
 	s := &SequenceStats{
 		Name: strings.TrimSuffix(open.Split+"/"+open.Settings, "/"), Cursor: open.Next(), Batches: open.Begun.Load(), Bytes: open.Bytes.Load(),
 		Reads: open.Reads.Load(), Ready: open.Prefetched.Load(), Errors: open.Errors.Load(), LastError: open.LastError(), Readers: readers,

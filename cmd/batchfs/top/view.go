@@ -85,13 +85,13 @@ func (m *Mount) storeLines() []line {
 	for _, s := range m.Sequences {
 		served += s.Bytes
 	}
-	text := fmt.Sprintf("  store: fetched %s, %s of the bytes served; %s of block reads hit the cache", terminal.Size(m.Fetched),
+	text := fmt.Sprintf("  store: fetched %s, %s of the bytes served; %s of block reads hit the cache", terminal.FormatBytes(m.Fetched),
 		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.CacheHits), float64(m.CacheHits+m.CacheWaits))))
 	if m.CacheLimit == 0 {
 		return []line{{text: text}}
 	}
 	cached := fmt.Sprintf("  cache: %s of the %s needed is cached; %s of %s used", percent(fraction(float64(m.CacheStored), float64(m.CacheNeeded))),
-		terminal.Size(m.CacheNeeded), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
+		terminal.FormatBytes(m.CacheNeeded), terminal.FormatBytes(m.CacheUsed), terminal.FormatBytes(m.CacheLimit))
 	uncached := false
 	for _, reason := range []struct {
 		blocks int64

@@ -73,7 +73,7 @@ type merger struct {
 	merges [maxScanned]uint64 // merge of each token and the next one; noMerge for the last
 }
 
-func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
+func (m *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	if token, ok := t.wholePieces[string(piece)]; ok {
 		return append(tokens, token)
 	}
@@ -82,27 +82,27 @@ func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		return appendLong(tokens, t, piece)
 	}
 	for i, b := range piece {
-		w.tokens[i] = t.byteTokens[b]
+		m.tokens[i] = t.byteTokens[b]
 	}
 	for i := range n - 1 {
-		w.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
+		m.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
 	}
-	w.merges[n-1] = noMerge
+	m.merges[n-1] = noMerge
 	for {
-		first := slices.Min(w.merges[:n]) // faster than finding the index, which needs a branch
+		first := slices.Min(m.merges[:n]) // faster than finding the index, which needs a branch
 		if first == noMerge {
-			return append(tokens, w.tokens[:n]...)
+			return append(tokens, m.tokens[:n]...)
 		}
-		i := slices.Index(w.merges[:n], first)
-		w.tokens[i] = uint32(first)
-		copy(w.tokens[i+1:], w.tokens[i+2:n])
-		copy(w.merges[i:], w.merges[i+1:n])
+		i := slices.Index(m.merges[:n], first)
+		m.tokens[i] = uint32(first)
+		copy(m.tokens[i+1:], m.tokens[i+2:n])
+		copy(m.merges[i:], m.merges[i+1:n])
 		n--
 		if i < n-1 {
-			w.merges[i] = t.merges.find(w.tokens[i], w.tokens[i+1])
+			m.merges[i] = t.merges.find(m.tokens[i], m.tokens[i+1])
 		}
 		if i > 0 {
-			w.merges[i-1] = t.merges.find(w.tokens[i-1], w.tokens[i])
+			m.merges[i-1] = t.merges.find(m.tokens[i-1], m.tokens[i])
 		}
 	}
 }

@@ -34,11 +34,11 @@ type pieceTokens struct {
 func (e *pieceTokens) matches(low, high uint64) bool { return (e.keyLow^low)|(e.keyHigh^high)<<4 == 0 }
 
 func newPieceCache() pieceCache {
-	k := pieceCache{sets: make([][2]pieceTokens, 1<<setBits), overflow: map[string][]uint32{}}
+	c := pieceCache{sets: make([][2]pieceTokens, 1<<setBits), overflow: map[string][]uint32{}}
 	// With pages of 4 KiB, most lookups would miss the TLB. An error does not matter.
-	sets := reflect.ValueOf(k.sets)
+	sets := reflect.ValueOf(c.sets)
 	syscall.Syscall(syscall.SYS_MADVISE, sets.Pointer(), uintptr(sets.Len())*sets.Type().Elem().Size(), syscall.MADV_HUGEPAGE)
-	return k
+	return c
 }
 
 // shortMasks[n] selects the bytes of a piece of n bytes.
@@ -63,7 +63,7 @@ func shortKey(text []byte, i, end int) (low, high uint64) {
 	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
 }
 
-func (k *pieceCache) setIndex(low, high uint64) int {
+func (c *pieceCache) setIndex(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
 	return int((over ^ under) >> (64 - setBits))
 }
@@ -77,7 +77,7 @@ type lookup struct {
 // startLookups prepares the lookups of the pieces from text[i] on, and reads one word of each set,
 // so that the processor waits for many reads at a time. A loop that also compared would wait for
 // one after the other.
-func (k *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
+func (c *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
 	for j, end := range ends {
 		l := &lookups[j]
@@ -85,16 +85,16 @@ func (k *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []i
 			*l = lookup{keyHigh: 1} // matches no piece
 		} else {
 			l.keyLow, l.keyHigh = shortKey(text, i, end)
-			l.set = k.setIndex(l.keyLow, l.keyHigh)
-			read ^= k.sets[l.set][0].keyLow
+			l.set = c.setIndex(l.keyLow, l.keyHigh)
+			read ^= c.sets[l.set][0].keyLow
 		}
 		i = end
 	}
-	k.sink = read
+	c.sink = read
 }
 
-func (k *pieceCache) find(l *lookup) *pieceTokens {
-	set := &k.sets[l.set]
+func (c *pieceCache) find(l *lookup) *pieceTokens {
+	set := &c.sets[l.set]
 	way := 0
 	if set[1].matches(l.keyLow, l.keyHigh) { // a conditional move instead of a branch
 		way = 1
@@ -105,18 +105,18 @@ func (k *pieceCache) find(l *lookup) *pieceTokens {
 	return nil
 }
 
-func (k *pieceCache) add(piece []byte, tokens []uint32) {
+func (c *pieceCache) add(piece []byte, tokens []uint32) {
 	if len(piece) <= shortBytes {
 		low, high := shortKey(piece, 0, len(piece))
-		set := &k.sets[k.setIndex(low, high)]
+		set := &c.sets[c.setIndex(low, high)]
 		set[1] = set[0]
 		set[0] = pieceTokens{keyLow: low, keyHigh: high | uint64(min(len(tokens), inlineTokens+1))<<60}
 		copy(set[0].tokens[:], tokens)
 	}
 	if len(piece) <= maxScanned && (len(piece) > shortBytes || len(tokens) > inlineTokens) {
-		if len(k.overflow) == maxOverflow {
-			clear(k.overflow)
+		if len(c.overflow) == maxOverflow {
+			clear(c.overflow)
 		}
-		k.overflow[string(piece)] = slices.Clone(tokens)
+		c.overflow[string(piece)] = slices.Clone(tokens)
 	}
 }

@@ -42,13 +42,13 @@ type expression struct {
 }
 
 // pieceEnds fills ends with the ends of the pieces from text[i] on, and returns their number.
-func (x expression) pieceEnds(text []byte, i int, ends []int) int {
-	if x.fastEnds != nil {
-		return x.fastEnds(text, i, ends)
+func (e expression) pieceEnds(text []byte, i int, ends []int) int {
+	if e.fastEnds != nil {
+		return e.fastEnds(text, i, ends)
 	}
 	n := 0
 	for ; n < len(ends) && i < len(text); n++ {
-		i = x.next(text, i)
+		i = e.next(text, i)
 		ends[n] = i
 	}
 	return n
