@@ -111,6 +111,7 @@ fetched.`
 	return cmd
 }
 
+// fillCache fetches the blocks of the named splits, or of all splits, each with the settings.
 func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 	paths := cmd.Flags().Args()
 	if len(paths) == 0 {

@@ -97,8 +97,8 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 	return writeBatches(out, f, s.Metadata(), s.Read, from, count)
 }
 
-// writeBatches writes count batches, as one .npy file if f covers several batches, or else one
-// after the other. read works like sampler.Sequence.Read.
+// writeBatches writes count batches: as one .npy file if f.Batches is set, or else one after the
+// other. read works like sampler.Sequence.Read.
 func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
 	_, size := f.ByteRange() // bytes of each batch
 	n := int64(count) * size

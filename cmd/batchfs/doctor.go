@@ -74,7 +74,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 // A doctor checks a machine and prints its findings.
 type doctor struct {
 	out      io.Writer
-	timeout  time.Duration // limit of one check; a dead disk must not hold up the others
+	timeout  time.Duration // limit for each check, so that a dead disk does not hold up the others
 	root     string        // root of the file system: "/" except in tests
 	config   *config.Config
 	problems int
@@ -148,7 +148,7 @@ func (d *doctor) check(what string, examine func() (string, error)) (ok bool) {
 	return d.checkWithin(onDisk, what, examine)
 }
 
-// Hints for files that do not answer.
+// Hints for storage that does not respond.
 const (
 	onDisk  = "the disk or file server seems to be stuck; dmesg may say why"
 	inStore = "the store or the network seems to be down; check store.endpoint"
@@ -266,8 +266,8 @@ func (d *doctor) mountedSplits() {
 	}
 }
 
-// describeAccess describes how reads under access = "remap" went, and recommends a faster setting
-// if there is one. It does not touch the mount.
+// describeAccess says how many reads under access = "remap" fell back to pread, and recommends a
+// faster setting if they are many. It does not touch the mount.
 func describeAccess(m *mount.Mounted) (string, error) {
 	shared, err := m.State()
 	if err != nil {
@@ -285,8 +285,8 @@ func describeRemaps(mapped, busy int64) string {
 	return words
 }
 
-// remapAdvice returns a faster setting if many reads fell back to pread because another read had
-// the file mapped, or else an empty string.
+// remapAdvice returns a faster setting if more than a tenth of the reads fell back to pread because
+// another read had the file mapped, or else an empty string.
 func remapAdvice(mapped, busy int64) string {
 	if busy > mapped/9 {
 		return `memory.access = "pread"`
@@ -345,8 +345,8 @@ func diagnose(m *mount.Mounted) (string, error) {
 	return detail, nil
 }
 
-// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor,
-// which must be alive.
+// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor. The
+// supervisor must be alive.
 func checkRunning(m *mount.Mounted) error {
 	if !m.IsStopped() {
 		return nil
@@ -354,14 +354,14 @@ func checkRunning(m *mount.Mounted) error {
 	return fmt.Errorf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 }
 
-// stuckSplits returns an error unless waiting is empty. waiting maps sequences to how long they
-// have waited for their token files.
+// stuckSplits returns an error unless waiting is empty. That map holds how long each sequence has
+// been waiting for its token files.
 func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	if len(waiting) == 0 {
 		return nil
 	}
 	hints := map[string]string{}
-	splits, _ := splitsOf(m) // another user may not read them
+	splits, _ := splitsOf(m) // without splits, as for another user, there are no hints
 	for _, s := range splits {
 		hints[s.Name] = storageHint(s)
 	}
@@ -385,7 +385,7 @@ func describeTokens(s *config.Split, o *dataset.Opener) (string, error) {
 	return opened.SizeSummary(), nil
 }
 
-// withPermissionFix adds the fix to a permission error.
+// withPermissionFix adds to a permission error how to fix it.
 func withPermissionFix(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
@@ -425,8 +425,8 @@ func (d *doctor) memory() (string, error) {
 	return fmt.Sprintf("%d MiB are free, and batchfs uses at most %d MiB", have>>20, need>>20), nil
 }
 
-// available returns the memory that is left to this process, in bytes: that of the machine, or less
-// if a control group limits it.
+// available returns how much memory this process can still use, in bytes: what the machine has
+// free, or less if a control group limits it.
 func (d *doctor) available() int64 {
 	size := int64(math.MaxInt64)
 	if n, ok := d.readNumber("proc/meminfo", "MemAvailable:"); ok {

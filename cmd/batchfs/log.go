@@ -32,8 +32,8 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
 
-// maxValueLen limits a value, in bytes, so that a line fits into maxLine. Only stack traces are
-// longer, and their beginning says most.
+// maxValueLen limits each value, in bytes, so that a line fits into maxLine. Only stack traces are
+// longer, and they begin with what matters most.
 const maxValueLen = 3 << 10
 
 // escapeAttr truncates long values, and escapes what slog does not escape in JSON: control
@@ -47,9 +47,9 @@ func escapeAttr(_ []string, a slog.Attr) slog.Attr {
 	return slog.String(a.Key, escaped)
 }
 
-// A lineWriter writes lines to a file that may block, such as a full pipe, because no reader of a
-// mount should wait for its log. Write returns once the line is written, so that a crash does not
-// lose it. But while the file blocks, up to maxQueued lines wait, and further lines are dropped. A
+// A lineWriter writes lines to a file that may block, such as a full pipe, without making the
+// readers of a mount wait for its log. Write returns once the line is written, so that a crash does
+// not lose it. While the file blocks, up to maxQueued lines wait, and further lines are dropped. A
 // lineWriter is safe for concurrent use.
 type lineWriter struct {
 	out     io.Writer
@@ -64,8 +64,8 @@ type queuedLine struct {
 
 const (
 	maxQueued    = 64                     // lines
-	maxLine      = 4096                   // bytes; atomic in a pipe (PIPE_BUF)
-	writeTimeout = 100 * time.Millisecond // how long Write waits before the file counts as stalled
+	maxLine      = 4096                   // bytes that a pipe takes atomically (PIPE_BUF)
+	writeTimeout = 100 * time.Millisecond // wait after which Write considers the file stalled
 	flushTimeout = time.Second
 )
 
@@ -122,7 +122,7 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printWithTimeout prints an error like main does, but does not hang if standard error blocks.
+// printWithTimeout prints an error as main does, but does not hang if standard error blocks.
 func printWithTimeout(err error) error {
 	if err == nil {
 		return nil
@@ -145,8 +145,8 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log for mount -d. The default depends on the
-// mountpoint, such as ~/.local/state/batchfs/mnt-batches.log.
+// backgroundLog returns the absolute path of the log for mount -d. The default is derived from the
+// mountpoint, as in ~/.local/state/batchfs/mnt-batches.log; its directory is created.
 func backgroundLog(path, mountpoint string) (string, error) {
 	if path != "" {
 		return filepath.Abs(path)

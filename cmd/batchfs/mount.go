@@ -19,7 +19,7 @@ import (
 	"batchfs/fs/mount"
 )
 
-// mountFlags holds the flags of mount, which the hidden command open takes too.
+// mountFlags holds the flags of mount, which are also those of the hidden command open.
 type mountFlags struct {
 	config.Flags
 	background      bool
@@ -212,8 +212,8 @@ func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 	return daemon.Process.Release()
 }
 
-// startSupervisor starts the hidden command supervise, which writes serving to ready once batches
-// can be read, or else an error.
+// startSupervisor starts the hidden command supervise. That command writes serving to the pipe once
+// batches can be read, or else an error message.
 func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {

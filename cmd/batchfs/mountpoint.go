@@ -33,7 +33,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		}
 		return checkMountpoint(c, logFile) // another mount may be underneath
 	}
-	if mounted != nil { // it may be stuck, so don't touch it
+	if mounted != nil { // do not touch it, because it may be stuck
 		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
 	}
 	info, err := os.Stat(abs)

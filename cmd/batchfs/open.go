@@ -129,6 +129,7 @@ func openCommand() *cobra.Command {
 	return cmd
 }
 
+// open reads the configuration, opens and checks all splits, and returns the last message.
 func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
 	raw, err := f.Read()
 	if err != nil {
@@ -189,7 +190,7 @@ func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, e
 			return nil, fmt.Errorf("splits.%s: cannot read a batch: %w", s.Split.Name, err)
 		}
 	}
-	o.Remote.Flush() // lets the worker find the blocks that this process fetched
+	o.Remote.Flush() // so that the worker finds the blocks that were fetched here
 	return splits, nil
 }
 

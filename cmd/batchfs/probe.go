@@ -50,7 +50,7 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 		return "", err
 	}
 	defer output.Close()
-	// The user of the mount may not have access to the path of the program.
+	// The mount's user might have no access to the path of the program.
 	cmd := exec.Command("/proc/self/exe", "probe", split.Name)
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
@@ -93,6 +93,7 @@ func probeCommand() *cobra.Command {
 	}
 }
 
+// probe runs in the child process of probeSplit. file holds the encoded snapshot.
 func probe(file *os.File, split string) (string, error) {
 	snapshot, err := dataset.ReadSnapshot(file)
 	if err != nil {

@@ -30,8 +30,8 @@ import (
 const serving = "serving"
 
 // superviseCommand returns the hidden command that mount -d starts in the background. It inherits
-// these descriptors: 3, a pipe for serving or an error; 4, the snapshot; and with --handed-over 5,
-// the FUSE connection.
+// descriptor 3, a pipe for serving or an error; 4, the snapshot; and, with --handed-over, 5, the
+// FUSE connection.
 func superviseCommand() *cobra.Command {
 	var handedOver bool
 	cmd := &cobra.Command{
@@ -71,8 +71,9 @@ func superviseCommand() *cobra.Command {
 	return cmd
 }
 
-// runSupervisor mounts, unless connection is from a process that did, and supervises workers until
-// the mount ends. It calls ready once batches can be read. file holds the encoded snapshot.
+// runSupervisor mounts, unless another process did and handed over connection, and supervises
+// workers until the mount ends. It calls ready once batches can be read. file holds the encoded
+// snapshot.
 func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive whoever reads its output, and output to a terminal must not stop it
 	// (stty tostop).
@@ -119,7 +120,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 				go serveMetrics(listener, shared, log)
 			}
 			ready()
-			debug.FreeOSMemory() // return memory used only at the start
+			debug.FreeOSMemory() // returns memory that only the start needed
 		},
 		Restarted: func(pid int) {
 			if err := program.useProgramOf(pid); err != nil {
@@ -140,8 +141,8 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 
 // An executable is the program that workers run.
 type executable struct {
-	path string   // program for a restart
-	file *os.File // program for replacing a dead worker, even if path has changed
+	path string   // path of the program for restarts
+	file *os.File // program for replacing dead workers, even if path has changed since
 }
 
 func openExecutable() (*executable, error) {
@@ -182,15 +183,15 @@ func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveMetrics runs in the supervisor, because that outlives workers.
+// serveMetrics serves metrics over HTTP. It runs in the supervisor, which outlives workers.
 func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
 	web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
-// signals returns channels of signals to restart and to stop. SIGHUP means restart, or stop if this
-// process has lost its terminal.
+// signals returns a channel of signals to restart and one of signals to stop. SIGHUP means restart,
+// or stop if this process has lost its terminal.
 func signals() (restart, stop chan os.Signal) {
 	restart, stop = make(chan os.Signal, 1), make(chan os.Signal, 2)
 	hangups := make(chan os.Signal, 1)

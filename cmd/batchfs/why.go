@@ -62,8 +62,9 @@ func tryRead(path string) error {
 	return errors.Unwrap(err)
 }
 
-// recordedReason returns the error that status.json has for a path below the mount's root: why a
-// name in it does not exist, or else the last error of its sequence. It is empty if there is none.
+// recordedReason returns what status.json says about a path below the mount's root: why a name in
+// the path does not exist, or else the last error of its sequence. It returns an empty string if
+// there is neither.
 func recordedReason(m *mount.Mounted, below string) (why string) {
 	var status struct {
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
@@ -88,7 +89,7 @@ func recordedReason(m *mount.Mounted, below string) (why string) {
 }
 
 // siblingNames lists the names in the deepest existing directory of a path. They explain a failed
-// lookup that the kernel answered from its cache, so that status.json lacks it.
+// lookup that status.json does not record because the kernel answered it from its cache.
 func siblingNames(path string) string {
 	var names []string
 	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

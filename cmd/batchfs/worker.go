@@ -18,7 +18,7 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// panicked tells the supervisor to replace this worker, because a request panicked.
+// panicked is the exit status of a worker in which a request panicked. The supervisor replaces it.
 const panicked exitStatus = 3
 
 func workerCommand() *cobra.Command {
@@ -46,21 +46,22 @@ func workerCommand() *cobra.Command {
 			}
 		},
 	}
-	// The supervisor may be of another version and pass other flags. Ignore them: if the versions
-	// do not fit, a later error explains it better.
+	// Ignore unknown flags, because the supervisor may be of another version. If the versions are
+	// incompatible, a later error explains that better.
 	cmd.FParseErrWhitelist.UnknownFlags = true
 	cmd.Flags().BoolVar(&isRestart, "reload", false, "read the configuration again")
 	return cmd
 }
 
+// serve serves the mount until it ends or another worker takes over.
 func serve(w *supervise.Worker, isRestart bool) (err error) {
 	defer func() {
-		// The supervisor would take Go's own exit status for a lack of memory.
+		// The supervisor would mistake Go's exit status after a panic, 2, for a lack of memory.
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	// The kernel named this process after the number of a descriptor.
+	// The kernel may have named this process after a descriptor in /proc/self/fd.
 	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0)
 	snapshot, err := readSnapshot(w, isRestart)
 	if err != nil {
@@ -100,8 +101,8 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	})
 }
 
-// readSnapshot returns the supervisor's snapshot. With reload, it takes a new snapshot of the
-// configuration and the files, and gives that to the supervisor.
+// readSnapshot returns the supervisor's snapshot. If isRestart is true, it reads the configuration
+// again, and gives the supervisor the resulting snapshot.
 func readSnapshot(w *supervise.Worker, isRestart bool) (*dataset.Snapshot, error) {
 	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
 	if err != nil || !isRestart {
@@ -150,7 +151,7 @@ func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Batches, erro
 	return s.wrap(s.Served.LatestFor(k, cancel))
 }
 
-// wrap returns the sequence of served, which is s itself if served has not changed.
+// wrap returns the sequence of served, or s itself if served has not changed.
 func (s *sequence) wrap(served *dataset.Served, err error) (fs.Batches, error) {
 	if served == s.Served {
 		return s, err

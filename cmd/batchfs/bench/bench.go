@@ -1,6 +1,6 @@
 // Package bench implements `batchfs bench`, which measures how long a trainer waits for a batch and
-// how much memory that takes, with a mount and with loaders in the trainer's own process. They take
-// turns in one run, because only ratios are meaningful.
+// how much memory that takes, with a mount and with loaders in the trainer's own process. Mount and
+// loaders take turns in one run, because only ratios are meaningful.
 package bench
 
 import (
@@ -30,7 +30,7 @@ type options struct {
 
 	batches int
 
-	rounds, steps int // limits of each scene, for tests; 0 means its own
+	rounds, steps int // limits for tests; 0 keeps those of each scene
 	bytes         int64
 }
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmUp reads a file into the kernel's page cache, after posix_fadvise with advice.
+// warmUp gives posix_fadvise advice, and reads a file into the kernel's page cache.
 func warmUp(path string, advice int) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -23,15 +23,15 @@ type memoryRun struct {
 	Name         string        `json:"name"`
 	function     string        // function in memory.py
 	sets         []string      // settings of the mount; nil: read the token file itself
-	startsCached bool          // whether the page cache has the whole file at first, or none of it
-	measureAfter []int         // numbers of batches
+	startsCached bool          // whether the page cache has all of the file at first, not none
+	measureAfter []int         // numbers of batches after which memory is measured
 	Measurements []measurement `json:"samples"`
 }
 
 // A measurement is the memory in use after a number of batches.
 type measurement struct {
 	Batches   int   `json:"batches"`
-	PageCache int64 `json:"page_cache"` // bytes of the token file
+	PageCache int64 `json:"page_cache"` // bytes of the token file in the page cache
 	Trainer   usage `json:"trainer"`
 	Daemon    usage `json:"daemon,omitzero"`
 }
@@ -84,8 +84,8 @@ func (r memoryRun) line(name string, bytes func(measurement) int64) (line chart.
 	return line
 }
 
-// memoryLines returns lines of resident memory, of the processes that read tokens and of their
-// trainers, and lines of the page cache for runs that started without the file.
+// memoryLines returns the resident memory of the processes that read tokens and of their trainers,
+// and the page cache of the runs that started without the file in it.
 func memoryLines(runs []memoryRun) (resident, cache []chart.Line) {
 	trainer := func(m measurement) int64 { return m.Trainer.Resident }
 	for _, r := range runs {
@@ -130,8 +130,8 @@ func (o *options) measureMemory(s *stage, tokens string, r *memoryRun) (err erro
 		return err
 	}
 	if r.startsCached {
-		// Random batches read page by page. Read-ahead would create large folios, and some kernels
-		// map a whole folio on one page fault.
+		// Read page by page, as random batches do. Read-ahead would create large folios, and some
+		// kernels map a whole folio on one page fault.
 		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
 			return err
 		}

@@ -72,8 +72,8 @@ func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
 	return r, nil
 }
 
-// prepareFiles sets the token files: the given one or a new one for warm scenes, and a large one
-// for cold scenes.
+// prepareFiles sets the token files. Warm scenes read the given file or a new one, and cold scenes
+// a large one.
 func (b *bench) prepareFiles(o *options) (err error) {
 	if b.warmFile, err = b.tokenFile(o.tokens, o.bytes); err != nil {
 		return err
@@ -122,8 +122,8 @@ func (b *bench) play(sc *scene) error {
 	return nil
 }
 
-// playOnce plays one way once. A mount lives only as long as one play, because a process that maps
-// pages of a cold file would keep them in the page cache.
+// playOnce measures one way once, with a new mount. If a mount lived on, pages of a cold file that
+// it maps would stay in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
 	c := trainerCommand{Kind: w.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
 	if w.Access != "" {
@@ -137,7 +137,7 @@ func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
 	if !sc.Cold {
-		c.Untimed = min(24, sc.maxSteps) // fills the processor caches, as in a long run
+		c.Untimed = min(24, sc.maxSteps) // enough to fill the processor's caches, as in a long run
 	} else if err := dropPages(tokens); err != nil {
 		return err
 	}

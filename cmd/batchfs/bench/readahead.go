@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readAheadKiB returns how far the kernel reads ahead on a file's filesystem, in KiB, or 0 if
+// readAheadKiB returns how far the kernel reads ahead for a file's file system, in KiB, or 0 if
 // unknown.
 func readAheadKiB(path string) int {
 	var st unix.Stat_t

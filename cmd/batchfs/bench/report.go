@@ -20,7 +20,7 @@ const rootReadAhead = 1024
 
 // advice returns a sentence that says how a trainer with a default mount could wait less.
 func (r *report) advice() string {
-	const minSpeedup = 1.25 // smaller ones may be noise
+	const minSpeedup = 1.25 // smaller speedups may be noise
 	busy, training := r.Scenes[0], r.Scenes[1]
 	bin, keptOpen, reopened := training.find("batches_bin", "remap"), training.find("next_kept", "remap"), training.find("next_opened", "remap")
 	var change []string

@@ -8,7 +8,7 @@ import (
 
 const batchSize, blockSize = 12, 1024
 
-// A scene is a workload under which ways of getting batches are compared.
+// A scene is a workload for which ways of getting batches are compared.
 type scene struct {
 	Name    string        `json:"name"`
 	Batch   int           `json:"batch_size"`
@@ -17,8 +17,8 @@ type scene struct {
 	Cold    bool          `json:"cold"`       // whether runs start with a cold page cache
 	Ways    []*way        `json:"rows"`
 
-	rounds     int
-	maxSteps   int
+	rounds     int // runs of each way
+	maxSteps   int // batches in a run
 	maxSeconds float64
 }
 
@@ -31,8 +31,8 @@ type way struct {
 	Wait    float64   `json:"figure"` // median of the rounds
 	Low     float64   `json:"low"`
 	High    float64   `json:"high"`
-	P99     float64   `json:"p99"` // 99th percentile of all waits
-	NanoGPT float64   `json:"nanogpt_over_this"`
+	P99     float64   `json:"p99"`               // 99th percentile of all waits
+	NanoGPT float64   `json:"nanogpt_over_this"` // wait of nanoGPT divided by Wait
 
 	waits []float64 // every wait of all rounds
 }

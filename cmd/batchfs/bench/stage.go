@@ -100,7 +100,7 @@ type daemon struct {
 	stopped    bool
 }
 
-// mount starts this program to serve a token file. sets are arguments of --set, such as
+// mount starts a daemon that serves a token file. sets are arguments of --set, such as
 // "memory.access=pread".
 func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	mountpoint, err := os.MkdirTemp(s.dir, "mnt-")
@@ -116,7 +116,7 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		args = append(args, "--set", set)
 	}
 	d := &daemon{mountpoint: mountpoint, cmd: exec.Command(program, append(args, "--", mountpoint)...)}
-	d.cmd.Dir = s.dir // a directory without config.toml
+	d.cmd.Dir = s.dir // has no config.toml
 	// The daemon gets its own process group, so that Ctrl-C ends only the bench, which then
 	// unmounts. If the bench is killed, a signal makes the daemon unmount.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -149,7 +149,7 @@ func (d *daemon) stop() error {
 		return nil
 	}
 	d.stopped = true
-	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // ordinary users rely on the signal
+	unix.Unmount(d.mountpoint, unix.MNT_DETACH) // ordinary users need the signal instead
 	d.cmd.Process.Signal(syscall.SIGTERM)
 	if err := d.cmd.Wait(); err != nil {
 		return fmt.Errorf("the mount at %s: %w: %s", d.mountpoint, err, strings.TrimSpace(d.stderr.String()))

@@ -24,7 +24,7 @@ type trainerCommand struct {
 	Untimed int     `json:"lead"`
 	Steps   int     `json:"steps"`
 	Seconds float64 `json:"seconds"`
-	Compute float64 `json:"compute"` // seconds before each batch
+	Compute float64 `json:"compute"` // seconds of simulated work before each batch
 }
 
 // A trainer is a Python process that reads batches (bench.py, memory.py) or encodes texts
@@ -36,13 +36,13 @@ type trainer struct {
 	stderr strings.Builder
 }
 
-// startTrainer starts a trainer. Canceling the context kills it.
+// startTrainer starts a trainer. Canceling the stage's context kills it.
 func (s *stage) startTrainer(python, script string, args ...string) (*trainer, error) {
 	t := &trainer{cmd: exec.CommandContext(s.ctx, python, append([]string{"-c", script}, args...)...)}
-	// The trainer gets its own process group, so that its workers are killed too.
+	// The trainer gets its own process group, so that its worker processes are killed too.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
-	t.cmd.WaitDelay = 10 * time.Second // a surviving worker may hold the log open
+	t.cmd.WaitDelay = 10 * time.Second // a surviving worker may keep standard error open
 	t.cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1")
 	t.cmd.Stderr = &t.stderr
 	var err error

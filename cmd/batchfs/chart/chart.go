@@ -108,7 +108,7 @@ func Save(path string, charts ...Chart) error {
 		return err
 	}
 	text := b.Bytes()
-	if filepath.Ext(path) == ".svg" { // fallback fonts of the same widths
+	if filepath.Ext(path) == ".svg" { // adds fallback fonts of the same widths
 		text = bytes.ReplaceAll(text, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arimo,Helvetica,Arial,sans-serif;"))
 	}
 	return os.WriteFile(path, text, 0o644)

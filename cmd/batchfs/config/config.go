@@ -40,7 +40,7 @@ type Memory struct {
 	PageCache       string // "keep" or "drop"
 	PrefetchBatches int    // batches to prefetch for each reader
 	PrefetchBytes   int64  // memory for all prefetched batches, in bytes, as configured
-	Budget          int64  // bytes for all Portions together
+	Budget          int64  // memory for all Portions together, in bytes
 }
 
 // Portions divides the memory budget of a worker. All fields are in bytes.
@@ -48,12 +48,12 @@ type Portions struct {
 	Prefetch  int64
 	Blocks    int64 // cache blocks of objects
 	OpenTexts int64 // contents of open text files, such as status.json
-	Tables    int64 // positions of the windows for each block size
+	Tables    int64 // see sampler.Tables
 	Replies   int64 // replies that are being computed
 }
 
-// BlocksPortion returns the memory for cache blocks, in bytes, if a split reads from a store. It is
-// half of what prefetched batches get otherwise.
+// BlocksPortion returns the memory for cache blocks, in bytes, if a split reads from a store: half
+// of what prefetched batches get otherwise.
 func (m Memory) BlocksPortion() int64 { return min(m.PrefetchBytes, m.Budget/2) / 2 }
 
 // DivideBudget divides the budget into portions.
@@ -78,8 +78,8 @@ type Store struct {
 	BlockBytes           int64
 }
 
-// Mount is the table [mount]. No field is a string, because a string could add options to the
-// kernel's list of mount options, which is separated by commas.
+// Mount is the table [mount]. No field is a string, because a string with a comma could add options
+// to the list that the kernel receives.
 type Mount struct {
 	AllowOther bool
 	Mode       uint32 // permission bits of files
@@ -118,7 +118,7 @@ type Split struct {
 	OnChange          string // "error" or "follow"
 	Expect            string // fingerprint that the files must have; empty to accept any
 
-	storeBlock   int64  // bytes, from store.block_bytes
+	storeBlock   int64  // store.block_bytes
 	dir          string // directory to which Tokens and Sources are relative
 	alignedDir   string // directory to which Aligned is relative
 	firstMention keyRef
@@ -385,5 +385,5 @@ func (s *Split) CheckAligned() error {
 	return nil
 }
 
-// maxAligned leaves room for the other arrays of a batch.
+// maxAligned leaves room for the other arrays of a batch, at most six.
 const maxAligned = array.MaxArrays - 6

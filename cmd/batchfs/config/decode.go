@@ -221,6 +221,7 @@ func setAligned(ref keyRef, v any, list *[]AlignedArray) (err error) {
 	return err
 }
 
+// decodeTables decodes v, a list of tables with these keys, of which some are required.
 func decodeTables[C any](ref keyRef, v any, keys *table, required ...string) (all []C, err error) {
 	list := tableList(v)
 	if len(list) == 0 {

@@ -38,8 +38,9 @@ func (r keyRef) String() string {
 	return fmt.Sprintf("%s:%d: %s", r.doc.name, r.doc.line(r.key), r.key)
 }
 
+// parse parses a TOML text. name is empty for --set.
 func parse(name, text string) (*document, error) {
-	text = strings.TrimPrefix(text, "\ufeff") // the decoder's positions do not count it
+	text = strings.TrimPrefix(text, "\ufeff") // the decoder's positions do not include it
 	d := &document{text: text, name: name}
 	meta, err := toml.Decode(text, &d.tree)
 	var syntax toml.ParseError
@@ -59,8 +60,8 @@ func parse(name, text string) (*document, error) {
 	return d, err
 }
 
-// parseSet parses a --set argument. A value that is not TOML is taken as a string, so strings need
-// no quotes.
+// parseSet parses a --set argument. A value that is not valid TOML is taken as a string, so strings
+// need no quotes.
 func parseSet(arg string) (*document, error) {
 	name, value, ok := strings.Cut(arg, "=")
 	// The value is set after parsing, because a path may contain control characters and bytes that
@@ -102,7 +103,7 @@ func tableList(value any) (list []map[string]any) {
 	if list, ok := value.([]map[string]any); ok {
 		return list
 	}
-	values, _ := value.([]any) // decoded from [{...}, {...}]
+	values, _ := value.([]any) // an inline list is decoded as this type
 	for _, v := range values {
 		table, ok := v.(map[string]any)
 		if !ok {
@@ -126,7 +127,7 @@ func (d *document) line(k toml.Key) int {
 	for len(k) > 1 && d.value(k) == nil { // k is inside a value
 		k = k[:len(k)-1]
 	}
-	begins, end := []int{0}, 0 // byte offsets of all statements and of the end of the current line
+	begins, end := []int{0}, 0 // offsets of the statements, and of the line's end
 	for line := range strings.Lines(d.text) {
 		end += len(line)
 		if strings.HasSuffix(strings.TrimSpace(line), ",") && !strings.Contains(line, "#") {
@@ -138,7 +139,7 @@ func (d *document) line(k toml.Key) int {
 			begins = append(begins, end)
 		}
 	}
-	// Find the first statement after which the text has the key.
+	// Find the first statement that completes a text with the key.
 	setBy := sort.Search(len(begins)-1, func(i int) bool {
 		part, err := parse("", d.text[:begins[i+1]])
 		return err == nil && part.value(k) != nil

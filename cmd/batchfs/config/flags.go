@@ -19,7 +19,7 @@ import (
 type Flags struct {
 	Config string   // path of the configuration file
 	Data   string   // directory of token files, which overrides the file
-	Sets   []string // key=value, which override the file
+	Sets   []string // key=value arguments, which override the file
 }
 
 // ErrNothingNamed means that the flags name nothing and that there is no config.toml.
@@ -115,9 +115,9 @@ const dataFilePattern = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_t
 var digits = regexp.MustCompile(`[0-9]+`)
 
 // dataGlob returns a glob for a split's token files among the entries of a directory: NAME.bin,
-// .npy or .ds if one exists, or else the set of files that dataFilePattern matches. The glob is
-// empty if there is none. It is an error if there are two of these, or if the glob would match
-// other files too.
+// NAME.npy or NAME.ds if one exists, or else the set of files that dataFilePattern matches. The
+// glob is empty if there is none. It is an error if there are two such files or sets, or if the
+// glob would match other files too.
 func dataGlob(name string, entries []os.DirEntry) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataFilePattern, name))
 	var exact, setKind string // setKind is equal for all files of one set

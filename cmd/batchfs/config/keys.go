@@ -19,7 +19,8 @@ type table struct {
 	keys []key
 }
 
-// A key describes one key of a table. Messages, config.toml, paths and restart all use it.
+// A key describes one key of a table. Messages, config.toml, settings in paths, and restart depend
+// on it.
 type key struct {
 	name    string
 	initial any  // default; nil if there is none

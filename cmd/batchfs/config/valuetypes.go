@@ -15,7 +15,7 @@ import (
 
 // A valueType is the type of a key's value, bound to the field that stores it.
 type valueType struct {
-	rule string // follows "must be" in messages and config.toml
+	rule string // text after "must be" in messages and config.toml
 	// set sets the field of c, a pointer to a struct. It returns false if value breaks the rule.
 	set func(c, value any) (ok bool)
 	get func(c any) any
@@ -121,8 +121,8 @@ func shape[C any](field func(*C) *[]int) valueType {
 	})
 }
 
-// size is a valueType for a number of bytes, which may be 0. get returns it as the shortest text,
-// such as 64MiB, because it goes into paths.
+// size returns a valueType for a number of bytes, which may be 0. Its get returns the shortest
+// text, such as 64MiB, for use in paths.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, formatSize(least), formatSize(most))
 	t := newValueType(field, rule, func(value any) (int64, bool) {
@@ -197,7 +197,7 @@ var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a numb
 	return w, ok && w > 0 && !math.IsInf(w, 0)
 })
 
-// reserved lists the names of a batch's own arrays, and the only key in a safetensors header that
+// reserved lists the names of a batch's own arrays, and the one key in a safetensors header that
 // does not name a tensor.
 var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 

@@ -95,8 +95,8 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 // or key that is wrong.
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. previous holds its sources from before its files changed, or nil. If p is set
-// and previous is nil, the split is opened for a mount.
+// open opens a split. If its files have changed, previous has the arrays of the old ones, or else
+// it is nil. p is nil unless the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
 	s, specs, h, err := o.resolveArrays(s)
 	if err != nil {
@@ -140,8 +140,8 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 	return o.newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// newDataset binds token files to the settings of a split. groups may be those of an earlier
-// Dataset of the split, which saves counting rows, or nil.
+// newDataset binds token files to the settings of a split. To save counting rows, groups may be
+// those of an earlier Dataset of the split; otherwise, it is nil.
 func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
@@ -189,10 +189,11 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 		return err
 	}
 	d.groups = d.Sequence.Groups()
-	s.DType = d.Sequence.DType // instead of native, so that equal settings get one name in paths
+	s.DType = d.Sequence.DType // instead of native, so that equal settings have the same path
 	return d.countSteps()
 }
 
+// samplerSource returns source i for the sampler. vocabSize is the largest of all sources.
 func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, err error) {
 	main := d.mains[i]
 	from.Main, from.Tables = main, d.tables
@@ -228,13 +229,14 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps returns how many batches fit in half of all file offsets, so that headers fit too.
+// maxSteps returns how many batches fit in half of the largest possible file, which leaves room for
+// headers.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
 // With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two
-// share open files. The error is syscall.ENOENT if a setting is unknown.
+// share open files. The error matches syscall.ENOENT if a setting is unknown.
 func (d *Dataset) With(settings string) (*Dataset, error) {
 	s, err := d.Split.With(settings)
 	if err != nil {
@@ -243,7 +245,7 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings is like With for settings from config.Split.With, which may be older than the files.
+// withSettings is like With, for a split that config.Split.With returned.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings

@@ -25,7 +25,7 @@ func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
 	delete(all, "steps")
-	all["dtype"] = d.Sequence.DType // not "native"
+	all["dtype"] = d.Sequence.DType // instead of "native"
 	if d.Sequence.ShuffleBlock == 0 {
 		delete(all, "shuffle_block")
 		delete(all, "local_world")
@@ -260,7 +260,8 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	return nil
 }
 
-// describeSegment caches vocabularies by directory.
+// describeSegment writes where a segment is from and the beginning of its text. It caches
+// vocabularies by directory.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {

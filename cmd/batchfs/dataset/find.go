@@ -11,7 +11,7 @@ import (
 	"batchfs/internal/printable"
 )
 
-// A FoundToken lists the batches of one epoch that hold a token.
+// A FoundToken is a token with the batches of one epoch that hold it.
 type FoundToken struct {
 	File        jsontext.String `json:"file"`  // token file that holds the token
 	Index       int64           `json:"index"` // position of the token in the file
@@ -32,9 +32,9 @@ type occurrence struct {
 	elements []string // names of the elements that hold the token, such as x[0, 5]
 }
 
-// Find returns the batches of an epoch that hold the token at pos, counted over all sources, one
-// after the other. It calls progress with the number of rows searched and their total. It returns
-// an error if pos is out of range or ctx is canceled.
+// Find returns the batches of an epoch that hold token number pos, counted over all sources, one
+// source after the other. It calls progress with the number of rows searched and their total. It
+// returns an error if pos is out of range or ctx is canceled.
 func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*FoundToken, error) {
 	if pos < 0 || pos >= d.Len() {
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)

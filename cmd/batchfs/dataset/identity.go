@@ -10,7 +10,7 @@ import (
 )
 
 // Identity returns 32 hexadecimal digits. If they are equal for two sequences, every batch has the
-// same bytes in both. Under on_change = "follow" they do not depend on the tokens.
+// same bytes in both. Under on_change = "follow", the identity does not depend on the tokens.
 func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 
 // digest returns a hash of v as 32 hexadecimal digits. Readers compare digests of different

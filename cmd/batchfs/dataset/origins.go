@@ -28,8 +28,9 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	return r, err
 }
 
-// Origins makes the files batch/<k>.json of a dataset. All lines of rows have the same width, so
-// the size is known and any part can be made without the rest. It is safe for concurrent use.
+// Origins generates the files batch/<k>.json of a dataset. The lines of all rows have the same
+// width, so the size is known, and any part can be generated without the rest. It is safe for
+// concurrent use.
 type Origins struct {
 	dataset *Dataset
 	head    []byte // content between the batch number and the first row

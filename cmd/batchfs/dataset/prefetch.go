@@ -22,9 +22,11 @@ type blockPrefetcher struct {
 }
 
 const (
-	// maxReaderDistance is how many batches apart two threads may be and still count as one reader.
+	// maxReaderDistance is the largest distance, in batches, of two threads that count as one
+	// reader.
 	maxReaderDistance = 64
-	// maxPrefetchedRows limits how many rows are prefetched; at least one batch is.
+	// maxPrefetchedRows limits how many rows are prefetched. One batch is always prefetched, even
+	// if it has more rows.
 	maxPrefetchedRows = 4096
 )
 
@@ -37,7 +39,7 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 	}
 }
 
-// batchRead records that a reader is at batch k and prefetches in the background.
+// batchRead records that a reader is at batch k, and starts prefetching in the background.
 func (p *blockPrefetcher) batchRead(k uint64) {
 	p.stream.Pass(k)
 	if p.mu.TryLock() { // a lock that is held means that another reader is prefetching

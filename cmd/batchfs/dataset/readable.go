@@ -8,7 +8,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// Readable returns a split as readers of the mount get it now: with the files of the snapshot, or
+// Readable returns a split as readers of the mount see it now: with the files of the snapshot, or
 // with the current ones if the split follows changes. It checks all files and reads the first
 // batch.
 func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {

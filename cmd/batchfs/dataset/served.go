@@ -11,9 +11,9 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A Served is a split, possibly with the settings of a path, as a mount serves it. Each value
-// stands for one version of the tokens; [Served.Latest] returns the current one. It is safe for
-// concurrent use.
+// A Served is a split, possibly with the settings of a path, as a mount serves it. Each Served
+// stands for one version of the tokens; [Served.Latest] returns that of the current version. It is
+// safe for concurrent use.
 type Served struct {
 	*Dataset
 	watch   *watcher
@@ -43,7 +43,7 @@ func newServed(d *Dataset, w *watcher) *Served {
 func (d *Dataset) Serve() *Served { return newServed(d, newWatcher(d)) }
 
 // Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. If the
-// tokens are in a store, it also prefetches for the next batches.
+// tokens are in a store, it also prefetches the blocks of the next batches.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
 	if s.prefetcher != nil {
 		if set := s.workingSet(); set != nil {
@@ -103,7 +103,7 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 
 // LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
 // split follows changes, it waits until the new files are open, or until cancel is closed. If they
-// cannot be served, the error is syscall.ESTALE.
+// cannot be served, the error matches syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
 	for try := range maxReloads {
@@ -138,7 +138,7 @@ func isClosed(c <-chan struct{}) bool {
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
 func (s *Served) Stalled() time.Duration { return s.watch.stalledFor() }
 
-// rebase returns the same sequence over d, possibly another version of the split.
+// rebase returns the same sequence over d, which may be another version of the split.
 func (s *Served) rebase(d *Dataset) (_ *Served, err error) {
 	if d.Version == s.Version {
 		return s, nil

@@ -23,7 +23,7 @@ import (
 type Snapshot struct {
 	Mountpoint string
 	Dir        string       // working directory of the mount command
-	Flags      config.Flags // flags to read the configuration again with
+	Flags      config.Flags // flags for reading the configuration again
 	Raw        config.RawConfig
 	NoResend   bool   // see supervise.Options
 	Log        string // path of the mount's log file, or empty
@@ -38,13 +38,13 @@ type splitSnapshot struct {
 	TorchState  []byte
 	Version     uint64
 	Unleased    string    // see Dataset.unleasedFile
-	Groups      [][]int64 // see Dataset.groups; saved so that workers need not count rows
+	Groups      [][]int64 // see Dataset.groups; saves workers from counting rows
 }
 
 // NewSnapshot returns the snapshot of a mount. Paths in flags are relative to the working
 // directory; datasets has every split.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
-	dir, err := unix.Getwd() // unlike os.Getwd, works in a directory that may not be entered
+	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Absolute paths do not need the directory, which this process may not be allowed to enter.
+	// Absolute paths do not need the directory, and this process might not be allowed to enter it.
 	f := s.Flags
 	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
@@ -146,9 +146,8 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 }
 
 // Sequences returns the splits as a mount serves them. The configuration of o must be that of the
-// snapshot. Token files are opened when they are first read. Before a split serves new tokens,
-// Sequences updates s and passes its file to publish, which must close it; later workers start from
-// it.
+// snapshot. Token files are opened when they are first read. Before a split serves new tokens, s is
+// updated and its file passed to publish, which must close it. Later workers start from that file.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {

@@ -30,7 +30,7 @@ func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	return nil
 }
 
-// tokensPrefetchBytes is how much of tokens.bin is prefetched from a store at each read.
+// tokensPrefetchBytes is how many bytes of tokens.bin are prefetched from a store at each read.
 const tokensPrefetchBytes = 16 << 20
 
 func readBytes(from *cache.Array, dst []byte, off int64) error {

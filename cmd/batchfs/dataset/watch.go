@@ -84,13 +84,13 @@ type view struct {
 
 const (
 	checkEvery           = time.Second // time between two passes
-	idleTimeout          = time.Minute // time without requests after which the goroutine ends
+	idleTimeout          = time.Minute // the goroutine ends after this time without requests
 	checkers             = 4           // goroutines that check files; few, to spare file servers
-	maxSerialChecks      = 8           // most files of a batch that are checked one after the other
+	maxSerialChecks      = 8           // if a batch has more files, they are checked concurrently
 	minBackoff           = time.Second // delay before the first retry of a failed reload
 	maxBackoff           = 16 * time.Second
-	maxReloads           = 10 // changes of the token files that one request waits for
-	lastRequestPrecision = 100 * time.Millisecond
+	maxReloads           = 10                     // token file changes that a request waits for
+	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
 )
 
 func newWatcher(d *Dataset) *watcher {
@@ -111,8 +111,8 @@ func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	return w.view.Load()
 }
 
-// wake starts the goroutine if none is running. Unless the last pass was just now, it waits for
-// one, for a second at most.
+// wake starts the goroutine if none is running. Unless the last pass ended less than two seconds
+// ago, it waits for the next one, but at most a second.
 func (w *watcher) wake(cancel <-chan struct{}) {
 	w.mu.Lock()
 	if w.started == nil {
@@ -127,8 +127,8 @@ func (w *watcher) wake(cancel <-chan struct{}) {
 	}
 }
 
-// run makes passes until the split is idle. wait says whether requests wait for the first pass, for
-// a second at most.
+// run makes passes until the split is idle. If wait is true, requests wait for the first pass, but
+// at most a second.
 func (w *watcher) run(started chan struct{}, wait bool) {
 	ready := sync.OnceFunc(func() {
 		w.awake.Store(true)
@@ -235,7 +235,7 @@ func (w *watcher) pass() {
 	})
 	switch {
 	case len(changes) == 0 && follows && found.err != nil:
-		kept := *v // keeps the backoff, which a disk error must not end
+		kept := *v // keeps the backoff, which a disk error must not reset
 		kept.err = found.err
 		w.view.CompareAndSwap(v, &kept)
 	case len(changes) == 0:
@@ -301,9 +301,10 @@ func (w *watcher) recheckWrongFile(v *view) error {
 	return nil
 }
 
-// retryOrFail is called when a request that uses v has found a wrong file. It returns the request's
-// error, or nil to try again with the current view. If the split follows changes, it waits for a
-// pass first, unless cancel is closed.
+// retryOrFail is called when a request that uses v has found a wrong file; first is set on the
+// request's first try. It returns nil if the request should try again with the current view, or
+// else the request's error. Before a retry, it waits, if necessary, for a pass that sees the
+// change, or until cancel is closed.
 func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
@@ -366,8 +367,8 @@ func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 // blobLists recycles lists between calls of checkBatch.
 var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
 
-// checkBatch checks the files of batch k, and returns a wrong one with its error. It checks all
-// files of the split if it has no more than the batch has rows.
+// checkBatch checks the files of batch k, and returns a wrong one with its error. If the split has
+// at most as many files as the batch has rows, all of them are checked.
 func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	list := blobLists.Get().(*[]blob.Blob)
 	defer blobLists.Put(list)
@@ -394,8 +395,8 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	return nil, nil
 }
 
-// checkMany checks files concurrently and returns a wrong one with its error. checkBatch does not
-// contain this code, so that it allocates nothing for few files.
+// checkMany checks files concurrently and returns a wrong one with its error. This code is not in
+// checkBatch, so that checkBatch allocates nothing for few files.
 func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
 	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {

@@ -1,6 +1,6 @@
 // Package metrics exports a mount's counters in the text format of Prometheus, as the file metrics
 // in the mount and over HTTP. It reads only the shared memory, so any process of the mount can
-// serve the metrics, and none are lost when a worker dies.
+// serve the metrics, and counters survive a worker's death.
 package metrics
 
 import (
@@ -24,8 +24,8 @@ func Handler(shared *state.Shared) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// textUnit is the granularity of Text's length, in bytes. Padding makes it rare that the file's
-// size changes between stat and read.
+// textUnit is the granularity of Text's length, in bytes. Because of the padding, the file's size
+// rarely changes between stat and read.
 const textUnit = 4096
 
 // Text returns the current metrics, padded with empty lines to a multiple of 4096 bytes.
@@ -138,7 +138,7 @@ func longestWait(s shared) (longest float64) {
 	return longest
 }
 
-// Describe sends nothing, because the metrics depend on the mount.
+// Describe sends nothing, because the set of metrics depends on the mount.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(to chan<- prometheus.Metric) {
@@ -199,7 +199,7 @@ func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i in
 	return prometheus.MustNewConstHistogram(desc, total, sum, below, labels...)
 }
 
-// OpenSequence identifies an open sequence: a split, or a settings directory that the kernel
+// An OpenSequence is a sequence that is open: a split, or a settings directory that the kernel
 // knows.
 type OpenSequence struct {
 	*state.SequenceState

@@ -22,7 +22,7 @@ type corpus struct {
 	blockOptions blocks.Options // options of each host; Limit is 0 without a cache directory
 	hosts        int
 	ranksPerHost int
-	openRequests int // requests to the store that opening took
+	openRequests int // store requests that opening the files took
 }
 
 type corpusSource struct {
@@ -76,7 +76,8 @@ const (
 	maxShards = 1e6
 )
 
-// array returns an array of this size, in files of about equal length that need not exist.
+// array returns an array of this size, divided into files of about equal length, which need not
+// exist.
 func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 	var m cache.Manifest
 	n := (s.tokens + s.shardTokens - 1) / s.shardTokens
@@ -135,8 +136,8 @@ func (c *corpus) rankSettings(split *config.Split) string {
 	return path
 }
 
-// requireWindows returns an error if rows are made of documents, because only an index tells where
-// those begin.
+// requireWindows returns an error if rows are made of documents, which plan cannot place without an
+// index.
 func requireWindows(s *config.Split) error {
 	if s.Rows != "" && s.Rows != sampler.Windows {
 		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows out to get an approximation", s.MessagePrefix("rows"), s.Rows)
@@ -170,7 +171,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 	return nil
 }
 
-// synthesize sets up sources of these sizes, under the settings of [batch].
+// synthesize sets up sources of the given sizes, under the settings of [batch].
 func (c *corpus) synthesize(from *config.Config, sizes []sourceSize) error {
 	split, err := from.Named("plan")
 	if err == nil {

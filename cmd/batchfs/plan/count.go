@@ -13,14 +13,14 @@ import (
 	"batchfs/sampler"
 )
 
-// blockCounts are the blocks that a run needs. Figures per host are means over all hosts.
+// blockCounts describes the blocks that a run needs on each host.
 type blockCounts struct {
-	blocksPerBatch, blocksPerStep float64 // per batch of a rank, and per step of a host
+	blocksPerBatch, blocksPerStep float64 // blocks per batch of a rank, and per step of a host
 	firstStepBlocks               int
-	newBlocksPerStep              float64 // blocks new to a host, in its first steps
+	newBlocksPerStep              float64 // blocks per step that are new, in a host's first steps
 	stepsInMemory                 float64 // steps for which a block stays in a host's memory
 	corpusBlocks, corpusBytes     int64   // size of the corpus
-	steps                         uint64  // number of steps counted
+	steps                         uint64  // steps that were counted
 	misses                        []memoryMiss
 }
 
@@ -31,18 +31,18 @@ func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / flo
 type memoryMiss struct {
 	step      uint64
 	firstNeed uint64 // step in which the host first needed the block
-	gap       uint64 // steps since the host last needed it; 0 at first
+	gap       uint64 // steps since the host last needed the block; 0 at first
 	blocks    float64
 	bytes     float64 // size of these blocks
 }
 
 const (
-	countedRows = 20_000  // rows whose blocks are counted, in each stretch of steps
+	countedRows = 20_000  // rows whose blocks are counted, in each range of steps
 	maxLookups  = 500_000 // approximate calls of Find
 )
 
 // countBlocks counts the blocks that the first steps need, from two samples: all blocks of some
-// stretches of steps, and all needs of some evenly spaced blocks. progress receives the fraction of
+// ranges of steps, and all needs of some evenly spaced blocks. progress receives the fraction of
 // the work done since its last call.
 func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(done float64)) (*blockCounts, error) {
 	n := &blockCounts{steps: steps}
@@ -62,7 +62,8 @@ func (c *corpus) countBlocks(ctx context.Context, steps uint64, progress func(do
 	return n, nil
 }
 
-// countSteps adds to n the blocks of the first host in some steps from k on.
+// countSteps adds to n the blocks that the first host needs in some steps, beginning with step k.
+// first is true for the first range of steps.
 func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	type block struct {
 		source, column, file int
@@ -80,9 +81,9 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// Of the blocks known to be needed, memory holds the next ones. As many are known as memory
-	// holds, and as many again for each of up to two ranks. With more ranks, memory drops blocks
-	// that are needed again.
+	// Memory keeps the blocks that are needed soonest. Needs are known ahead for as many blocks as
+	// memory holds, plus as many again for each rank, but for at most two ranks: with more, memory
+	// evicts blocks that will be needed again.
 	known := (1 + min(c.ranksPerHost, 2)) * c.blockOptions.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
@@ -123,17 +124,17 @@ type need struct {
 	step uint64
 }
 
-// A blockExtent is the elements [begin, end) of a source in one block.
+// A blockExtent holds the bounds of a source's elements in one block: [begin, end).
 type blockExtent struct {
 	source     int
 	begin, end int64
 }
 
-// sampleBlocks adds to n the misses of evenly spaced blocks of an array.
+// sampleBlocks adds to n the misses of some evenly spaced blocks of an array.
 func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int, progress func(done float64)) error {
 	a := c.sources[i].arrays[column]
 	size, files := c.blockOptions.BlockBytes, a.FileBytes()
-	before := make([]int64, len(files)+1) // blocks in the files before each
+	before := make([]int64, len(files)+1) // number of blocks before each file
 	for f, bytes := range files {
 		before[f+1] = before[f] + (bytes+size-1)/size
 		n.corpusBytes += bytes
@@ -179,7 +180,7 @@ func (c *corpus) rowsPerStep(source int) float64 {
 	return float64(c.sequence.BatchSize*c.sequence.World) * float64(rows) / float64(period)
 }
 
-// needsOf returns the needs of a block in the first steps, sorted by host and step.
+// needsOf returns which hosts need a block in which of the first steps, sorted by host and step.
 func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs []need, err error) {
 	q := c.sequence
 	if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
@@ -198,7 +199,7 @@ func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs [
 	return needs, err
 }
 
-// findNeeds is needsOf for an order that Find can invert.
+// findNeeds does the same as needsOf, for orders that Find can invert.
 func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err error) {
 	for epoch := uint64(0); ; epoch++ {
 		known := len(needs)
@@ -233,7 +234,7 @@ func (n *blockCounts) addMisses(needs []need, blocks, bytes float64) {
 	}
 }
 
-// stride returns how far apart successive disjoint rows are, in elements.
+// stride returns the distance between the starts of adjacent rows that do not overlap, in elements.
 func (c *corpus) stride() float64 {
 	if c.sequence.Layout == sampler.Elements {
 		return 1
@@ -255,8 +256,8 @@ func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	return step, needed
 }
 
-// visitFetches calls visit for each miss whose block comes from the store, given a cache directory of
-// limit bytes. Blocks in the directory take no memory, which then holds others for longer.
+// visitFetches calls visit for each miss whose block comes from the store, given a cache directory
+// of limit bytes. Blocks in the directory take no memory, so memory holds other blocks for longer.
 func (n *blockCounts) visitFetches(limit int64, visit func(m memoryMiss)) {
 	full, needed := n.fullAt(limit)
 	held := n.stepsInMemory / max(1-float64(limit)/needed, 1e-9)

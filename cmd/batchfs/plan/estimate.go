@@ -9,8 +9,8 @@ import (
 	"batchfs/sampler"
 )
 
-// An Estimate is what a run needs. Rates are per second. Figures are per host unless they say
-// otherwise.
+// An Estimate is what a run needs. Rates are per second. Numbers are per host unless their comments
+// say otherwise.
 type Estimate struct {
 	Tokens            int64           `json:"tokens"`
 	Bytes             int64           `json:"bytes"`
@@ -40,7 +40,7 @@ type Estimate struct {
 	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
 	HostFetched       float64         `json:"host_fetched_bytes"`
 	CacheBytes        int64           `json:"cache_bytes"`
-	WorkingSetBytes   float64         `json:"share_bytes"` // blocks needed in the run
+	WorkingSetBytes   float64         `json:"share_bytes"` // size of the blocks needed in the run
 	Caches            []Cache         `json:"caches"`
 	MountRequests     int             `json:"mount_requests"`
 	MountSeconds      float64         `json:"mount_seconds"`       // one host mounts alone
@@ -91,6 +91,7 @@ type resourceLimits struct{ bandwidth, requests float64 }
 // timelinePoints is the number of points per epoch, if it has enough steps.
 const timelinePoints = 10
 
+// newEstimate returns the estimate for a run of this many steps, given the counted blocks.
 func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
 	q := c.sequence
 	seconds := o.step.Seconds()
@@ -124,6 +125,7 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	return e
 }
 
+// estimateTraffic estimates what the configured block cache leaves to fetch.
 func (e *Estimate) estimateTraffic(counted *blockCounts) {
 	bins := min(timelinePoints, e.EpochSteps)
 	timeline := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
@@ -182,8 +184,9 @@ func (e *Estimate) estimateCaches(counted *blockCounts) {
 }
 
 func (e *Estimate) estimateOpening(c *corpus, counted *blockCounts, latency float64, limits resourceLimits) {
-	// A list request returns a thousand objects. Objects are opened 32 at a time. Each takes
-	// requests to check it and its index, and to read its first bytes and then samples.
+	// A list request returns a thousand objects. Opening an object takes four round trips: for its
+	// size, for that of its index, for its first bytes, and for samples, which are read
+	// concurrently. 32 objects are opened at a time.
 	samples := max(2, 64/max(e.Objects, 1))
 	e.MountRequests = cmp.Or(c.openRequests, (e.Objects+999)/1000+e.Objects*(2+samples))
 	e.MountSeconds = 4 * math.Ceil(float64(e.Objects)/32) * latency
@@ -219,7 +222,7 @@ func (e *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 		formatCount(float64(e.MountRequests)*float64(c.hosts)), formatDuration(e.FleetMountSeconds), formatCount(limits.requests))
 	add(e.FleetMountSeconds <= e.MountSeconds+60, mounting,
 		fmt.Sprintf("one host alone takes %s; put more tokens in each object, or mount hosts one after the other", formatDuration(e.MountSeconds)))
-	// By Little's law, this many requests are in flight.
+	// Little's law gives the number of requests in flight.
 	inFlight, limit := most*latency, float64(c.blockOptions.MaxPrefetches())
 	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(inFlight))*e.BlockBytes*2)
 	if inFlight > 32 {

@@ -152,6 +152,8 @@ func (o *options) check(args []string) error {
 	return chart.CheckPath(o.plot)
 }
 
+// computeEstimate estimates what a run over the corpus needs. progress receives the fraction of the
+// work done since its last call.
 func (o *options) computeEstimate(ctx context.Context, path string, progress func(more float64)) (*Estimate, error) {
 	limits := resourceLimits{bandwidth: math.Inf(1)}
 	var err error
@@ -172,7 +174,7 @@ func (o *options) computeEstimate(ctx context.Context, path string, progress fun
 	if steps == 0 {
 		steps = max(uint64(o.epochs*float64(epoch)+0.5), 1)
 	}
-	// At least two epochs are counted, and at most four: later ones are like the last of these.
+	// At least two epochs are counted, and at most four, because later epochs are like the fourth.
 	counted := min(max(2, (steps+epoch-1)/epoch), 4) * epoch
 	n, err := c.countBlocks(ctx, min(counted, sampler.MaxBatches-1), progress)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// counts are suffixes of numbers of tokens, and rates those of bytes or bytes per second.
+// counts maps the suffixes of plain numbers to their factors. rates does so for bytes per second.
 var (
 	counts = map[string]float64{"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 	rates  = map[string]float64{

@@ -23,7 +23,7 @@ type workDir struct {
 	out           *os.Root // DIR
 	dir           *os.Root
 	lock          *os.File
-	hasCheckpoint bool // a run can continue from here
+	hasCheckpoint bool // whether a run can continue from here
 }
 
 const (
@@ -32,7 +32,7 @@ const (
 )
 
 // A checkpoint records how far a run has come. Files in the working directory may be longer than it
-// says; what lies beyond is written again.
+// says; everything beyond is written again.
 type checkpoint struct {
 	Settings settings                `json:"settings"`
 	Inputs   string                  `json:"inputs"` // digest of the inputs, with their times
@@ -40,7 +40,7 @@ type checkpoint struct {
 	Splits   [len(splits)]splitState `json:"splits"`
 	LeftOut  *vocabulary.LeftOut     `json:"left_out,omitempty"`
 
-	Complete bool     `json:"complete"` // the files only have to be moved to DIR
+	Complete bool     `json:"complete"` // whether the files only have to be moved to DIR
 	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR first
 }
 
@@ -128,7 +128,7 @@ func (w *workDir) createdFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !createdFilePattern.MatchString(name) }), err
 }
 
-// load returns nil if there is no checkpoint.
+// load returns the checkpoint, or nil if there is none.
 func (w *workDir) load() (*checkpoint, error) {
 	raw, err := w.dir.ReadFile(checkpointName)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,8 +18,8 @@ import (
 // Tests lower it.
 var maxPage int64 = 256 << 20
 
-// A columnReader reads a column chunk for parquet-go, which trusts page headers. It rejects pages
-// that are larger than maxPage, or that decompress to more than their header says.
+// A columnReader reads a column chunk for parquet-go, which trusts page headers. The reader rejects
+// pages that are larger than maxPage, or that decompress to more than their header says.
 type columnReader struct {
 	file         io.ReaderAt
 	codec        parquetformat.CompressionCodec
@@ -61,6 +61,7 @@ func (c *columnReader) ReadAt(b []byte, at int64) (int, error) {
 	return c.file.ReadAt(b, at)
 }
 
+// checkPage checks the next page and advances past it.
 func (c *columnReader) checkPage() error {
 	section := io.NewSectionReader(c.file, c.next, c.end-c.next)
 	in := bufio.NewReader(section)

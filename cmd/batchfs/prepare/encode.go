@@ -20,10 +20,10 @@ type encodeOptions struct {
 	fields         []field
 	masked         bool
 	eot            int64 // end-of-text token, or -1
-	eotBegins      bool  // eot begins documents instead of ending them
-	replaceInvalid bool  // replace invalid bytes by U+FFFD
-	skipInvalid    bool  // leave out documents that are not UTF-8
-	anyBytes       bool  // text need not be UTF-8
+	eotBegins      bool  // whether eot begins documents instead of ending them
+	replaceInvalid bool  // whether to replace invalid bytes by U+FFFD
+	skipInvalid    bool  // whether to leave out documents that are not UTF-8
+	anyBytes       bool  // whether text need not be UTF-8
 	valFraction    float64
 }
 
@@ -34,7 +34,7 @@ type encodedTokens struct {
 	ends   []int64 // ends of documents, in tokens
 }
 
-// Each goroutine has its own encodeWorker.
+// An encodeWorker encodes chunks. It belongs to one goroutine.
 type encodeWorker struct {
 	*encodeOptions
 	encoder
@@ -156,8 +156,8 @@ func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 	return nil
 }
 
-// An end-of-text token that begins a document gets mask 0, because there is nothing to learn from
-// it.
+// beginDocument appends the end-of-text token if it begins documents. Its mask is 0, because there
+// is nothing to learn from it.
 func (w *encodeWorker) beginDocument(out *encodedTokens) {
 	if w.eot >= 0 && w.eotBegins {
 		w.appendTokens(out, []uint32{uint32(w.eot)}, 0)
@@ -171,7 +171,7 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// appendText encodes a text. It cuts a long one where that does not affect the tokens.
+// appendText encodes a text. It cuts a long text where cuts do not affect the tokens.
 func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
@@ -249,9 +249,9 @@ func firstInvalid(t []byte) int {
 // pipelineGoroutines counts the goroutines of pipeline, which may outlive it after an error.
 var pipelineGoroutines sync.WaitGroup
 
-// pipeline reads from a position on, encodes with run on all processors, and calls write with the
-// chunks in their order. Permits limit the text in memory. After an error or a cancellation, it
-// does not wait for the reader, which may be blocked by a pipe or a disk.
+// pipeline reads chunks from a position on, encodes them with run on all processors, and calls
+// write with each of them in order. Permits limit the text in memory. After an error or a
+// cancellation, it does not wait for the reader, which may be blocked by a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -109,6 +109,7 @@ type estimateSample struct {
 	documents int // lines and rows only
 }
 
+// takeSample encodes about sampleBytes of text, beginning at a position.
 func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (estimateSample, error) {
 	s := estimateSample{from: from}
 	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}

@@ -8,17 +8,17 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A field is a path to texts in a line, or to a column.
+// A field is a path to texts in a line of JSON, or to a column.
 type field struct {
 	path     []step
-	mask     byte
-	excluded bool // a condition of the path does not hold for the current list element
+	mask     byte // 0 or 1
+	excluded bool // whether a condition of the path does not hold for the current list element
 }
 
 // A step of a path leads from an object to a member, or from a list to its elements.
 type step struct {
 	name   string
-	list   bool   // the step leads to list elements
+	list   bool   // whether the step leads to list elements
 	key    string // name of the member that must equal value; empty for no condition
 	value  string
 	prefix string // the path up to here, as written
@@ -63,13 +63,14 @@ type maskedText struct {
 }
 
 // extractTexts appends the texts of a line, in the order of the fields. Fields that lead into the
-// same list are evaluated together, element by element. Of several fields that lead to the same
-// text, the first whose conditions hold determines its mask, which is otherwise 0.
+// same list are evaluated together, element by element. If several fields lead to the same text,
+// the first one whose conditions hold determines the text's mask. If there is none, the mask is 0.
 func (c *encodeOptions) extractTexts(list []maskedText, line []byte) ([]maskedText, error) {
 	return c.appendTexts(list, line, c.fields, 0)
 }
 
-// appendTexts appends the texts that fields lead to from value, which they share up to depth.
+// appendTexts appends the texts to which fields lead from value. The fields agree in their first
+// depth steps, which led to value.
 func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
 	for len(fields) > 0 && err == nil {
 		n := groupLen(fields, depth)
@@ -138,8 +139,8 @@ func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Val
 	return list, nil
 }
 
-// groupLen returns how many of the first fields share their next step, and so are evaluated
-// together. Only fields that lead into a list are.
+// groupLen returns how many of the first fields are evaluated together: all that lead into a list
+// and share the next step, or else only the first.
 func groupLen(fields []field, depth int) int {
 	n := 1
 	for n < len(fields) && fields[0].inList() && fields[n].inList() && fields[n].nextStep(depth) == fields[0].nextStep(depth) {

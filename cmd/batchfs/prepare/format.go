@@ -19,7 +19,7 @@ type outputFormat struct {
 	maxTokens int64 // limit of a shard; 0 for none
 
 	// endsFile names the file that records where a shard's documents end, in tokens, as 64-bit
-	// numbers. finish writes the other files of a shard; a format with finish only allows shards of
+	// numbers. finish writes the other files of a shard. If a format has it, shards consist of
 	// whole documents.
 	endsFile func(name string) string
 	finish   func(dir *os.Root, name string, s shardInfo) error
@@ -50,7 +50,8 @@ func writeMegatronIndex(dir *os.Root, name string, s shardInfo) error {
 	})
 }
 
-// eachDocument calls visit with the bounds of each document, in tokens. The file ends records them.
+// eachDocument calls visit with the bounds of each document, in tokens. The file named ends holds
+// the end of each document.
 func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
 	f, err := dir.Open(ends)
 	if err != nil {

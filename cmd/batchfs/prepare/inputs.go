@@ -42,7 +42,7 @@ func inputFormatOf(path string) inputFormat {
 type input struct {
 	path   string
 	format inputFormat
-	info   fs.FileInfo // from when the input was found; nil for standard input
+	info   fs.FileInfo // state when the input was found; nil for standard input
 }
 
 // readableOnce reports whether the input can be read only once, like a pipe.
@@ -93,7 +93,8 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs returns the inputs that the arguments name, in their order. Directories are restricted
-// to files that match include, if it is not empty. An empty format as means that names decide.
+// to files that match include, if it is not empty. If as is empty, the format of each file depends
+// on its name.
 func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
@@ -150,7 +151,7 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 // directories. As in a shell, wildcards do not match a leading ".".
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
-	if strings.Contains(pattern, "**") { // ** matches the files in directories too
+	if strings.Contains(pattern, "**") { // then ** matches the files in the directories, too
 		options = append(options, doublestar.WithFilesOnly())
 	}
 	names, err := doublestar.FilepathGlob(pattern, options...)
@@ -239,7 +240,8 @@ func (t countWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// open opens an input at an offset of its decompressed content.
+// open opens an input at an offset of its decompressed content. t receives the size of each read
+// from the file.
 func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, err error) {
 	s = &stream{in: in, closeDecompressor: func() {}}
 	raw := stdin
@@ -259,7 +261,7 @@ func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, 
 	return s, nil
 }
 
-// decompress lets s read the decompressed content of raw from an offset on. It recognizes
+// decompress sets s up to read the decompressed content of raw from an offset on. It recognizes
 // compression by the first bytes, which cannot begin a text in UTF-8.
 func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)

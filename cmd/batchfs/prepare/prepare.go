@@ -1,9 +1,9 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
-// A [reader] cuts the inputs into chunks of about 1 MiB. Workers (encode.go) extract their texts
-// (fields.go) and encode them with a [tokenizer]. The tokens are appended, in the order of the
-// inputs, to the shards of train and val. run.go controls this, and saves a [checkpoint] regularly,
-// from which an interrupted run continues.
+// A [reader] cuts the inputs into chunks of about 1 MiB. Workers (encode.go) extract the texts of
+// each chunk (fields.go) and encode them with a [tokenizer]. The tokens are appended, in the order
+// of the inputs, to the shards of train and val. The code in run.go controls this. It regularly
+// saves a [checkpoint], from which an interrupted run continues.
 package prepare
 
 import (
@@ -174,7 +174,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	return o.printResult()
 }
 
-// newEncodeOptions checks all options.
+// newEncodeOptions checks all options and returns those for encoding.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
 		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}

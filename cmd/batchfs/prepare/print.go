@@ -12,7 +12,8 @@ import (
 	"batchfs/internal/printable"
 )
 
-// printLine escapes invisible characters in its arguments, which may come from others.
+// printLine prints a line. It escapes invisible characters in its arguments, because others may
+// have written them.
 func (o *options) printLine(format string, args ...any) error {
 	_, err := printable.Fprintf(o.stdout, format+"\n", args...)
 	return err

@@ -43,11 +43,11 @@ type textPiece struct {
 	start position
 	// startsDocument and endsDocument say which ends of its document a piece includes.
 	startsDocument, endsDocument bool
-	invalidText                  bool // the whole text is left out because it is not UTF-8
+	invalidText                  bool // whether the whole text is left out because it is not UTF-8
 }
 
-// A chunk is a group of text pieces that one worker encodes at a time. It carries first their text
-// and then their tokens through the pipeline.
+// A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
+// later their tokens, through the pipeline.
 type chunk struct {
 	pieces []textPiece
 	size   int      // bytes of text in all pieces
@@ -75,7 +75,7 @@ type reader struct {
 	scratchDir string // directory for decompressed parquet files
 	bytesRead  int64  // bytes read of all inputs, as stored on disk
 
-	skipInvalid bool                   // leave out a text if any of it is not UTF-8
+	skipInvalid bool                   // whether to leave out texts that are not UTF-8
 	cut         func(text []byte) int  // returns how much of a text can be encoded without the rest
 	inVal       func(text []byte) bool // reports whether a text with this beginning belongs to val
 	// valStart is the offset of val in a single text; 0 if inVal decides for each document.
@@ -87,12 +87,13 @@ type reader struct {
 	emitErr error
 }
 
-// The caller of newReader must set emit, stdin if standard input is an input, and scratchDir if a
-// parquet file is compressed.
+// newReader returns a reader. The caller must set emit, stdin if standard input is an input, and
+// scratchDir if a parquet file is compressed.
 func newReader(inputs []*input, c *encodeOptions) *reader {
 	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skipInvalid && !c.anyBytes}
 }
 
+// read reads the inputs from a position on and emits their chunks.
 func (r *reader) read(from position) error {
 	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
 	before := totalSize(r.inputs[:from.Input])

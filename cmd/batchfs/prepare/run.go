@@ -19,6 +19,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
+// inputsAndTokenizer returns the inputs and, if --by names a file, that file.
 func (o *options) inputsAndTokenizer(inputs []*input) []*input {
 	if info, err := os.Stat(o.By); err == nil {
 		return append(slices.Clip(inputs), &input{path: o.By, info: info})
@@ -145,7 +146,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// encodeAll continues from checkpoint s until it is complete.
+// encodeAll continues from checkpoint s until all files are complete.
 func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
 	r := newReader(inputs, c)
 	r.stdin, r.scratchDir = o.stdin, w.dir.Name()

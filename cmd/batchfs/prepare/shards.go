@@ -50,8 +50,8 @@ func (s *split) shardName() string {
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// openShard opens the files of the current shard, and truncates them to their sizes in the
-// checkpoint.
+// openShard opens the files of the current shard if necessary, and truncates them to their sizes in
+// the checkpoint.
 func (s *split) openShard() error {
 	if s.files[0] != nil {
 		return nil
@@ -208,7 +208,7 @@ func (s *split) completeShard() error {
 	return nil
 }
 
-// endLastDocument ends a document at the end of the shard even if the next one continues it,
+// endLastDocument ends a document at the end of the shard even if the next shard continues it,
 // because readers treat each file separately.
 func (s *split) endLastDocument() error {
 	var last [8]byte

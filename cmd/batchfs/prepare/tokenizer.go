@@ -29,7 +29,7 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizers has the names that --by accepts. For char, it only collects the characters.
+// tokenizers has the names that --by accepts. The tokenizer for char only collects the characters.
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(charCounter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },

@@ -23,7 +23,7 @@ type CheckOptions struct {
 	// CommonRun is the length of the shortest duplicated run to report, in tokens; 0 chooses it by
 	// the sizes of the files.
 	CommonRun int64
-	Restart   bool // discard the results of an interrupted check
+	Restart   bool // whether to discard the results of an interrupted check
 }
 
 // A Report is the result of a check. It belongs to one goroutine.
@@ -33,8 +33,8 @@ type Report struct {
 	Files   int      `json:"files"`
 	Tokens  int64    `json:"tokens"`        // elements of the main arrays
 	Bytes   int64    `json:"bytes"`         // bytes of all arrays
-	Resumed int64    `json:"bytes_resumed"` // bytes that an interrupted check has read
-	// All duplicated runs of at least CommonRun tokens are found.
+	Resumed int64    `json:"bytes_resumed"` // bytes read before, by an interrupted check
+	// CommonRun is the number of tokens from which on all duplicated runs are found.
 	CommonRun       int64     `json:"common_run"`
 	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
 	Problems        []Problem `json:"problems"`
@@ -46,7 +46,7 @@ type Report struct {
 
 // The kinds of problems, in the JSON of batchfs check.
 const (
-	Unreadable = "unreadable" // a file cannot be opened or read, or is not what it should be
+	Unreadable = "unreadable" // a file cannot be read or does not match its description
 	Vocabulary = "vocabulary" // tokens are not below vocab_size
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files have the same content
@@ -55,7 +55,7 @@ const (
 	Rejected   = "split"      // mount rejects the split for another reason
 )
 
-// rejectedByMount has the kinds for which mount rejects a split too.
+// rejectedByMount has the kinds of problems for which mount rejects a split, too.
 var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
 // A Problem is a defect of Count elements of File, from Index on.
@@ -65,7 +65,7 @@ type Problem struct {
 	File       jsontext.String `json:"file,omitempty"`
 	Index      int64           `json:"index"`
 	Count      int64           `json:"count"`
-	Other      jsontext.String `json:"other,omitempty"` // the other copy
+	Other      jsontext.String `json:"other,omitempty"` // file of the other copy
 	OtherIndex int64           `json:"other_index"`
 	Message    jsontext.String `json:"message"`
 	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
@@ -93,7 +93,7 @@ type check struct {
 	report      Report
 	arrays      []*splitArray
 	files       []*checkedFile
-	numbers     int64    // numbers in all main arrays opened so far
+	numbers     int64    // numbers in the main arrays that are open
 	window      int64    // numbers that a fingerprint covers
 	segmentSize int64    // bytes per segment
 	state       *os.File // see openState; nil if results cannot be saved
@@ -188,7 +188,8 @@ func (c *check) reportProblems() {
 	c.countRepeated()
 }
 
-// countRepeated computes how much of each split is duplicated, and adds texts to problems.
+// countRepeated computes how much of each split is duplicated, and sets Text in the problems that
+// report duplicates.
 func (c *check) countRepeated() {
 	type file struct{ split, path string }
 	duplicates := map[file][]*Problem{}
@@ -205,7 +206,7 @@ func (c *check) countRepeated() {
 		if len(runs) == 0 {
 			continue
 		}
-		v, _, _ := vocabulary.ForFiles([]string{f.path}) // reported when the split was opened
+		v, _, _ := vocabulary.ForFiles([]string{f.path}) // errors were reported earlier
 		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
 		end := int64(0)
 		for _, p := range runs {

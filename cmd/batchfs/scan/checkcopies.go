@@ -12,11 +12,13 @@ import (
 )
 
 const (
-	// Shorter duplicated runs are ignored, because documents may quote the same text. In small
-	// files, the limit is a quarter of their average size, but at least minCommonRun tokens.
+	// maxCommonRun is the shortest duplicated run that is reported by default, in tokens. Documents
+	// may quote shorter ones. For small files, it is a quarter of their average size, but at least
+	// minCommonRun.
 	maxCommonRun = 1 << 16
 	minCommonRun = 1 << 8
-	// maxRunHashes limits the memory for fingerprints: 16 bytes each, and 24 during the comparison.
+	// maxRunHashes limits the memory for fingerprints: 16 bytes for each, and 24 for each pair of
+	// equal ones.
 	maxRunHashes = 1 << 21
 )
 
@@ -40,8 +42,8 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// reportDuplicates reports files with the same content. It returns the first such file for each
-// file.
+// reportDuplicates reports files with the same content. For each file, it returns the first one
+// with the same content.
 func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 	first := map[string]*checkedFile{} // keyed by content
 	same = map[*checkedFile]*checkedFile{}

@@ -13,7 +13,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// segmentBytes is how much of a file is checked, and saved, at a time.
+// segmentBytes is how many bytes of a file are checked at a time. Their result is then saved.
 const segmentBytes = 16 << 20
 
 type segment struct {
@@ -28,16 +28,16 @@ type result struct {
 	Index           int    `json:"segment"`
 	Sum             []byte `json:"sum"`              // SHA-256 of the segment
 	OutOfVocabulary int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
-	First           int64  `json:"first,omitempty"`  // index of the first one in the file
-	Token           string `json:"token,omitempty"`  // value of the first one
+	First           int64  `json:"first,omitempty"`  // index of the first such token in the file
+	Token           string `json:"token,omitempty"`  // value of that token
 	Zeros           int64  `json:"zeros,omitempty"`  // zeros at the end of the segment
-	// RunHashes are fingerprints: Hash and At of each, in 8 bytes each.
+	// RunHashes holds fingerprints of 16 bytes: Hash and At, in 8 bytes each.
 	RunHashes []byte `json:"prints,omitempty"`
 
 	err error
 }
 
-// stateKey returns the name of the state, a hash of everything that the results depend on.
+// stateKey returns the key for openState: a hash of everything that the results depend on.
 func (c *check) stateKey() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 2, c.segmentSize, c.window) // 2 is the version of this scheme
@@ -67,6 +67,7 @@ func (c *check) segments() (all []segment) {
 	return all
 }
 
+// readAll reads all segments, except those that an interrupted check has read.
 func (c *check) readAll(ctx context.Context, restart bool) error {
 	todo := c.segments()
 	// Without a state, for example because there is no home directory, an interrupted check starts
@@ -149,6 +150,7 @@ func (c *check) record(r result) {
 	}
 }
 
+// readSegment reads a segment. In main arrays, it also examines the numbers.
 func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}

@@ -7,12 +7,12 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// minZeros is how many zero bytes at the end of a file are a problem. A program that allocates a
+// minZeros is how many zero bytes at the end of a file are reported. A program that allocates a
 // file in full and then stops leaves such zeros.
 const minZeros = 4096
 
 // trailingZeros returns the number of zeros at the end of a stream that ends with list. before is
-// the number before list.
+// the number of zeros directly before list.
 func trailingZeros(list []uint64, before int64) int64 {
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i] != 0 {
@@ -22,7 +22,8 @@ func trailingZeros(list []uint64, before int64) int64 {
 	return before + int64(len(list))
 }
 
-// countOutOfVocabulary counts the tokens that are not below vocab. list begins at index at of the file.
+// countOutOfVocabulary counts the tokens that are not below vocab. list begins at index at of the
+// file.
 func (r *result) countOutOfVocabulary(list []uint64, at int64, vocab uint64, dtype array.DType) {
 	for i, v := range list {
 		if v < vocab {

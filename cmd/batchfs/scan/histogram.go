@@ -24,7 +24,7 @@ const negativeBin = 65
 
 func (h *histogram) add(n uint64) { h[bits.Len64(n)]++ }
 
-// bins leaves out empty bins at both ends.
+// bins returns all bins except empty ones at both ends.
 func (h *histogram) bins() []Bin {
 	all := []Bin{{math.MinInt64, 0, h[negativeBin]}, {0, 0, h[0]}}
 	for i, count := range h[1:negativeBin] {

@@ -27,8 +27,8 @@ type Index struct {
 }
 
 // WriteIndex writes the index of documents path.index next to a token file, in the format of
-// datatrove: the number of tokens up to the end of each document, as little-endian uint64.
-// Documents end with the token eot; the last one may end with the file. If eot is negative,
+// datatrove: the number of tokens up to the end of each document, as little-endian uint64. Each
+// document ends with the token eot, but the last one may end with the file. If eot is negative,
 // vocab.json provides it. An existing index with other content is only replaced if force is true.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
 	if blob.IsRemote(path) {

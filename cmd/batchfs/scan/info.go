@@ -24,7 +24,7 @@ type Survey struct {
 	Lengths []Bin `json:"document_lengths,omitempty"`
 
 	numbers, lengths histogram
-	lengthsSampled   bool // lengths cover only some documents
+	lengthsSampled   bool // whether lengths cover only some documents
 }
 
 // A File describes one file. If only samples of it were read, Largest covers only them, and so does
@@ -39,7 +39,7 @@ type File struct {
 	Read      int64           `json:"bytes_read"`
 	Largest   any             `json:"largest"` // largest integer or bool; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
-	Indexed   bool            `json:"indexed,omitempty"` // Documents comes from an index
+	Indexed   bool            `json:"indexed,omitempty"` // whether Documents comes from an index
 	Excerpts  []Excerpt       `json:"samples,omitempty"`
 
 	largest uint64
@@ -55,7 +55,7 @@ type Excerpt struct {
 type InfoOptions struct {
 	Open cache.Options
 	EOT  int64 // token that ends each document, or -1
-	All  bool  // read whole files instead of samples
+	All  bool  // whether to read whole files instead of samples
 }
 
 // withVocabulary returns the vocabulary next to a file, or nil, and completes o and eot from it:
@@ -127,7 +127,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	return wrong
 }
 
-// countDocuments uses the index of documents, if there is one.
+// countDocuments counts documents by their index, if there is one.
 func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)
@@ -148,6 +148,8 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Inf
 	})
 }
 
+// countFile reads a file, or a sample of it, and counts its numbers and, if o.EOT is set, its
+// documents.
 func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)

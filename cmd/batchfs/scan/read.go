@@ -13,7 +13,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// blockSize is how much is read at a time, in bytes.
+// blockSize is the number of bytes that are read at a time.
 const blockSize = 1 << 20
 
 // numbersOf returns how many numbers an array has. An element may consist of several.
@@ -72,7 +72,7 @@ type decoder struct {
 	numbers []uint64
 }
 
-// The numbers are valid until the next call.
+// decode returns the numbers in raw. They are valid until the next call.
 func (d *decoder) decode(raw []byte) []uint64 {
 	size := d.dtype.Size()
 	d.numbers = slices.Grow(d.numbers[:0], len(raw)/size)[:len(raw)/size]

@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 )
 
-// openState opens the file in the user's cache directory that saves the results of a check, one
-// line for each segment, and returns those of an interrupted check with the same key, unless
-// restart is true. It ignores incomplete lines.
+// openState opens the file in the user's cache directory in which a check saves its results, one
+// line for each segment. Unless restart is true, it also returns the results of an interrupted
+// check with the same key, without incomplete lines.
 func openState(key string, restart bool) (state *os.File, done []result, err error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -46,7 +46,7 @@ func (r result) save(state *os.File) error {
 	if err != nil {
 		return err
 	}
-	// The newline before it ends the last line of an earlier check, which may be incomplete.
+	// The first newline ends the last line of an earlier check, which may be incomplete.
 	_, err = state.Write(append(append([]byte{'\n'}, line...), '\n'))
 	return err
 }

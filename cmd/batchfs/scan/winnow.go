@@ -8,23 +8,23 @@ import (
 
 // A winnower picks fingerprints of a stream of numbers, so that two streams that share 2w-1
 // consecutive numbers share a fingerprint, at whatever offsets. A fingerprint is the hash of w
-// consecutive numbers, of which the winnower picks at least one in w. Streams with the same
-// fingerprint share w numbers, unless 64-bit hashes collide. Numbers that only repeat may get no
-// fingerprint. A winnower belongs to one goroutine.
+// consecutive numbers. Of any w consecutive hashes, the winnower picks at least one. Streams with
+// the same fingerprint share w numbers, unless 64-bit hashes collide. Numbers that only repeat may
+// get no fingerprint. A winnower belongs to one goroutine.
 //
 // The algorithm is from Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document
-// Fingerprinting" (2003): of any w runs it picks the one with the smallest hash, computed as by
-// Karp and Rabin. To be fast, it ignores large hashes: w runs have 64 small ones on average, and
-// none with a probability of 1 in 10^27. It picks about 2 in w runs of random numbers.
+// Fingerprinting" (2003): it picks the smallest of any w consecutive hashes, which are computed as
+// by Karp and Rabin. To be fast, it ignores large hashes: on average, 64 of w hashes are small, and
+// the probability that none is small is 1 in 10^27. It picks about 2 in w runs of random numbers.
 type winnower struct {
 	w          int64    // power of two
-	recent     []uint64 // last w numbers, each plus one; number i is at i mod w
-	hash       uint64
-	baseToW    uint64 // hashBase to the power of w
-	hashOfOnes uint64
-	maxHash    uint64 // larger hashes are ignored
-	added      int64
-	start      int64
+	recent     []uint64 // last w numbers, each plus one; number i is at index i mod w
+	hash       uint64   // hash of the last w numbers
+	baseToW    uint64   // hashBase to the power of w
+	hashOfOnes uint64   // hash of w ones
+	maxHash    uint64   // larger hashes are ignored
+	added      int64    // numbers added
+	start      int64    // position of the first number
 
 	// queue holds the candidates in order of position, each with a smaller hash than all after it;
 	// the last picked run may come first.
@@ -51,7 +51,7 @@ func newWinnower(w, first int64) *winnower {
 	return z
 }
 
-// add appends the fingerprints that it picks to hashes.
+// add adds numbers to the stream. It returns hashes with the newly picked fingerprints appended.
 func (z *winnower) add(numbers []uint64, hashes []runHash) []runHash {
 	sum, n, last, mask := z.hash, z.added, z.recent, int64(len(z.recent)-1)
 	for _, v := range numbers {
@@ -68,13 +68,14 @@ func (z *winnower) add(numbers []uint64, hashes []runHash) []runHash {
 	return z.advance(z.start+n-z.w+1, hashes)
 }
 
+// consider adds a run that begins after all candidates, and picks the best candidate.
 func (z *winnower) consider(run runHash, hashes []runHash) []runHash {
 	hashes = z.advance(run.At, hashes)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
 	}
-	// Of equal hashes, the last one stays, so that periodic numbers yield few fingerprints. Only a
-	// run that was already picked is not replaced.
+	// If hashes are equal, the last one stays, so that periodic numbers yield few fingerprints. But
+	// a run that was already picked is not replaced.
 	for n := len(z.queue); n > 0; n = len(z.queue) {
 		if back := z.queue[n-1]; back.Hash < run.Hash || back.Hash == run.Hash && back.At == z.picked {
 			break
@@ -85,7 +86,8 @@ func (z *winnower) consider(run runHash, hashes []runHash) []runHash {
 	return z.pick(hashes)
 }
 
-// advance removes candidates more than w runs before position at, and picks the best of the rest.
+// advance removes the candidates that begin more than w numbers before position at, and picks the
+// best of the rest.
 func (z *winnower) advance(at int64, hashes []runHash) []runHash {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
@@ -117,13 +119,14 @@ func streamIndex(starts []int64, at int64) int {
 }
 
 // duplicateRuns returns the duplicated runs that fingerprints of w numbers reveal, sorted by a,
-// then b. starts has the position at which each stream begins, ascending. It sorts hashes.
+// then b. starts has the position at which each stream begins, ascending. hashes is sorted in
+// place.
 func duplicateRuns(hashes []runHash, w int64, starts []int64) (runs []duplicateRun) {
 	slices.SortFunc(hashes, func(x, y runHash) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
 	var pairs []duplicateRun
 	for i := 1; i < len(hashes); i++ {
 		x, y := hashes[i-1], hashes[i]
-		// Runs that overlap each other are periodic numbers, not a copy.
+		// Two runs that overlap consist of periodic numbers, and are no copies.
 		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamIndex(starts, x.At) != streamIndex(starts, y.At)) {
 			pairs = append(pairs, duplicateRun{x.At, y.At, w})
 		}

@@ -47,8 +47,8 @@ func Plural(n int64, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// Bar returns a bar for n, which has 40 columns if n is most. Any n above 0 gets at least an eighth
-// of a column.
+// Bar returns a bar for n, with 40 columns if n equals most. For any n above 0, the bar has at
+// least an eighth of a column.
 func Bar(n, most float64) string {
 	const width = 40
 	if n <= 0 {
@@ -89,8 +89,8 @@ func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 	return p
 }
 
-// WriteLines also writes the progress to out as lines of text, for a log. The unit must be bytes. It
-// writes the first line after a second, and then at growing intervals of up to a minute.
+// WriteLines writes the progress also to out, as lines of text for a log. The unit must be Bytes.
+// The first line comes after a second, and further ones at growing intervals of up to a minute.
 func (p *Progress) WriteLines(out io.Writer) {
 	p.lines.Go(func() {
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
@@ -126,7 +126,7 @@ func (p *Progress) Set(done, total int64) {
 // Describe changes the description of the work.
 func (p *Progress) Describe(what string) { p.bar.Describe(what) }
 
-// Finish removes the bar from the terminal and stops the lines. It must be called exactly once.
+// Finish removes the bar from the terminal and ends WriteLines. It must be called exactly once.
 func (p *Progress) Finish() {
 	close(p.finished)
 	p.lines.Wait()

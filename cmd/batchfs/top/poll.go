@@ -1,6 +1,5 @@
 // Package top observes the mounts of a machine, for batchfs top and batchfs list. It reads their
-// shared memory and /proc, and never accesses files in a mount, so that a stuck mount cannot block
-// it.
+// shared memory and /proc. It never accesses files in a mount, so a stuck mount cannot block it.
 package top
 
 import (
@@ -18,18 +17,18 @@ import (
 )
 
 // A Mount is the state of a batchfs mount at one moment. If the mount is dead, or this user may not
-// look into it, only the first group of fields is set. A Mount belongs to one goroutine.
+// inspect it, only the first group of fields is set. A Mount belongs to one goroutine.
 type Mount struct {
 	Mountpoint string `json:"mountpoint"`
 	// State is serving, stuck, dead, elsewhere (in another PID namespace) or closed (to this user).
 	State      string `json:"state"`
 	Supervisor int    `json:"supervisor"` // process ID
-	User       int    `json:"user"`       // user ID of whoever mounted
+	User       int    `json:"user"`       // ID of the user who mounted
 
 	Version       string            `json:"version,omitempty"`
 	Uptime        float64           `json:"uptime_seconds,omitempty"`
 	Takeovers     uint64            `json:"takeovers"`
-	Waiting       int64             `json:"requests_waiting"` // waiting for their turn
+	Waiting       int64             `json:"requests_waiting"` // requests waiting for others to end
 	Fetched       int64             `json:"fetched_bytes"`    // bytes from stores
 	StoreRequests int64             `json:"store_requests"`
 	CacheHits     int64             `json:"cache_hits"`          // reads of blocks in the cache
@@ -39,7 +38,7 @@ type Mount struct {
 	CacheSlow     int64             `json:"cache_slow_blocks"`   // dropped: the disk was too slow
 	CacheUsed     int64             `json:"cache_bytes"`
 	CacheLimit    int64             `json:"cache_limit_bytes"`
-	CacheNeeded   int64             `json:"cache_needed_bytes"` // needed in an epoch
+	CacheNeeded   int64             `json:"cache_needed_bytes"` // bytes needed in an epoch
 	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of CacheNeeded
 	Processes     []metrics.Process `json:"processes,omitempty"`
 	Sequences     []*SequenceStats  `json:"sequences,omitempty"`
@@ -86,8 +85,8 @@ func Mounts(mountpoint string) ([]*Mount, error) {
 	return w.poll(mountpoint)
 }
 
-// A watcher polls mounts repeatedly. It finds them and maps their memory only every few seconds,
-// because that is expensive.
+// A watcher polls mounts repeatedly. Because it is expensive to find mounts and to map their
+// memory, it does so only every few seconds.
 type watcher struct {
 	found   []*watchedMount
 	foundAt time.Time

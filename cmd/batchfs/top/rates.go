@@ -12,7 +12,7 @@ type frame struct {
 	mounts []*Mount
 }
 
-// Rates holds the rates of a sequence since an earlier poll. Shares are fractions from 0 to 1. It
+// Rates holds the rates of a sequence since an earlier poll. Fractions are from 0 to 1. A Rates
 // belongs to one goroutine.
 type Rates struct {
 	Batches        float64  `json:"batches_per_second"`

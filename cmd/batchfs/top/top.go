@@ -106,7 +106,7 @@ type model struct {
 	frames        []*frame             // oldest first, at most windowFrames
 	history       map[string][]float64 // recent batches per second, by mountpoint and sequence
 	width, height int
-	scroll        int // index of the first line below the headline
+	scroll        int // lines below the headline that are scrolled out
 	err           error
 }
 

@@ -17,7 +17,7 @@ type line struct {
 	isBad bool
 }
 
-// badWaitFraction is the fraction of its time that a reader must wait to be highlighted.
+// badWaitFraction is the largest fraction of time that a reader may wait without being highlighted.
 const badWaitFraction = 0.05
 
 // lines renders a frame for a screen of the given width. history has the batches per second of each
@@ -44,6 +44,7 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 	return all
 }
 
+// headline says whether training waits for data, as far as top can see.
 func (f *frame) headline() line {
 	const question = "Is training waiting for data? "
 	var worst *Reader
@@ -134,7 +135,7 @@ func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 	return all
 }
 
-// truncate shortens a text to a width, if each rune takes one column.
+// truncate shortens a text to a width in columns. It assumes that each rune takes one.
 func truncate(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text
@@ -181,8 +182,8 @@ func sparkline(values []float64) string {
 	return b.String()
 }
 
-// screen renders the first line and then the lines from 1+from, as many as fit, without control
-// characters. It writes red before a line of bad news, and plain after it.
+// screen renders the first line, and then as many lines as fit, beginning with line 1+from, without
+// control characters. It writes red before a line of bad news, and plain after it.
 func screen(all []line, from, width, height int, red, plain string) string {
 	var b strings.Builder
 	for i, l := range slices.Concat(all[:1], all[min(1+from, len(all)):]) {

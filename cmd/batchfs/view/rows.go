@@ -20,7 +20,7 @@ type row struct {
 	Epoch    uint64            `json:"epoch"`
 	Source   int               `json:"source"`
 	Segments []segment         `json:"segments"`
-	Text     []jsontext.String `json:"text"`   // one per token: x, and the last y
+	Text     []jsontext.String `json:"text"`   // one text per token of x, and that of the last y
 	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
 }
 

@@ -14,7 +14,7 @@ import (
 // Limits of one response. The page continues with another request.
 const (
 	maxSearched = 1 << 22 // tokens per request
-	pieceLen    = 1 << 16 // tokens to decode at a time
+	pieceLen    = 1 << 16 // tokens decoded at a time
 	maxHits     = 20
 	contextLen  = 48 // bytes of text before and after a hit
 )
@@ -25,7 +25,7 @@ type searchResult struct {
 }
 
 type hit struct {
-	Pos    int64           `json:"pos"` // position of its first token among those of all sources
+	Pos    int64           `json:"pos"` // position of the first token, counted over all sources
 	Before jsontext.String `json:"before"`
 	After  jsontext.String `json:"after"`
 }

@@ -1,10 +1,10 @@
 // Package view serves a web page that shows batches as a trainer gets them: their rows as text, the
-// origin of each token, and which tokens are masked. A [View] shows only the sequences that were
-// added to it.
+// origin of each token, and which tokens are masked. A [View] shows the sequences that were added
+// to it.
 //
-// Any program on the machine, and any site in a browser there, can send requests to the page. So
-// its address contains a secret key, and it rejects requests from other sites. Serve it with
-// package web, which rejects requests for other hosts.
+// Any program on the machine, and any site in a browser there, can send requests to the page.
+// Therefore, its address contains a secret key, and the page rejects requests from other sites.
+// Serve it with package web, which rejects requests for other hosts.
 package view
 
 import (
@@ -124,6 +124,7 @@ func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(response)
 }
 
+// respond returns the response to a request for one of the page's JSON paths.
 func (v *View) respond(r *http.Request, path string) (any, error) {
 	q, err := numbersOf(r)
 	if err != nil {

@@ -41,8 +41,8 @@ func Write(t testing.TB, files map[string]string) {
 	}
 }
 
-// Positions writes token files, with the number of tokens by name. A token has 4 bytes; its value
-// is its position in all files together, sorted by name.
+// Positions writes token files with the given numbers of tokens. A token has 4 bytes; its value is
+// its position in all files together, sorted by name.
 func Positions(t testing.TB, files map[string]int) {
 	t.Helper()
 	next := uint32(0)
@@ -60,14 +60,15 @@ func Positions(t testing.TB, files map[string]int) {
 // Small is the beginning of a configuration with small batches of tokens from Positions.
 const Small = "[batch]\nbatch_size = 3\nblock_size = 4\ntoken_dtype = 'uint32'\ndtype = 'uint32'\n"
 
-// Mixture returns a split mix of two sources, both of a.bin, with further lines for their tables,
-// which begin on lines 1 and 4.
+// Mixture returns the configuration of a split, mix, with two sources, both of a.bin, and further
+// lines in their tables, which begin on lines 1 and 4.
 func Mixture(first, second string) string {
 	const source = "[[splits.mix.sources]]\ntokens = 'a.bin'\n"
 	return source + first + "\n" + source + second
 }
 
-// TorchState returns the torch.get_rng_state() of a seeded generator, with b at index at.
+// TorchState returns the torch.get_rng_state() of a seeded generator, with its bytes from at on
+// replaced by b.
 func TorchState(at int, b ...byte) string {
 	raw := make([]byte, 5056)
 	raw[8], raw[12] = 1, 1

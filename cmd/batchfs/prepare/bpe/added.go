@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// An addedSet finds added tokens in a text before the rest is split. It also finds the name of a
-// special token, so that no other token is found inside it, but leaves it to be encoded as ordinary
-// text. A nil *addedSet is empty.
+// An addedSet finds added tokens in a text before the rest is split. It also finds names of special
+// tokens, so that no other token is found inside them, but leaves those names to be encoded as
+// ordinary text. A nil *addedSet is empty.
 type addedSet struct {
 	tokens     map[string]addedToken // keyed by text
 	firstBytes [256]bool
@@ -70,8 +70,8 @@ func (t *Tokenizer) Joins(before, after byte) bool {
 	})
 }
 
-// split yields the text before each token together with the token; at the end, the rest and
-// noToken. It finds the leftmost token, and the longest one at a position.
+// split yields the text before each token, together with the token. At the end, it yields the rest
+// and noToken. It finds the leftmost token, and the longest one at a position.
 func (a *addedSet) split(text []byte) iter.Seq2[[]byte, uint32] {
 	return func(yield func([]byte, uint32) bool) {
 		for i := 0; a != nil && i < len(text); {

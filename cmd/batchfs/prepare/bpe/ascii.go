@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// asciiSets says what a byte is: in each quarter of the number, one bit for a letter, a digit,
-// white space, and " ".
+// asciiSets says what each byte is: the lowest bits of the four quarters of a number are set for a
+// letter, a digit, white space, and " ".
 var asciiSets [256]uint64
 
 func fillASCIISets() {
@@ -27,8 +27,8 @@ func setsOf8Bytes(b uint64) uint64 {
 		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
-// pieceStartsGPT2 returns the positions at which pieces begin, as bits, in the next 64 bytes or up
-// to the first that is not ASCII. It leaves out position 0, and ignores contractions.
+// pieceStartsGPT2 returns the positions at which pieces begin, as bits, in up to 64 ASCII bytes at
+// the beginning of text. It leaves out position 0, and ignores contractions.
 func pieceStartsGPT2(text []byte) uint64 {
 	const notASCII = 0x8080808080808080
 	var letter, digit, space, blank uint64

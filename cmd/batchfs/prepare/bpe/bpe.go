@@ -51,6 +51,7 @@ type Tokenizer struct {
 	addedSets   [2]*addedSet
 }
 
+// finish sets the fields that depend on the tokens, the merges and the added tokens.
 func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 	fillClasses()
 	var known [256]bool
@@ -120,8 +121,8 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 	return []byte(t.tokens[token])
 }
 
-// An Encoder belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB more for long
-// pieces.
+// An Encoder encodes texts. It belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB
+// more for long pieces.
 type Encoder struct {
 	tokenizer *Tokenizer
 	cache     pieceCache
@@ -156,8 +157,8 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// append splits up to 256 pieces and looks all of them up before it appends their tokens, so that
-// lookups overlap; see pieceCache.startLookups.
+// append looks up as many as 256 pieces before it appends the tokens of the first, so that lookups
+// overlap; see pieceCache.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.tokenizer.pieceEnds(text, i, e.ends[:])]
@@ -177,9 +178,8 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// appendUncached appends the tokens of a piece that no entry of the cache holds: those in its
-// overflow, or newly computed ones, which it caches. hasEntry says whether an entry refers to the
-// overflow.
+// appendUncached appends the tokens of a piece that no entry of the cache holds. It takes them from
+// the overflow, or computes and caches them. hasEntry says whether an entry refers to the overflow.
 func (e *Encoder) appendUncached(tokens []uint32, piece []byte, hasEntry bool) []uint32 {
 	if hasEntry || len(piece) > shortBytes {
 		if rest, ok := e.cache.overflow[string(piece)]; ok {

@@ -29,7 +29,8 @@ const (
 
 func (c class) isAnyOf(several class) bool { return c&several != 0 }
 
-// classes has the class of each character after a call to fillClasses. Only prepare needs this MiB.
+// classes has the class of each character after a call to fillClasses. Only processes with a
+// Tokenizer need this MiB.
 var classes [utf8.MaxRune + 1]class
 
 var fillClasses = sync.OnceFunc(func() {

@@ -13,8 +13,9 @@ import (
 // ReadHuggingFace reads a tokenizer.json of Hugging Face with byte-level BPE, as in GPT-2, Llama 3,
 // Qwen and GPT-4o. The error names the first unsupported feature.
 //
-// It encodes like tokenizers with add_special_tokens=False: truncation, padding and tokens to put
-// around a text are ignored. Added tokens that are not special are always found in a text.
+// The result encodes like the tokenizers library with add_special_tokens=False: it ignores
+// truncation, padding and tokens to put around a text. Added tokens that are not special are always
+// found in a text.
 func ReadHuggingFace(path string) (*Tokenizer, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -47,7 +48,7 @@ type tokenizerFile struct {
 	PreTokenizer  *stage `json:"pre_tokenizer"`
 	PostProcessor *stage `json:"post_processor"`
 	Model         struct {
-		Type         string            `json:"type"` // missing in old files
+		Type         string            `json:"type"` // empty in old files
 		Dropout      float64           `json:"dropout"`
 		Prefix       string            `json:"continuing_subword_prefix"`
 		Suffix       string            `json:"end_of_word_suffix"`

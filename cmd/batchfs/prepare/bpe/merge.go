@@ -114,8 +114,9 @@ type link struct {
 	merge      uint64 // merge of this token and the next one
 }
 
-// appendLong takes n log n time, for pieces such as a hundred thousand spaces. A merge in the queue
-// may have become impossible; its rank then no longer matches the link's.
+// appendLong appends the tokens of a long piece, such as a hundred thousand spaces, in n log n
+// time. A merge in the queue may have become impossible; its rank then no longer matches the
+// link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	links := make([]link, len(piece))
 	var q minheap.Heap // rank<<32 | position of each merge, so the leftmost of equal ranks is first

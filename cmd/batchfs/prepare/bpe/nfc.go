@@ -9,10 +9,10 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC, exactly as tokenizers computes it. That differs from package norm in
-// three ways: marks added after Unicode 9 are not known; no joiner (U+034F) is inserted after 30
-// marks; and norm confuses characters whose lower 16 bits are equal, so it composes U+10061 and an
-// accent into an accented a.
+// nfc returns a text in NFC, exactly as the tokenizers library computes it. That differs from
+// package norm in three ways: marks added after Unicode 9 are not known; no joiner (U+034F) is
+// inserted after 30 marks; and norm confuses characters whose lower 16 bits are equal, so it
+// composes U+10061 and an accent into an accented a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
@@ -32,7 +32,7 @@ func nfc(text []byte) []byte {
 }
 
 // marksSinceUnicode10 has the characters of Unicode 10 and later that are reordered as marks or
-// compose with the character before them. To tokenizers, they are letters.
+// compose with the character before them. The tokenizers library treats them as letters.
 var marksSinceUnicode10 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},

@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	shortBytes   = 15 // bytes of a piece that fit into an entry
-	inlineTokens = 4  // tokens that fit into an entry
-	setBits      = 19
+	shortBytes   = 15      // bytes of a piece that fit into an entry
+	inlineTokens = 4       // tokens that fit into an entry
+	setBits      = 19      // log2 of the number of sets
 	maxOverflow  = 1 << 16 // pieces
 )
 
@@ -25,8 +25,8 @@ type pieceCache struct {
 // A pieceTokens is a cache entry. Its key consists of the bytes of a short piece and their count,
 // so entries of different pieces never match.
 type pieceTokens struct {
-	// The top four bits of keyHigh are the number of tokens. If it exceeds inlineTokens, they are
-	// in the overflow.
+	// The top four bits of keyHigh hold the number of tokens. If that exceeds inlineTokens, the
+	// tokens are in the overflow.
 	keyLow, keyHigh uint64
 	tokens          [inlineTokens]uint32
 }
@@ -75,8 +75,8 @@ type lookup struct {
 }
 
 // startLookups prepares the lookups of the pieces from text[i] on, and reads one word of each set,
-// so that the processor waits for many reads at a time. A loop that also compared would wait for
-// one after the other.
+// so that the processor waits for many reads at a time. If the loop also compared keys, it would
+// wait for one read after the other.
 func (c *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
 	for j, end := range ends {
@@ -96,7 +96,7 @@ func (c *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []i
 func (c *pieceCache) find(l *lookup) *pieceTokens {
 	set := &c.sets[l.set]
 	way := 0
-	if set[1].matches(l.keyLow, l.keyHigh) { // a conditional move instead of a branch
+	if set[1].matches(l.keyLow, l.keyHigh) { // compiles to a conditional move instead of a branch
 		way = 1
 	}
 	if found := &set[way&1]; found.matches(l.keyLow, l.keyHigh) {

@@ -252,7 +252,7 @@ func matchSymbols(text []byte, i int, c class, n int) int {
 	return i
 }
 
-// skipNewlines returns the end of a run of \r, \n and the byte more.
+// skipNewlines returns the end of the run of \r, \n and the byte more that begins at i.
 func skipNewlines(text []byte, i int, more byte) int {
 	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
 		i++
@@ -260,8 +260,8 @@ func skipNewlines(text []byte, i int, more byte) int {
 	return i
 }
 
-// matchSpaces matches `\s+`. It returns its end, the beginning of its last character, and the end
-// of its last newline, or 0.
+// matchSpaces matches `\s+`. It returns the end of the match, the beginning of its last character,
+// and the end of its last newline, or 0 if there is none.
 func matchSpaces(text []byte, i int) (end, last, line int) {
 	for i < len(text) {
 		c, n := classAt(text, i)
@@ -276,8 +276,8 @@ func matchSpaces(text []byte, i int) (end, last, line int) {
 	return i, last, line
 }
 
-// spacePieceEnd matches `\s*[\r\n]+|\s+(?!\S)|\s+`, after `\s+$|` if trailing is true: white space
-// up to its last newline, or all but its last character, which belongs to what follows.
+// spacePieceEnd matches `\s*[\r\n]+|\s+(?!\S)|\s+`, preceded by `\s+$|` if trailing is true: white
+// space up to its last newline, or all but its last character, which belongs to what follows.
 func spacePieceEnd(text []byte, i int, trailing bool) int {
 	switch end, last, line := matchSpaces(text, i); {
 	case trailing && end == len(text):
