@@ -47,8 +47,8 @@ func (r *reply) Done() {
 	}
 }
 
-// Done accounts for a READ. It counts a request once, even if the kernel sends it again.
-func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
+// Succeeded accounts for a READ. It counts a request once, even if the kernel sends it again.
+func (t *tree) Succeeded(in *fuse.ReadIn, result fuse.ReadResult) {
 	r, ok := result.(*reply)
 	if !ok { // the file shows no batches
 		return

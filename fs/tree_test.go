@@ -180,7 +180,7 @@ func (r *reader) repeat(off int64, n int) ([]byte, fuse.Status) {
 	}
 	data, _ := result.Bytes(nil)
 	data = bytes.Clone(data)
-	r.Done(in, result)
+	r.Succeeded(in, result)
 	result.Done()
 	return data, status
 }

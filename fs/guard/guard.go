@@ -43,7 +43,7 @@ type FileSystem interface {
 	CostOfRead(in *fuse.ReadIn) Cost
 
 	// Done counts a READ that succeeded before the timeout. Its reply is about to be sent.
-	Done(in *fuse.ReadIn, reply fuse.ReadResult)
+	Succeeded(in *fuse.ReadIn, reply fuse.ReadResult)
 
 	// Rollback undoes the side effects of request id, which timed out or panicked: a READ of next
 	// returns its batch number. Discard releases the reply of a READ that timed out.
@@ -177,7 +177,7 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 		})
 	switch {
 	case status.Ok() && !timedOut:
-		g.Done(in, reply)
+		g.Succeeded(in, reply)
 		reply = g.splits[cost.Split].freeWhenSent(reply, buf)
 	case !status.Ok() && cost.Pages != Pages{}:
 		time.Sleep(pageCachePause)

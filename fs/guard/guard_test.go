@@ -50,7 +50,9 @@ func (d *hangingDisk) cost(node uint64, rows int64, reply int) Cost {
 	return Cost{Split: int(node), Rows: rows, ReplyBytes: reply}
 }
 
-func (d *hangingDisk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.record("done %d", in.Unique) }
+func (d *hangingDisk) Succeeded(in *fuse.ReadIn, _ fuse.ReadResult) {
+	d.record("succeeded %d", in.Unique)
+}
 func (d *hangingDisk) Rollback(id uint64)                            { d.record("undo %d", id) }
 func (d *hangingDisk) Discard(fuse.ReadResult)                       { d.record("discard") }
 func (d *hangingDisk) Forget(node, n uint64)                         { d.record("forget %d of %d", n, node) }
@@ -277,7 +279,7 @@ func TestCalls(t *testing.T) {
 	g := newTestGuard(t, 1, 64<<20)
 	handled := 0
 	g.disk.onHandle = func() { handled++ }
-	if status := g.read(1, 1, 100); !status.Ok() || handled+int(g.disk.costs.Load()) != 2 || !slices.Equal(g.disk.calls, []string{"done 2"}) {
+	if status := g.read(1, 1, 100); !status.Ok() || handled+int(g.disk.costs.Load()) != 2 || !slices.Equal(g.disk.calls, []string{"succeeded 2"}) {
 		t.Errorf("a READ: %v, %d handlers, %d costs, calls: %q", status, handled, g.disk.costs.Load(), g.disk.calls)
 	}
 	if status := g.GetAttr(nil, &fuse.GetAttrIn{}, &fuse.AttrOut{}); !status.Ok() || g.disk.costs.Load() != 2 || len(g.disk.calls) != 1 {

@@ -211,9 +211,9 @@ type freeingReply struct {
 	buf []byte
 }
 
-func (t *freeingReply) Done() {
-	freePages(t.buf) // first, because Done may prefetch and take long
-	t.slicedReply.Done()
+func (r *freeingReply) Done() {
+	freePages(r.buf) // first, because Done may prefetch and take long
+	r.slicedReply.Done()
 }
 
 // freePages returns the whole pages within buf to the kernel. buf stays usable, but loses its

@@ -12,7 +12,7 @@ func (s *Shared) BeginAttempt(id uint64) bool {
 	if id&Resent == 0 {
 		return false
 	}
-	a := s.attemptAt(id)
+	a := s.resentRequestAt(id)
 	if a.id.Load() != id { // may overwrite another request
 		a.crashes.Store(s.Crashes.Load())
 		a.id.Store(id)
@@ -23,9 +23,11 @@ func (s *Shared) BeginAttempt(id uint64) bool {
 // EndAttempt records that a request has its reply.
 func (s *Shared) EndAttempt(id uint64) {
 	if id&Resent != 0 {
-		s.attemptAt(id).id.CompareAndSwap(id, 0)
+		s.resentRequestAt(id).id.CompareAndSwap(id, 0)
 	}
 }
 
-// attemptAt returns the element for a request. Ids are even.
-func (s *Shared) attemptAt(id uint64) *attempt { return &s.attempts[id/2%maxAttempts] }
+// resentRequestAt returns the element for a request. Ids are even.
+func (s *Shared) resentRequestAt(id uint64) *resentRequest {
+	return &s.resentRequests[id/2%maxResentRequests]
+}

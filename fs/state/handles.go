@@ -115,12 +115,12 @@ func NewHandles(shared *Shared) *Handles {
 			h.free = append(h.free, uint32(i))
 		}
 	}
-	if p := &shared.assigning; p.id.Load() != 0 {
+	if a := &shared.assigning; a.id.Load() != 0 {
 		// Nothing was assigned later. If the cursor is beyond the number, the number was taken.
-		if s := h.slot(p.fh.Load()); h.sequenceOf(s).Cursor.Load() > p.number.Load() {
+		if s := h.slot(a.fh.Load()); h.sequenceOf(s).Cursor.Load() > a.number.Load() {
 			h.completeTake(s)
 		}
-		p.id.Store(0)
+		a.id.Store(0)
 	}
 	return h
 }
@@ -309,33 +309,33 @@ func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 		}
 	}
 	h.applySeek(s.sequence.Load())
-	p, cursor := &h.shared.assigning, &h.sequenceOf(s).Cursor
-	p.fh.Store(r.FH)
-	p.number.Store(cursor.Load())
-	p.version.Store(uint64(r.Version))
+	a, cursor := &h.shared.assigning, &h.sequenceOf(s).Cursor
+	a.fh.Store(r.FH)
+	a.number.Store(cursor.Load())
+	a.version.Store(uint64(r.Version))
 	failpoint.Hit("want")
-	p.id.Store(r.ID)
+	a.id.Store(r.ID)
 	failpoint.Hit("ask")
-	cursor.Store(p.number.Load() + 1)
+	cursor.Store(a.number.Load() + 1)
 	h.completeTake(s)
 	failpoint.Hit("taken")
-	p.id.Store(0)
+	a.id.Store(0)
 	return nil
 }
 
 func (h *Handles) completeTake(s *slot) {
-	p := &h.shared.assigning
+	a := &h.shared.assigning
 	failpoint.Hit("note")
-	s.number.Store(p.number.Load())
+	s.number.Store(a.number.Load())
 	failpoint.Hit("number")
-	s.assignedRequest.Store(p.id.Load())
+	s.assignedRequest.Store(a.id.Load())
 	failpoint.Hit("holder")
 	s.cutOffset.Store(0)
 	s.reads.Store(0)
 	s.lastCounted.Store(0)
 	s.forgetRanges()
 	failpoint.Hit("ranges")
-	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | hasBatch | p.version.Load()<<versionShift)
+	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | hasBatch | a.version.Load()<<versionShift)
 }
 
 // Commit records that a request has its reply.

@@ -26,7 +26,7 @@ func (h *Handles) read(fh, id uint64, r FileRange, version Version) (k uint64, o
 	return k, err == nil
 }
 
-type killedAt string // name of the failpoint at which a worker panics
+type failpointPanic string // name of the failpoint at which a worker panics
 
 // killAt runs f until it reaches a failpoint for the n-th time, and reports whether it did.
 func killAt(point string, n int, f func()) (dead bool) {
@@ -34,12 +34,12 @@ func killAt(point string, n int, f func()) (dead bool) {
 	failpoint.Hit = func(name string) {
 		if name == point {
 			if n--; n == 0 {
-				panic(killedAt(point))
+				panic(failpointPanic(point))
 			}
 		}
 	}
 	defer func() {
-		if r := recover(); r != nil && r != killedAt(point) {
+		if r := recover(); r != nil && r != failpointPanic(point) {
 			panic(r)
 		} else {
 			dead = r != nil

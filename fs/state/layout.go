@@ -24,13 +24,13 @@ type Shared struct {
 	slots     *[MaxHandles]slot
 	// manyRanges has the ranges of slots with more than maxInline. Pages that were never written
 	// take no memory.
-	manyRanges  *[MaxHandles][2][maxRanges]byteRange
-	assignments *[maxAssignments]assignment
-	unfinished  *[maxUnfinished]unfinishedRead
-	names       *names
-	attempts    *[maxAttempts]attempt
-	readers     *[MaxHandles]ReaderStats // one per slot
-	infos       *[MaxSequences]sequenceInfo
+	manyRanges     *[MaxHandles][2][maxRanges]byteRange
+	assignments    *[maxAssignments]assignment
+	unfinished     *[maxUnfinished]unfinishedRead
+	names          *names
+	resentRequests *[maxResentRequests]resentRequest
+	readers        *[MaxHandles]ReaderStats // one per slot
+	infos          *[MaxSequences]sequenceInfo
 	// RowsBySource counts rows by split number and source. A split's last element also counts the
 	// rows of all further sources.
 	RowsBySource    *[MaxSequences][MaxSources]SourceRows
@@ -45,7 +45,7 @@ type Shared struct {
 func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
-		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
+		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
 	}
 }
@@ -223,13 +223,13 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt is a resent request without a reply. A later request can overwrite it.
-type attempt struct {
+// A resentRequest is a resent request without a reply. A later request can overwrite it.
+type resentRequest struct {
 	id      atomic.Uint64 // request id; or 0
 	crashes atomic.Uint64 // value of Crashes when the request was first resent
 }
 
-const maxAttempts = 1 << 12
+const maxResentRequests = 1 << 12
 
 // A Name is a name that was looked up in a directory.
 type Name struct {

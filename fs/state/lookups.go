@@ -146,8 +146,8 @@ func (s *Shared) FreeNumbers() (free, retired []int) {
 	return free, retired
 }
 
-// beginLookups discards the records of the previous sequence with this number.
-func (s *Shared) beginLookups(number int) {
+// resetLookups discards the records of the previous sequence with this number.
+func (s *Shared) resetLookups(number int) {
 	d := &s.lookups.directories[number]
 	d.retiredAt.Store(0)
 	if d.inodes[0].Load() == 0 {

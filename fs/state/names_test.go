@@ -30,7 +30,7 @@ func TestExhausted(t *testing.T) {
 		if worker%2 > 0 {
 			s.Crashes.Add(1)
 		}
-		for other := uint64(4); other < 2*maxAttempts; other += 2 {
+		for other := uint64(4); other < 2*maxResentRequests; other += 2 {
 			s.EndAttempt(other | Resent)
 			if s.BeginAttempt(other | Resent) {
 				t.Fatalf("worker %d: request %d is exhausted", worker, other)

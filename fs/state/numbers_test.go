@@ -22,18 +22,18 @@ const (
 	anyNumber = -2
 )
 
-type steps struct {
+type stepRunner struct {
 	h       *Handles
 	handles map[int]uint64
 	reads   map[uint64]ReadRequest // requests by id
 	ids     uint64
 }
 
-func newSteps(t *testing.T) *steps {
-	return &steps{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
+func newStepRunner(t *testing.T) *stepRunner {
+	return &stepRunner{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
 }
 
-func (s *steps) run(t *testing.T, i int, st step) {
+func (s *stepRunner) run(t *testing.T, i int, st step) {
 	t.Helper()
 	const part, size = 100, 1200
 	sequence := &s.h.shared.Sequences[1]
@@ -177,7 +177,7 @@ func TestNumbers(t *testing.T) {
 		}, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSteps(t)
+			s := newStepRunner(t)
 			for again := range test.times {
 				for i, st := range test.steps {
 					if st.want >= 0 {
@@ -193,7 +193,7 @@ func TestNumbers(t *testing.T) {
 // If there is no room for another unfinishedRead, a read that would interrupt another thread fails.
 // All other threads get the rest of their batches.
 func TestTooManyUnfinishedReads(t *testing.T) {
-	s := newSteps(t)
+	s := newStepRunner(t)
 	const last = maxUnfinished + 1
 	for i := range last {
 		s.run(t, i, step{to: 6, cut: true, thread: uint64(i), want: i})

@@ -36,16 +36,16 @@ type ReaderStats struct {
 	Waited   atomic.Int64  // nanoseconds from requests to their replies
 	Gap      atomic.Int64  // nanoseconds from replies to the next requests
 
-	// changedAt is the clock.Now of the last reply or, while the reader waits for one, the negated
-	// clock.Now at which its request began.
-	changedAt atomic.Int64
+	// signedSince is the clock.Now of the last reply or, while the reader waits for one, the
+	// negated clock.Now at which its request began.
+	signedSince atomic.Int64
 }
 
 // Since reports whether the reader is waiting for a reply, and for how long. Otherwise, d is the
 // time since its last reply.
 func (r *ReaderStats) Since() (waits bool, d time.Duration) {
-	changedAt := r.changedAt.Load()
-	return changedAt < 0, time.Duration(clock.Now() - max(changedAt, -changedAt))
+	signedSince := r.signedSince.Load()
+	return signedSince < 0, time.Duration(clock.Now() - max(signedSince, -signedSince))
 }
 
 // Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.
@@ -68,15 +68,15 @@ func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, wa
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
-	switch changedAt := r.reader.changedAt.Swap(-r.began); {
-	case changedAt > 0:
+	switch signedSince := r.reader.signedSince.Swap(-r.began); {
+	case signedSince > 0:
 		r.hasReadBefore = true
-		gap := max(began-changedAt, 0) // another thread on the handle may have had a later reply
+		gap := max(began-signedSince, 0) // another thread on the handle may have had a later reply
 		r.reader.Gap.Add(gap)
 		r.sequence.Gap.Add(gap)
-	case changedAt < 0 && id&Resent != 0:
-		r.began, r.hasReadBefore = -changedAt, true
-		r.reader.changedAt.Store(changedAt)
+	case signedSince < 0 && id&Resent != 0:
+		r.began, r.hasReadBefore = -signedSince, true
+		r.reader.signedSince.Store(signedSince)
 	}
 	return r
 }
@@ -87,7 +87,7 @@ func (r ReadTimer) End() {
 		return
 	}
 	now := clock.Now()
-	r.reader.changedAt.Store(now)
+	r.reader.signedSince.Store(now)
 	if r.hasReadBefore {
 		r.reader.Waited.Add(now - r.began)
 		r.sequence.Waited.Add(now - r.began)
@@ -98,12 +98,12 @@ func (r ReadTimer) End() {
 // Discard records that the request failed. The wait does not count.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
-		r.reader.changedAt.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
+		r.reader.signedSince.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
 	}
 }
 
 // EndFailedRead records that a request for a handle of next failed.
-func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].changedAt.Store(clock.Now()) }
+func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].signedSince.Store(clock.Now()) }
 
 // pickSlot returns the index in free of a slot that this thread had for this sequence before, or
 // else the last index. free must not be empty. It checks only a few slots; if more readers open
@@ -125,7 +125,7 @@ func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	r.Sequence.Store(0)
 	r.Waited.Store(0)
 	r.Gap.Store(0)
-	r.changedAt.Store(0)
+	r.signedSince.Store(0)
 	r.Thread.Store(uint64(thread))
 	r.Sequence.Store(uint64(sequence))
 }

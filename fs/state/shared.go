@@ -16,12 +16,12 @@ import (
 )
 
 // Set sets the text to a copy of b, cut to 4096 bytes.
-func (m *Text) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
+func (t *Text) Set(b []byte) { t.len.Store(uint64(copy(t.bytes[:], b))) }
 
 // Get returns the text. The result aliases the shared memory.
-func (m *Text) Get() []byte { return m.bytes[:min(m.len.Load(), uint64(len(m.bytes)))] }
+func (t *Text) Get() []byte { return t.bytes[:min(t.len.Load(), uint64(len(t.bytes)))] }
 
-func (m *Text) String() string { return string(m.Get()) }
+func (t *Text) String() string { return string(t.Get()) }
 
 // Used reports whether the number belongs to a sequence.
 func (q *SequenceState) Used() bool { return q.used.Load() != 0 }
@@ -78,7 +78,7 @@ func (s *Shared) Add(number int, name string, initialCursor uint64, user uint32)
 	q.Lookups.Store(0)
 	setText(q.name[:], name)
 	setText(q.lastError[:], "")
-	s.beginLookups(number)
+	s.resetLookups(number)
 	q.used.Store(1)
 }
 
@@ -92,7 +92,7 @@ func (s *Shared) NewConnection() {
 	s.InitReply.Set(nil)
 	for i := range s.slotsUsed.Load() {
 		s.slots[i].sequence.Store(0)
-		s.readers[i].changedAt.Store(0)
+		s.readers[i].signedSince.Store(0)
 	}
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)
@@ -101,7 +101,7 @@ func (s *Shared) NewConnection() {
 	s.assigning.id.Store(0)
 	clear(s.assignments[:])
 	clear(s.unfinished[:])
-	clear(s.attempts[:])
+	clear(s.resentRequests[:])
 	clear(s.countedRequests[:])
 	s.lookups.counting.id.Store(0)
 	clear(s.lookups.countedLookups[:])

@@ -11,16 +11,16 @@ import (
 	"batchfs/internal/clock"
 )
 
-// appointWorker makes the standby the worker or, without a standby, starts Options.Worker(reload).
-func (s *supervisor) appointWorker(reload bool) (err error) {
+// appointWorker makes the standby the worker or, without a standby, starts Options.Worker.
+func (s *supervisor) appointWorker(isRestart bool) (err error) {
 	if !s.servingSince.IsZero() && !s.kernelResends() {
 		if err := s.remount(); err != nil {
 			return err
 		}
 	}
 	if s.worker, s.standby = s.standby, nil; s.worker == nil {
-		if s.worker, err = s.startProcess(reload); err != nil {
-			return s.scheduleRetry(err, reload)
+		if s.worker, err = s.startProcess(isRestart); err != nil {
+			return s.scheduleRetry(err, isRestart)
 		}
 	}
 	if s.worker.isPrepared {
@@ -29,12 +29,12 @@ func (s *supervisor) appointWorker(reload bool) (err error) {
 	return nil
 }
 
-func (s *supervisor) startProcess(reload bool) (*workerProcess, error) {
-	p, err := startWorker(s.Worker(reload), s.connection, s.sharedMemory, s.Snapshot)
+func (s *supervisor) startProcess(isRestart bool) (*workerProcess, error) {
+	p, err := startWorker(s.Worker(isRestart), s.connection, s.sharedMemory, s.Snapshot)
 	if err != nil {
 		return nil, resourceError{err}
 	}
-	p.isReload = reload
+	p.isRestart = isRestart
 	return p, nil
 }
 
@@ -43,7 +43,7 @@ func (s *supervisor) promote() error {
 	p.isPromoted, p.startupTime = true, 0
 	s.repliesBefore = s.shared.Replies.Load()
 	if err := p.send(msgServe); err != nil {
-		return s.workerFailed(p, p.failure(message{}))
+		return s.processFailed(p, p.killFailed(message{}))
 	}
 	return nil
 }
@@ -64,11 +64,11 @@ func (s *supervisor) recordServing() {
 	switch {
 	case isFirst:
 		s.Serving(s.shared)
-	case p.isReload:
+	case p.isRestart:
 		s.Log.Info("restarted: a new worker is serving", "pid", pid)
 		s.Restarted(pid)
 		s.endRestart("")
-		p.isReload = false
+		p.isRestart = false
 	default:
 		s.Log.Warn("the worker failed: another has taken over", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)
 	}
@@ -76,15 +76,15 @@ func (s *supervisor) recordServing() {
 	s.ensureStandby()
 }
 
-// workerFailed kills a process that has ended or should end. If it was the worker, another will be
-// tried.
-func (s *supervisor) workerFailed(p *workerProcess, why error) error {
+// processFailed kills a process that has ended or should end. If it was the worker, another will
+// be tried.
+func (s *supervisor) processFailed(p *workerProcess, why error) error {
 	p.kill()
 	switch {
 	case p == s.standby:
 		s.standby = nil
-		if p.isReload {
-			s.refuseRestart(why)
+		if p.isRestart {
+			s.rejectRestart(why)
 		} else {
 			s.Log.Debug("the standby failed", "err", why)
 		}
@@ -94,14 +94,14 @@ func (s *supervisor) workerFailed(p *workerProcess, why error) error {
 		if !errors.As(why, new(resourceError)) {
 			s.shared.Crashes.Add(1)
 		}
-		if s.standby != nil && s.standby.isReload {
-			s.workerFailed(s.standby, errors.New("the worker failed during the restart; try again"))
+		if s.standby != nil && s.standby.isRestart {
+			s.processFailed(s.standby, errors.New("the worker failed during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.loggedShortage = 0, 0, false
 		}
 	}
-	return s.scheduleRetry(why, p.isReload)
+	return s.scheduleRetry(why, p.isRestart)
 }
 
 // drainSnapshots handles the snapshots that the worker sent before it ended.
@@ -166,7 +166,7 @@ func (s *supervisor) kernelResends() bool {
 func (s *supervisor) setSnapshot(file *os.File) {
 	s.Snapshot.Close()
 	s.Snapshot = file
-	if s.standby != nil && !s.standby.isReload {
+	if s.standby != nil && !s.standby.isRestart {
 		s.standby.kill()
 		s.standby = nil
 	}
@@ -177,7 +177,7 @@ func (s *supervisor) restart() {
 	var next *workerProcess
 	var err error
 	switch {
-	case s.standby != nil && s.standby.isReload:
+	case s.standby != nil && s.standby.isRestart:
 		return
 	case !s.graceEnd.IsZero():
 		err = errors.New("the mount is ending, and waits only for its open files to be closed")
@@ -187,7 +187,7 @@ func (s *supervisor) restart() {
 		next, err = s.startProcess(true)
 	}
 	if err != nil {
-		s.refuseRestart(err)
+		s.rejectRestart(err)
 		return
 	}
 	if s.standby != nil {
@@ -196,8 +196,8 @@ func (s *supervisor) restart() {
 	s.standby = next
 }
 
-// refuseRestart ends a restart without replacing the worker.
-func (s *supervisor) refuseRestart(err error) {
+// rejectRestart ends a restart without replacing the worker.
+func (s *supervisor) rejectRestart(err error) {
 	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
 	s.endRestart(err.Error())
 }

@@ -109,7 +109,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 	r := &testRun{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, behavior: behavior}
 	r.disconnect = sync.OnceFunc(func() { read.Close() })
 	r.supervisor = newSupervisor(Options{
-		Worker: func(reload bool) *exec.Cmd {
+		Worker: func(isRestart bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			cmd := exec.Command(os.Args[0])
@@ -300,7 +300,7 @@ func TestNoWorkerCanServe(t *testing.T) {
 		t.Skip("long")
 	}
 	for _, test := range []struct{ behavior, end string }{
-		{"none", "it lets one"}, {"have no thread", "it lets one"}, {"be killed when it serves", "it lets one"},
+		{"none", "recover"}, {"have no thread", "recover"}, {"be killed when it serves", "recover"},
 		{"none", "unmount"}, {"none", "stop"},
 	} {
 		t.Run(test.behavior+", "+test.end, func(t *testing.T) {
@@ -308,23 +308,23 @@ func TestNoWorkerCanServe(t *testing.T) {
 			r := newTestRun(t, "serve")
 			var tried atomic.Int64
 			worker := r.Worker
-			r.Worker = func(reload bool) *exec.Cmd {
+			r.Worker = func(isRestart bool) *exec.Cmd {
 				tried.Add(1)
-				cmd := worker(reload)
+				cmd := worker(isRestart)
 				if slices.Contains(cmd.Env, "WORKER=none") {
 					cmd.Path = "/dev/null" // cannot be executed
 				}
 				return cmd
 			}
 			r.awaitServing(t)
-			noError(t, r.workerFailed(r.standby, errors.New("it began too early")))
+			noError(t, r.processFailed(r.standby, errors.New("it began too early")))
 			r.setBehavior(test.behavior)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
 			testwait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
 			heartbeat := r.shared.Heartbeat.Load()
 			switch test.end {
-			case "it lets one":
+			case "recover":
 				r.setBehavior("serve")
 				testwait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > heartbeat })
 				r.disconnect()

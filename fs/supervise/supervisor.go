@@ -31,9 +31,9 @@ type Options struct {
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
 	// Worker returns the command of a worker, which must call ConnectSupervisor. The descriptors in
-	// its ExtraFiles begin at ExtraFd. With reload, it should load the program and the
+	// its ExtraFiles begin at ExtraFd. With isRestart, it should load the program and the
 	// configuration anew.
-	Worker   func(reload bool) *exec.Cmd
+	Worker   func(isRestart bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // replaces the worker
 	Stop     <-chan os.Signal // unmounts; a second signal skips the grace period
@@ -222,7 +222,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 		p.isPrepared = true
 		if p == s.worker {
 			return s.promote()
-		} else if p.isReload {
+		} else if p.isRestart {
 			return s.switchToStandby()
 		}
 	case m.text == msgServing && p.isPromoted:
@@ -233,7 +233,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	case p.isServing && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker can no longer serve", "err", strings.TrimPrefix(m.text, msgRefused))
 	default:
-		return s.workerFailed(p, p.failure(m))
+		return s.processFailed(p, p.killFailed(m))
 	}
 	return nil
 }
@@ -248,7 +248,7 @@ func (s *supervisor) ping() error {
 		return nil
 	}
 	if s.sinceLastPong += s.worker.runnableTime(s.pingEvery); s.sinceLastPong > s.unresponsiveLimit {
-		return s.workerFailed(s.worker, errors.New("it did not answer pings"))
+		return s.processFailed(s.worker, errors.New("it did not answer pings"))
 	}
 	s.worker.send(msgPing)
 	s.ensureStandby()
@@ -267,10 +267,10 @@ func (s *supervisor) checkProcesses() error {
 		_, isDying := p.mainThreadStatus()
 		switch {
 		case isDying:
-			return s.workerFailed(p, p.failure(message{}))
+			return s.processFailed(p, p.killFailed(message{}))
 		// If messages are queued, it is the supervisor that is slow.
 		case !p.isServing && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0:
-			return s.workerFailed(p, fmt.Errorf("the new worker was not ready within %v", limit))
+			return s.processFailed(p, fmt.Errorf("the new worker was not ready within %v", limit))
 		}
 	}
 	if !s.graceEnd.IsZero() {

@@ -53,7 +53,7 @@ type workerProcess struct {
 	publishedSnapshot *os.File      // snapshot that it sent before it served
 	cpuTime           time.Duration // processor time up to the last runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
-	isReload          bool          // whether it belongs to a restart in progress
+	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool
 	isServing         bool
@@ -129,9 +129,9 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	return p.startupTime > limit
 }
 
-// failure kills a process that sent an unexpected message m or, if m is zero, has ended. It returns
-// why the process does not serve.
-func (p *workerProcess) failure(m message) error {
+// killFailed kills a process that sent an unexpected message m or, if m is zero, has ended. It
+// returns why the process does not serve.
+func (p *workerProcess) killFailed(m message) error {
 	p.kill()
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
 		return errors.New(reason)
