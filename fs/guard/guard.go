@@ -4,11 +4,11 @@
 // A [Guard] is a fuse.RawFileSystem that wraps another one, the [FileSystem]. Every request that
 // may block goes through the same steps:
 //
-//	cost → register → admit → handle → done
+//	cost → register → admit → handle → end
 //
-// The Guard registers a request with its [Cost], and admits it once the limits of its split allow.
-// If the handler takes longer than Options.Timeout, the Guard replies with an error in its place,
-// and undoes what the handler does afterwards. If a handler panics, the reader gets an error.
+// The Guard registers a request with its [Cost], and admits it once its split's limits allow that.
+// If there is no reply within Options.Timeout, the Guard replies with an error, and undoes what the
+// handler does afterwards. If a handler panics, the reader gets an error.
 package guard
 
 import (
@@ -25,14 +25,14 @@ import (
 )
 
 // A FileSystem is the file system that a Guard wraps. It must be safe for concurrent use. For each
-// request, the Guard calls a cost method, the handler and, for a READ, Done. The FileSystem
-// calls the Guard only for permits to prefetch, after a reply.
+// request that may block, the Guard calls a cost method, the handler and, for a READ that succeeds,
+// Succeeded. The FileSystem calls the Guard only after a reply, for permits to prefetch.
 //
 // The cancel channel of a handler is closed when the request times out.
 type FileSystem interface {
 	fuse.RawFileSystem
 
-	// ServeRead handles READ in place of Read. waited is the time that the request waited for
+	// ServeRead handles a READ in place of Read. waited is the time that the request waited for
 	// admission.
 	ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
 
@@ -42,12 +42,14 @@ type FileSystem interface {
 	CostOfOpen(in *fuse.OpenIn) Cost
 	CostOfRead(in *fuse.ReadIn) Cost
 
-	// Done counts a READ that succeeded before the timeout. Its reply is about to be sent.
+	// Succeeded counts a READ that succeeded before the timeout. Its reply is about to be sent.
 	Succeeded(in *fuse.ReadIn, reply fuse.ReadResult)
 
 	// Rollback undoes the side effects of request id, which timed out or panicked: a READ of next
-	// returns its batch number. Discard releases the reply of a READ that timed out.
+	// returns its batch number.
 	Rollback(id uint64)
+
+	// Discard releases the reply of a READ that timed out.
 	Discard(reply fuse.ReadResult)
 
 	// FailRequest records err as the result of request id for a node, and returns its errno.
@@ -65,7 +67,7 @@ type Cost struct {
 	Pages Pages
 }
 
-// Pages is a byte range of a file; To is exclusive.
+// Pages is the byte range [From, To) of a file.
 type Pages struct{ From, To uint64 }
 
 // A Guard is a file system with limits and timeouts. It is safe for concurrent use.
@@ -75,7 +77,7 @@ type Guard struct {
 	FileSystem
 	opts Options
 
-	// mu guards the fields below, the fields of their elements, and the attempts in Options.Shared.
+	// mu guards the fields below, the fields of their elements, and the attempts of Options.Shared.
 	mu        sync.Mutex
 	splits    []split    // indexed by number
 	requests  []*request // registered requests
@@ -104,7 +106,7 @@ type request struct {
 	class      *class // nil if no limits apply
 	replyBytes int64  // taken from class.freeReplyBytes
 	pages      Pages  // see Cost.Pages
-	ticks      int    // age in ticks; a clock would also count while this process is stopped
+	ticks      int    // age in ticks; unlike a clock, ticks stop with this process
 	isQueued   bool
 	waited     time.Duration // time in class.queue
 	admitted   chan struct{} // receives a value on admission from class.queue
@@ -116,7 +118,7 @@ type request struct {
 var requestPool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
 
 const (
-	// longWait is the age from which a request makes its split count as unresponsive.
+	// longWait is the age from which a request marks its split as unresponsive.
 	longWait = time.Second
 
 	// pageCachePause delays the error of a READ for the page cache. For some mappings, the kernel
@@ -126,7 +128,7 @@ const (
 
 var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts)
 
-// New returns a Guard that wraps inner. The caller must start Run.
+// New returns a Guard that wraps inner. The caller must call Run in a goroutine.
 func New(inner FileSystem, o Options) *Guard {
 	o.Shared.Gauges.Waiting.Store(0)
 	o.Shared.ReplyBytes.Store(0)
@@ -144,7 +146,7 @@ func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWai
 //	OPEN     1 row or nothing     RELEASE
 //	READ     its rows and reply   Discard
 //
-// The batch number of a READ does not wait for the handler: Rollback returns it at the timeout.
+// Rollback returns the batch number of a READ at the timeout, without waiting for the handler.
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.serve(header, g.CostOfLookup(header, name), nil,
@@ -186,7 +188,8 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 }
 
 // serve registers a request, waits for its admission and calls its handler. If the handler succeeds
-// after the timeout, serve calls undo, because the kernel has already received an error.
+// after the timeout, serve calls undo, because the kernel has already received an error. await may
+// discard the content of buf.
 func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
 	r, waits, err := g.beginRequest(header, cost)
 	if err != nil {
@@ -211,8 +214,8 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 	return handle(r)
 }
 
-// beginRequest registers a request, and admits or queues it. Unless there is an error, the caller
-// must call endRequest.
+// beginRequest registers a request, and admits it or, if waits is true, queues it. Unless there is
+// an error, the caller must call endRequest.
 func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -249,8 +252,8 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 }
 
 // overlapsTimedOut reports whether a handler that timed out is still reading some of these pages.
-// The kernel repeats the READ for each reader of a page, one after another, and each would wait for
-// the whole timeout. The caller holds mu.
+// The kernel repeats the READ for each reader of a page, one after another, and each would take the
+// whole timeout. The caller holds mu.
 func (g *Guard) overlapsTimedOut(node uint64, pages Pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
 		return r.timedOut && r.node == node && r.pages.From < pages.To && pages.From < r.pages.To
@@ -308,8 +311,8 @@ func (g *Guard) timeoutError() error {
 	return fmt.Errorf("the token files did not respond within %v, or could not keep up with their readers (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
 }
 
-// timeOutRequests sends an error for each request that has exceeded the timeout, and returns these
-// requests and, for each split, the age of its oldest request.
+// timeOutRequests sends an error for each request that has exceeded the timeout. It returns
+// these requests and, for each split, the age of its oldest request.
 func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -336,7 +339,7 @@ func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration)
 	return timedOut, longest
 }
 
-// Stop turns timeouts off, because another process takes over. Afterwards, Run sends no errors.
+// Stop turns timeouts off before another process takes over. Afterwards, Run sends no errors.
 func (g *Guard) Stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -29,7 +29,7 @@ type hangingDisk struct {
 	gate       chan struct{} // nil if the disk does not hang
 	running    int
 	maxRunning int
-	calls      []string // calls of methods that are neither handlers nor cost methods
+	calls      []string // calls of methods other than handlers and cost methods
 	costs      atomic.Int64
 }
 
@@ -50,9 +50,7 @@ func (d *hangingDisk) cost(node uint64, rows int64, reply int) Cost {
 	return Cost{Split: int(node), Rows: rows, ReplyBytes: reply}
 }
 
-func (d *hangingDisk) Succeeded(in *fuse.ReadIn, _ fuse.ReadResult) {
-	d.record("succeeded %d", in.Unique)
-}
+func (d *hangingDisk) Succeeded(in *fuse.ReadIn, _ fuse.ReadResult)  { d.record("done %d", in.Unique) }
 func (d *hangingDisk) Rollback(id uint64)                            { d.record("undo %d", id) }
 func (d *hangingDisk) Discard(fuse.ReadResult)                       { d.record("discard") }
 func (d *hangingDisk) Forget(node, n uint64)                         { d.record("forget %d of %d", n, node) }
@@ -156,6 +154,7 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 	return g
 }
 
+// timeOutAll lets Options.Timeout, which is 8 ticks, pass.
 func (g *testGuard) timeOutAll() {
 	for range 10 {
 		g.tick()
@@ -169,7 +168,7 @@ func (g *testGuard) read(split, rows, size int) fuse.Status {
 	return status
 }
 
-// expectIdle checks that no request is registered, waits, or holds permits or memory.
+// expectIdle checks that no request is registered or waiting, and none holds permits or memory.
 func (g *testGuard) expectIdle(t *testing.T) {
 	t.Helper()
 	if n := len(g.requests); n > 0 {
@@ -279,7 +278,7 @@ func TestCalls(t *testing.T) {
 	g := newTestGuard(t, 1, 64<<20)
 	handled := 0
 	g.disk.onHandle = func() { handled++ }
-	if status := g.read(1, 1, 100); !status.Ok() || handled+int(g.disk.costs.Load()) != 2 || !slices.Equal(g.disk.calls, []string{"succeeded 2"}) {
+	if status := g.read(1, 1, 100); !status.Ok() || handled+int(g.disk.costs.Load()) != 2 || !slices.Equal(g.disk.calls, []string{"done 2"}) {
 		t.Errorf("a READ: %v, %d handlers, %d costs, calls: %q", status, handled, g.disk.costs.Load(), g.disk.calls)
 	}
 	if status := g.GetAttr(nil, &fuse.GetAttrIn{}, &fuse.AttrOut{}); !status.Ok() || g.disk.costs.Load() != 2 || len(g.disk.calls) != 1 {

@@ -16,9 +16,9 @@ import (
 )
 
 // A split limits how many requests use its token files at the same time, and the memory of their
-// replies. Other requests wait in order of arrival. If token files do not respond, only readers of
-// their split wait. Readers of few rows don't wait for readers of many. The number of readers is
-// not limited, only the threads and memory that they take.
+// replies. Other requests wait in order of arrival, but small replies need not wait for memory. If
+// token files do not respond, only readers of their split wait. Readers of few rows don't wait for
+// readers of many.
 //
 // Guard.mu guards a split, except that shouldFree reads waiting without mu.
 type split struct {
@@ -36,7 +36,7 @@ type class struct {
 }
 
 const (
-	shortRows = 64 // rows of the longest short request
+	shortRows = 64 // most rows of a short request
 
 	// The splits share allPermits permits for short requests. Each split gets at most maxPermits or
 	// two per processor, whichever is more. It gets half as many for long requests and half as many
@@ -44,7 +44,7 @@ const (
 	allPermits = 128
 	maxPermits = 32
 
-	maxWaiting = 4096     // waiting requests per split; each takes a few kilobytes
+	maxWaiting = 4096     // most waiting requests per split; each takes a few kilobytes
 	smallReply = 64 << 10 // size of the largest reply that is not limited, in bytes
 )
 
@@ -101,7 +101,7 @@ func (c *class) dequeue() *request {
 	}
 	room := c.freeReplyBytes
 	for i, r := range c.queue {
-		if r.replyBytes <= room && !r.timedOut { // release removes those that timed out
+		if r.replyBytes <= room && !r.timedOut { // release will remove requests that timed out
 			c.queue = slices.Delete(c.queue, i, i+1)
 			return r
 		}
@@ -184,14 +184,14 @@ func (g *Guard) EndPrefetch(split int) {
 	g.splits[split].freePrefetches++
 }
 
-// shouldFree reports whether buffers like buf for all waiting requests would take more than a
+// shouldFree reports whether buffers of buf's size for all waiting requests would take more than a
 // quarter of the memory for replies. It needs no lock, because an estimate suffices.
 func (s *split) shouldFree(buf []byte) bool {
 	return s.waiting.Load()*int64(len(buf)) > s.maxReplyBytes/4
 }
 
-// freeWhenSent wraps reply so that the pages of buf are freed after it is sent, if shouldFree.
-// go-fuse itself never frees its buffers.
+// freeWhenSent returns reply or, if shouldFree, one that also frees the pages of buf once it is
+// sent. go-fuse itself never frees its buffers.
 func (s *split) freeWhenSent(reply fuse.ReadResult, buf []byte) fuse.ReadResult {
 	if sliced, ok := reply.(slicedReply); ok && s.shouldFree(buf) {
 		return &freeingReply{sliced, buf}
@@ -212,11 +212,11 @@ type freeingReply struct {
 }
 
 func (r *freeingReply) Done() {
-	freePages(r.buf) // first, because Done may prefetch and take long
+	freePages(r.buf) // first, because Done may prefetch, which takes long
 	r.slicedReply.Done()
 }
 
-// freePages returns the whole pages within buf to the kernel. buf stays usable, but loses its
+// freePages returns the whole pages within buf to the kernel. buf can be used again, but loses its
 // content.
 func freePages(buf []byte) {
 	page := os.Getpagesize()

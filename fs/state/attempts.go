@@ -6,8 +6,8 @@ const Resent = 1 << 63
 // MaxAttempts is the number of worker crashes after which a resent request without a reply fails.
 const MaxAttempts = 5
 
-// BeginAttempt records a request, and reports whether MaxAttempts workers have crashed since it was
-// first resent. Callers must serialize calls of BeginAttempt and EndAttempt.
+// BeginAttempt records a request if it was resent, and reports whether MaxAttempts workers have
+// crashed since it was first resent. Callers must serialize calls of BeginAttempt and EndAttempt.
 func (s *Shared) BeginAttempt(id uint64) bool {
 	if id&Resent == 0 {
 		return false
@@ -27,7 +27,7 @@ func (s *Shared) EndAttempt(id uint64) {
 	}
 }
 
-// resentRequestAt returns the element for a request. Ids are even.
+// resentRequestAt returns the element for a request id. Ids are even.
 func (s *Shared) resentRequestAt(id uint64) *resentRequest {
 	return &s.resentRequests[id/2%maxResentRequests]
 }

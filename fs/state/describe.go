@@ -17,7 +17,7 @@ func (s *Shared) Fingerprint(sequence int) string { return getText(s.infos[seque
 // EpochBatches returns the number of batches per epoch, or 0 if the order has no epochs.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.infos[sequence].epochBatches.Load() }
 
-// Describe records the fingerprint and epoch length of a sequence, and a mixture's weights.
+// Describe records the fingerprint and epoch length of a sequence, and the weights of a mixture.
 func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, weights []float64) {
 	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
@@ -33,7 +33,7 @@ const MaxSources = 64
 // deliver. It is safe for concurrent use.
 type SourceRows struct {
 	Rows   atomic.Uint64 // rows in batches whose first byte was delivered
-	weight atomic.Uint64 // math.Float64bits
+	weight atomic.Uint64 // bits of Weight
 }
 
 // Weight returns the fraction of rows that come from the source, or 0 if there is no such source.

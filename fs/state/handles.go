@@ -9,7 +9,7 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// A FileRange is a range of Len bytes at offset Off of a file of Size bytes.
+// A FileRange is a range of Len bytes at offset Off in a file of Size bytes.
 type FileRange struct{ Off, Len, Size int64 }
 
 func (r FileRange) end() int64 { return r.Off + r.Len }
@@ -21,7 +21,7 @@ type ReadRequest struct {
 	Thread  uint64  // id of the reader, unique among the threads that share the handle
 	Version Version // version of the tokens to be read
 	Cut     bool    // whether the kernel will request the rest of a longer read(2) later
-	PastEnd bool    // whether it extends beyond the end of the file
+	PastEnd bool    // whether the READ extends beyond the end of the file
 	FileRange
 }
 
@@ -37,10 +37,11 @@ type Handles struct {
 	inFlight map[uint64]inFlightRead // reads without a reply, by request id
 }
 
+// An inFlightRead is a READ without a reply.
 type inFlightRead struct {
 	ReadRequest
-	batch uint64
-	added bool // whether it delivers bytes for the first time
+	batch uint64 // batch number
+	added bool   // whether it added to the delivered ranges
 }
 
 // A handleState is the state of a handle of next. It is always computed from the handle's slot, so
@@ -56,19 +57,19 @@ type inFlightRead struct {
 // (2) If the READ is a repetition (isRepeated), continueBatch.
 //
 // takeNumber and continueBatch lead to partial or whole. undoRead leads to partial, or to empty if
-// it returns the number. Release leads to closed; a tentative handle that is partial returns its
-// number first.
+// it returns the number, but keeps the state after a repetition. Release leads to closed; a
+// tentative handle that is partial returns its number first.
 //
-// Two kinds of requests read another batch than the handle's and do not change the state: resent
+// Two kinds of requests read a batch other than the handle's and do not change the state: resent
 // requests that were assigned another number before, and the rest of an unfinished read(2). See
 // otherAssignment.
 type handleState int
 
 const (
 	closed  handleState = iota // no open handle has this number
-	empty                      // it holds no batch
-	partial                    // some bytes of its batch are not delivered yet
-	whole                      // all bytes of its batch are delivered
+	empty                      // the handle holds no batch
+	partial                    // some bytes of its batch have not been delivered yet
+	whole                      // all bytes of its batch have been delivered
 )
 
 func (h *Handles) stateOf(fh uint64) handleState {
@@ -96,8 +97,8 @@ func (s *slot) wouldInterrupt(r ReadRequest) bool {
 	return r.Off == 0 && s.cutOffset.Load() != 0 && s.cutThread.Load() != r.Thread
 }
 
-// isRepeated reports whether r may read bytes of a whole batch again. C's stdio does this: it reads
-// a block again after using only a part of it, and it reads the last block first to learn the size
+// isRepeated reports whether r reads bytes of a whole batch again. C's stdio does this: it reads a
+// block again after using only a part of it, and it reads the last block first to learn the size
 // of a file.
 func (s *slot) isRepeated(r ReadRequest) bool {
 	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
@@ -116,7 +117,7 @@ func NewHandles(shared *Shared) *Handles {
 		}
 	}
 	if a := &shared.assigning; a.id.Load() != 0 {
-		// Nothing was assigned later. If the cursor is beyond the number, the number was taken.
+		// No later number was taken. This one was, if the cursor is beyond it.
 		if s := h.slot(a.fh.Load()); h.sequenceOf(s).Cursor.Load() > a.number.Load() {
 			h.completeTake(s)
 		}
@@ -168,7 +169,7 @@ func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64)
 }
 
 // Release closes a handle. A tentative handle returns the number of a partly delivered batch,
-// because programs that look at every file of a directory open next too.
+// because programs that look at every file of a directory look at next, too.
 func (h *Handles) Release(fh uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -189,8 +190,8 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ra
 // ErrOutdated is the error of a read in the middle of a batch whose tokens have changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
 
-// ErrTimedOut is the error of a request that has timed out already. Nobody sees it, because the
-// timeout was reported before.
+// ErrTimedOut is the error of a request that has already timed out. Nobody sees it, because the
+// reader already has a reply.
 var ErrTimedOut = fmt.Errorf("the request timed out (%w)", syscall.ETIMEDOUT)
 
 var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
@@ -198,8 +199,8 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // AssignBatch returns the number of the batch that a request reads: see handleState. A resent
 // request gets the same number again. The caller must call Rollback or Commit afterwards.
 //
-// Bytes count as delivered when they are requested, because the reader may send its next request
-// before the reply. All requests into which the kernel cuts a read(2) get the same batch, whatever
+// Bytes count as delivered when they are requested, because the next request may arrive before the
+// reply is sent. All requests into which the kernel cuts a read(2) get the same batch, whatever
 // other threads read from the handle in the meantime.
 //
 // The error is ErrOutdated, ErrRanges, ErrShared, ESTALE if the handle is closed, or ErrTimedOut if
@@ -219,6 +220,7 @@ func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, 
 	return k, err
 }
 
+// assignBatch is AssignBatch without inFlight. added means inFlightRead.added.
 func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	if state == closed {
@@ -259,6 +261,7 @@ func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
 	return nil
 }
 
+// recordRead records that r reads the slot's batch, and where a cut read(2) continues.
 func (h *Handles) recordRead(s *slot, r ReadRequest) {
 	if r.Cut {
 		s.cutThread.Store(r.Thread)
@@ -323,6 +326,7 @@ func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	return nil
 }
 
+// completeTake copies assigning to the slot. It can be repeated.
 func (h *Handles) completeTake(s *slot) {
 	a := &h.shared.assigning
 	failpoint.Hit("note")
@@ -356,6 +360,8 @@ func (h *Handles) Rollback(id uint64) {
 	}
 }
 
+// undoRead removes a failed read from its slot. If no other request has read the batch, its number
+// goes back to the cursor.
 func (h *Handles) undoRead(r inFlightRead) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	holdsOther := s.number.Load() != r.batch
@@ -379,7 +385,8 @@ func (h *Handles) undoRead(r inFlightRead) {
 }
 
 // returnBatch empties a handle and returns its number to the cursor, unless a later number was
-// taken or a seek moved the cursor. It also forgets the assignment of request id.
+// taken or a seek moved the cursor. It also forgets the assignments of request id and of
+// s.assignedRequest.
 func (h *Handles) returnBatch(s *slot, id uint64) {
 	q, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
 	if flags&neverReturn != 0 || q.Cursor.Load() != number+1 {

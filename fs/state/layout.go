@@ -10,7 +10,7 @@ import (
 // A Version counts how often the tokens of a split have changed since the mount began.
 type Version uint64
 
-// MaxSequences limits the numbers of sequences: they are from 1 to MaxSequences-1.
+// MaxSequences is one more than the highest sequence number. The lowest is 1.
 const MaxSequences = 1 << 16
 
 // Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
@@ -19,11 +19,11 @@ const MaxSequences = 1 << 16
 type Shared struct {
 	*mountState
 	*Counters
-	// Sequences is indexed by number. Element 0 counts the errors of requests that belong to none.
+	// Sequences is indexed by number. Element 0 counts errors outside all sequences.
 	Sequences *[MaxSequences]SequenceState
 	slots     *[MaxHandles]slot
-	// manyRanges has the ranges of slots with more than maxInline. Pages that were never written
-	// take no memory.
+	// manyRanges holds the ranges of each slot's two lists if a list has more than maxInline of
+	// them. Pages that were never written take no memory.
 	manyRanges     *[MaxHandles][2][maxRanges]byteRange
 	assignments    *[maxAssignments]assignment
 	unfinished     *[maxUnfinished]unfinishedRead
@@ -63,7 +63,7 @@ type mountState struct {
 	Init      Text // INIT, the kernel's first request on a connection
 	InitReply Text
 
-	HandedOver  Text          // what mount.Adopt recorded, or empty
+	HandedOver  Text          // record of mount.Adopt, or empty
 	LastRestart Text          // error of the last restart, or empty; the supervisor's
 	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; the supervisor's
 
@@ -93,14 +93,14 @@ type Counters struct {
 
 	ReplyBytes atomic.Int64 // memory reserved for large replies, in bytes
 
-	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // reserved for later builds
+	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // for later builds: 256 words, less those above
 }
 
 // Gauges are current values that the serving worker updates.
 type Gauges struct {
 	Waiting atomic.Int64 // requests that wait for admission
 
-	// Sizes in bytes of the cache directory, which mounts may share; 0 without one.
+	// These are sizes in bytes, or 0 without a cache directory, which mounts may share.
 	CacheUsed, CacheLimit    atomic.Int64 // cache blocks; store.cache_bytes
 	CacheNeeded, CacheStored atomic.Int64 // blocks that readers need per epoch; those stored
 	CacheFree, CacheDisk     atomic.Int64 // disk space free for this user; size of the disk
@@ -119,7 +119,7 @@ type SequenceCounters struct {
 	Waited          atomic.Int64  // nanoseconds waited for next, first requests excluded
 	ReplyTimes      WaitHistogram // all requests for next
 
-	_ [32 - 9 - 23]uint64 // reserved for later builds
+	_ [32 - 9 - 23]uint64 // for later builds: 32 words, less those above
 }
 
 // RecordBatch raises Batches to k+1, if it is less. It is safe for concurrent use.
@@ -142,18 +142,20 @@ type SequenceState struct {
 	name          [maxName]byte // padded with zeros
 	lastError     [512]byte     // padded with zeros
 
-	// Lookups counts lookups of its files that the kernel has not forgotten; 0 for splits.
+	// Lookups counts lookups of the sequence's files that the kernel has not forgotten. It is 0 for
+	// splits.
 	Lookups atomic.Uint64
 	Cursor  atomic.Uint64 // see Next
 	seek    atomic.Uint64 // 1 + requested cursor, or 0; set by commands, cleared by the worker
-	// WaitingSince is the clock.Now at which its oldest request began, or 0 if none has waited for
-	// a second.
+	// WaitingSince is the clock.Now at which the sequence's oldest request began, or 0 if none has
+	// waited for a second.
 	WaitingSince atomic.Int64
 
 	SequenceCounters
 }
 
-// maxName is the size of a name in bytes. A split has at most 100, and settings fewer than 200.
+// maxName is the size of a sequence's name in bytes. A split's name takes at most 100, and settings
+// fewer than 200.
 const maxName = 344
 
 // MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open at
@@ -170,7 +172,7 @@ type slot struct {
 	assignedRequest atomic.Uint64 // id of the request for which the number was taken
 	size            atomic.Uint64 // file size in bytes
 	reads           atomic.Uint64 // requests that read the batch
-	lastCounted     atomic.Uint64 // id of the last request in reads
+	lastCounted     atomic.Uint64 // id of the request last counted in reads
 	cutThread       atomic.Uint64 // thread in the middle of a read(2), unless cutOffset is 0
 	cutOffset       atomic.Uint64 // offset of that read(2)'s next request
 	lastFrom        atomic.Uint64 // offset of the request that completed the batch
@@ -189,8 +191,8 @@ type rangeList struct {
 type byteRange struct{ from, to int64 }
 
 const (
-	maxInline = 3
-	maxRanges = 128
+	maxInline = 3   // most ranges of a list within its slot
+	maxRanges = 128 // most ranges of a list
 )
 
 // An unfinishedRead is a read(2) that the kernel cut into several requests. Before the last of them
@@ -205,12 +207,12 @@ type unfinishedRead struct {
 
 const maxUnfinished = 1 << 8
 
-// Bits of slot.flags. The version of the batch's tokens begins at bit versionShift.
+// These are the bits of slot.flags. The version of the batch's tokens begins at bit versionShift.
 const (
 	hasBatch      = 1 << iota // the handle holds a batch
 	tentative                 // opened with O_NONBLOCK: see Handles.Release
-	hasUnfinished             // it may have an unfinishedRead
-	neverReturn               // a seek moved the cursor after number was taken
+	hasUnfinished             // the handle may have an unfinishedRead
+	neverReturn               // a seek moved the cursor after the number was taken
 
 	versionShift = 8
 )
@@ -223,9 +225,9 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// A resentRequest is a resent request without a reply. A later request can overwrite it.
+// A resentRequest has no reply yet. A later request can overwrite it.
 type resentRequest struct {
-	id      atomic.Uint64 // request id; or 0
+	id      atomic.Uint64 // request id, or 0
 	crashes atomic.Uint64 // value of Crashes when the request was first resent
 }
 

@@ -13,8 +13,8 @@ import (
 // settings directories that the kernel may know.
 type lookups struct {
 	worker   atomic.Uint64 // value of Workers when a build with this section last took over
-	counting struct {      // lookup in progress in CountLookup
-		id     atomic.Uint64 // request id; or 0
+	counting struct {      // lookup that CountLookup is counting
+		id     atomic.Uint64 // request id, or 0
 		number atomic.Uint64 // sequence number
 		count  atomic.Uint64 // lookups of the sequence, including this one
 	}
@@ -29,9 +29,9 @@ const maxLookups = 1 << 12
 // directories lists the settings directories of one sequence. There can be several, because
 // "a=1,b=2", "b=2,a=1" and "a=1/b=2" each have their own inode.
 type directories struct {
-	// complete is nonzero if inodes has every directory of the sequence that was looked up.
+	// complete is nonzero if inodes has all directories of the sequence that were looked up.
 	complete  atomic.Uint64
-	retiredAt atomic.Int64                  // clock.Now of Retire; or 0
+	retiredAt atomic.Int64                  // clock.Now of Retire, or 0
 	inodes    [maxDirectories]atomic.Uint64 // 0 if unused
 }
 
@@ -46,8 +46,8 @@ func (s *Shared) BeginWorker() uint64 {
 	return n
 }
 
-// ResumeLookups completes a CountLookup during which the previous worker died. If that worker was
-// of an earlier build, which records no directories, it marks the directories as incomplete.
+// ResumeLookups completes a CountLookup during which the previous worker died. It marks the
+// directories as incomplete if that worker was of an earlier build, which records none.
 func (s *Shared) ResumeLookups() {
 	l := s.lookups
 	if l.worker.Load() != s.Workers.Load() {
@@ -129,8 +129,8 @@ func (s *Shared) Retire(number int) {
 	s.Remove(number)
 }
 
-// FreeNumbers returns the numbers of ended sequences: those that may be reused, and those that were
-// retired, oldest first.
+// FreeNumbers returns the numbers of ended sequences. free may be reused; retired has those passed
+// to Retire, oldest first.
 func (s *Shared) FreeNumbers() (free, retired []int) {
 	retiredAt := func(number int) int64 { return s.lookups.directories[number].retiredAt.Load() }
 	for number := 1; number <= s.SequencesUsed(); number++ {

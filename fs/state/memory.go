@@ -71,7 +71,7 @@ func IsShared(file *os.File) bool {
 	return err == nil && prefix == magic
 }
 
-// New creates the shared memory of a mount. It lives as long as the file is open or mapped.
+// New creates the shared memory of a mount, which lives as long as the file is open or mapped.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -87,6 +87,7 @@ func New() (*os.File, *Shared, error) {
 	return file, s, nil
 }
 
+// create makes an empty file the shared memory with these sections, and maps it.
 func create(file *os.File, sections []section) (*Shared, error) {
 	h := header{Magic: magic, Version: headerVersion}
 	size := roundToPages(uint64(unsafe.Sizeof(h)))
@@ -107,7 +108,7 @@ func create(file *os.File, sections []section) (*Shared, error) {
 	return Map(file)
 }
 
-// Map maps the shared memory in a file that New created, possibly of another build. Whatever the
+// Map maps the shared memory in a file that New created, possibly in another build. Whatever the
 // file lacks is zeroed memory that only this process sees.
 func Map(file *os.File) (*Shared, error) {
 	h, err := readHeader(file)

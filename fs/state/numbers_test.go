@@ -10,7 +10,7 @@ type step struct {
 	nonblock bool
 	id       uint64 // request id; if an earlier step has it, the request is resent to a new worker
 	thread   uint64
-	from, to int64 // parts; if to is 0, it means the end of the file
+	from, to int64 // parts; to 0 means the end of the file
 	version  Version
 	cut      bool // see ReadRequest
 	pastEnd  bool // see ReadRequest
@@ -22,17 +22,19 @@ const (
 	anyNumber = -2
 )
 
+// A stepRunner is a worker and the requests that it has received.
 type stepRunner struct {
 	h       *Handles
-	handles map[int]uint64
-	reads   map[uint64]ReadRequest // requests by id
-	ids     uint64
+	handles map[int]uint64         // open handles by step.fh
+	reads   map[uint64]ReadRequest // requests by step.id
+	ids     uint64                 // last request id
 }
 
 func newStepRunner(t *testing.T) *stepRunner {
 	return &stepRunner{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
 }
 
+// run executes step i.
 func (s *stepRunner) run(t *testing.T, i int, st step) {
 	t.Helper()
 	const part, size = 100, 1200
@@ -87,7 +89,7 @@ func (s *stepRunner) run(t *testing.T, i int, st step) {
 func TestNumbers(t *testing.T) {
 	for name, test := range map[string]struct {
 		steps []step
-		times int
+		times int // repetitions of all steps
 		uses  int // batches read each time
 	}{
 		"a batch a read":     {[]step{{}}, 5, 1},
@@ -108,7 +110,8 @@ func TestNumbers(t *testing.T) {
 		"threads that read together": {[]step{{to: 4, thread: 1, cut: true}, {from: 4, to: 8, thread: 2, cut: true}, {from: 8, thread: 1}}, 5, 1},
 
 		"a failed read is retried": {[]step{{do: "fail", id: 1}, {}, {id: 1, want: 1}}, 1, 0},
-		// A whole batch stays whole if a repeated read fails, but not if the read of its end does.
+		// A batch that was delivered stays delivered if a repeated read fails, but not if the read
+		// that completes it does.
 		"the end fails": {[]step{
 			{}, {do: "fail", from: 11}, {want: 1}, {fh: 2, to: 11, want: 2}, {do: "fail", fh: 2, from: 11, want: 2}, {fh: 2, want: 2},
 		}, 1, 0},

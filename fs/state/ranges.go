@@ -77,6 +77,6 @@ func (h *Handles) removeRange(r ReadRequest) {
 			left = append(left, after)
 		}
 	}
-	// A range that does not fit may be dropped: it counts as not delivered.
+	// A range that does not fit may be dropped, because the reader can read it again.
 	h.setRanges(r.FH, left[:min(len(left), maxRanges)])
 }

@@ -64,8 +64,8 @@ func TestTooManyRanges(t *testing.T) {
 	}
 }
 
-// Threads that share a handle each get their own batch, although the kernel cuts their read(2)s in
-// three, in whatever order requests arrive and wherever workers die.
+// Threads that share a handle each get their own batch, although the kernel cuts each read(2) into
+// three requests, in whatever order these arrive and wherever workers die.
 func TestCutReads(t *testing.T) {
 	const part = 100
 	ranges := []FileRange{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}

@@ -11,7 +11,7 @@ import (
 // WaitHistogram counts how long requests waited for their replies. It is safe for concurrent use.
 type WaitHistogram struct {
 	Sum     atomic.Int64                       // nanoseconds
-	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds; longer waits
+	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds, then longer waits
 }
 
 // WaitBounds are the upper bounds of the buckets: 2 µs, 4 µs, … 2.1 s.
@@ -24,7 +24,7 @@ var WaitBounds = func() (bounds [21]time.Duration) {
 
 func (w *WaitHistogram) record(d time.Duration) {
 	w.Sum.Add(int64(d))
-	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1)
+	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1) // the first bound is 2 µs
 }
 
 // A ReaderStats measures a thread that reads next, from its second request on. It belongs to the
@@ -60,8 +60,8 @@ type ReadTimer struct {
 	hasReadBefore bool
 }
 
-// BeginRead starts the timer of a request that has already waited for admission. The time of a
-// resent request began when it was first sent.
+// BeginRead starts the timer of a request. waited is how long it has waited for admission. A resent
+// request is timed from when it was first sent.
 func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, waited time.Duration) ReadTimer {
 	began := clock.Now() - int64(waited)
 	r := ReadTimer{reader: &s.readers[fh%MaxHandles], sequence: &s.Sequences[sequence], began: began}
@@ -95,7 +95,7 @@ func (r ReadTimer) End() {
 	r.sequence.ReplyTimes.record(time.Duration(now - r.began))
 }
 
-// Discard records that the request failed. The wait does not count.
+// Discard records that the request failed. Its wait is not counted.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
 		r.reader.signedSince.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
@@ -106,8 +106,8 @@ func (r ReadTimer) Discard() {
 func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].signedSince.Store(clock.Now()) }
 
 // pickSlot returns the index in free of a slot that this thread had for this sequence before, or
-// else the last index. free must not be empty. It checks only a few slots; if more readers open
-// next for each batch, their statistics may be mixed up.
+// else the last index. free must not be empty. It checks only the last 64 slots; if more readers
+// open next for each batch, their statistics may be mixed up.
 func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	last := len(h.free) - 1
 	for i := last; i >= max(0, last-63); i-- {
@@ -118,6 +118,7 @@ func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	return last
 }
 
+// beginReader resets the statistics unless they are this reader's.
 func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
 		return

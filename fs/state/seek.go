@@ -20,7 +20,7 @@ func (q *SequenceState) Seek(number uint64) (previous uint64) {
 }
 
 // applySeek moves the cursor to the number set by Seek. If the worker dies in the middle, the next
-// one repeats it. The caller holds mu.
+// worker starts again. The caller holds mu.
 func (h *Handles) applySeek(sequence uint64) {
 	q := &h.shared.Sequences[sequence]
 	seek := q.seek.Load()

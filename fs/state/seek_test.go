@@ -10,8 +10,8 @@ import (
 
 var noError = testwait.NoError
 
-// Each seek takes effect immediately although others read, no number is assigned twice, and slots
-// are reused.
+// Each seek takes effect immediately while others read, no number is assigned twice, and slots are
+// reused.
 func TestSeekAmongReaders(t *testing.T) {
 	h := newTestHandles(t)
 	const readers, reads, seeks, stride = 4, 2000, 100, 1_000_000

@@ -1,7 +1,7 @@
 // Package state holds the state that the processes of a mount share, in memory with a fixed layout
 // that outlives every worker.
 //
-// [Shared] is what a replacement worker needs: the agreement with the kernel, the cursor of each
+// [Shared] holds what a new worker needs: the agreement with the kernel, the cursor of each
 // sequence, and the batch of each open handle of next. The supervisor owns the memory, the serving
 // worker writes it, and commands such as doctor read it. [Handles] assigns handles and batch
 // numbers in it. A worker may be killed between any two instructions; its successor completes

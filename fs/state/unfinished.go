@@ -8,7 +8,7 @@ import (
 )
 
 // ErrShared is the error of a read that would interrupt another thread's read(2) on the same handle
-// if there is no room for another unfinishedRead.
+// while there is no room for another unfinishedRead.
 var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB on shared handles of next: "+
 	"let each thread open next itself, or read batch/<k>", maxUnfinished)
 
@@ -47,8 +47,8 @@ func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinishedRead) {
 	return own, free
 }
 
-// otherAssignment returns the assignment of a request for another batch than its handle holds, or
-// nil. Such a request either continues an unfinished read(2), or was resent, in which case a is its
+// otherAssignment returns the assignment of a request for a batch other than its handle's, or nil.
+// Such a request either continues an unfinished read(2), or was resent, in which case a is its
 // earlier assignment. Any other request ends the unfinished read(2) of its thread.
 func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)

@@ -11,7 +11,8 @@ import (
 	"batchfs/internal/clock"
 )
 
-// appointWorker makes the standby the worker or, without a standby, starts Options.Worker.
+// appointWorker makes the standby the worker or, without a standby, starts a process. If a worker
+// has served and the kernel does not resend requests, it first remounts.
 func (s *supervisor) appointWorker(isRestart bool) (err error) {
 	if !s.servingSince.IsZero() && !s.kernelResends() {
 		if err := s.remount(); err != nil {
@@ -48,6 +49,7 @@ func (s *supervisor) promote() error {
 	return nil
 }
 
+// recordServing reports that the worker serves, and starts a standby.
 func (s *supervisor) recordServing() {
 	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.servingSince.IsZero()
 	p.isServing = true
@@ -113,8 +115,9 @@ func (s *supervisor) drainSnapshots() {
 	}
 }
 
-// scheduleRetry records why there is no worker and when to try again, or returns an error if too
-// many attempts failed. Lack of resources is no reason to give up, because it may pass.
+// scheduleRetry records why there is no worker and when to try again. It returns an error if none
+// has ever served, or too many failed. Lack of resources is no reason to give up, because it may
+// pass.
 func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	s.worker = nil
 	if s.servingSince.IsZero() {
@@ -131,7 +134,7 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 		s.failures++
 	} else if s.attempts > 1 && !s.loggedShortage {
 		s.loggedShortage = true
-		s.Log.Error("no worker is serving, because the machine cannot start one or kills it: readers wait until an attempt succeeds", "err", why)
+		s.Log.Error("no worker is serving, because the machine lacks memory or processes: readers wait until an attempt succeeds", "err", why)
 	}
 	if s.failures > maxFailures {
 		return fmt.Errorf("%d workers in a row failed before they had answered a request; the last failure: %w", maxFailures, why)
@@ -157,6 +160,7 @@ func (s *supervisor) ensureStandby() {
 
 // kernelResends reports whether the kernel resends requests that a dead worker left unanswered.
 func (s *supervisor) kernelResends() bool {
+	// The upper half of the flags begins at byte 16 after a header of 40. HAS_RESEND is bit 39.
 	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
 	request := s.shared.Init.Get()
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
@@ -172,7 +176,7 @@ func (s *supervisor) setSnapshot(file *os.File) {
 	}
 }
 
-// restart starts the worker of a restart. A request during a restart shares its outcome.
+// restart starts the worker of a restart. A second request during a restart shares its outcome.
 func (s *supervisor) restart() {
 	var next *workerProcess
 	var err error
@@ -202,21 +206,21 @@ func (s *supervisor) rejectRestart(err error) {
 	s.endRestart(err.Error())
 }
 
-// endRestart tells the waiting command why the restart was refused, or "" if it succeeded.
+// endRestart tells the waiting command why the restart was rejected, or "" if it succeeded.
 func (s *supervisor) endRestart(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
 	s.shared.Restarts.Add(1)
 }
 
-// switchToStandby replaces the worker with the standby, which a restart started.
+// switchToStandby replaces the worker with the standby, which belongs to a restart.
 func (s *supervisor) switchToStandby() error {
 	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)
 	}
 	s.worker.kill()
 	s.drainSnapshots()
-	// If the kernel does not resend, the standby's connection ends now. Its snapshot may be
-	// outdated, too.
+	// If the kernel does not resend, the standby's connection ends now. The standby's snapshot may
+	// be outdated, too.
 	if next := s.standby; !s.kernelResends() || s.Snapshot != next.snapshot {
 		next.kill()
 		s.standby = nil
@@ -224,7 +228,7 @@ func (s *supervisor) switchToStandby() error {
 	return s.appointWorker(true)
 }
 
-// remount ends the connection, so that all waiting readers get errors, and mounts again.
+// remount ends the connection, which gives all waiting readers errors, and mounts again.
 func (s *supervisor) remount() error {
 	if s.Connection != nil {
 		return errors.New("batchfs cannot remount a mount that was handed over to it; from Linux 6.9 on, another worker would take over")

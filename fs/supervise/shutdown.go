@@ -22,9 +22,10 @@ func (s *supervisor) isDisconnected() bool {
 	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
 }
 
+// stop begins the grace period or, at the second signal, ends the mount.
 func (s *supervisor) stop() error {
 	if !s.graceEnd.IsZero() {
-		s.Log.Warn("told to stop again: not waiting for open files, whose readers get errors")
+		s.Log.Warn("second stop signal: not waiting for open files, whose readers get errors")
 		return errStopped
 	}
 	if s.servingSince.IsZero() {
@@ -43,7 +44,7 @@ func (s *supervisor) stop() error {
 // tryUnmount unmounts unless files are open or the mount was handed over. It returns errStopped if
 // the mount is gone or the grace period is over.
 func (s *supervisor) tryUnmount() error {
-	err := error(unix.EBUSY) // detached mounts get the grace period, too
+	err := error(unix.EBUSY) // detached and handed-over mounts get the grace period, too
 	if s.Connection == nil {
 		if current, _ := s.mounted.Refresh(); current != nil {
 			err = current.Unmount(false)

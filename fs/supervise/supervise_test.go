@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runWorker is a worker that serves no requests. It exits with its supervisor.
+// runWorker acts as a worker, but serves no requests. It exits with its supervisor.
 func runWorker(behavior string) {
 	w, err := ConnectSupervisor()
 	if err != nil {
@@ -294,7 +294,7 @@ func TestGivingUp(t *testing.T) {
 }
 
 // If no worker can be started, or each one is killed, the supervisor logs that once and keeps
-// trying, but still obeys Stop and the end of the mount.
+// trying until a worker serves, or the mount ends.
 func TestNoWorkerCanServe(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -337,7 +337,7 @@ func TestNoWorkerCanServe(t *testing.T) {
 			if err := r.await(t); err != nil && !(test.end == "stop" && errors.Is(err, errStopped)) {
 				t.Error(err)
 			}
-			if text := r.log.String(); strings.Count(text, "the machine cannot start one or kills it") != 1 {
+			if text := r.log.String(); strings.Count(text, "the machine lacks memory or processes") != 1 {
 				t.Errorf("the log does not report the problem exactly once:\n%s", text)
 			}
 		})

@@ -27,21 +27,21 @@ import (
 
 // Options configure a supervisor.
 type Options struct {
-	// Connection is the connection of a mount that was handed over, or nil to mount. Run closes it.
+	// Connection is the connection of a mount that was handed over, or nil. Run closes it.
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
 	// Worker returns the command of a worker, which must call ConnectSupervisor. The descriptors in
-	// its ExtraFiles begin at ExtraFd. With isRestart, it should load the program and the
+	// its ExtraFiles begin at ExtraFd. In a restart, it should load the program and the
 	// configuration anew.
 	Worker   func(isRestart bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
-	Restart  <-chan os.Signal // replaces the worker
-	Stop     <-chan os.Signal // unmounts; a second signal skips the grace period
+	Restart  <-chan os.Signal // signals to replace the worker
+	Stop     <-chan os.Signal // signals to unmount; the second one ends the grace period
 	Grace    time.Duration    // time for open files to be closed before the mount ends
-	NoResend bool             // act as if the kernel did not resend requests, like Linux before 6.9
+	NoResend bool             // whether to assume that the kernel does not resend requests
 
 	Serving   func(*state.Shared) // called when the first worker serves
-	Restarted func(pid int)       // called when a restart succeeded
+	Restarted func(pid int)       // called when a restart has succeeded
 	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }
@@ -65,7 +65,7 @@ type supervisor struct {
 	lastFailure error     // why no worker serves, or nil
 	failedAt    time.Time // time when the last worker stopped serving
 
-	// These are reset once a worker has replied to a request or served for settledAfter.
+	// These are reset when a worker fails after a reply or after serving for settledAfter.
 	attempts       int  // attempts to get a worker to serve
 	failures       int  // attempts that failed, except for lack of resources
 	loggedShortage bool // whether a lack of resources was logged
@@ -81,10 +81,10 @@ const (
 	maxMessages     = 64                     // queued messages of a worker
 	startLimit      = 20 * time.Second       // runnable time for a process to get ready
 	checkEvery      = 50 * time.Millisecond  // interval of calls of checkProcesses
-	settledAfter    = 200 * time.Millisecond // service time after which attempts are reset
+	settledAfter    = 200 * time.Millisecond // time of serving after which attempts are reset
 	maxFailures     = 10                     // consecutive failed attempts after which Run gives up
 	maxBackOff      = time.Second            // longest pause between attempts
-	reservedThreads = 8                      // threads that a supervisor needs at most
+	reservedThreads = 8                      // most threads that a supervisor needs
 )
 
 func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
@@ -96,7 +96,8 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 
 // Run mounts at an absolute path and keeps a worker serving until the mount ends. It returns nil if
 // the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a worker
-// served. A mount that was handed over stays mounted, and its readers get errors.
+// served. When Run returns, a mount that was handed over to it stays mounted, and its readers get
+// errors until it is unmounted.
 func Run(mountpoint string, o Options) error {
 	// Workers die with the thread that started them (Pdeathsig).
 	runtime.LockOSThread()
@@ -129,8 +130,8 @@ func Run(mountpoint string, o Options) error {
 	return err
 }
 
-// reserveThreads starts all threads that this process will need; Go keeps them. If it could not get
-// a thread later, Go would end the process and with it the mount.
+// reserveThreads starts all threads that this process will need; Go keeps them. If Go could not get
+// a thread later, it would end the process and with it the mount.
 func reserveThreads() {
 	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // limits the threads that Go starts
 	var started sync.WaitGroup
@@ -211,7 +212,7 @@ func (s *supervisor) run() error {
 	return errUnmounted
 }
 
-// handleMessage handles a message of a process. The zero message means that it has ended.
+// handleMessage handles a message from a process. The zero message means that it has ended.
 func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	switch {
 	case m.text == msgSnapshot && p.isServing:
@@ -255,7 +256,7 @@ func (s *supervisor) ping() error {
 	return nil
 }
 
-// checkProcesses finds a process that takes too long to get ready, or that has ended without
+// checkProcesses replaces a process that takes too long to get ready, or that has ended without
 // closing its socket because one of its threads cannot be killed. In the grace period, it unmounts
 // if no files are open.
 func (s *supervisor) checkProcesses() error {

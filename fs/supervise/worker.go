@@ -13,7 +13,7 @@ import (
 	"batchfs/internal/fdpass"
 )
 
-// Descriptors that a worker inherits from its supervisor.
+// These are the descriptors that a worker inherits from its supervisor.
 const (
 	connectionFd = 3 + iota
 	sharedFd
@@ -39,8 +39,8 @@ type Worker struct {
 	conn *net.UnixConn // socket to the supervisor
 }
 
-// ConnectSupervisor returns the Worker of this process, which a supervisor must have started. It
-// also reports errors to the supervisor.
+// ConnectSupervisor returns the Worker of this process, which a supervisor must have started. An
+// error in the shared memory is also reported to the supervisor.
 func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)

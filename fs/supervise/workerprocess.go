@@ -15,8 +15,8 @@ import (
 	"batchfs/internal/process"
 )
 
-// Messages, and who sends them. Their texts never change, because supervisor and worker can be of
-// different versions.
+// These are the messages, with their senders. Their texts never change, because supervisor and
+// worker can be of different versions.
 const (
 	msgPrepared = "prepared" // worker: ready to serve
 	msgServe    = "serve"    // supervisor: begin to serve
@@ -24,8 +24,8 @@ const (
 	msgLeave    = "go"       // supervisor: exit, so that another worker can serve
 	msgPing     = "ping"     // supervisor
 	msgPong     = "pong"     // worker
-	msgSnapshot = "snapshot" // worker: comes with a snapshot for new workers
-	msgRefused  = "refused " // worker: the reason why it cannot serve follows
+	msgSnapshot = "snapshot" // worker: a snapshot for new workers is attached
+	msgRefused  = "refused " // worker: cannot serve, for the reason that follows
 )
 
 type message struct {
@@ -51,7 +51,7 @@ type workerProcess struct {
 
 	snapshot          *os.File      // snapshot that the process started from
 	publishedSnapshot *os.File      // snapshot that it sent before it served
-	cpuTime           time.Duration // processor time up to the last runnableTime
+	cpuTime           time.Duration // processor time at the last call of runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
 	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
@@ -96,10 +96,10 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-// send fails if the process has ended; p.messages reports that too.
+// send sends a message. It fails if the process has ended.
 func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
-// inbox returns p.messages, or nil if p is nil.
+// inbox returns p.messages; p can be nil.
 func (p *workerProcess) inbox() <-chan message {
 	if p == nil {
 		return nil
@@ -107,9 +107,9 @@ func (p *workerProcess) inbox() <-chan message {
 	return p.messages
 }
 
-// runnableTime returns how long the process could run within a period that has just passed: if one
-// of its threads waits for a processor, the processor time that it got, or else the whole period.
-// So a worker on a busy machine is not mistaken for one that hangs.
+// runnableTime returns how long the process could run within a period that has just passed: the
+// processor time that it got if one of its threads is runnable, or else the whole period. So a
+// worker on a busy machine is not mistaken for one that hangs.
 func (p *workerProcess) runnableTime(period time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
@@ -166,7 +166,7 @@ func (p *workerProcess) describeExit() string {
 	}
 }
 
-// status returns how the process ended or, if other threads remain, how its main thread did.
+// status returns how the process ended or, if threads remain, how its main thread did.
 func (p *workerProcess) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
@@ -179,7 +179,7 @@ func (p *workerProcess) status() syscall.WaitStatus {
 	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
-// mainThreadStatus returns whether and how the main thread ended while others remain.
+// mainThreadStatus reports whether and how the main thread has ended while others remain.
 func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return stat.ExitStatus, err == nil && stat.State == 'Z'
@@ -190,7 +190,7 @@ const (
 	killedLimit  = 20 * time.Second // time for a killed process to end
 )
 
-// kill kills the process and waits for its end. If it serves, another worker answers its requests.
+// kill kills the process and waits for its end.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)

@@ -75,7 +75,7 @@ func TestNoProcesses(t *testing.T) {
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
 	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
-	const message = "the machine cannot start one or kills it"
+	const message = "the machine lacks memory or processes"
 	// The first limit allows no process, the second one only processes with too few threads.
 	for i, most := range []int{1, len(threads) + 3} {
 		workers := m.AwaitStandby(t)

@@ -146,7 +146,7 @@ func TestGrace(t *testing.T) {
 		says  string
 	}{
 		{"grace", "2s", false, 2 * time.Second, 4 * time.Second, "files were still open at the end of the grace period"},
-		{"second signal", "1h", true, 0, 2 * time.Second, "told to stop again"},
+		{"second signal", "1h", true, 0, 2 * time.Second, "second stop signal"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, "-c", config, "--set", "mount.grace="+test.grace)
