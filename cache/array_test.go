@@ -20,10 +20,11 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 // tokenBytes returns n tokens. In these tests, the value of token i of an array is i, truncated to
 // the width of a token.

@@ -10,11 +10,11 @@ import (
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version = state.Version
 
-// A Batches is the sequence of batches of a split under some settings. It is immutable: when its
-// token files change, another Batches replaces it. It is safe for concurrent use.
+// A BatchList is the sequence of batches of a split under some settings. It is immutable: when its
+// token files change, another BatchList replaces it. It is safe for concurrent use.
 //
 // A reader gets EIO for an error that wraps neither syscall.ESTALE nor syscall.ETIMEDOUT.
-type Batches interface {
+type BatchList interface {
 	Spec() *Spec
 
 	// Read fills dst with the bytes of batches k, k+1, … back to back, starting at byte off of
@@ -38,27 +38,27 @@ type Batches interface {
 	// Spec.SourceWeights.
 	RowsOf(source int, k uint64) uint64
 
-	// With returns the Batches under the settings of a path, such as "rank=3,world=8". Equivalent
+	// With returns the BatchList under the settings of a path, such as "rank=3,world=8". Equivalent
 	// settings yield the same Spec.Name. The error wraps syscall.ENOENT if a setting is unknown.
-	With(settings string) (Batches, error)
+	With(settings string) (BatchList, error)
 
-	// Latest returns the Batches that replaces this one, or this one if its token files have not
+	// Latest returns the BatchList that replaces this one, or this one if its token files have not
 	// changed. If no batch can be read, it returns this one and an error. It checks files only if
 	// one is known to be wrong.
-	Latest() (Batches, error)
+	Latest() (BatchList, error)
 
 	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and
 	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.
-	LatestFor(k uint64, cancel <-chan struct{}) (Batches, error)
+	LatestFor(k uint64, cancel <-chan struct{}) (BatchList, error)
 
 	// LatestWhole is like Latest, but fails unless every batch can be read.
-	LatestWhole(cancel <-chan struct{}) (Batches, error)
+	LatestWhole(cancel <-chan struct{}) (BatchList, error)
 
 	// Stalled returns how long a check of all token files has been blocked, or 0.
 	Stalled() time.Duration
 }
 
-// A Spec describes a Batches.
+// A Spec describes a BatchList.
 type Spec struct {
 	// Path of the directory, such as "train/rank=3,world=8". It has only the settings that differ
 	// from the split's own.

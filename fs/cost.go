@@ -6,8 +6,8 @@ import (
 	"batchfs/fs/guard"
 )
 
-// The cost methods do no I/O and create no Batches, because the request is not admitted yet. If the
-// Batches does not exist yet, they return an upper bound.
+// The cost methods do no I/O and create no BatchList, because the request is not admitted yet. If
+// the BatchList does not exist yet, they return an upper bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)

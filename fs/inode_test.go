@@ -16,7 +16,7 @@ func TestInodeIdentifiesFile(t *testing.T) {
 	}
 	for range 1000 {
 		sequence, k, a, v := 1+rand.IntN(state.MaxSequences-1), rand.Uint64N(MaxBatches), rand.IntN(array.MaxArrays), Version(rand.Uint64N(1<<20))
-		old, current := &fakeBatches{spec: Spec{Version: v}}, &fakeBatches{spec: Spec{Version: v + 1 + Version(rand.Uint64N(7))}}
+		old, current := &fakeBatchList{spec: Spec{Version: v}}, &fakeBatchList{spec: Spec{Version: v + 1 + Version(rand.Uint64N(7))}}
 		old.Batch.Arrays, current.Batch.Arrays = make([]array.Descriptor, array.MaxArrays), make([]array.Descriptor, array.MaxArrays)
 		inArray := k % (1 << arrayShift)
 		for i, batch := range map[inode]uint64{

@@ -23,7 +23,7 @@ type kindEntry struct {
 type content interface {
 	// size returns the size of file i in bytes. s is its sequence, or nil for a file of the whole
 	// mount.
-	size(t *tree, i inode, s Batches) int64
+	size(t *tree, i inode, s BatchList) int64
 }
 
 // kindTable is in the order in which directories list files.
@@ -43,12 +43,12 @@ var kindTable = []kindEntry{
 	{kind: batchNPY, parent: batchDir, name: ".npy", content: batchContent{selector: oneBatch, format: npy}},
 	{kind: batchSafe, parent: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
 	{kind: batchArrayNPY, parent: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
-	{kind: batchJSON, parent: batchDir, name: ".json", content: originContent{}},
+	{kind: batchJSON, parent: batchDir, name: ".json", content: batchJSONContent{}},
 	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
 	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
 	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
 	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokensContent{}},
-	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: Batches.InfoLen}},
+	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: BatchList.InfoLen}},
 }
 
 // byKind is kindTable indexed by kind. Unused numbers have empty entries.
@@ -95,7 +95,7 @@ func (k kind) spansBatches() bool { return k.batches().selector == everyBatch ||
 
 type directoryContent struct{}
 
-func (directoryContent) size(*tree, inode, Batches) int64 { return 0 }
+func (directoryContent) size(*tree, inode, BatchList) int64 { return 0 }
 
 type batchContent struct {
 	selector batchSelector
@@ -122,7 +122,7 @@ const (
 	headerBytes = header.Bytes
 )
 
-func (b batchContent) frame(i inode, s Batches) header.Frame {
+func (b batchContent) frame(i inode, s BatchList) header.Frame {
 	f := header.Frame{Format: b.format, Batch: &s.Spec().Batch, Array: header.AllArrays}
 	if b.oneArray {
 		f.Array = i.array()
@@ -133,35 +133,35 @@ func (b batchContent) frame(i inode, s Batches) header.Frame {
 	return f
 }
 
-func (b batchContent) size(_ *tree, i inode, s Batches) int64 { return b.frame(i, s).Size() }
+func (b batchContent) size(_ *tree, i inode, s BatchList) int64 { return b.frame(i, s).Size() }
 
-func (b batchContent) byteRange(i inode, s Batches) (from, size int64) {
+func (b batchContent) byteRange(i inode, s BatchList) (from, size int64) {
 	return b.frame(i, s).ByteRange()
 }
 
-func (b batchContent) header(i inode, s Batches, k uint64) []byte {
+func (b batchContent) header(i inode, s BatchList, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computedContent has no header. A Batches computes any part of it.
+// A computedContent has no header. A BatchList computes any part of it.
 type computedContent interface {
 	content
-	read(i inode, s Batches, dst []byte, off int64) error
+	read(i inode, s BatchList, dst []byte, off int64) error
 }
 
-type originContent struct{}
+type batchJSONContent struct{}
 
-func (originContent) size(_ *tree, _ inode, s Batches) int64 { return s.BatchJSONLen() }
+func (batchJSONContent) size(_ *tree, _ inode, s BatchList) int64 { return s.BatchJSONLen() }
 
-func (originContent) read(i inode, s Batches, dst []byte, off int64) error {
+func (batchJSONContent) read(i inode, s BatchList, dst []byte, off int64) error {
 	return s.ReadBatchJSON(dst, i.firstBatch(), off)
 }
 
 type tokensContent struct{}
 
-func (tokensContent) size(_ *tree, _ inode, s Batches) int64 { return s.Spec().TokensLen }
+func (tokensContent) size(_ *tree, _ inode, s BatchList) int64 { return s.Spec().TokensLen }
 
-func (tokensContent) read(_ inode, s Batches, dst []byte, off int64) error {
+func (tokensContent) read(_ inode, s BatchList, dst []byte, off int64) error {
 	return s.ReadTokens(dst, off)
 }
 
@@ -189,7 +189,7 @@ func (i inode) withVersion(v Version) inode {
 
 // outdated reports whether i is a numbered file of another version than s, or of an array that s
 // lacks.
-func (i inode) outdated(s Batches) bool {
+func (i inode) outdated(s BatchList) bool {
 	return i.kind().isNumbered() && i != i.withVersion(s.Spec().Version) ||
 		i.kind().showsOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }
@@ -200,7 +200,7 @@ var readmeSource string
 var readmeTemplate = template.Must(template.New("README").
 	Funcs(template.FuncMap{"dims": header.Dims}).Parse(readmeSource))
 
-func renderReadme(mountpoint string, splits []Batches) []byte {
+func renderReadme(mountpoint string, splits []BatchList) []byte {
 	var b bytes.Buffer
 	if err := readmeTemplate.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
 		panic(err) // bug in the template

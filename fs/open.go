@@ -38,9 +38,9 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	return fuse.OK
 }
 
-// refresh returns the latest Batches of a file, after checking the token files from which the file
+// refresh returns the latest BatchList of a file, after checking the token files from which the file
 // will be read.
-func (t *tree) refresh(i inode, cancel <-chan struct{}) (Batches, error) {
+func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
 	switch k := i.kind(); {
 	case k.spansBatches():
 		return t.sequences.latestWhole(i.sequence(), cancel)

@@ -37,10 +37,10 @@ type permits interface {
 // A sequentialReader holds the batches prefetched for readers that read a sequence in order.
 // Readers that are close together share one, and may overtake each other.
 type sequentialReader struct {
-	sequence  Batches
-	batchSize int64  // bytes
-	next      uint64 // 1 + the highest batch requested since the reader last went back
-	again     uint64 // 1 + the last batch requested below next; 0 if there is none
+	sequence     BatchList
+	batchSize    int64  // bytes
+	next         uint64 // 1 + the highest batch requested since the reader last went back
+	nextRepeated uint64 // 1 + the last batch requested below next; 0 if there is none
 
 	// batch k is in buffers[k%len(buffers)]; nil until a second batch is requested
 	buffers []*batchBuffer
@@ -65,7 +65,7 @@ const (
 // acquireBuffer records that batch k of s is being read. If k was prefetched, it returns the
 // buffer, which the caller must RUnlock; otherwise the buffer is nil. It waits for a running
 // prefetch of k.
-func (p *prefetcher) acquireBuffer(s Batches, k uint64) (*sequentialReader, *batchBuffer) {
+func (p *prefetcher) acquireBuffer(s BatchList, k uint64) (*sequentialReader, *batchBuffer) {
 	if p.depth == 0 {
 		return nil, nil
 	}
@@ -82,13 +82,13 @@ func (p *prefetcher) acquireBuffer(s Batches, k uint64) (*sequentialReader, *bat
 }
 
 // recordRequest is like acquireBuffer, but neither waits for a prefetch nor locks the buffer.
-func (p *prefetcher) recordRequest(s Batches, k uint64) (*sequentialReader, *batchBuffer) {
+func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *batchBuffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.find(s, k)
-	wentBack := k > 0 && k == r.again // for example, to repeat an evaluation
+	wentBack := k > 0 && k == r.nextRepeated // for example, to repeat an evaluation
 	if k >= r.next || wentBack {
-		r.next, r.again = k+1, 0
+		r.next, r.nextRepeated = k+1, 0
 		if r.buffers == nil {
 			p.allocate(r)
 		}
@@ -100,13 +100,13 @@ func (p *prefetcher) recordRequest(s Batches, k uint64) (*sequentialReader, *bat
 		}
 	}
 	if k+1 < r.next {
-		r.again = k + 1
+		r.nextRepeated = k + 1
 	}
 	return r, nil
 }
 
 // find returns the reader that batch k continues, or a new one. The caller holds mu.
-func (p *prefetcher) find(s Batches, k uint64) *sequentialReader {
+func (p *prefetcher) find(s BatchList, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
 			if i < len(p.readers)-1 {
@@ -179,7 +179,7 @@ func (p *prefetcher) compute(r *sequentialReader, b *batchBuffer) {
 
 // readInParts reads batch k in parts as long as requests, because a read of a long row takes memory
 // in proportion to the part that is read.
-func readInParts(s Batches, dst []byte, k uint64) error {
+func readInParts(s BatchList, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
 			return err

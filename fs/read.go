@@ -17,7 +17,7 @@ import (
 	"batchfs/internal/process"
 )
 
-// A READ takes three steps: [tree.locate] finds the bytes, [tree.fetch] gets them and, if the
+// A READ takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them and, if the
 // request succeeds in time, [tree.account] counts it.
 
 // maxReadAttempts limits how often a READ starts again because followed files change.
@@ -27,7 +27,7 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	i := inode(in.NodeId)
 	if k := i.kind(); (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
 		if k.isNext() {
-			t.logUncached(i, in.Pid)
+			t.logUnmappable(i, in.Pid)
 		}
 		return nil, fuse.EINVAL
 	}
@@ -56,7 +56,7 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.fetch(part, timer, buf, cancel)
+		reply, err := t.getBytes(part, timer, buf, cancel)
 		if err == nil || !i.kind().isNext() {
 			return reply, err
 		}
@@ -73,7 +73,7 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 // A filePart is the part of a file that a READ gets.
 type filePart struct {
 	inode    inode
-	sequence Batches
+	sequence BatchList
 	batch    uint64 // first batch in the file
 	off, len int64  // range in the file, in bytes
 }
@@ -124,9 +124,9 @@ func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct
 	return err
 }
 
-// fetch returns the bytes of a part of a file. If they were not prefetched, it computes them into
+// getBytes returns the bytes of a part of a file. If they were not prefetched, it computes them into
 // buf. The reply may alias buf.
-func (t *tree) fetch(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
 		timer.Discard()
@@ -183,13 +183,13 @@ func (t *tree) takePrefetched(part filePart, cancel <-chan struct{}) (*sequentia
 	return r, b
 }
 
-func (t *tree) replyLen(i inode, s Batches, in *fuse.ReadIn) int64 {
+func (t *tree) replyLen(i inode, s BatchList, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
 // readByteRanges fills dst with the bytes from offset off of a file without a header. The file has
 // size bytes of each of the batches k, k+1, …, starting at byte from of each batch.
-func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) error {
+func readByteRanges(s BatchList, dst []byte, k uint64, off, from, size int64) error {
 	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)
 	}
@@ -203,8 +203,8 @@ func readByteRanges(s Batches, dst []byte, k uint64, off, from, size int64) erro
 	return nil
 }
 
-// logUncached logs which program maps next*, because its SIGBUS does not say why.
-func (t *tree) logUncached(i inode, pid uint32) {
+// logUnmappable logs which program maps next*, because its SIGBUS does not say why.
+func (t *tree) logUnmappable(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 	t.log.tryLog(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+
 		"it should read the file, or map batch/<k> or batches.npy instead",

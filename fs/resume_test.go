@@ -14,12 +14,12 @@ import (
 func TestResumeRejectsOtherSplits(t *testing.T) {
 	a, b := countingBatches("a", 1000), countingBatches("b", 1000)
 	tr := newTestTree(t, a, b)
-	for _, splits := range [][]Batches{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
+	for _, splits := range [][]BatchList{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
 		if _, err := newSequenceTable(splits, tr.shared, Permissions{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
 	}
-	if q, err := newSequenceTable([]Batches{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
+	if q, err := newSequenceTable([]BatchList{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -60,7 +60,7 @@ func TestTextsAfterTakeover(t *testing.T) {
 func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
-	s.with = func(string) (Batches, error) { return under, nil }
+	s.with = func(string) (BatchList, error) { return under, nil }
 	tr := newTestTree(t, s)
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
@@ -71,8 +71,8 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s
 		unfit.Batch = arrays
-		unfit.with = func(string) (Batches, error) { return nil, syscall.EINVAL }
-		unfit.latest = func(uint64) (Batches, error) { return &unfit, nil }
+		unfit.with = func(string) (BatchList, error) { return nil, syscall.EINVAL }
+		unfit.latest = func(uint64) (BatchList, error) { return &unfit, nil }
 		tr = takeOver(t, tr.shared, &unfit)
 		for _, r := range open {
 			r.tree = tr
@@ -82,7 +82,7 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 				}
 			}
 		}
-		unfit.latest = func(uint64) (Batches, error) { return s, nil }
+		unfit.latest = func(uint64) (BatchList, error) { return s, nil }
 	}
 	if u, err := tr.sequences.latest(number); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
@@ -122,7 +122,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
 	s := countingBatches("train", 1000)
 	with, created := s.with, 0
-	s.with = func(settings string) (Batches, error) {
+	s.with = func(settings string) (BatchList, error) {
 		created++
 		return with(settings)
 	}

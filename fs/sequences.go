@@ -25,7 +25,7 @@ import (
 // lookups may overwrite names before they are invalidated; the kernel forgets those when it needs
 // the memory.
 //
-// The shared state holds what the next worker must know. That worker creates the Batches of
+// The shared state holds what the next worker must know. That worker creates the BatchList of
 // settings at their first use.
 //
 // Lock order: mu, then only the locks of package state.
@@ -34,7 +34,7 @@ type sequenceTable struct {
 	log        *limitedLog // not the tree's, so that bad paths do not use up its limit
 	access     Permissions
 	splitCount int
-	byNumber   [state.MaxSequences]atomic.Pointer[Batches] // nil if not created yet
+	byNumber   [state.MaxSequences]atomic.Pointer[BatchList] // nil if not created yet
 
 	splitNumbers [state.MaxSequences]atomic.Uint32 // see splitOf
 
@@ -63,7 +63,7 @@ const (
 // maxNameLen is the length of the longest file name, in bytes.
 const maxNameLen = 255
 
-func newSequenceTable(splits []Batches, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
+func newSequenceTable(splits []BatchList, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
@@ -88,8 +88,8 @@ func newSequenceTable(splits []Batches, shared *state.Shared, access Permissions
 }
 
 // resume takes over the sequences in the shared state from an earlier worker.
-func (q *sequenceTable) resume(splits []Batches) error {
-	bySplit := map[string]Batches{}
+func (q *sequenceTable) resume(splits []BatchList) error {
+	bySplit := map[string]BatchList{}
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
@@ -126,7 +126,7 @@ func (q *sequenceTable) resume(splits []Batches) error {
 }
 
 // peek returns the sequence of a number, or nil if this process has not created it.
-func (q *sequenceTable) peek(number int) Batches {
+func (q *sequenceTable) peek(number int) BatchList {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
 	}
@@ -135,7 +135,7 @@ func (q *sequenceTable) peek(number int) Batches {
 
 // get returns the sequence of a number, which it creates if needed. It returns nil if the number is
 // not in use or if the settings no longer suit the tokens.
-func (q *sequenceTable) get(number int) Batches {
+func (q *sequenceTable) get(number int) BatchList {
 	if s := q.peek(number); s != nil || number <= q.splitCount {
 		return s
 	}
@@ -164,7 +164,7 @@ func (q *sequenceTable) get(number int) Batches {
 
 // add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
 // holds mu, unless nobody else uses the table yet.
-func (q *sequenceTable) add(s Batches, user uint32) (number int) {
+func (q *sequenceTable) add(s BatchList, user uint32) (number int) {
 	if n := len(q.freeNumbers); n > 0 {
 		number, q.freeNumbers = q.freeNumbers[n-1], q.freeNumbers[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
@@ -180,7 +180,7 @@ func (q *sequenceTable) add(s Batches, user uint32) (number int) {
 	return number
 }
 
-func (q *sequenceTable) describe(number int, s Batches) {
+func (q *sequenceTable) describe(number int, s BatchList) {
 	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
 		sources = nil // rows are counted only for splits, because that takes 1 KiB of shared memory
@@ -203,7 +203,7 @@ func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[numb
 
 // lookup returns the sequence of dir under the settings in name, and its number. It counts the
 // lookup, which is request id. If the settings are wrong, err is the reason.
-func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Batches, number int, errno syscall.Errno, err error) {
+func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s BatchList, number int, errno syscall.Errno, err error) {
 	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
@@ -229,7 +229,7 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 // acquire returns the number of a sequence, which it adds if needed, and counts the lookup. It
 // fails with EDQUOT if the user has too many settings directories, and with ENOSPC if all numbers
 // are in use.
-func (q *sequenceTable) acquire(s Batches, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
+func (q *sequenceTable) acquire(s BatchList, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
@@ -306,7 +306,7 @@ func (q *sequenceTable) forget(number int, lookups uint64) {
 	}
 }
 
-// drop releases the Batches of a sequence whose files the kernel has forgotten. It reports whether
+// drop releases the BatchList of a sequence whose files the kernel has forgotten. It reports whether
 // the sequence ends, which it does unless its cursor has moved. The caller holds mu.
 func (q *sequenceTable) drop(number int) (ends bool) {
 	seq := &q.shared.Sequences[number]
@@ -320,21 +320,21 @@ func (q *sequenceTable) drop(number int) (ends bool) {
 	return true
 }
 
-// latest, latestFor and latestWhole are the methods of [Batches] for the sequence of a number. They
+// latest, latestFor and latestWhole are the methods of [BatchList] for the sequence of a number. They
 // return nil and errForgotten if there is none.
-func (q *sequenceTable) latest(number int) (Batches, error) {
-	return q.refresh(number, Batches.Latest)
+func (q *sequenceTable) latest(number int) (BatchList, error) {
+	return q.refresh(number, BatchList.Latest)
 }
 
-func (q *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (Batches, error) {
-	return q.refresh(number, func(s Batches) (Batches, error) { return s.LatestFor(k, cancel) })
+func (q *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (BatchList, error) {
+	return q.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestFor(k, cancel) })
 }
 
-func (q *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (Batches, error) {
-	return q.refresh(number, func(s Batches) (Batches, error) { return s.LatestWhole(cancel) })
+func (q *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (BatchList, error) {
+	return q.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestWhole(cancel) })
 }
 
-func (q *sequenceTable) refresh(number int, latest func(Batches) (Batches, error)) (Batches, error) {
+func (q *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, error)) (BatchList, error) {
 	old := q.get(number)
 	if old == nil {
 		return nil, errForgotten

@@ -66,7 +66,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
 	mixture.spec.SourceWeights = []float64{0.75, 0.25}
 	with := mixture.with
-	mixture.with = func(settings string) (Batches, error) {
+	mixture.with = func(settings string) (BatchList, error) {
 		s, err := with(settings)
 		if err == nil {
 			s.Spec().SourceWeights = mixture.spec.SourceWeights
@@ -216,7 +216,7 @@ func TestIdleSettings(t *testing.T) {
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
 	for idle := range 2 {
-		live := tr.live()
+		live := tr.liveStatus()
 		if _, listed := live.Splits["train/seed=5"]; listed != (idle == 0) || live.IdleSettings != idle {
 			t.Errorf("with %d idle: %+v", idle, live)
 		}
@@ -225,7 +225,7 @@ func TestIdleSettings(t *testing.T) {
 		}
 	}
 	if q.byNumber[number].Load() != nil {
-		t.Error("the Batches of idle settings takes memory")
+		t.Error("the BatchList of idle settings takes memory")
 	}
 	if s := q.get(number); s == nil || s.Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
 		t.Errorf("the number of idle settings has %v", s)
@@ -264,7 +264,7 @@ type changingSplit struct {
 	duringRead func()
 }
 
-func (c *changingSplit) latest() *fakeBatches {
+func (c *changingSplit) latest() *fakeBatchList {
 	v := c.version.Load()
 	s := countingBatches(c.name, c.size)
 	fill := s.read
@@ -282,8 +282,8 @@ func (c *changingSplit) latest() *fakeBatches {
 		}
 		return err
 	}
-	s.originLen = func() int64 { return int64(2 + v%3) }
-	s.latest = func(uint64) (Batches, error) {
+	s.batchJSONLen = func() int64 { return int64(2 + v%3) }
+	s.latest = func(uint64) (BatchList, error) {
 		if c.version.Load() == v {
 			return s, nil
 		}

@@ -20,28 +20,28 @@ type textCache struct {
 	bytes    atomic.Int64      // total length of the texts; written with mu held
 }
 
-func (t *textCache) put(fh uint64, text []byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.bytes.Load()+int64(len(text)) > t.maxBytes {
-		clear(t.byHandle)
-		t.bytes.Store(0)
+func (c *textCache) put(fh uint64, text []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.bytes.Load()+int64(len(text)) > c.maxBytes {
+		clear(c.byHandle)
+		c.bytes.Store(0)
 	}
-	t.bytes.Add(int64(len(text) - len(t.byHandle[fh])))
-	t.byHandle[fh] = text
+	c.bytes.Add(int64(len(text) - len(c.byHandle[fh])))
+	c.byHandle[fh] = text
 }
 
-func (t *textCache) get(fh uint64) []byte {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.byHandle[fh]
+func (c *textCache) get(fh uint64) []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byHandle[fh]
 }
 
-func (t *textCache) release(fh uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.bytes.Add(-int64(len(t.byHandle[fh])))
-	delete(t.byHandle, fh)
+func (c *textCache) release(fh uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bytes.Add(-int64(len(c.byHandle[fh])))
+	delete(c.byHandle, fh)
 }
 
 // The low textBits of a handle are the length of its text, in bytes.
@@ -84,17 +84,17 @@ func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []by
 // A textContent is rendered as a whole.
 type textContent struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
-	length func(Batches) int64 // bytes; nil if only render knows it
+	length func(BatchList) int64 // bytes; nil if only render knows it
 }
 
-func (x textContent) size(t *tree, i inode, s Batches) int64 {
+func (c textContent) size(t *tree, i inode, s BatchList) int64 {
 	switch {
-	case x.length == nil:
-		return int64(len(x.render(t, i, nil)))
+	case c.length == nil:
+		return int64(len(c.render(t, i, nil)))
 	case s == nil: // the kernel has forgotten the sequence
 		return 0
 	}
-	return x.length(s)
+	return c.length(s)
 }
 
 func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
@@ -125,7 +125,7 @@ type LiveSplit struct {
 	LastError string
 }
 
-func (t *tree) live() LiveStatus {
+func (t *tree) liveStatus() LiveStatus {
 	l := LiveStatus{
 		Shared: t.shared, PrefetchBytes: t.prefetcher.bufferBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
 		Splits: map[string]LiveSplit{},
@@ -150,7 +150,7 @@ func (t *tree) live() LiveStatus {
 func (t *tree) status(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
-	return t.opts.Status.JSON(t.live())
+	return t.opts.Status.JSON(t.liveStatus())
 }
 
 func (t *tree) metrics(inode, <-chan struct{}) []byte {

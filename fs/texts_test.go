@@ -10,7 +10,7 @@ import (
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}
-	var sequences []Batches
+	var sequences []BatchList
 	for _, name := range names {
 		s := countingBatches(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
@@ -48,7 +48,7 @@ func TestLive(t *testing.T) {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
 		tr.sequences.recordError(number, lastUnique.Add(2), "an error")
 	}
-	live := tr.live()
+	live := tr.liveStatus()
 	if len(live.Splits) != many+1 || live.Splits["train/seed=7"].LastError != "an error" {
 		t.Errorf("%d sequences, seed=7 %+v", len(live.Splits), live.Splits["train/seed=7"])
 	}

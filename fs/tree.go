@@ -2,7 +2,7 @@
 //
 // A file is identified by its inode number, which contains its kind, its sequence and, in batch/,
 // its batch number; kindTable has an entry for each kind. A file of batches is an optional header
-// followed by the bytes of batches, which a [Batches] computes. Only next, next.npy and
+// followed by the bytes of batches, which a [BatchList] computes. Only next, next.npy and
 // next.safetensors keep state per open file, in package state, so that another process can continue
 // from it. [Serve] answers the kernel's requests.
 package fs
@@ -45,7 +45,7 @@ type tree struct {
 const forever = time.Duration(1<<31) * time.Second
 
 // newTree returns a tree that continues from the shared state, which no other process may be using.
-func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
+func newTree(mountpoint string, splits []BatchList, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
@@ -65,10 +65,10 @@ func newTree(mountpoint string, splits []Batches, shared *state.Shared, log *lim
 	return t, nil
 }
 
-func (t *tree) sequence(i inode) Batches { return t.sequences.get(i.sequence()) }
+func (t *tree) sequence(i inode) BatchList { return t.sequences.get(i.sequence()) }
 
 // isForgotten reports whether file i had a sequence that is gone. s is the result of t.sequence(i).
-func (t *tree) isForgotten(i inode, s Batches) bool { return s == nil && i.sequence() > 0 }
+func (t *tree) isForgotten(i inode, s BatchList) bool { return s == nil && i.sequence() > 0 }
 
 // listDir returns the files in a directory. In batch/, it returns the files of batch k, whose names
 // lack the number.
@@ -125,7 +125,7 @@ func (t *tree) lookup(dir inode, name string) inode {
 	return noSuchInode
 }
 
-func (t *tree) size(i inode, s Batches) int64 {
+func (t *tree) size(i inode, s BatchList) int64 {
 	return i.kind().entry().content.size(t, i, s)
 }
 
@@ -138,7 +138,7 @@ const (
 	nextBlksize = 512
 )
 
-func (t *tree) attributes(i inode, s Batches, out *fuse.Attr) {
+func (t *tree) attributes(i inode, s BatchList, out *fuse.Attr) {
 	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.opts.Access.Mode, Nlink: 1}
 	if i.kind().isDir() {
 		out.Mode, out.Nlink = out.Mode|t.opts.Access.Mode>>2, 2
@@ -201,7 +201,7 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 
 // fillEntry fills in the reply to a lookup that found i or noSuchInode. The kernel may cache it
 // until the timeout.
-func (t *tree) fillEntry(i inode, s Batches, timeout time.Duration, out *fuse.EntryOut) {
+func (t *tree) fillEntry(i inode, s BatchList, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
 	if i == noSuchInode {

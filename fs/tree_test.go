@@ -24,34 +24,34 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
-// A fakeBatches is a Batches whose methods a test may replace.
-type fakeBatches struct {
+// A fakeBatchList is a BatchList whose methods a test may replace.
+type fakeBatchList struct {
 	spec
-	read      func(dst []byte, k uint64, off int64) error
-	originLen func() int64
-	info      func() []byte
-	latest    func(k uint64) (Batches, error)
-	with      func(settings string) (Batches, error)
+	read         func(dst []byte, k uint64, off int64) error
+	batchJSONLen func() int64
+	info         func() []byte
+	latest       func(k uint64) (BatchList, error)
+	with         func(settings string) (BatchList, error)
 }
 
 type spec = Spec
 
-func (f *fakeBatches) Spec() *Spec                                { return &f.spec }
-func (f *fakeBatches) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
-func (f *fakeBatches) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
-func (f *fakeBatches) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
+func (f *fakeBatchList) Spec() *Spec                                { return &f.spec }
+func (f *fakeBatchList) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
+func (f *fakeBatchList) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
+func (f *fakeBatchList) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
 
-func (f *fakeBatches) BatchJSONLen() int64                   { return f.originLen() }
-func (f *fakeBatches) Info() []byte                          { return f.info() }
-func (f *fakeBatches) InfoLen() int64                        { return int64(len(f.info())) }
-func (f *fakeBatches) Latest() (Batches, error)              { return f.latest(noBatch) }
-func (f *fakeBatches) Stalled() time.Duration                { return 0 }
-func (f *fakeBatches) With(settings string) (Batches, error) { return f.with(settings) }
+func (f *fakeBatchList) BatchJSONLen() int64                     { return f.batchJSONLen() }
+func (f *fakeBatchList) Info() []byte                            { return f.info() }
+func (f *fakeBatchList) InfoLen() int64                          { return int64(len(f.info())) }
+func (f *fakeBatchList) Latest() (BatchList, error)              { return f.latest(noBatch) }
+func (f *fakeBatchList) Stalled() time.Duration                  { return 0 }
+func (f *fakeBatchList) With(settings string) (BatchList, error) { return f.with(settings) }
 
-func (f *fakeBatches) LatestWhole(<-chan struct{}) (Batches, error)           { return f.latest(anyBatch) }
-func (f *fakeBatches) LatestFor(k uint64, _ <-chan struct{}) (Batches, error) { return f.latest(k) }
+func (f *fakeBatchList) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.latest(anyBatch) }
+func (f *fakeBatchList) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.latest(k) }
 
-func (f *fakeBatches) ReadBatchJSON(dst []byte, k uint64, off int64) error {
+func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 	return nil
 }
@@ -63,8 +63,8 @@ const (
 )
 
 // countingBatches returns a sequence in which byte i of all batches laid back to back is i%251.
-func countingBatches(name string, batchBytes int64) *fakeBatches {
-	s := &fakeBatches{
+func countingBatches(name string, batchBytes int64) *fakeBatchList {
+	s := &fakeBatchList{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
 		info: func() []byte { return []byte("{}\n") },
 		read: func(dst []byte, k uint64, off int64) error {
@@ -73,10 +73,10 @@ func countingBatches(name string, batchBytes int64) *fakeBatches {
 			}
 			return nil
 		},
-		originLen: func() int64 { return 21 },
+		batchJSONLen: func() int64 { return 21 },
 	}
-	s.latest = func(uint64) (Batches, error) { return s, nil }
-	s.with = func(settings string) (Batches, error) {
+	s.latest = func(uint64) (BatchList, error) { return s, nil }
+	s.with = func(settings string) (BatchList, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
 			return nil, syscall.ENOENT
@@ -92,7 +92,7 @@ func countingBatches(name string, batchBytes int64) *fakeBatches {
 	return s
 }
 
-func newTestTree(t testing.TB, sequences ...Batches) *tree {
+func newTestTree(t testing.TB, sequences ...BatchList) *tree {
 	t.Helper()
 	return takeOver(t, newShared(t), sequences...)
 }
@@ -111,7 +111,7 @@ func newShared(t testing.TB) *state.Shared {
 const maxTextBytes = 32 << 20
 
 // takeOver returns the tree of a worker that continues from the shared state.
-func takeOver(t testing.TB, shared *state.Shared, sequences ...Batches) *tree {
+func takeOver(t testing.TB, shared *state.Shared, sequences ...BatchList) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
@@ -257,7 +257,7 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if got := tr.live().Splits["train"].LastError; !strings.Contains(got, test.err.Error()) {
+		if got := tr.liveStatus().Splits["train"].LastError; !strings.Contains(got, test.err.Error()) {
 			t.Errorf("the last error is %q, want %q", got, test.err)
 		}
 	}
@@ -268,7 +268,7 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.readBatch(t, size); got != 1 {
 		t.Errorf("the handle that failed then gets batch %d, want 1", got)
 	}
-	if s := tr.live().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
+	if s := tr.liveStatus().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
 		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())
 	}
 
@@ -292,7 +292,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.latest = func(uint64) (Batches, error) { return s, err }
+		s.latest = func(uint64) (BatchList, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
@@ -346,7 +346,7 @@ func TestLookupsCheckFiles(t *testing.T) {
 	s := countingBatches("train", 1000)
 	var checked []uint64
 	s.FollowsChanges = true
-	s.latest = func(k uint64) (Batches, error) {
+	s.latest = func(k uint64) (BatchList, error) {
 		checked = append(checked, k)
 		return s, nil
 	}

@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 func tokenWindow(size int) windowSpec { return (&Settings{BlockSize: size}).newWindowSpec() }
 

@@ -24,6 +24,7 @@ func TestImports(t *testing.T) {
 		"internal/privatedir": nil,
 		"internal/printable":  nil,
 		"internal/process":    {"internal/printable"},
+		"internal/require":    nil,
 		"internal/testwait":   nil,
 
 		"cache/array":     nil,
@@ -44,7 +45,7 @@ func TestImports(t *testing.T) {
 		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint",
 			"internal/process"},
 
-		"cmd/batchfs/internal/testfiles": {"internal/testwait"},
+		"cmd/batchfs/internal/testfiles": {"internal/require"},
 		"cmd/batchfs/chart":              nil,
 		"cmd/batchfs/terminal":           nil,
 		"cmd/batchfs/metrics":            {"fs/state", "internal/process"},

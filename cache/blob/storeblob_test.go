@@ -12,10 +12,10 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cache/localfile"
 	"batchfs/cache/store"
-	"batchfs/internal/testwait"
+	"batchfs/internal/require"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 // openBlocks returns the number and total size of the files in dir that this process has open.
 func openBlocks(dir string) (open int, bytes int64) {

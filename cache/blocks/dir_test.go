@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
@@ -27,7 +28,7 @@ func needRoot(t *testing.T) {
 
 func must(t *testing.T, errs ...error) {
 	t.Helper()
-	testwait.NoError(t, errors.Join(errs...))
+	require.NoError(t, errors.Join(errs...))
 }
 
 // A directory is used only if it belongs to the user and nobody else may write to it, or if it

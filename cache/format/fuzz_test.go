@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/internal/testwait"
+	"batchfs/internal/require"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 // A file that is too short or too long is refused in every format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {

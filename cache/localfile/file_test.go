@@ -11,10 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/testwait"
+	"batchfs/internal/require"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 // writeCounting writes a file in which byte i is i, modulo 256.
 func writeCounting(t testing.TB, bytes int) (path string, stamp Stamp) {

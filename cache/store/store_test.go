@@ -21,10 +21,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"batchfs/internal/testwait"
+	"batchfs/internal/require"
 )
 
-var must = testwait.NoError
+var must = require.NoError
 
 const (
 	content = "the bytes of an object, which come in one piece, or do not"

@@ -83,7 +83,7 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	if err != nil {
 		return err
 	}
-	var splits []fs.Batches
+	var splits []fs.BatchList
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
@@ -118,7 +118,7 @@ func readSnapshot(w *supervise.Worker, isRestart bool) (*dataset.Snapshot, error
 	return snapshot, w.Publish(file)
 }
 
-// A sequence adapts a dataset.Served to fs.Batches.
+// A sequence adapts a dataset.Served to fs.BatchList.
 type sequence struct {
 	*dataset.Served
 	spec fs.Spec
@@ -141,25 +141,25 @@ func newSequence(s *dataset.Served) *sequence {
 
 func (s *sequence) Spec() *fs.Spec { return &s.spec }
 
-func (s *sequence) Latest() (fs.Batches, error) { return s.wrap(s.Served.Latest()) }
+func (s *sequence) Latest() (fs.BatchList, error) { return s.wrap(s.Served.Latest()) }
 
-func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.Batches, error) {
+func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 	return s.wrap(s.Served.LatestWhole(cancel))
 }
 
-func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Batches, error) {
+func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.BatchList, error) {
 	return s.wrap(s.Served.LatestFor(k, cancel))
 }
 
 // wrap returns the sequence of served, or s itself if served has not changed.
-func (s *sequence) wrap(served *dataset.Served, err error) (fs.Batches, error) {
+func (s *sequence) wrap(served *dataset.Served, err error) (fs.BatchList, error) {
 	if served == s.Served {
 		return s, err
 	}
 	return newSequence(served), err
 }
 
-func (s *sequence) With(settings string) (fs.Batches, error) {
+func (s *sequence) With(settings string) (fs.BatchList, error) {
 	other, err := s.Served.With(settings)
 	if err != nil {
 		return nil, err

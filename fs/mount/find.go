@@ -84,8 +84,8 @@ func All() (all []*Mounted, err error) {
 	return all, nil
 }
 
-// Refresh returns the mount as it is now, perhaps in a moved directory, or nil if it is gone.
-func (m *Mounted) Refresh() (*Mounted, error) {
+// Current returns the mount as it is now, perhaps in a moved directory, or nil if it is gone.
+func (m *Mounted) Current() (*Mounted, error) {
 	mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
 	if len(mounts) == 0 {
 		return nil, err

@@ -225,7 +225,7 @@ func lookUpFusermount() (string, error) {
 func (m *Mounted) Unmount(force bool) error {
 	const tries = 20
 	for try := 1; ; try++ {
-		m, err := m.Refresh()
+		m, err := m.Current()
 		if err != nil || m == nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func (m *Mounted) unmountAsUser(force bool) error {
 	case err != nil:
 		return fmt.Errorf("cannot unmount %s: %s (%w)", m.Mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	if left, err := m.Refresh(); left != nil || err != nil { // fusermount3 resolves the path itself
+	if left, err := m.Current(); left != nil || err != nil { // fusermount3 resolves the path itself
 		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved in the meantime", m.Mountpoint))
 	}
 	return nil

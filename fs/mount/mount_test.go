@@ -18,10 +18,11 @@ import (
 
 	"batchfs/fs/state"
 	"batchfs/internal/process"
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
-var noError = testwait.NoError
+var noError = require.NoError
 
 // newTestMount mounts with this process as the supervisor, and serves nothing.
 func newTestMount(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
@@ -174,12 +175,12 @@ func TestUnmount(t *testing.T) {
 	moved := filepath.Dir(m.Mountpoint) + "-moved"
 	noError(t, os.Rename(filepath.Dir(m.Mountpoint), moved))
 	t.Cleanup(func() { os.Rename(moved, filepath.Dir(m.Mountpoint)) })
-	current, err := m.Refresh()
+	current, err := m.Current()
 	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || current == nil || current.Mountpoint != want {
 		t.Fatalf("after a move to %s: %+v (%v)", want, current, err)
 	}
 	noError(t, m.Unmount(false))
-	if left, err := m.Refresh(); left != nil || err != nil {
+	if left, err := m.Current(); left != nil || err != nil {
 		t.Errorf("still there: %+v (%v)", left, err)
 	}
 	next, connection, err := Connect(current.Mountpoint, false)
@@ -192,7 +193,7 @@ func TestUnmount(t *testing.T) {
 	if err := gone.Unmount(true); err != nil {
 		t.Error(err)
 	}
-	if left, err := next.Refresh(); left == nil || err != nil {
+	if left, err := next.Current(); left == nil || err != nil {
 		t.Errorf("another mount is gone too (%v)", err)
 	}
 }

@@ -5,10 +5,11 @@ import (
 	"sync"
 	"testing"
 
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
-var noError = testwait.NoError
+var noError = require.NoError
 
 // Each seek takes effect immediately while others read, no number is assigned twice, and slots are
 // reused.

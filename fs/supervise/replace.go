@@ -234,7 +234,7 @@ func (s *supervisor) remount() error {
 		return errors.New("batchfs cannot remount a mount that was handed over to it; from Linux 6.9 on, another worker would take over")
 	}
 	s.connection.Close()
-	current, err := s.mounted.Refresh()
+	current, err := s.mounted.Current()
 	if err != nil {
 		return err
 	}

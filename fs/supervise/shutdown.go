@@ -46,7 +46,7 @@ func (s *supervisor) stop() error {
 func (s *supervisor) tryUnmount() error {
 	err := error(unix.EBUSY) // detached and handed-over mounts get the grace period, too
 	if s.Connection == nil {
-		if current, _ := s.mounted.Refresh(); current != nil {
+		if current, _ := s.mounted.Current(); current != nil {
 			err = current.Unmount(false)
 		}
 	}

@@ -19,10 +19,11 @@ import (
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/process"
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
-var noError = testwait.NoError
+var noError = require.NoError
 
 // The supervisor under test starts this test binary as its worker, with WORKER set.
 func TestMain(m *testing.M) {

@@ -12,7 +12,7 @@ import (
 // os.fsencode.
 type String string
 
-func (t String) MarshalJSON() ([]byte, error) { return Quote(string(t)), nil }
+func (s String) MarshalJSON() ([]byte, error) { return Quote(string(s)), nil }
 
 // Quote returns text as a JSON string.
 func Quote(text string) []byte {

@@ -6,34 +6,34 @@ package minheap
 type Heap []uint64
 
 // Push adds x.
-func (q *Heap) Push(x uint64) {
-	h := append(*q, x)
-	i := len(h) - 1
-	for parent := (i - 1) / 2; i > 0 && x < h[parent]; parent = (i - 1) / 2 {
-		h[i] = h[parent]
+func (h *Heap) Push(x uint64) {
+	nodes := append(*h, x)
+	i := len(nodes) - 1
+	for parent := (i - 1) / 2; i > 0 && x < nodes[parent]; parent = (i - 1) / 2 {
+		nodes[i] = nodes[parent]
 		i = parent
 	}
-	h[i] = x
-	*q = h
+	nodes[i] = x
+	*h = nodes
 }
 
 // Pop removes the smallest number and returns it. The heap must not be empty.
-func (q *Heap) Pop() uint64 {
-	h := *q
-	first, x := h[0], h[len(h)-1]
-	h = h[:len(h)-1]
-	for i := 0; len(h) > 0; {
+func (h *Heap) Pop() uint64 {
+	nodes := *h
+	first, x := nodes[0], nodes[len(nodes)-1]
+	nodes = nodes[:len(nodes)-1]
+	for i := 0; len(nodes) > 0; {
 		child := 2*i + 1
-		if child+1 < len(h) && h[child+1] < h[child] {
+		if child+1 < len(nodes) && nodes[child+1] < nodes[child] {
 			child++
 		}
-		if child >= len(h) || x <= h[child] {
-			h[i] = x
+		if child >= len(nodes) || x <= nodes[child] {
+			nodes[i] = x
 			break
 		}
-		h[i] = h[child]
+		nodes[i] = nodes[child]
 		i = child
 	}
-	*q = h
+	*h = nodes
 	return first
 }

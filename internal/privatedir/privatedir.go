@@ -14,7 +14,7 @@ import (
 // A NotPrivateError says why other users may be able to write to a directory.
 type NotPrivateError string
 
-func (r NotPrivateError) Error() string { return string(r) }
+func (e NotPrivateError) Error() string { return string(e) }
 
 // Mode returns the permissions of a private directory, or of one that a group shares.
 func Mode(group bool) os.FileMode {

@@ -9,14 +9,6 @@ import (
 // Limit is the longest wait. Waits that succeed are much shorter, even on a busy machine.
 const Limit = 5 * time.Minute
 
-// NoError ends the test if there is an error.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Until waits until ok returns true, and fails the test after Limit. what names the condition.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()

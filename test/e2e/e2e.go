@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
 
@@ -197,7 +198,7 @@ func Cat(t testing.TB, args ...string) []byte {
 }
 
 // NoError ends the test if there is an error.
-var NoError = testwait.NoError
+var NoError = require.NoError
 
 // Must returns the first result of a call, or ends the test if there is an error:
 // Must(os.Open(path))(t).

@@ -11,11 +11,11 @@ import (
 	"slices"
 	"testing"
 
-	"batchfs/internal/testwait"
+	"batchfs/internal/require"
 )
 
 // NoError ends the test if there is an error.
-var NoError = testwait.NoError
+var NoError = require.NoError
 
 // CheckGenerated checks that a file has the generated text. If update is true, it writes the text
 // to the file instead. regenerate is the command for that.
