@@ -11,7 +11,7 @@ import (
 	"batchfs/fs/header"
 )
 
-// manyArrays returns a sequence with as many arrays as allowed, with the longest names and all
+// manyArrays returns a sequence of as many arrays as allowed, with the longest names and all
 // dtypes.
 func manyArrays(rows int) *fakeBatchList {
 	list := []array.Descriptor{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
@@ -111,7 +111,8 @@ func TestAnyReadIsASlice(t *testing.T) {
 	}
 }
 
-// Each array besides the main ones has its own files, which README describes. No other arrays do.
+// Each array besides the main ones has its own files, which README describes. The main arrays have
+// none.
 func TestArrayFiles(t *testing.T) {
 	tr := newTestTree(t, manyArrays(3))
 	listed := 0
@@ -147,9 +148,9 @@ func TestArrayFiles(t *testing.T) {
 	}
 }
 
-// Every header is a page long, whatever the arrays are. cmd/batchfs limits the metadata.
+// Every header is headerBytes long, whatever the arrays are. cmd/batchfs limits the metadata.
 func TestLongestHeaders(t *testing.T) {
-	// Many axes, whose product is a large but valid size.
+	// The product of many axes is a large but valid size.
 	axes := make([]int, 30)
 	for i := range axes {
 		axes[i] = 1

@@ -7,6 +7,7 @@ import (
 	"strings"
 )
 
+// explainBadName returns why no file in dir has this name.
 func (t *tree) explainBadName(dir inode, name string) string {
 	var names []string
 	for _, e := range t.listDir(dir, 0) {
@@ -37,8 +38,8 @@ func (t *tree) explainBadName(dir inode, name string) string {
 // A BadName is a path that was looked up but does not exist, and the reason.
 type BadName struct{ Path, Why string }
 
-// recordBadName records a name for status.json. It ignores names like .git, because programs look
-// for them everywhere.
+// recordBadName records a name for status.json. It ignores names such as .git, because programs
+// look for them everywhere.
 func (t *tree) recordBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return
@@ -53,6 +54,6 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 	last := t.badNames.Load()
 	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
 		latest := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
-		t.badNames.CompareAndSwap(last, &latest) // may lose a simultaneous name
+		t.badNames.CompareAndSwap(last, &latest) // may lose one of two concurrent names
 	}
 }

@@ -10,8 +10,8 @@ import (
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version = state.Version
 
-// A BatchList is the sequence of batches of a split under some settings. It is immutable: when its
-// token files change, another BatchList replaces it. It is safe for concurrent use.
+// A BatchList is the infinite list of batches of a split under some settings. It is immutable: when
+// its token files change, another BatchList replaces it. It is safe for concurrent use.
 //
 // A reader gets EIO for an error that wraps neither syscall.ESTALE nor syscall.ETIMEDOUT.
 type BatchList interface {
@@ -21,20 +21,20 @@ type BatchList interface {
 	// batch k.
 	Read(dst []byte, k uint64, off int64) error
 
-	// ReadTokens fills dst with the bytes of tokens.bin from byte off. They must be within
+	// ReadTokens fills dst with the bytes of tokens.bin from byte off on. The range must lie within
 	// Spec.TokensLen.
 	ReadTokens(dst []byte, off int64) error
 
-	// ReadBatchJSON fills dst with the bytes of batch/<k>.json from byte off. They must be within
-	// BatchJSONLen, which is the same for every k.
+	// ReadBatchJSON fills dst with the bytes of batch/<k>.json from byte off on. The range must lie
+	// within BatchJSONLen, which is the same for every k.
 	ReadBatchJSON(dst []byte, k uint64, off int64) error
 	BatchJSONLen() int64
 
-	// Info renders info.json. InfoLen returns its length, and renders it only once.
+	// Info renders info.json. InfoLen returns its length; only the first call renders it.
 	Info() []byte
 	InfoLen() int64
 
-	// RowsOf returns how many rows of batch k come from a source, an index into
+	// RowsOf returns how many rows of batch k come from a source, given by its index in
 	// Spec.SourceWeights.
 	RowsOf(source int, k uint64) uint64
 
@@ -60,8 +60,8 @@ type BatchList interface {
 
 // A Spec describes a BatchList.
 type Spec struct {
-	// Path of the directory, such as "train/rank=3,world=8". It has only the settings that differ
-	// from the split's own.
+	// Name is the path of the directory, such as "train/rank=3,world=8". It has only the settings
+	// that differ from the split's own.
 	Name string
 
 	Batch          array.Batch       // at most array.MaxArrays arrays
@@ -72,5 +72,5 @@ type Spec struct {
 	TokensLen      int64             // size of tokens.bin, in bytes
 	Metadata       map[string]string // metadata of .safetensors files
 	Version        Version
-	FollowsChanges bool // whether a change of the token files is followed, instead of failing reads
+	FollowsChanges bool // whether changed token files are opened again; otherwise, reads fail
 }

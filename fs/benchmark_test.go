@@ -37,7 +37,7 @@ func TestRequestsAllocateNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkRead measures a request without computing its batch.
+// BenchmarkRead measures a request whose batch takes no time to compute.
 func BenchmarkRead(b *testing.B) {
 	for name, depth := range map[string]int{"now": 0, "ahead": 2} {
 		b.Run(name, func(b *testing.B) {

@@ -10,13 +10,13 @@ import (
 // for one.
 const maxWrite = 4096
 
-// residentBuffers makes a *fuse.Server read requests into buffers whose first two pages are in
-// memory. While a process is being killed, the kernel cannot add pages to it. If it needs one to
-// deliver a request, the request fails with EIO instead of going to the next worker. Replies
+// residentBuffers makes a *fuse.Server read requests into buffers whose first 4096 bytes are in
+// memory. While a process is being killed, the kernel cannot add pages to it. If delivering a
+// request needs a page, the request fails with EIO instead of going to the next worker. Replies
 // need no such care, because a handler has just written them.
 //
 // The result is the pool of the buffers, a private field of the server in go-fuse v2.12.1, which
-// has no public way to replace it. If a version has no such field, residentBuffers fails.
+// has no public way to replace it.
 func residentBuffers(server any) (*sync.Pool, error) {
 	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[sync.Pool]() {
@@ -29,7 +29,7 @@ func residentBuffers(server any) (*sync.Pool, error) {
 	}
 	*pool = sync.Pool{New: func() any {
 		buf := allocate().([]byte)
-		// A READ fits into the first page, and a LOOKUP into both.
+		// A READ or LOOKUP fits into 4096 bytes, in up to two pages.
 		buf[0], buf[4095] = 0, 0
 		return buf
 	}}

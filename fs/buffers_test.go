@@ -69,7 +69,8 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// shakeHands simulates a worker's handshake with the kernel, and returns the reply to INIT.
+// shakeHands simulates a worker's handshake with the kernel. It returns the server and its reply to
+// INIT.
 func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // An inode is an inode number. The number alone identifies a file, so there is no table of inodes,
-// a lookup takes no memory, and every worker agrees with the one before it:
+// a lookup takes no memory, and every worker agrees with the one before it. It consists of:
 //
 //	bits 0-4    kind
 //	bits 5-7    files in batch/: version of the tokens, modulo 8, so that cached pages of old tokens
@@ -71,7 +71,8 @@ func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 // rest returns bits 24-63.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// arrayShift is the position of the array index in the rest of an inode of a single array.
+// arrayShift is the position of the array index in the rest of the inode of a file of a single
+// array.
 const arrayShift = 36
 
 func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
@@ -80,6 +81,7 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
+// settingsInode returns the inode of the settings directory called name in dir.
 func settingsInode(sequence int, dir inode, name string) inode {
 	// Leave out dir's sequence, which may end and begin again under another number.
 	h := fnv.New64a()

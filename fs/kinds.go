@@ -9,24 +9,24 @@ import (
 	"batchfs/fs/header"
 )
 
+// A kindEntry describes the files of one kind.
 type kindEntry struct {
 	kind   kind
-	parent kind // kind of the directory that has the files; 0 for the root
+	parent kind // kind of the directory that contains the files; 0 for the root
 
-	// Name of the file, or in batch/ the part after the batch number. % stands for the name of an
-	// array. It is empty for splits, whose names are configured.
+	// name is the name of the file or, in batch/, the part after the batch number. % stands for the
+	// name of an array. Splits, whose names are configured, have an empty name.
 	name    string
 	content content
 }
 
 // A content is what the files of a kind show.
 type content interface {
-	// size returns the size of file i in bytes. s is its sequence, or nil for a file of the whole
-	// mount.
+	// size returns the size of file i in bytes. s is its sequence, or nil if it has none.
 	size(t *tree, i inode, s BatchList) int64
 }
 
-// kindTable is in the order in which directories list files.
+// kindTable lists the kinds in the order in which directories list their files.
 var kindTable = []kindEntry{
 	{kind: rootDir, content: directoryContent{}},
 	{kind: readmeFile, parent: rootDir, name: "README", content: textContent{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
@@ -61,7 +61,7 @@ var byKind = func() (all [maxKinds]kindEntry) {
 
 func (k kind) entry() *kindEntry { return &byKind[k] }
 
-// batches returns the content, or the zero value if the files show no batches.
+// batches returns the content of the files, or the zero value if the files show no batches.
 func (k kind) batches() batchContent {
 	b, _ := k.entry().content.(batchContent)
 	return b
@@ -101,11 +101,12 @@ type batchContent struct {
 	selector batchSelector
 	format   header.Format
 
-	// Whether the file shows a single array, whose index is in the inode. Other files show
-	// header.AllArrays.
+	// oneArray is set if the file shows a single array, whose index is in the inode. Otherwise, it
+	// shows header.AllArrays.
 	oneArray bool
 }
 
+// A batchSelector determines which batches a file shows.
 type batchSelector uint8
 
 const (
@@ -176,11 +177,11 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// withVersion returns the inode of the same file over version v of the tokens.
+// withVersion returns the inode of the same file with version v of the tokens.
 func (i inode) withVersion(v Version) inode {
 	switch {
 	case !i.kind().spansBatches():
-		return i&^0xe0 | inode(v%8<<5)
+		return i&^0xe0 | inode(v%8<<5) // bits 5-7
 	case i.kind().showsOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}

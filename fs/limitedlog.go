@@ -11,11 +11,11 @@ import (
 // A limitedLog keeps readers from flooding the log. In each limitInterval, it logs at most maxLines
 // lines, each once. It is safe for concurrent use.
 //
-// Lock order: mu last.
+// Lock order: mu comes after all other locks.
 type limitedLog struct {
 	*slog.Logger
 
-	mu      sync.Mutex // guards the fields below, which are about the current interval
+	mu      sync.Mutex // guards the fields below, which cover the current interval
 	logged  map[string]bool
 	dropped int
 }
@@ -44,7 +44,7 @@ func (l *limitedLog) tryLog(level slog.Level, msg string, args ...any) {
 	}
 	l.mu.Unlock()
 	if !drop {
-		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow
+		l.Log(context.Background(), level, msg, args...) // without mu, because the log may be slow
 	}
 }
 

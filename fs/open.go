@@ -9,8 +9,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// uncachedFlags are for files whose handles differ in content, because all handles of a file share
-// the page cache.
+// uncachedFlags bypass the page cache, which all handles of a file share. They are for files whose
+// handles differ in content.
 const uncachedFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -38,8 +38,8 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	return fuse.OK
 }
 
-// refresh returns the latest BatchList of a file, after checking the token files from which the file
-// will be read.
+// refresh returns the latest BatchList of a file, after checking the token files from which the
+// file will be read.
 func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
 	switch k := i.kind(); {
 	case k.spansBatches():

@@ -25,7 +25,7 @@ type Memory struct {
 	TextBytes       int64 // limit for the texts of all open files
 }
 
-// Permissions is who owns the files and who may do what.
+// Permissions determine who owns the files and who may use them.
 type Permissions struct {
 	Mode            uint32 // permission bits of files; readers of files may list directories
 	UID, GID        uint32

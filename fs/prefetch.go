@@ -23,7 +23,7 @@ type prefetcher struct {
 	log      *limitedLog
 
 	mu          sync.Mutex
-	readers     []*sequentialReader // least recently used first; mu guards it and its elements
+	readers     []*sequentialReader // least recently used first; guarded by mu, like its elements
 	bufferBytes atomic.Int64        // bytes reserved for all buffers; written with mu held
 }
 
@@ -40,16 +40,16 @@ type sequentialReader struct {
 	sequence     BatchList
 	batchSize    int64  // bytes
 	next         uint64 // 1 + the highest batch requested since the reader last went back
-	nextRepeated uint64 // 1 + the last batch requested below next; 0 if there is none
+	nextRepeated uint64 // 1 + the last batch requested below next-1 and not prefetched; 0 if none
 
-	// batch k is in buffers[k%len(buffers)]; nil until a second batch is requested
+	// buffers holds batch k in element k%len(buffers). It is nil until a second batch is requested.
 	buffers []*batchBuffer
 }
 
-// A batchBuffer holds one batch, either prefetched or being prefetched, or is still empty.
+// A batchBuffer holds a batch that is prefetched or being prefetched. At first, it is empty.
 type batchBuffer struct {
 	sync.RWMutex        // write-locked while the batch is computed, read-locked while it is sent
-	batch        uint64 // written with prefetcher.mu held as well
+	batch        uint64 // batch number; written only with prefetcher.mu held as well
 	valid        bool   // whether bytes holds the whole batch
 	bytes        []byte
 	sent         atomic.Int64 // bytes sent; notRequested before the first request
@@ -58,7 +58,7 @@ type batchBuffer struct {
 const (
 	notRequested = -1
 
-	maxReaders = 256 // sequentialReaders of a mount
+	maxReaders = 256 // limit on sequentialReaders
 	maxLag     = 64  // batches by which a reader may trail another that shares its buffers
 )
 
@@ -105,7 +105,8 @@ func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *b
 	return r, nil
 }
 
-// find returns the reader that batch k continues, or a new one. The caller holds mu.
+// find returns the reader to which a request for batch k belongs, or a new one. The caller holds
+// mu.
 func (p *prefetcher) find(s BatchList, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
@@ -127,12 +128,12 @@ func (p *prefetcher) find(s BatchList, k uint64) *sequentialReader {
 func (p *prefetcher) evict() {
 	r := p.readers[0]
 	p.bufferBytes.Add(-int64(len(r.buffers)) * r.batchSize)
-	r.buffers = []*batchBuffer{} // not nil, so that a request still using r does not allocate again
+	r.buffers = []*batchBuffer{} // not nil, because allocate must not be called again for r
 	p.readers = slices.Delete(p.readers, 0, 1)
 }
 
-// allocate gives r its buffers if two or more fit, and evicts other readers for them. The caller
-// holds mu.
+// allocate gives r its buffers if at least two fit into maxBytes, and evicts other readers for
+// them. The caller holds mu.
 func (p *prefetcher) allocate(r *sequentialReader) {
 	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
 	r.buffers = []*batchBuffer{}
@@ -150,8 +151,8 @@ func (p *prefetcher) allocate(r *sequentialReader) {
 	}
 }
 
-// run prefetches the batches after the last one requested, until none is left or requests are
-// waiting.
+// run prefetches the batches after the last one requested, until none is left or TryPrefetch
+// returns false.
 func (p *prefetcher) run(r *sequentialReader, split int) {
 	for p.permits.TryPrefetch(split) {
 		b := p.claim(r)
@@ -166,7 +167,7 @@ func (p *prefetcher) run(r *sequentialReader, split int) {
 }
 
 // compute fills a claimed buffer and unlocks it. It drops errors and panics, because the request
-// for the batch will compute it again and report them.
+// for the batch computes it again and reports them.
 func (p *prefetcher) compute(r *sequentialReader, b *batchBuffer) {
 	defer b.Unlock()
 	defer func() {
@@ -177,8 +178,8 @@ func (p *prefetcher) compute(r *sequentialReader, b *batchBuffer) {
 	b.valid = readInParts(r.sequence, b.bytes, b.batch) == nil
 }
 
-// readInParts reads batch k in parts as long as requests, because a read of a long row takes memory
-// in proportion to the part that is read.
+// readInParts reads batch k in parts of mount.MaxRequest bytes, because reading a part of a long
+// row takes memory in proportion to the part.
 func readInParts(s BatchList, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
 		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
@@ -189,8 +190,8 @@ func readInParts(s BatchList, dst []byte, k uint64) error {
 }
 
 // claim returns a write-locked buffer for one of the next batches that is not prefetched yet, or
-// nil if there is none. It spares batches that are partly sent, because the reader will come back
-// for the rest.
+// nil if there is none. It does not reuse the buffer of a batch that is partly sent, because the
+// reader will request the rest.
 func (p *prefetcher) claim(r *sequentialReader) *batchBuffer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,8 +212,8 @@ func (p *prefetcher) claim(r *sequentialReader) *batchBuffer {
 }
 
 // isPartlySent reports whether a reader is in the middle of the batch in b. Some readers take only
-// the main arrays, so a batch counts as sent once its main arrays are. A batch that is maxLag or
-// more behind k does not count, because its reader has probably stopped.
+// the main arrays, so a batch whose main arrays were sent is not partly sent. Neither is a batch
+// that is maxLag or more behind k, because its reader has probably stopped.
 func (r *sequentialReader) isPartlySent(b *batchBuffer, k uint64) bool {
 	sent := b.sent.Load()
 	return sent >= 0 && sent < r.sequence.Spec().Batch.MainBytes() && b.batch+maxLag > k

@@ -100,7 +100,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 		splits = append(splits, countingBatches(name, size))
 	}
 	tr := newTestTree(t, splits...)
-	tr.prefetcher.maxBytes = 100_000 // fewer than two huge batches, which are then not prefetched
+	tr.prefetcher.maxBytes = 100_000 // too little to prefetch huge batches
 	var wg sync.WaitGroup
 	for worker := range 8 {
 		wg.Go(func() {

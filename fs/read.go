@@ -20,7 +20,7 @@ import (
 // A READ takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them and, if the
 // request succeeds in time, [tree.account] counts it.
 
-// maxReadAttempts limits how often a READ starts again because followed files change.
+// maxReadAttempts limits how often a READ is attempted if its tokens keep changing.
 const maxReadAttempts = 10
 
 func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
@@ -44,8 +44,8 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	return reply, fuse.OK
 }
 
-// read locates the bytes of a READ and fetches them. If the split follows changes and
-// the tokens of next* change in between, it starts over with the new ones.
+// read locates the bytes of a READ and gets them. If the tokens of next* change in between and the
+// split follows changes, it starts over with the new ones.
 func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
 	if i.kind().isNext() {
@@ -74,21 +74,21 @@ func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, 
 type filePart struct {
 	inode    inode
 	sequence BatchList
-	batch    uint64 // first batch in the file
+	batch    uint64 // number of the first batch in the file
 	off, len int64  // range in the file, in bytes
 }
 
 // locate finds the bytes that a READ gets. For next*, it uses the batch that the handle holds, or
-// takes the next number. It fails with ESTALE if the file's tokens have changed since it was
-// opened.
+// takes the next number. It fails with ESTALE if the file is numbered and its tokens have changed
+// since it was opened.
 func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (filePart, error) {
 	s, err := t.sequences.latest(i.sequence())
 	if err != nil {
 		return filePart{}, err
 	}
-	// Compare the version in the handle, because an inode in batch/ has only the low bits. Do so
+	// Compare the version in the handle, because an inode in batch/ has only its low bits. Do so
 	// before the size is used: a reader of old tokens must get an error, not the end of a shorter
-	// new file. A live text gets here only if its reader began another text.
+	// new file. A live text gets here only if its reader has begun a text that is gone.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return filePart{}, state.ErrOutdated
 	}
@@ -99,14 +99,14 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (filePar
 	return part, err
 }
 
-// maxGap is how many bytes shorter than mount.MaxRequest the first request of a long read(2) can
-// be: up to a page for each iovec.
+// maxGap is the number of bytes by which the first request of a long read(2) can fall short of
+// mount.MaxRequest: up to a page for each iovec, if there are at most 16.
 var maxGap = 16 * int64(os.Getpagesize())
 
-// assignBatch sets the batch of a part of next* to the one that the handle of the READ holds.
+// assignBatch sets the batch of a part of next*: the one that the handle holds, or a new one.
 func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
 	if part.inode.kind().batches().format != raw && part.off+part.len <= headerBytes {
-		// Reading only the header would not notice changed tokens.
+		// A READ of only the header reads no tokens, so it would not notice that they have changed.
 		if part.sequence, err = t.refresh(part.inode, cancel); err != nil {
 			return err
 		}
@@ -114,8 +114,8 @@ func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct
 	size := t.size(part.inode, part.sequence)
 	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: in.Unique, FH: in.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
-		// Neither number is enough: Pid is 0 for readers in some other PID namespaces, and
-		// LockOwner is the same for all threads of a process.
+		// Neither number suffices: Pid is 0 for readers in some other PID namespaces, and LockOwner
+		// is the same for all threads of a process.
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
 		Version: part.sequence.Spec().Version,
 		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
@@ -124,8 +124,8 @@ func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct
 	return err
 }
 
-// getBytes returns the bytes of a part of a file. If they were not prefetched, it computes them into
-// buf. The reply may alias buf.
+// getBytes returns the bytes of a part of a file. If they were not prefetched, it computes them
+// into buf. The reply may alias buf.
 func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
@@ -138,7 +138,7 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
-	// rest is the part of buf after the header; off is its offset after the header.
+	// rest is the part of buf behind the header, and off is its offset from the end of the header.
 	file, rest, off := part.inode.kind().batches(), buf, part.off
 	if file.format != raw {
 		if off < headerBytes {
@@ -187,8 +187,8 @@ func (t *tree) replyLen(i inode, s BatchList, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges fills dst with the bytes from offset off of a file without a header. The file has
-// size bytes of each of the batches k, k+1, …, starting at byte from of each batch.
+// readByteRanges fills dst with the bytes from offset off on of a file without its header. The file
+// consists of bytes [from, from+size) of each of the batches k, k+1, …
 func readByteRanges(s BatchList, dst []byte, k uint64, off, from, size int64) error {
 	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)
@@ -203,7 +203,8 @@ func readByteRanges(s BatchList, dst []byte, k uint64, off, from, size int64) er
 	return nil
 }
 
-// logUnmappable logs which program maps next*, because its SIGBUS does not say why.
+// logUnmappable logs which program tried to map next*, because the SIGBUS that it gets has no
+// explanation.
 func (t *tree) logUnmappable(i inode, pid uint32) {
 	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 	t.log.tryLog(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+

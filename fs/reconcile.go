@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// A doubt tracks a sequence of settings whose lookups were counted by an earlier worker. The count
-// may be too high, but never too low: that worker may have died after it read a FORGET, or while
-// the kernel was copying its reply to a lookup.
+// A doubt tracks a sequence whose lookups an earlier worker counted. The count may be too high, but
+// never too low: that worker may have died after it read a FORGET, or while the kernel was copying
+// its reply to a lookup.
 //
 // The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
 // either. However, the thread that looked the directory up may not have run since the reply was
 // sent, or a FORGET may be on its way. A sequence is therefore retired only if the kernel knows
-// none of its directories missesToRetire times in a row, without a lookup or a FORGET in between.
-// Should the kernel know a file of a retired sequence after all, reading it fails with ESTALE: the
-// number is reused only when all others are in use.
+// none of its directories in missesToRetire successive checks, without a lookup or a FORGET in
+// between. If the kernel knows a file of a retired sequence after all, reading it fails with
+// ESTALE, because the number is reused only when all others are in use.
 type doubt struct {
 	misses int // successive checks that found no known directory; guarded by sequenceTable.mu
 }
@@ -27,15 +27,16 @@ const (
 	maxAskPause = 16 * time.Second
 )
 
-// reset is called after a lookup or a FORGET. d may be nil. The caller holds sequenceTable.mu.
+// reset discards the misses after a lookup or a FORGET. d may be nil. The caller holds
+// sequenceTable.mu.
 func (d *doubt) reset() {
 	if d != nil {
 		d.misses = 0
 	}
 }
 
-// reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
-// not run inside a request, because knows waits for the kernel.
+// reconcile asks the kernel about the directories of sequences in doubt, until no sequence is in
+// doubt. It must not run inside a request, because knows waits for the kernel.
 func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := minAskPause; ; {
 		time.Sleep(pause)
@@ -67,8 +68,8 @@ func (q *sequenceTable) askKernel(knows func(directory uint64) bool) (left, unkn
 	return len(q.doubts), unknown
 }
 
-// beginAsking returns the directories of a sequence in doubt. If some of them are not recorded, it
-// ends the doubt, so that only forget can end the sequence.
+// beginAsking counts a miss of a sequence in doubt, and returns its directories. If some are not
+// recorded, it ends the doubt; then only forget can end the sequence.
 func (q *sequenceTable) beginAsking(number int) []uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -77,13 +78,13 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.misses++ // counted before asking: reset may be called in the meantime
+		d.misses++ // counted before asking, because reset may be called in the meantime
 	}
 	return directories
 }
 
 // endAsking records whether the kernel knows a sequence, and retires the sequence after
-// missesToRetire misses in a row. It reports whether the sequence was missed, but not retired.
+// missesToRetire misses in a row. It reports whether the sequence was missed but not retired.
 func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

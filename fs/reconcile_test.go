@@ -10,15 +10,15 @@ import (
 	"batchfs/fs/state"
 )
 
-// A kernel simulates lookups and FORGETs of settings while workers die, so that some of their
-// replies and some FORGETs are lost.
+// A kernel simulates lookups and FORGETs of settings while workers die, and some of their replies
+// and some FORGETs are lost.
 type kernel struct {
 	tree        *tree
 	train       inode
 	known       map[uint64]string // settings, by node
 	lookups     map[uint64]uint64 // lookups not forgotten yet, by node
-	unprocessed []fuse.EntryOut
-	namesSent   map[uint64]string // settings, by node
+	unprocessed []fuse.EntryOut   // replies that the kernel has not processed yet
+	namesSent   map[uint64]string // settings in replies, by node
 }
 
 // lookUp looks settings up. If lost is set, the worker dies before it replies, and the request is
@@ -64,7 +64,7 @@ func (k *kernel) takeover(t *testing.T) {
 }
 
 // Even if dying workers lose replies and FORGETs, a directory that the kernel knows has the
-// settings that were looked up, and a sequence that it does not know ends.
+// settings that were looked up, and a sequence that the kernel does not know ends.
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tr := newTestTree(t, countingBatches("train", 100))

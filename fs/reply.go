@@ -47,10 +47,11 @@ func (r *reply) Done() {
 	}
 }
 
-// Succeeded accounts for a READ. It counts a request once, even if the kernel sends it again.
+// Succeeded commits the batch number of a READ, and counts the READ once, even if the kernel sends
+// it again.
 func (t *tree) Succeeded(in *fuse.ReadIn, result fuse.ReadResult) {
 	r, ok := result.(*reply)
-	if !ok { // the file shows no batches
+	if !ok { // the reply has no bytes of batches
 		return
 	}
 	if inode(in.NodeId).kind().isNext() {

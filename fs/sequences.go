@@ -18,20 +18,20 @@ import (
 // A sequenceTable holds the sequences of a mount by their numbers, which are part of inode numbers.
 // It is safe for concurrent use.
 //
-// The splits have the first numbers, from 1. The others are splits under the settings of a path,
+// The splits have the first numbers, from 1. The other sequences belong to settings directories,
 // such as train/rank=3,world=8: they begin when they are looked up, and end when the kernel has
-// forgotten all their files, unless their cursor has moved. Names beyond maxValidNames are
-// invalidated, oldest first, so that the kernel forgets them; open files keep working. A flood of
-// lookups may overwrite names before they are invalidated; the kernel forgets those when it needs
-// the memory.
+// forgotten all their files, unless their cursor has moved. All but the latest maxValidNames names
+// of settings directories are invalidated, so that the kernel forgets them; open files keep
+// working. A flood of lookups may overwrite names before they are invalidated; the kernel forgets
+// those when it needs the memory.
 //
-// The shared state holds what the next worker must know. That worker creates the BatchList of
-// settings at their first use.
+// The shared state holds what the next worker needs. That worker creates the BatchList of a
+// settings directory when it first uses it.
 //
-// Lock order: mu, then only the locks of package state.
+// While mu is held, only locks of package state are taken.
 type sequenceTable struct {
 	shared     *state.Shared
-	log        *limitedLog // not the tree's, so that bad paths do not use up its limit
+	log        *limitedLog // separate from the tree's, so that bad paths do not use up its limit
 	access     Permissions
 	splitCount int
 	byNumber   [state.MaxSequences]atomic.Pointer[BatchList] // nil if not created yet
@@ -43,8 +43,8 @@ type sequenceTable struct {
 	byName           map[string]int // number of each sequence
 	freeNumbers      []int          // numbers of ended sequences
 	retiredNumbers   []int          // oldest first; reused last
-	doubts           map[int]*doubt
-	settingsByUser   map[uint32]int // number of settings that each user was the first to look up
+	doubts           map[int]*doubt // by sequence number
+	settingsByUser   map[uint32]int // settings directories that each user was the first to look up
 	namesInvalidated uint64         // recorded names that were invalidated or overwritten
 	tooManyNames     *sync.Cond     // signaled when names may need invalidation; its lock is mu
 }
@@ -107,7 +107,7 @@ func (q *sequenceTable) resume(splits []BatchList) error {
 			q.describe(number, s)
 			mounted++
 		case seq.Lookups.Load() == 0 && !seq.CursorMoved():
-			// The earlier worker was killed before it counted the lookup or removed the sequence.
+			// The earlier worker was killed before it counted a lookup or removed the sequence.
 			q.shared.Remove(number)
 		}
 		if !seq.Used() {
@@ -180,16 +180,17 @@ func (q *sequenceTable) add(s BatchList, user uint32) (number int) {
 	return number
 }
 
+// describe records the properties of a sequence in the shared state.
 func (q *sequenceTable) describe(number int, s BatchList) {
 	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
-		sources = nil // rows are counted only for splits, because that takes 1 KiB of shared memory
+		sources = nil // rows are counted only for splits, because the counters take 1 KiB
 	}
 	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
-// indexName records the name of a sequence that user looked up. The caller holds mu, unless nobody
-// else uses the table yet.
+// indexName records the name and split of a sequence that user looked up. The caller holds mu,
+// unless nobody else uses the table yet.
 func (q *sequenceTable) indexName(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
 	q.byName[name] = number
@@ -250,8 +251,8 @@ func (q *sequenceTable) acquire(s BatchList, name state.Name, user uint32, id ui
 	return number, 0
 }
 
-// countLookup counts request id as a lookup in a sequence. It ignores splits, because they never
-// end.
+// countLookup counts request id as a lookup of a file of a sequence. It ignores splits, because
+// they never end.
 func (q *sequenceTable) countLookup(number int, id uint64) {
 	if number <= q.splitCount {
 		return
@@ -261,7 +262,7 @@ func (q *sequenceTable) countLookup(number int, id uint64) {
 	q.addLookup(number, id)
 }
 
-// addLookup is countLookup for callers that hold mu. number is not a split.
+// addLookup is countLookup for callers that hold mu. number must not be a split's.
 func (q *sequenceTable) addLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 	q.doubts[number].reset()
@@ -272,7 +273,7 @@ func (q *sequenceTable) addLookup(number int, id uint64) {
 func (q *sequenceTable) invalidate(server *fuse.Server) {
 	for {
 		n := q.nextOutdatedName()
-		server.EntryNotify(n.Dir, n.Name) // fails if the kernel has already forgotten the name
+		server.EntryNotify(n.Dir, n.Name) // harmless if the kernel has already forgotten the name
 	}
 }
 
@@ -288,6 +289,7 @@ func (q *sequenceTable) nextOutdatedName() (n state.Name) {
 	return n
 }
 
+// forget subtracts lookups that the kernel has forgotten, and drops the sequence if none is left.
 func (q *sequenceTable) forget(number int, lookups uint64) {
 	if number <= q.splitCount {
 		return
@@ -306,8 +308,8 @@ func (q *sequenceTable) forget(number int, lookups uint64) {
 	}
 }
 
-// drop releases the BatchList of a sequence whose files the kernel has forgotten. It reports whether
-// the sequence ends, which it does unless its cursor has moved. The caller holds mu.
+// drop releases the BatchList of a sequence whose files the kernel has forgotten. It reports
+// whether the sequence ends: one whose cursor has moved does not. The caller holds mu.
 func (q *sequenceTable) drop(number int) (ends bool) {
 	seq := &q.shared.Sequences[number]
 	delete(q.doubts, number)
@@ -320,8 +322,8 @@ func (q *sequenceTable) drop(number int) (ends bool) {
 	return true
 }
 
-// latest, latestFor and latestWhole are the methods of [BatchList] for the sequence of a number. They
-// return nil and errForgotten if there is none.
+// latest, latestFor and latestWhole call the [BatchList] method of that name, and replace the
+// BatchList by the result. They return nil and errForgotten if the number has no sequence.
 func (q *sequenceTable) latest(number int) (BatchList, error) {
 	return q.refresh(number, BatchList.Latest)
 }

@@ -37,7 +37,8 @@ func (q *sequenceTable) mustLookUp(t *testing.T, dir inode, name string) int {
 	return number
 }
 
-// check checks that every number is free or has one name, and that the shared state agrees.
+// check checks that every number is free, is retired or has one name, and that the shared state
+// agrees.
 func (q *sequenceTable) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
@@ -83,7 +84,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	}
 }
 
-// A sequence keeps its number, also after a takeover, while the kernel knows one of its files or if
+// A sequence keeps its number, even after a takeover, while the kernel knows one of its files or if
 // its cursor has moved. Otherwise, the number is reused, and nothing of the sequence is left.
 func TestSequenceNumbers(t *testing.T) {
 	type known struct {
@@ -208,8 +209,8 @@ func TestSettingsQuota(t *testing.T) {
 	q.check(t)
 }
 
-// If the kernel has forgotten settings whose cursor has moved, only their cursor is kept, and
-// status.json counts them.
+// Settings that the kernel has forgotten keep their number, name and cursor if the cursor has
+// moved. status.json counts them instead of listing them.
 func TestIdleSettings(t *testing.T) {
 	tr := newTestTree(t, countingBatches("train", 100))
 	q := tr.sequences
@@ -340,7 +341,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	expect(first, "batch 2 of version 1")
 	expect(tr.openFile(t, "train/next", 0), "batch 3 of version 1")
 
-	// A change in the middle of a batch, noticed by this reader or another.
+	// The tokens change in the middle of a batch, and this reader or another notices it.
 	for _, noticed := range []bool{false, true} {
 		part := tr.openFile(t, "train/next", 0)
 		part.read(0, 400)
@@ -357,12 +358,12 @@ func TestNextFollowsChanges(t *testing.T) {
 		}
 	}
 
-	// A change after a whole batch, whose bytes can no longer be read.
+	// They change after a whole batch, whose bytes can no longer be read.
 	expectStale(first, 500)
 	c.version.Add(1)
 	expect(first, "batch 7 of version 4")
 
-	// Several changes during a read.
+	// They change several times during a read.
 	times := 5
 	c.duringRead = func() {
 		if times--; times >= 0 {
@@ -373,7 +374,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	c.duringRead = nil
 	expect(first, "batch 9 of version 9")
 
-	// A change during a read, while another handle takes the next number.
+	// They change during a read, while another handle takes the next number.
 	other := tr.openFile(t, "train/next", 0)
 	c.duringRead = func() {
 		c.duringRead = nil
@@ -384,7 +385,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	expect(first, "batch 12 of version 10")
 	expect(other, "batch 13 of version 10")
 
-	// If the header is read alone, as numpy.load does, the array has the tokens of that time.
+	// If the header is read alone, as numpy.load does, the array has the tokens of that moment.
 	framed := tr.openFile(t, "train/next.npy", 0)
 	c.version.Add(1)
 	framed.read(0, headerBytes)
@@ -437,7 +438,7 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 			tr.openFile(t, "train/next", 0).read(0, size)
 		}
 		for path, r := range old {
-			// The beginning, an offset that only the old file has, and its end.
+			// Only the old batches.npy may have offset 5*size. The last offset is its end.
 			for _, off := range []int64{0, 4096, 5 * size, 5*size + 4096} {
 				if data, status := r.read(off, size); status != fuse.Status(syscall.ESTALE) {
 					t.Errorf("%s, %d changes after it was opened, at %d: %v, %d bytes, want ESTALE", path, changes, off, status, len(data))

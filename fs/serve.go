@@ -93,7 +93,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options
 	return serve(server, fd, guarded, stop)
 }
 
-// serve answers requests until the mount ends, or returns the error that it receives from stop.
+// serve answers requests until the mount ends, or until it receives an error from stop, which it
+// returns.
 func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error) error {
 	served := make(chan struct{})
 	tuneRuntime()
@@ -116,19 +117,20 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 // a lower GOGC would cost more memory than it frees.
 func tuneRuntime() {
 	if os.Getenv("GOGC") == "" {
-		// Collect often, so that resident memory does not grow in the first million batches.
+		// Collect often, so that resident memory does not grow during the first million batches.
 		debug.SetGCPercent(50)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		// Go counts a thread that waits for a request as running until the runtime has seen it wait
 		// twice. If no further thread may run, the runtime checks every 20 microseconds, which
-		// takes up to a sixth of the processor time of batches.
+		// takes up to a sixth of the processor time.
 		const spareThreads = 4
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareThreads)
 	}
 }
 
-// resend asks the kernel to send unanswered requests again. Kernels before Linux 6.9 do not.
+// resend asks the kernel to send unanswered requests again. Kernels before Linux 6.9 cannot, which
+// is no error.
 func resend(connection int) error {
 	if _, err := unix.Write(connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
@@ -159,8 +161,8 @@ func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountO
 }
 
 // handshake returns a server on the worker's connection, and the server's own descriptor. The
-// kernel sends INIT only to the first worker. Later workers pass a copy of it to their server over
-// a socket, and the reply must be the same.
+// kernel sends INIT only to the first worker, which keeps it in the shared memory. Every worker
+// passes it to its server over a socket pair. A later worker's reply must equal the first worker's.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
@@ -199,7 +201,7 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	if err != nil {
 		return nil, 0, err
 	}
-	// go-fuse sets MaxPages from MaxWrite, but reads are longer than writes.
+	// go-fuse derives MaxPages from MaxWrite, but reads are longer than writes.
 	initOut(buf[:n]).MaxPages = uint16(mount.MaxRequest / os.Getpagesize())
 	switch {
 	case first:
@@ -218,7 +220,7 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
-// initOut returns the body of a reply to INIT. It points into the reply.
+// initOut returns the body of a reply to INIT. The result aliases the reply.
 func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }
@@ -236,7 +238,7 @@ func detachConnection(fd int, served <-chan struct{}) {
 	}
 	for _, thread := range process.Threads(os.Getpid()) {
 		// The signal interrupts a read that waits for a request. The kernel restarts it on
-		// /dev/null, where it fails.
+		// /dev/null, which is open only for writing, so it fails.
 		unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
 	}
 	select {
@@ -245,7 +247,7 @@ func detachConnection(fd int, served <-chan struct{}) {
 	}
 }
 
-// notifyResend is the message FUSE_NOTIFY_RESEND.
+// notifyResend is the message FUSE_NOTIFY_RESEND: 16 bytes long, with code 7 and no request id.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
 func errorReply(id uint64, errno syscall.Errno) []byte {

@@ -12,7 +12,7 @@ import (
 // maxBytes, it drops all of them. A missing text, for example of a handle that an earlier worker
 // opened, is rendered again when it is read. A textCache is safe for concurrent use.
 //
-// Lock order: mu last.
+// Lock order: mu comes after all other locks.
 type textCache struct {
 	maxBytes int64
 	mu       sync.Mutex
@@ -44,7 +44,7 @@ func (c *textCache) release(fh uint64) {
 	delete(c.byHandle, fh)
 }
 
-// The low textBits of a handle are the length of its text, in bytes.
+// textBits is the number of low bits of a text's handle that hold the length of the text, in bytes.
 const textBits = 32
 
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
@@ -55,8 +55,8 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 }
 
 // textForRead returns the text of handle fh of file i, or nil if i is not a text. If the text is
-// missing, it renders a new one, and returns nil if its length differs and off is not 0, because a
-// reader that has the beginning of a text must not get the end of another.
+// not cached, it renders a new one, and returns nil if its length differs and off is not 0, because
+// a reader that has the beginning of a text must not get the end of another.
 func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(textContent)
 	if !isText {
@@ -119,7 +119,7 @@ type LiveStatus struct {
 	IdleSettings  int                  // settings that remain only because their cursor has moved
 }
 
-// A LiveSplit is a split, or settings in use.
+// A LiveSplit is a split, or a settings directory in use.
 type LiveSplit struct {
 	*state.SequenceState
 	LastError string

@@ -25,15 +25,15 @@ import (
 // A tree is the file system behind the guard of a mount. Its methods translate requests into inodes
 // and offsets. It is safe for concurrent use.
 type tree struct {
-	fuse.RawFileSystem // ENOSYS for other requests, which the kernel then stops sending
+	fuse.RawFileSystem // rejects other requests with ENOSYS, so the kernel stops sending them
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequenceTable
 	readme             []byte
 	texts              textCache
-	badNames           atomic.Pointer[[]BadName] // last ten of this worker, latest first
+	badNames           atomic.Pointer[[]BadName] // last ten bad names of this worker, latest first
 
-	// statusMu is held while status.json or metrics is rendered. Lock order: statusMu first.
+	// statusMu is held while status.json or metrics is rendered. It comes before all other locks.
 	statusMu sync.Mutex
 
 	prefetcher *prefetcher
@@ -44,7 +44,7 @@ type tree struct {
 // forever is the longest attribute timeout that the kernel accepts.
 const forever = time.Duration(1<<31) * time.Second
 
-// newTree returns a tree that continues from the shared state, which no other process may be using.
+// newTree returns a tree that continues from the shared state, which no other worker may be using.
 func newTree(mountpoint string, splits []BatchList, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
@@ -70,8 +70,8 @@ func (t *tree) sequence(i inode) BatchList { return t.sequences.get(i.sequence()
 // isForgotten reports whether file i had a sequence that is gone. s is the result of t.sequence(i).
 func (t *tree) isForgotten(i inode, s BatchList) bool { return s == nil && i.sequence() > 0 }
 
-// listDir returns the files in a directory. In batch/, it returns the files of batch k, whose names
-// lack the number.
+// listDir returns the files in a directory. In batch/, it returns the files of batch k, without the
+// number.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
 	if t.isForgotten(dir, s) {
@@ -129,12 +129,14 @@ func (t *tree) size(i inode, s BatchList) int64 {
 	return i.kind().entry().content.size(t, i, s)
 }
 
-// Values of st_blksize. C's stdio reads blocks of that size, and seeks to multiples of it.
+// These are the values of st_blksize. C's stdio reads blocks of that size, and seeks to multiples
+// of it.
 const (
 	stdioBlksize = headerBytes // not the page size, which is larger on some machines
 
-	// Reading the first block of next again takes a new batch, so a block is smaller than what
-	// programs read from next. In files with a header, the first block is only the header.
+	// nextBlksize is for next. Reading its first block again takes a new batch, so the block is
+	// smaller than the pieces that programs read. In files with a header, it contains only the
+	// header.
 	nextBlksize = 512
 )
 
@@ -172,7 +174,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	s := t.sequence(i) // loaded once, because another may replace it
+	s := t.sequence(i) // loaded once, because another BatchList may replace it
 	if i.kind().isNumbered() && s.Spec().FollowsChanges {
 		var err error
 		if s, err = t.refresh(i, cancel); s == nil { // if s is usable, Open reports err
@@ -199,8 +201,8 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 	return fuse.Status(errno)
 }
 
-// fillEntry fills in the reply to a lookup that found i or noSuchInode. The kernel may cache it
-// until the timeout.
+// fillEntry fills in the reply to a lookup that found i, or noSuchInode. The kernel may cache the
+// reply for the timeout.
 func (t *tree) fillEntry(i inode, s BatchList, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
@@ -253,7 +255,7 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }
 
 // FailRequest records the error of a request in the log and status.json, and returns its errno. A
-// request that timed out may fail again later, but counts once.
+// request that timed out may fail again later, but is counted once.
 func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 	if err == state.ErrTimedOut { // the guard has replied and reported its own error
 		return fuse.Status(syscall.ETIMEDOUT)

@@ -56,13 +56,14 @@ func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	return nil
 }
 
-// Arguments with which Latest and LatestWhole call fakeBatches.latest.
+// Latest and LatestWhole call fakeBatchList.latest with these arguments.
 const (
 	noBatch  = MaxBatches
 	anyBatch = MaxBatches + 1
 )
 
-// countingBatches returns a sequence in which byte i of all batches laid back to back is i%251.
+// countingBatches returns a sequence whose batches, placed back to back, have the value i%251 in
+// byte i.
 func countingBatches(name string, batchBytes int64) *fakeBatchList {
 	s := &fakeBatchList{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
@@ -170,7 +171,7 @@ func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 	return r.repeat(off, n)
 }
 
-// repeat sends a READ under the id of the last one.
+// repeat sends a READ with the id of the last one.
 func (r *reader) repeat(off int64, n int) ([]byte, fuse.Status) {
 	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
 	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
@@ -199,7 +200,7 @@ func (r *reader) readBatch(t testing.TB, size int64) int {
 	return batchNumber(data, size)
 }
 
-// batchNumber returns which batch of a counting sequence data is. Numbers must be below 251, a
+// batchNumber returns which batch of a counting sequence data is. The number must be below 251, a
 // prime.
 func batchNumber(data []byte, size int64) int {
 	for k := range 251 {
@@ -366,8 +367,8 @@ func TestLookupsCheckFiles(t *testing.T) {
 	}
 }
 
-// A handle opened with O_NONBLOCK returns its number if it is closed within the batch and no later
-// number was taken.
+// A handle opened with O_NONBLOCK returns its number if it is closed in the middle of the batch and
+// no later number was taken.
 func TestNonblockingHandles(t *testing.T) {
 	tr := newTestTree(t, countingBatches("train", 1000))
 	readPart := func() *reader {

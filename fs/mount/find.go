@@ -19,7 +19,7 @@ import (
 	"batchfs/internal/process"
 )
 
-// selfSource returns the source of mounts whose supervisor is this process, for the kernel's table:
+// selfSource returns the source of this process's mounts in the kernel's table:
 // batchfs:PID:BEGAN:NAMESPACE. BEGAN is the process's start time in clock ticks since boot, because
 // process ids are reused. NAMESPACE is the inode number of its PID namespace.
 func selfSource() (source string, err error) {
@@ -43,23 +43,24 @@ func pidNamespace() uint64 {
 	return st.Ino
 }
 
-// Mounted describes a mount, according to the kernel's table of mounts. Reading the table never
-// hangs, even if the mount does. A Mounted is safe for concurrent use.
+// A Mounted describes a mount as the kernel's table of mounts shows it, or as Adopt recorded it.
+// Reading either never hangs, even if the mount does. A Mounted is safe for concurrent use.
 type Mounted struct {
 	Mountpoint string // absolute path
 	Root       string // mounted path within the batchfs: "/", or another path after mount --bind
 	Device     string // MAJOR:MINOR
 	Supervisor int    // process id of the supervisor, which may have ended
 	Owner      int    // id of the user who mounted
-	AllowOther bool   // whether other users may enter
-	HandedOver bool   // whether another process mounted, and must unmount
+	AllowOther bool   // whether other users may use the mount
+	HandedOver bool   // whether another process made the mount, and must unmount it
 	began      uint64 // supervisor's start time in clock ticks since boot
 	namespace  uint64 // supervisor's PID namespace; 0 if unknown
 	source     string // see selfSource
 	id         int    // mount id
 }
 
-// Find returns the batchfs that is mounted at an absolute path, or nil if there is none.
+// Find returns the batchfs that is mounted at an absolute path, or nil if there is none or it is
+// hidden.
 func Find(mountpoint string) (*Mounted, error) {
 	mounts, err := listMounts(func(i *mountinfo.Info) bool { return i.Mountpoint == mountpoint })
 	if len(mounts) == 0 {
@@ -161,7 +162,7 @@ func (m *Mounted) verify() error {
 	return ErrDead
 }
 
-// Credential returns the user and groups as which the supervisor and its workers read token files.
+// Credential returns the user and groups with which workers read token files.
 func (m *Mounted) Credential() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
 // IsStopped reports whether a signal has stopped the supervisor.
@@ -180,14 +181,14 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 	return unix.PidfdSendSignal(fd, sig, nil, 0)
 }
 
-// Pidfd opens a pidfd of the supervisor, which the caller must close. The errors include those of
-// CheckAlive.
+// Pidfd returns a new pidfd of the supervisor, which the caller must close. The errors include
+// those of CheckAlive.
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
 		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.verify(); err != nil { // only after PidfdOpen: ids are reused
+	if err := m.verify(); err != nil { // after PidfdOpen, because ids are reused
 		unix.Close(fd)
 		return -1, err
 	}
@@ -199,7 +200,7 @@ func (m *Mounted) Pidfd() (int, error) {
 func (m *Mounted) IsDead() bool {
 	reply := make(chan error, 1)
 	go func() {
-		var st unix.Statfs_t // the kernel never caches it
+		var st unix.Statfs_t // never cached by the kernel
 		reply <- unix.Statfs(m.Mountpoint, &st)
 	}()
 	select {
@@ -225,7 +226,8 @@ func (m *Mounted) OpenedBy() (users []string) {
 	return users
 }
 
-// usesBy describes how the process with directory proc uses the mount. It does not touch the mount.
+// usesBy describes how a process uses the mount, given its directory in /proc. It does not touch
+// the mount.
 func (m *Mounted) usesBy(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
@@ -250,8 +252,8 @@ func (m *Mounted) usesBy(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
-// State maps the shared memory of the mount. Only root and the user who mounted may. The caller
-// must close it.
+// State maps the shared memory of the mount. The caller must close it. Only root and the user who
+// mounted may do so.
 func (m *Mounted) State() (*state.Shared, error) {
 	if err := m.CheckAlive(); err != nil {
 		return nil, err
@@ -268,8 +270,8 @@ func (m *Mounted) mapState() (*state.Shared, error) {
 	return state.Map(file)
 }
 
-// Snapshot opens the snapshot that the supervisor gives to new workers. Only root and the user who
-// mounted may. The caller must close it.
+// Snapshot opens the snapshot that the supervisor gives to new workers. The caller must close it.
+// Only root and the user who mounted may do so.
 func (m *Mounted) Snapshot() (*os.File, error) {
 	if err := m.CheckAlive(); err != nil {
 		return nil, err
@@ -309,7 +311,7 @@ func (m *Mounted) findMemfd(name string) (*os.File, error) {
 			continue
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
-		if errors.Is(err, os.ErrNotExist) { // replaced meanwhile
+		if errors.Is(err, os.ErrNotExist) { // replaced in the meantime
 			return m.findMemfd(name)
 		}
 		if err != nil {

@@ -15,14 +15,14 @@ import (
 	"batchfs/internal/process"
 )
 
-// OpenHandedOver returns the connection of a mount that another process made and handed over as fd.
-// The error says how to fix the problem.
+// OpenHandedOver returns the connection of a mount that another process made and handed over as
+// descriptor fd. The error says how to fix the problem.
 func OpenHandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
 	case err != nil || fd <= 2:
 		return nil, fmt.Errorf("descriptor %d is not handed over: the process that starts batchfs must leave /dev/fuse open as 3 or higher", fd)
-	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229):
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229): // not /dev/fuse
 		target, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as passed to mount(2)", fd, printable.Name(target))
 	}
@@ -48,7 +48,7 @@ func OpenHandedOver(fd int) (*os.File, error) {
 var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
 
 // Adopt records in shared that this process is the supervisor of a mount that was handed over.
-// Readers use the path mountpoint, which need not exist here.
+// mountpoint is the path that readers use, which need not exist here.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
 	source, err := selfSource()
 	if err != nil {
@@ -75,7 +75,7 @@ func newHandedOver(source, mountpoint string) *Mounted {
 }
 
 // FindHandedOver returns the mount that contains path, if it was handed over to a supervisor of
-// this user, or nil. It touches no mount.
+// this user, or else nil. It touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
 	for _, m := range handedOverMounts() {
 		isIn := path == m.Mountpoint || strings.HasPrefix(path, strings.TrimSuffix(m.Mountpoint, "/")+"/")
@@ -100,7 +100,7 @@ func handedOverMounts() (all []*Mounted) {
 	return all
 }
 
-// adoptionRecord returns what Adopt recorded in a process of this user, or "".
+// adoptionRecord returns what Adopt recorded in the memory of a process of this user, or "".
 func adoptionRecord(pid int) string {
 	shared, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).mapState()
 	if err != nil {

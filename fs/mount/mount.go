@@ -1,4 +1,4 @@
-// Package mount makes, finds and ends mounts. It serves nothing.
+// Package mount makes, finds and ends mounts.
 //
 // [Connect] mounts and returns the connection to the kernel. The mount is dead once no process
 // holds the connection. [Find] looks up a batchfs in the kernel's table of mounts and its
@@ -26,11 +26,11 @@ const fsType = "fuse.batchfs"
 // MaxRequest is the size of the largest READ in bytes, the kernel's default limit.
 const MaxRequest = 1 << 20
 
-// ReadAhead is the kernel's read-ahead for a mount, in bytes. More was not faster, and each page
-// fault in a mapping reads as much.
+// ReadAhead is the kernel's read-ahead for a mount, in bytes. A larger value was not faster, and
+// each page fault in a mapping reads this much.
 const ReadAhead = MaxRequest
 
-// SetReadAhead sets the kernel's read-ahead for a device MAJOR:MINOR. Only root may.
+// SetReadAhead sets the kernel's read-ahead for a device MAJOR:MINOR. Only root may do so.
 func SetReadAhead(device string) error {
 	if device == "" {
 		return errors.New("the mount was handed over and is not visible here")
@@ -109,7 +109,8 @@ func checkNotMounted(mountpoint string) error {
 	return err
 }
 
-// openPath opens a directory by its absolute path, with O_PATH. A symbolic link in it is ENOTDIR.
+// openPath opens a directory by its absolute path, with O_PATH. If the path has a symbolic link,
+// the error is ENOTDIR.
 func openPath(path string) (fd int, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err = unix.Open("/", flags, 0)
@@ -124,6 +125,7 @@ func openPath(path string) (fd int, err error) {
 	return fd, err
 }
 
+// connect mounts on dir, with fusermount3 if this process may not mount.
 func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
@@ -160,7 +162,8 @@ func OpenDevice(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// connectAsUser has fusermount3, which is setuid root, mount and send the connection over a socket.
+// connectAsUser mounts with fusermount3, which is setuid root and sends the connection over a
+// socket.
 func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error) {
 	helper, err := FindFusermount("/etc")
 	if err != nil {
@@ -239,7 +242,7 @@ func (m *Mounted) Unmount(force bool) error {
 			unix.Close(parent)
 			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
 		}
-		if try == tries { // earlier tries may have failed because it was moved
+		if try == tries { // earlier tries may have failed because the directory moved
 			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 		}
 	}
@@ -285,7 +288,7 @@ func (m *Mounted) unmountAsUser(force bool) error {
 	args := []string{"-u", "--", m.Mountpoint}
 	if force {
 		_, minor, _ := strings.Cut(m.Device, ":")
-		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // needs fusectl
+		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // requires fusectl
 		args = append([]string{"-z"}, args...)
 	}
 	cmd := exec.Command(helper, args...)

@@ -54,7 +54,7 @@ func needFUSE(t *testing.T) {
 	}
 }
 
-// Find does not touch the mount, which would hang.
+// Find does not touch the mount, because that would hang.
 func TestFind(t *testing.T) {
 	connected, connection, _ := newTestMount(t)
 	dir := connected.Mountpoint
@@ -169,7 +169,7 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// Unmount finds a mount whose directory was moved, and no later mount with the same id.
+// Unmount unmounts a mount whose directory was moved, but no later mount with the same id.
 func TestUnmount(t *testing.T) {
 	m, _, _ := newTestMount(t)
 	moved := filepath.Dir(m.Mountpoint) + "-moved"

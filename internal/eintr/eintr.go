@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit is how long Retry retries after the first interruption, so that a request's goroutine ends
-// soon after the reply, even if a file system interrupts every call.
+// Limit is how long Retry repeats a call. Even if a file system interrupts every call, a request's
+// goroutine ends soon after the request has timed out.
 const Limit = 10 * time.Second
 
 // Retry calls f, with pauses, until it returns anything but EINTR or Limit has passed, and returns

@@ -1,5 +1,5 @@
 // Package failpoint lets tests stop or kill a worker at named points in the code. [Hit] does
-// nothing unless a test replaces it, or faults.go does in a build with the tag faults. A worker
+// nothing unless a test replaces it, or faults.go does, in a build with the tag faults. A worker
 // that dies at a failpoint must be replaceable.
 package failpoint
 

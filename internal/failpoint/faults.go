@@ -18,7 +18,7 @@ func init() {
 	Hit = func(point string) {
 		for _, fault := range strings.Fields(os.Getenv("BATCHFS_FAULTS")) {
 			part := strings.Split(fault, ":")
-			if once, _ := strconv.Atoi(part[2]); part[0] != point || rand.IntN(once) > 0 {
+			if n, _ := strconv.Atoi(part[2]); part[0] != point || rand.IntN(n) > 0 {
 				continue
 			}
 			switch part[1] {

@@ -11,7 +11,7 @@ import (
 
 const maxMessage = 4096 // bytes
 
-// Pair returns both ends of a socket that preserves message boundaries.
+// Pair returns both ends of a new socket pair, which preserves message boundaries.
 func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -24,8 +24,8 @@ func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, err
 }
 
-// Connect turns an end of a socket into a connection, and closes end. Waiting for a message on the
-// connection occupies no thread, which matters if the process cannot get another one.
+// Connect turns one end of a socket pair into a connection, and closes end. Waiting for a message
+// on the connection occupies no thread, which matters if the process can start no more threads.
 func Connect(end *os.File) (*net.UnixConn, error) {
 	defer end.Close()
 	conn, err := net.FileConn(end)

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// A String is a text that may not be UTF-8, such as the path of a file. In JSON, each invalid byte
-// XX becomes \udcXX, as in Python's surrogateescape, so Python recovers the bytes with json and
-// os.fsencode.
+// A String is a text that is not necessarily valid UTF-8, such as the path of a file. In JSON, each
+// invalid byte XX becomes \udcXX, as in Python's surrogateescape, so Python recovers the bytes with
+// json and os.fsencode.
 type String string
 
 func (s String) MarshalJSON() ([]byte, error) { return Quote(string(s)), nil }
@@ -18,7 +18,7 @@ func (s String) MarshalJSON() ([]byte, error) { return Quote(string(s)), nil }
 func Quote(text string) []byte {
 	b := []byte{'"'}
 	for len(text) > 0 {
-		n := 0 // bytes of UTF-8 at the beginning
+		n := 0 // bytes of valid UTF-8 at the beginning
 		for n < len(text) {
 			r, size := utf8.DecodeRuneInString(text[n:])
 			if r == utf8.RuneError && size == 1 {

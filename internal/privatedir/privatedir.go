@@ -25,9 +25,9 @@ func Mode(group bool) os.FileMode {
 }
 
 // Open opens the directory of root itself, for locking. The directory must belong to this process's
-// user, and no other user may be able to write to it. A directory that a group shares may belong to
-// another user, if this process is in its group. If the user owns the directory, Open sets its
-// permissions to Mode. The error is a NotPrivateError if the directory is not private.
+// user, and must not be writable by others. A directory that a group shares may belong to another
+// user, if this process is in its group. If the user owns the directory, Open sets its permissions
+// to Mode. The error is a NotPrivateError if the directory is not private.
 func Open(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {
@@ -61,7 +61,7 @@ func protect(dir *os.File, group bool) error {
 	return nil
 }
 
-// Lock calls flock(2), again if a signal interrupts it.
+// Lock calls flock(2), and again if a signal interrupts it.
 func Lock(f *os.File, operation int) error {
 	err := error(unix.EINTR)
 	for err == unix.EINTR {

@@ -38,7 +38,7 @@ func numericNames(dir string) (list []int) {
 		return nil
 	}
 	defer open.Close()
-	names, _ := open.Readdirnames(-1) // the process may end meanwhile
+	names, _ := open.Readdirnames(-1) // the process may end in the meantime
 	for _, name := range names {
 		if n, err := strconv.Atoi(name); err == nil {
 			list = append(list, n)
@@ -54,7 +54,7 @@ func Describe(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, printable.Name(strings.TrimSpace(string(comm))))
 }
 
-// OfThread returns the process of a thread, and its command name, escaped for a message. If there
+// OfThread returns the process of a thread, and the thread's name, escaped for a message. If there
 // is no such thread, or it is in another PID namespace, OfThread returns the thread's id and an
 // empty string.
 func OfThread(thread int) (pid int, command string) {
@@ -71,8 +71,8 @@ func OfThread(thread int) (pid int, command string) {
 	return pid, command
 }
 
-// User returns the user and the groups of a process. If there is no such process, the error is
-// os.ReadFile's.
+// User returns the user and the groups of a process. If there is no such process, the error wraps
+// os.ErrNotExist.
 func User(pid int) (*syscall.Credential, error) {
 	u := new(syscall.Credential)
 	err := readStatus(pid, func(name, value string) (err error) {

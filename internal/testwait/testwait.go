@@ -1,4 +1,4 @@
-// Package testwait limits the waits of tests, so that one that would hang fails with a message.
+// Package testwait limits the waits of tests, so that a test that would hang fails with a message.
 package testwait
 
 import (
