@@ -40,7 +40,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 		for range 3 {
 			copyOver(t, paths[1], noChange)
 			for _, tokens := range []*Array{tokens, successor} {
-				must(t, tokens.CheckAll())
+				must(t, tokens.checkAll())
 				must(t, readAll(tokens, ws()))
 			}
 			copyOver(t, paths[1], noChange) // now a read, not a check, notices the copy
@@ -70,7 +70,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 			copyOver(t, paths[0], func(raw []byte) { raw[at]++ })
 			for range 2 {
 				for _, tokens := range []*Array{tokens, successor} {
-					for _, err := range []error{tokens.CheckAll(), readOne(tokens)} {
+					for _, err := range []error{tokens.checkAll(), readOne(tokens)} {
 						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file is in its place") {
 							t.Errorf("byte %d: error %v, want ESTALE", at, err)
 						}
@@ -95,7 +95,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for !stop.Load() {
-					if err := errors.Join(readAll(tokens, []array.Window{{Start: 100, Len: 3000}, {Start: 40_000, Len: 10}}), tokens.CheckAll()); err != nil {
+					if err := errors.Join(readAll(tokens, []array.Window{{Start: 100, Len: 3000}, {Start: 40_000, Len: 10}}), tokens.checkAll()); err != nil {
 						t.Error(err)
 						return
 					}

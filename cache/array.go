@@ -28,15 +28,15 @@ type Array struct {
 	documents *Documents // nil if not requested, or if no file has an index
 	unleased  string
 
-	followed      []*blob.StoreBlob
+	revalidated   []*blob.StoreBlob
 	revalidations atomic.Int64 // number of calls of RevalidateNext
 }
 
 type shard struct {
 	blob   blob.Blob
 	format format.Format
-	start  int64  // position of its first element
-	index  *index // nil if there is none
+	start  int64          // position of its first element
+	index  *documentIndex // nil if there is none
 
 	lastPass atomic.Int64 // last Pass that yielded it
 }
@@ -112,8 +112,8 @@ func (a *Array) Locate(pos int64) array.Location {
 // RevalidateNext revalidates one object of a followed array in the background, a different one in
 // each call. [blob.Blob.Check] then reports a change.
 func (a *Array) RevalidateNext() {
-	if n := int64(len(a.followed)); n > 0 {
-		go a.followed[a.revalidations.Add(1)%n].Revalidate()
+	if n := int64(len(a.revalidated)); n > 0 {
+		go a.revalidated[a.revalidations.Add(1)%n].Revalidate()
 	}
 }
 

@@ -53,7 +53,7 @@ func writeFiles(t testing.TB, width int, lens ...int) []string {
 	return paths
 }
 
-func unsigned(width int) array.DType {
+func unsignedDType(width int) array.DType {
 	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
 }
 
@@ -122,7 +122,7 @@ func TestReadAnyWindows(t *testing.T) {
 			paths := writeFiles(t, width, lens...)
 			for _, join := range []bool{false, true} {
 				everyAccess(t, func(t *testing.T, o Options) {
-					o.DType, o.Join = unsigned(width), join
+					o.DType, o.Join = unsignedDType(width), join
 					opened := open(t, paths, o)
 					// Concurrent readers, and those of another process, read the right tokens.
 					var wg sync.WaitGroup
@@ -166,11 +166,11 @@ func TestShape(t *testing.T) {
 
 // A read during a write could mix old and new bytes, although the stamp of the file no longer
 // changes.
-func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
+func TestOverwrittenFileIsRejectedUntilItsWriterCloses(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		write  func(f *os.File) error
-		refuse bool
+		reject bool
 	}{
 		{"overwritten", func(f *os.File) error { _, err := f.WriteAt([]byte("new"), 5); return err }, true},
 		{"truncated", func(f *os.File) error { return f.Truncate(100) }, true},
@@ -184,7 +184,7 @@ func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 			must(t, err)
 			defer f.Close()
 			must(t, test.write(f))
-			if _, err := Open(paths, Options{DType: array.Uint16, Previous: was}); (err != nil) != test.refuse {
+			if _, err := Open(paths, Options{DType: array.Uint16, Previous: was}); (err != nil) != test.reject {
 				t.Errorf("error %v", err)
 			}
 			must(t, f.Close())
@@ -201,7 +201,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 		must(t, err)
 		return strings.Count(string(maps), paths[0])
 	}
-	before := descriptors(t)
+	before := countDescriptors(t)
 	var held []*Array
 	for range 10 {
 		for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
@@ -212,9 +212,9 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 			held = append(held, released)
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); mappings() > 0 || descriptors(t) > before; {
+	for deadline := time.Now().Add(time.Minute); mappings() > 0 || countDescriptors(t) > before; {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d mappings and %d descriptors are left", mappings(), descriptors(t)-before)
+			t.Fatalf("%d mappings and %d descriptors are left", mappings(), countDescriptors(t)-before)
 		}
 		runtime.GC()
 	}
@@ -223,7 +223,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		make func(path string) error
@@ -284,7 +284,7 @@ func TestChangedFileIsStale(t *testing.T) {
 					errno = syscall.ENOENT
 				}
 				for _, tokens := range []*Array{fresh, used, again} {
-					for _, err := range []error{readAll(tokens, second()), tokens.CheckAll()} {
+					for _, err := range []error{readAll(tokens, second()), tokens.checkAll()} {
 						if !errors.Is(err, errno) || !strings.Contains(err.Error(), paths[1]) || !strings.Contains(err.Error(), test.want) {
 							t.Errorf("error %v, want %v, %s and %s", err, errno, paths[1], test.want)
 						}
@@ -339,7 +339,7 @@ func TestVisitEndsTheRead(t *testing.T) {
 	})
 }
 
-func descriptors(t testing.TB) int {
+func countDescriptors(t testing.TB) int {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
@@ -400,7 +400,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func (a *Array) CheckAll() error {
+func (a *Array) checkAll() error {
 	for file := range a.Blobs() {
 		if err := file.Check(); err != nil {
 			return err

@@ -55,9 +55,10 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 	return &Index{[]byte(in.Path), in.stamp, sample, ends}, nil
 }
 
-// An index finds the documents of a shard. It always uses localfile.Pread: a search reads one page,
-// and mapping and freeing that page takes four times as long. It is safe for concurrent use.
-type index struct {
+// A documentIndex finds the documents of a shard. It always uses localfile.Pread: a search reads
+// one page, and mapping and freeing that page takes four times as long. It is safe for concurrent
+// use.
+type documentIndex struct {
 	blob   blob.Blob
 	ends   format.Ends
 	tokens int64
@@ -67,23 +68,23 @@ type index struct {
 	sequenceStarts sortedNumbers // position of each sequence in the file, in bytes
 }
 
-// newIndex returns nil if a file has no index. A search reads block numbers at a time.
-func newIndex(f File, block int64, o Options) (*index, error) {
+// newDocumentIndex returns nil if a file has no index. A search reads block numbers at a time.
+func newDocumentIndex(f File, block int64, o Options) (*documentIndex, error) {
 	x := f.Index
 	if x == nil {
 		return nil, nil
 	}
-	if err := x.Ends.Fits(string(x.Path), x.Identity.Size); err != nil {
+	if err := x.Ends.CheckFits(string(x.Path), x.Identity.Size); err != nil {
 		return nil, err
 	}
 	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
-	return &index{
+	return &documentIndex{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
 		documentEnds: newSortedNumbers(x.Ends.At, x.Ends.Count, block), sequenceStarts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
 	}, err
 }
 
-func (x *index) manifest() *Index {
+func (x *documentIndex) manifest() *Index {
 	if x == nil {
 		return nil
 	}
@@ -92,7 +93,7 @@ func (x *index) manifest() *Index {
 
 // documentAt returns the document that holds a token, both numbered within the shard, and the ends
 // of that document and the following ones, as far as they were read.
-func (x *index) documentAt(token int64) (document int64, ends []int64, err error) {
+func (x *documentIndex) documentAt(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
 		if token, _, err = x.sequenceStarts.upperBound(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
@@ -112,7 +113,7 @@ func (x *index) documentAt(token int64) (document int64, ends []int64, err error
 }
 
 // read sets ends to the ends of documents first, first+1, ... of the shard.
-func (x *index) read(first int64, ends []int64) error {
+func (x *documentIndex) read(first int64, ends []int64) error {
 	before := min(first, 1) // checkRising also needs the end before
 	all := make([]int64, before+int64(len(ends)))
 	if err := x.documentEnds.read(x.blob, first-before, all); err != nil {
@@ -129,7 +130,7 @@ func (x *index) read(first int64, ends []int64) error {
 
 // checkRising returns an error unless the ends of the documents from first on increase, exceed
 // previous, and lie within the shard.
-func (x *index) checkRising(ends []int64, first, previous int64) error {
+func (x *documentIndex) checkRising(ends []int64, first, previous int64) error {
 	for i, end := range ends {
 		switch document := first + int64(i); {
 		case end > x.tokens:
@@ -144,7 +145,7 @@ func (x *index) checkRising(ends []int64, first, previous int64) error {
 
 // resolveSequences replaces the number of each sequence with the position where it begins.
 // sequences[0] is the end of document first.
-func (x *index) resolveSequences(sequences []int64, first int64) error {
+func (x *documentIndex) resolveSequences(sequences []int64, first int64) error {
 	var ranges []localfile.Range
 	for i, n := range sequences {
 		switch {

@@ -88,7 +88,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 				}
 			}
 			testwait.End(t, "the goroutines", wg.Wait)
-			must(t, a.CheckAll())
+			must(t, a.checkAll())
 			if n := len(slices.Collect(a.Blobs())); n != 2*len(lens) {
 				t.Errorf("%d files", n)
 			}
@@ -212,7 +212,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		must(t, change.do(paths[1]+".index"))
 		for _, a := range []*Array{was, now} {
 			_, of := a.Documents().Of(15)
-			for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.CheckAll()} {
+			for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.checkAll()} {
 				if !errors.Is(err, change.want) || !strings.Contains(err.Error(), paths[1]+".index") {
 					t.Errorf("error %v, want %v", err, change.want)
 				}
@@ -228,7 +228,7 @@ func TestIndexIsFollowed(t *testing.T) {
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	a := open(t, paths, o)
 	copyOver(t, paths[0]+".index", noChange)
-	must(t, a.CheckAll())
+	must(t, a.checkAll())
 	f, err := os.OpenFile(paths[0]+".index", os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
@@ -272,16 +272,16 @@ func TestFingerprintCoversTheIndex(t *testing.T) {
 	}
 }
 
-// A memory is a Blob in memory. It visits ranges in reverse order, which a Blob may do.
-type memory struct {
+// A memoryBlob is a Blob in memory. It visits ranges in reverse order, which a Blob may do.
+type memoryBlob struct {
 	blob.Blob
 	path string
 	raw  []byte
 }
 
-func (m *memory) Path() string { return m.path }
+func (m *memoryBlob) Path() string { return m.path }
 
-func (m *memory) Read(ranges []localfile.Range, visit func(int, []byte) error) error {
+func (m *memoryBlob) Read(ranges []localfile.Range, visit func(int, []byte) error) error {
 	for _, r := range slices.Backward(ranges) {
 		if err := visit(r.Index, m.raw[r.From:r.To]); err != nil {
 			return err
@@ -299,11 +299,11 @@ func FuzzIndex(f *testing.F) {
 	f.Add(readFile(f, "testdata/a_text_document.idx"), int64(100), int64(282), int64(15), int64(114), int64(20), int64(2), int64(7))
 	f.Fuzz(func(t *testing.T, raw []byte, tokens, at, count, starts, sequences, width, pos int64) {
 		ends := format.Ends{At: at, Count: count, Starts: starts, Sequences: sequences, Width: width}
-		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.Fits("a.index", int64(len(raw))) != nil {
+		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.CheckFits("a.index", int64(len(raw))) != nil {
 			return
 		}
-		x := &index{blob: &memory{path: "a.index", raw: raw}, ends: ends, tokens: tokens}
-		a := &Array{elementBytes: 1, shards: []shard{{blob: &memory{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
+		x := &documentIndex{blob: &memoryBlob{path: "a.index", raw: raw}, ends: ends, tokens: tokens}
+		a := &Array{elementBytes: 1, shards: []shard{{blob: &memoryBlob{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
 		d := newDocuments(a)
 		if d.Count() != count {
 			t.Errorf("%d documents", d.Count())

@@ -82,7 +82,7 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-func TestWrongFilesAreRefused(t *testing.T) {
+func TestWrongFilesAreRejected(t *testing.T) {
 	npy := func(header string) string { return fmt.Sprintf("\x93NUMPY\x01\x00%c\x00%s", len(header), header) }
 	llmc := func(magic, version, tokens uint32, extra int) string {
 		raw := binary.LittleEndian.AppendUint32([]byte(llmcHeader(magic, version)), tokens)

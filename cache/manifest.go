@@ -240,7 +240,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if err != nil {
 			return nil, err
 		}
-		x, err := newIndex(f, block, o)
+		x, err := newDocumentIndex(f, block, o)
 		if err != nil {
 			return nil, err
 		}
@@ -254,7 +254,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	}
 	for file := range a.Blobs() {
 		if b, ok := file.(*blob.StoreBlob); ok && o.Follow {
-			a.followed = append(a.followed, b)
+			a.revalidated = append(a.revalidated, b)
 		}
 	}
 	if o.Documents == FilesAreDocuments || m.Files[0].Index != nil {
@@ -269,7 +269,7 @@ func (m Manifest) check() error {
 	}
 	first := m.Files[0]
 	for _, f := range m.Files {
-		if err := f.Format.Fits(string(f.Path), f.Identity.Size); err != nil {
+		if err := f.Format.CheckFits(string(f.Path), f.Identity.Size); err != nil {
 			return err
 		}
 		switch {

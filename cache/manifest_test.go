@@ -59,7 +59,7 @@ func TestReopenTouchesNoFile(t *testing.T) {
 	}
 }
 
-func TestReopenRefuses(t *testing.T) {
+func TestReopenRejects(t *testing.T) {
 	good, other := headerlessFile("good.bin", 20, 10), headerlessFile("train.bin", 20, 5)
 	other.Format.DType = array.Uint32
 	with := func(change func(*format.Format)) []File {

@@ -191,7 +191,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			if round < 6 {
 				count = groupDocuments + r.IntN(groupDocuments)
 			}
-			ends := append(documentEndsAt{int64(s.BlockSize) + 1}, randomDocuments(r, count, 50)...)
+			ends := append(documentEnds{int64(s.BlockSize) + 1}, randomDocuments(r, count, 50)...)
 			for i := range ends[1:] {
 				ends[i+1] += ends[0]
 			}
@@ -222,7 +222,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 }
 
 // A read fetches little more than it returns, wherever it starts and however large elements are.
-func TestReadsFetchWhatIsShown(t *testing.T) {
+func TestReadsFetchWhatTheyReturn(t *testing.T) {
 	const request = 1 << 20
 	for _, test := range []struct {
 		axes     []int
@@ -332,7 +332,7 @@ func TestConvertEveryPair(t *testing.T) {
 	}
 }
 
-func TestNewRefusesArraysThatNoFileHolds(t *testing.T) {
+func TestNewRejectsArraysThatNoFileHolds(t *testing.T) {
 	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {

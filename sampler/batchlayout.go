@@ -116,14 +116,14 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 
 func (s *Settings) alignedArrays(arrays []SourceArray, columns []sourceColumn) (list []batchArray) {
 	for i, b := range s.Arrays {
-		p := batchArray{name: b.Name, dtype: columns[i+1].dtype, column: i + 1, shape: arrays[i+1].Axes()}
+		a := batchArray{name: b.Name, dtype: columns[i+1].dtype, column: i + 1, shape: arrays[i+1].Axes()}
 		if s.Layout != Elements {
-			p.shape = slices.Insert(slices.Clone(p.shape), 0, s.BlockSize)
+			a.shape = slices.Insert(slices.Clone(a.shape), 0, s.BlockSize)
 			if b.At == AtY {
-				p.firstNumber = columns[i+1].elementNumbers
+				a.firstNumber = columns[i+1].elementNumbers
 			}
 		}
-		list = append(list, p)
+		list = append(list, a)
 	}
 	return list
 }
@@ -135,19 +135,19 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 	var arrays []array.Descriptor
 	bytes := 0.0 // approximate, because the size may overflow an integer
 	for i := range l.arrays {
-		p := &l.arrays[i]
-		p.rowNumbers, p.numberBytes = 1, p.dtype.Size()
-		arrayBytes := float64(rows * p.numberBytes)
-		for _, axis := range p.shape {
-			p.rowNumbers *= axis
+		a := &l.arrays[i]
+		a.rowNumbers, a.numberBytes = 1, a.dtype.Size()
+		arrayBytes := float64(rows * a.numberBytes)
+		for _, axis := range a.shape {
+			a.rowNumbers *= axis
 			arrayBytes *= float64(axis)
 		}
 		bytes += arrayBytes
-		if p.derived == copied {
-			p.convert = newConverter(p.dtype, l.columns[p.column].dtype)
+		if a.derived == copied {
+			a.convert = newConverter(a.dtype, l.columns[a.column].dtype)
 		}
-		l.hasDerived = l.hasDerived || p.derived != copied
-		arrays = append(arrays, array.Descriptor{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
+		l.hasDerived = l.hasDerived || a.derived != copied
+		arrays = append(arrays, array.Descriptor{Name: a.name, DType: a.dtype, Shape: slices.Insert(slices.Clone(a.shape), 0, rows)})
 	}
 	if bytes > maxBytes {
 		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))
@@ -159,11 +159,11 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 	return nil
 }
 
-func (p *batchArray) isFromDocuments() bool {
-	return p.derived == derivedCuSeqlens || p.derived == derivedPositions
+func (a *batchArray) isFromDocuments() bool {
+	return a.derived == derivedCuSeqlens || a.derived == derivedPositions
 }
 
-func (p *batchArray) rowBytes() int { return p.rowNumbers * p.numberBytes }
+func (a *batchArray) rowBytes() int { return a.rowNumbers * a.numberBytes }
 
 // rowOffset returns the offset of row j in a buffer whose batch begins at base.
-func (p *batchArray) rowOffset(base, j int) int { return base + p.offset + j*p.rowBytes() }
+func (a *batchArray) rowOffset(base, j int) int { return base + a.offset + j*a.rowBytes() }

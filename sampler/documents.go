@@ -37,18 +37,18 @@ const groupDocuments = 4096
 // cut cuts a document of n tokens into full segments of T+1 tokens that begin T apart, and a
 // shorter rest. A rest of one token is dropped unless it is the whole document, because the segment
 // before it ends with that token.
-func (w windowSpec) cut(n int64) (full int64, rest int32) {
+func (w windowSpec) cut(n int64) (full int64, remainder int32) {
 	if n <= w.step {
 		return 0, int32(n)
 	}
 	full = (n - 1) / w.step
-	if rest = int32(n - full*w.step); rest == 1 {
-		rest = 0
+	if remainder = int32(n - full*w.step); remainder == 1 {
+		remainder = 0
 	}
 	if w.rows == DocumentFirst {
 		return 1, 0
 	}
-	return full, rest
+	return full, remainder
 }
 
 // A rowGroup is immutable once it is cached.
@@ -110,7 +110,7 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 type groupPacker struct {
 	rowGroup
 	bounds      []int64 // start of the group, then the end of each document
-	rests       []int32 // lengths of segments shorter than a row
+	remainders  []int32 // lengths of segments shorter than a row
 	packer      *packer // nil unless rows are packed
 	nextSegment []int32 // index of each row's next segment, plus 1; initially 0
 }
@@ -124,26 +124,26 @@ func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	if err := r.documents.Ends(max(first-1, 0), p.bounds[1-min(g, 1):]); err != nil {
 		return 0, err
 	}
-	p.rests = p.rests[:0]
+	p.remainders = p.remainders[:0]
 	for i, end := range p.bounds[1:] {
-		full, rest := r.cut(end - p.bounds[i])
-		if rows += full; rest > 0 {
-			p.rests = append(p.rests, rest)
+		full, remainder := r.cut(end - p.bounds[i])
+		if rows += full; remainder > 0 {
+			p.remainders = append(p.remainders, remainder)
 		}
 	}
 	if p.packer == nil {
-		return rows + int64(len(p.rests)), nil
+		return rows + int64(len(p.remainders)), nil
 	}
-	p.packer.pack(p.rests)
+	p.packer.pack(p.remainders)
 	return rows + int64(len(p.packer.segmentCounts)), nil
 }
 
 // layOut builds p.rowGroup from the group that was loaded last.
 func (r *documentRows) layOut(p *groupPacker) {
-	p.nextSegment = append(p.nextSegment[:0], p.rests...) // at most this many rows
+	p.nextSegment = append(p.nextSegment[:0], p.remainders...) // at most this many rows
 	clear(p.nextSegment)
 	p.rowRuns, p.segments = p.rowRuns[:0], p.segments[:0]
-	rows, rest := int64(0), 0
+	rows, shortSegments := int64(0), 0
 	begin := func(count int64, segments int32) (first int32) {
 		first = int32(len(p.segments))
 		p.rowRuns = append(p.rowRuns, rowRun{rows, first})
@@ -160,9 +160,9 @@ func (r *documentRows) layOut(p *groupPacker) {
 		if short == 0 {
 			continue
 		}
-		into, segments := rest, int32(1)
+		into, segments := shortSegments, int32(1)
 		if p.packer != nil {
-			into = int(p.packer.rowOf[rest])
+			into = int(p.packer.rowOf[shortSegments])
 			segments = p.packer.segmentCounts[into]
 		}
 		if p.nextSegment[into] == 0 {
@@ -170,7 +170,7 @@ func (r *documentRows) layOut(p *groupPacker) {
 		}
 		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
 		p.nextSegment[into]++
-		rest++
+		shortSegments++
 	}
 	begin(0, 0)
 }
@@ -183,16 +183,16 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	}
 	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > inGroup }) - 1
 	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.step
-	for _, p := range g.segments[g.rowRuns[i].firstSegment:g.rowRuns[i+1].firstSegment] {
-		list = append(list, Segment{p.start + shift, int(p.len), index, int64(number)*groupDocuments + int64(p.document)})
-		index += int(p.len)
+	for _, s := range g.segments[g.rowRuns[i].firstSegment:g.rowRuns[i+1].firstSegment] {
+		list = append(list, Segment{s.start + shift, int(s.len), index, int64(number)*groupDocuments + int64(s.document)})
+		index += int(s.len)
 	}
 	return list, nil
 }
 
 func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
-	for _, p := range row {
-		list = append(list, p.At+p.Len)
+	for _, s := range row {
+		list = append(list, s.At+s.Len)
 	}
 	return list, nil
 }
@@ -210,9 +210,9 @@ func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 		if segments, err = r.segments(segments[:0], row); err != nil {
 			return nil, err
 		}
-		for _, p := range segments {
-			if offset := pos - p.Start; offset >= 0 && offset < int64(p.Len) {
-				list = append(list, rowRange{row, row + 1, row + int64(p.At) + offset})
+		for _, s := range segments {
+			if offset := pos - s.Start; offset >= 0 && offset < int64(s.Len) {
+				list = append(list, rowRange{row, row + 1, row + int64(s.At) + offset})
 			}
 		}
 	}

@@ -14,11 +14,11 @@ import (
 	"batchfs/cache/array"
 )
 
-type documentEndsAt []int64
+type documentEnds []int64
 
-func (d documentEndsAt) Count() int64 { return int64(len(d)) }
+func (d documentEnds) Count() int64 { return int64(len(d)) }
 
-func (d documentEndsAt) Of(pos int64) (int64, error) {
+func (d documentEnds) Of(pos int64) (int64, error) {
 	n, found := slices.BinarySearch(d, pos)
 	if found {
 		n++
@@ -26,13 +26,13 @@ func (d documentEndsAt) Of(pos int64) (int64, error) {
 	return int64(n), nil
 }
 
-func (d documentEndsAt) Ends(first int64, ends []int64) error {
+func (d documentEnds) Ends(first int64, ends []int64) error {
 	copy(ends, d[first:])
 	return nil
 }
 
 // randomDocuments returns documents of random lengths, few of them above most tokens.
-func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
+func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEnds) {
 	end := int64(0)
 	for range count {
 		n := 1 + r.Int64N(1+r.Int64N(most))
@@ -46,14 +46,14 @@ func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) 
 }
 
 // documentSource returns a source with these documents, whose tokens equal their positions.
-func documentSource(dtype array.DType, ends documentEndsAt) Source {
+func documentSource(dtype array.DType, ends documentEnds) Source {
 	s := stubSources(dtype, []int64{ends[len(ends)-1]})[0]
 	s.Documents = ends
 	return s
 }
 
 // rowsOf returns all rows of documents, computed as docs/orders.md says.
-func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
+func rowsOf(kind Rows, t int64, ends documentEnds) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var segments []Segment
 		for d := first; d < min(first+groupDocuments, len(ends)); d++ {
@@ -149,7 +149,7 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-type unreadableDocuments struct{ documentEndsAt }
+type unreadableDocuments struct{ documentEnds }
 
 func (unreadableDocuments) Ends(int64, []int64) error { return errors.New("read again") }
 
@@ -164,7 +164,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []AlignedArray{{"logits", AtX}},
 		}
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
-		var ends documentEndsAt
+		var ends documentEnds
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
 		tokens := newNumbered(stored, 0, int64(n))
 		for i := range int64(n) {
@@ -233,8 +233,8 @@ func TestRunShuffle(t *testing.T) {
 	}
 }
 
-func TestRowsOfDocumentsRefuse(t *testing.T) {
-	source := documentSource(array.Uint16, documentEndsAt{5, 9})
+func TestRowsOfDocumentsReject(t *testing.T) {
+	source := documentSource(array.Uint16, documentEnds{5, 9})
 	unknown := source
 	unknown.Documents = nil
 	for _, test := range []struct {
@@ -250,7 +250,7 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
 			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
 		}, "mask_targets is for y, which layout rows does not have"},
-		{Source{Main: source.Main, Documents: unreadableDocuments{documentEndsAt{5, 9}}}, func(*Settings) {}, "read again"},
+		{Source{Main: source.Main, Documents: unreadableDocuments{documentEnds{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
 		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
 		test.change(&s)
@@ -264,7 +264,7 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 // web.
 func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
-	end, ends := int64(0), documentEndsAt{}
+	end, ends := int64(0), documentEnds{}
 	for range 64 * groupDocuments {
 		end += max(1, int64(600*math.Exp(1.2*r.NormFloat64()-1.2*1.2/2)))
 		ends = append(ends, end)

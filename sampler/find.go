@@ -19,9 +19,9 @@ func (q *Sequence) NumPyExpressions(j, index int) (list []string) {
 	if q.Layout == Elements {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}
-	for _, p := range q.layout.arrays[:q.layout.batch.Main] {
-		if column := index - p.firstNumber; column >= 0 && column < p.rowNumbers {
-			list = append(list, fmt.Sprintf("%s[%d, %d]", p.name, j, column))
+	for _, a := range q.layout.arrays[:q.layout.batch.Main] {
+		if column := index - a.firstNumber; column >= 0 && column < a.rowNumbers {
+			list = append(list, fmt.Sprintf("%s[%d, %d]", a.name, j, column))
 		}
 	}
 	return list
@@ -56,12 +56,12 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	if err != nil {
 		return nil, err
 	}
-	if p, ok := o.(*epochOrder); ok {
+	if o, ok := o.(*epochOrder); ok {
 		for _, held := range ranges {
-			first := int64(sort.Search(int(p.windows), func(i int) bool { return p.windowStart(int64(i)) >= held.from }))
-			for i := first; i < p.windows && p.windowStart(i) < held.to; i++ {
-				if row := p.inverse(epoch, uint64(i)); row < rows {
-					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - p.windowStart(i))})
+			first := int64(sort.Search(int(o.windows), func(i int) bool { return o.windowStart(int64(i)) >= held.from }))
+			for i := first; i < o.windows && o.windowStart(i) < held.to; i++ {
+				if row := o.inverse(epoch, uint64(i)); row < rows {
+					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - o.windowStart(i))})
 				}
 			}
 		}

@@ -22,19 +22,19 @@ func (s *starts) wholeShare() hostShare {
 	return share
 }
 
-func newHostShare(w *starts, a SourceArray, runBytes int64, host, hosts int) hostShare {
+func newHostShare(s *starts, a SourceArray, runBytes int64, host, hosts int) hostShare {
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
-	s := hostShare{starts: w, cut: from, runLen: max(runBytes/(w.step*int64(column.numberBytes*column.elementNumbers)), 1)}
-	extent, first := w.extentOf(from)
-	if s.firstAfterHead = first; from > extent.Start {
-		s.headWindows = w.disjointIn(min(to, extent.Start+extent.Len) - from)
-		s.firstAfterHead += w.disjointIn(extent.Len)
+	share := hostShare{starts: s, cut: from, runLen: max(runBytes/(s.step*int64(column.numberBytes*column.elementNumbers)), 1)}
+	extent, first := s.extentOf(from)
+	if share.firstAfterHead = first; from > extent.Start {
+		share.headWindows = s.disjointIn(min(to, extent.Start+extent.Len) - from)
+		share.firstAfterHead += s.disjointIn(extent.Len)
 	}
-	extent, before := w.extentOf(to)
-	s.windows = s.headWindows + max(before+w.disjointIn(to-extent.Start)-s.firstAfterHead, 0)
-	return s
+	extent, before := s.extentOf(to)
+	share.windows = share.headWindows + max(before+s.disjointIn(to-extent.Start)-share.firstAfterHead, 0)
+	return share
 }
 
 // cutAt returns the cut before a host, as close as possible to element floor(host*n/hosts).

@@ -113,7 +113,7 @@ func TestSharesOfHosts(t *testing.T) {
 					want = append(want, start)
 				}
 			}
-			if a, b := ranks[host*s.ranksPerHost].Needed(0); a != want[0] || b != want[len(want)-1]+size {
+			if a, b := ranks[host*s.ranksPerHost].NeededElements(0); a != want[0] || b != want[len(want)-1]+size {
 				t.Fatalf("%+v: host %d needs elements %d to %d, want %d to %d", s, host, a, b, want[0], want[len(want)-1]+size)
 			}
 			for e, got := range epochs {

@@ -35,8 +35,8 @@ func newMixture(weights []float64) (*mixture, error) {
 // sourceOf returns the source of a row, and how many rows of that source precede it.
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	d := uint64(len(m.pattern))
-	t := m.pattern[row%d]
-	return int(t.source), row/d*uint64(len(m.rowsBySource[t.source])) + uint64(t.before)
+	p := m.pattern[row%d]
+	return int(p.source), row/d*uint64(len(m.rowsBySource[p.source])) + uint64(p.before)
 }
 
 // rowOf is the inverse of sourceOf.

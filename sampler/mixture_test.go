@@ -108,7 +108,7 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 	}
 }
 
-func TestMixtureRefusesWeights(t *testing.T) {
+func TestMixtureRejectsWeights(t *testing.T) {
 	for _, test := range []struct {
 		weights []float64
 		want    string

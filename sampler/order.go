@@ -42,13 +42,13 @@ type random struct {
 	key    [2]uint64 // seed, and FNV-1a-64 of a name; see newOrder
 }
 
-func (o *random) start(row uint64) int64 {
-	n := uint64(o.starts.count)
+func (r *random) start(row uint64) int64 {
+	n := uint64(r.starts.count)
 	threshold := -n % n // 2^64 mod n
 	for attempt := uint64(0); ; attempt++ {
-		for _, w := range philox4x64([4]uint64{row, attempt}, o.key) {
+		for _, w := range philox4x64([4]uint64{row, attempt}, r.key) {
 			if start, low := bits.Mul64(w, n); low >= threshold {
-				return o.starts.nth(int64(start))
+				return r.starts.nth(int64(start))
 			}
 		}
 	}

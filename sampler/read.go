@@ -55,9 +55,9 @@ type rowPart struct {
 	interval     // range of numbers
 }
 
-func (job *readJob) partOf(p *batchArray, base, j int) rowPart {
-	offset := p.rowOffset(base, j)
-	return rowPart{p, offset, unitsInside(offset, p.numberBytes, p.rowNumbers, len(job.dst))}
+func (job *readJob) partOf(a *batchArray, base, j int) rowPart {
+	offset := a.rowOffset(base, j)
+	return rowPart{a, offset, unitsInside(offset, a.numberBytes, a.rowNumbers, len(job.dst))}
 }
 
 // An interval is half-open: [from, to).
@@ -100,7 +100,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 			return err
 		}
 	}
-	if err := job.fetch(); err != nil {
+	if err := job.readPlanned(); err != nil {
 		return err
 	}
 	job.sequence, job.dst = nil, nil // lets them be collected
@@ -125,9 +125,9 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 		if job.segments, err = from.starts.segments(job.segments[:0], start); err != nil {
 			return false
 		}
-		for _, p := range job.segments {
+		for _, s := range job.segments {
 			for c, column := range q.layout.columns {
-				if !visit(source, c, array.Window{Start: p.Start * int64(column.elementNumbers), Len: p.Len * column.elementNumbers}) {
+				if !visit(source, c, array.Window{Start: s.Start * int64(column.elementNumbers), Len: s.Len * column.elementNumbers}) {
 					return false
 				}
 			}
@@ -137,7 +137,7 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 }
 
 // fetch reads the planned windows. After an error, the job must not be used again.
-func (job *readJob) fetch() error {
+func (job *readJob) readPlanned() error {
 	q, columns := job.sequence, len(job.sequence.layout.columns)
 	for i := range job.plans {
 		p := &job.plans[i]
@@ -159,14 +159,14 @@ func (job *readJob) fetch() error {
 func (job *readJob) planBatch(k uint64, base int) error {
 	job.plannedRows = job.plannedRows[:0]
 	for i := range job.sequence.layout.arrays {
-		p := &job.sequence.layout.arrays[i]
-		overlapping := unitsInside(p.rowOffset(base, 0), p.rowBytes(), job.sequence.BatchSize, len(job.dst))
+		a := &job.sequence.layout.arrays[i]
+		overlapping := unitsInside(a.rowOffset(base, 0), a.rowBytes(), job.sequence.BatchSize, len(job.dst))
 		for j := overlapping.from; j < overlapping.to; j++ {
 			if slices.ContainsFunc(job.plannedRows, func(s interval) bool { return j >= s.from && j < s.to }) {
 				continue // planned for an earlier array
 			}
 			if job.plannedSegments >= maxPlanned {
-				if err := job.fetch(); err != nil {
+				if err := job.readPlanned(); err != nil {
 					return err
 				}
 			}
@@ -194,9 +194,9 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 		r.ends.to = len(job.ends)
 	}
 	used := 0
-	for _, p := range job.segments {
-		job.planWindows(r, p.Start-int64(p.At), interval{p.At, p.At + p.Len})
-		used = p.At + p.Len
+	for _, s := range job.segments {
+		job.planWindows(r, s.Start-int64(s.At), interval{s.At, s.At + s.Len})
+		used = s.At + s.Len
 	}
 	job.plannedSegments += len(job.segments)
 	if q.layout.hasDerived {
@@ -212,15 +212,15 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 	for c, column := range q.layout.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.layout.arrays {
-			v := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
+			p := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 			switch {
-			case v.empty():
-			case v.derived == copied && v.column == c:
-				lo, hi = min(lo, v.firstNumber+v.from), max(hi, v.firstNumber+v.to)
-				if v.masked && q.Ends == EndsByToken {
-					lo = min(lo, v.from) // the token before a target may end its document
+			case p.empty():
+			case p.derived == copied && p.column == c:
+				lo, hi = min(lo, p.firstNumber+p.from), max(hi, p.firstNumber+p.to)
+				if p.masked && q.Ends == EndsByToken {
+					lo = min(lo, p.from) // the token before a target may end its document
 				}
-			case c == 0 && q.Ends == EndsByToken && v.isFromDocuments():
+			case c == 0 && q.Ends == EndsByToken && p.isFromDocuments():
 				lo, hi = 0, max(hi, q.BlockSize) // any token may end a document
 			}
 		}
@@ -240,18 +240,18 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 func (job *readJob) putDerived(r plannedRow, used int) {
 	q := job.sequence
 	for i := range q.layout.arrays {
-		v := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
+		p := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 		switch {
-		case v.empty():
-		case v.derived == copied:
-			v.from = max(v.from, used*q.layout.columns[v.column].elementNumbers-v.firstNumber)
-			job.fill(v, v.padding)
-		case v.derived == derivedLengths:
-			job.fill(v, int64(min(used, q.BlockSize)))
-		case v.derived == derivedSource:
-			job.fill(v, int64(r.source))
-		case v.isFromDocuments() && q.Ends != EndsByToken:
-			job.putDocumentMarks(v, job.ends[r.ends.from:r.ends.to])
+		case p.empty():
+		case p.derived == copied:
+			p.from = max(p.from, used*q.layout.columns[p.column].elementNumbers-p.firstNumber)
+			job.fill(p, p.padding)
+		case p.derived == derivedLengths:
+			job.fill(p, int64(min(used, q.BlockSize)))
+		case p.derived == derivedSource:
+			job.fill(p, int64(r.source))
+		case p.isFromDocuments() && q.Ends != EndsByToken:
+			job.putDocumentMarks(p, job.ends[r.ends.from:r.ends.to])
 		}
 	}
 }
@@ -272,21 +272,21 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 		}
 	}
 	for n := range q.layout.arrays {
-		v := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
-		if v.isFromDocuments() && job.column == 0 && q.Ends == EndsByToken && !v.empty() {
-			job.putDocumentMarks(v, ends)
+		p := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
+		if p.isFromDocuments() && job.column == 0 && q.Ends == EndsByToken && !p.empty() {
+			job.putDocumentMarks(p, ends)
 		}
-		v.interval = interval{max(v.from, r.windowFirst-v.firstNumber), min(v.to, r.windowFirst+len(raw)/column.numberBytes-v.firstNumber)}
-		if v.derived != copied || v.column != job.column || v.empty() {
+		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
+		if p.derived != copied || p.column != job.column || p.empty() {
 			continue
 		}
-		first := v.firstNumber + v.from - r.windowFirst // index in raw
-		whole := job.bufferFor(v)
-		if bad := v.convert(whole, raw[first*column.numberBytes:][:(v.to-v.from)*column.numberBytes]); bad >= 0 {
-			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), v.dtype)
+		first := p.firstNumber + p.from - r.windowFirst // index in raw
+		whole := job.bufferFor(p)
+		if bad := p.convert(whole, raw[first*column.numberBytes:][:(p.to-p.from)*column.numberBytes]); bad >= 0 {
+			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), p.dtype)
 		}
-		if job.copyOut(v, whole); v.masked {
-			job.mask(v, ends)
+		if job.copyOut(p, whole); p.masked {
+			job.mask(p, ends)
 		}
 	}
 	return nil
@@ -294,8 +294,8 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 
 // bufferFor returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly
 // outside dst. Call copyOut afterwards.
-func (job *readJob) bufferFor(v rowPart) []byte {
-	offset, n := v.offset+v.from*v.numberBytes, (v.to-v.from)*v.numberBytes
+func (job *readJob) bufferFor(p rowPart) []byte {
+	offset, n := p.offset+p.from*p.numberBytes, (p.to-p.from)*p.numberBytes
 	if offset >= 0 && offset+n <= len(job.dst) {
 		return job.dst[offset : offset+n]
 	}
@@ -304,33 +304,33 @@ func (job *readJob) bufferFor(v rowPart) []byte {
 }
 
 // copyOut copies to dst what was written to edgeBuffer.
-func (job *readJob) copyOut(v rowPart, whole []byte) {
-	if offset := v.offset + v.from*v.numberBytes; offset < 0 || offset+len(whole) > len(job.dst) {
+func (job *readJob) copyOut(p rowPart, whole []byte) {
+	if offset := p.offset + p.from*p.numberBytes; offset < 0 || offset+len(whole) > len(job.dst) {
 		copy(job.dst[max(offset, 0):], whole[max(-offset, 0):])
 	}
 }
 
 // mask masks the targets that begin a document.
-func (job *readJob) mask(v rowPart, ends []int) {
-	first, _ := slices.BinarySearch(ends, v.from+1)
-	last, _ := slices.BinarySearch(ends, v.to+1)
+func (job *readJob) mask(p rowPart, ends []int) {
+	first, _ := slices.BinarySearch(ends, p.from+1)
+	last, _ := slices.BinarySearch(ends, p.to+1)
 	for _, end := range ends[first:last] {
-		job.fill(rowPart{v.batchArray, v.offset, interval{end - 1, end}}, maskedTarget)
+		job.fill(rowPart{p.batchArray, p.offset, interval{end - 1, end}}, maskedTarget)
 	}
 }
 
-func (job *readJob) putDocumentMarks(v rowPart, ends []int) {
+func (job *readJob) putDocumentMarks(p rowPart, ends []int) {
 	t := job.sequence.BlockSize
-	from, to := v.from, v.to
-	whole := job.bufferFor(v)
+	from, to := p.from, p.to
+	whole := job.bufferFor(p)
 	numbers := viewAs[int32](whole)
-	if v.derived == derivedCuSeqlens {
+	if p.derived == derivedCuSeqlens {
 		for i := range numbers {
 			numbers[i] = int32(t)
-			if column := from + i; column == 0 {
+			if index := from + i; index == 0 {
 				numbers[i] = 0
-			} else if column <= len(ends) {
-				numbers[i] = int32(min(ends[column-1], t))
+			} else if index <= len(ends) {
+				numbers[i] = int32(min(ends[index-1], t))
 			}
 		}
 	} else {
@@ -339,26 +339,26 @@ func (job *readJob) putDocumentMarks(v rowPart, ends []int) {
 			if next < len(ends) {
 				end = min(ends[next], to)
 			}
-			for column := max(begin, from); column < end; column++ {
-				numbers[column-from] = int32(column - begin)
+			for index := max(begin, from); index < end; index++ {
+				numbers[index-from] = int32(index - begin)
 			}
 			begin = end
 		}
 	}
-	job.copyOut(v, whole)
+	job.copyOut(p, whole)
 }
 
-func (job *readJob) fill(v rowPart, value int64) {
-	if v.empty() {
+func (job *readJob) fill(p rowPart, value int64) {
+	if p.empty() {
 		return
 	}
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(value))
-	whole := job.bufferFor(v)
-	for done := copy(whole, number[:v.numberBytes]); done < len(whole); done *= 2 {
+	whole := job.bufferFor(p)
+	for done := copy(whole, number[:p.numberBytes]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
-	job.copyOut(v, whole)
+	job.copyOut(p, whole)
 }
 
 // overflow returns the error for number i of an array, which dtype cannot hold.

@@ -24,34 +24,34 @@ func newRunShuffle(key [2]uint64, r, runLen uint64) *runShuffle {
 	return &runShuffle{r, runLen, newFeistel(key, r/runLen), newFeistel(key, pool), newFeistel(key, last)}
 }
 
-func (o *runShuffle) permute(epoch, i uint64) uint64 {
-	pool := i / o.fullPool.n
-	i = pool*o.fullPool.n + o.poolPermutation(pool).apply(epoch, pool+1, i%o.fullPool.n)
-	if run := i / o.runLen; run < o.runs.n {
-		i = o.runs.apply(epoch, 0, run)*o.runLen + i%o.runLen
+func (s *runShuffle) permute(epoch, i uint64) uint64 {
+	pool := i / s.fullPool.n
+	i = pool*s.fullPool.n + s.poolPermutation(pool).apply(epoch, pool+1, i%s.fullPool.n)
+	if run := i / s.runLen; run < s.runs.n {
+		i = s.runs.apply(epoch, 0, run)*s.runLen + i%s.runLen
 	}
-	return (i + o.offset(epoch)) % o.n
+	return (i + s.offset(epoch)) % s.n
 }
 
-func (o *runShuffle) inverse(epoch, row uint64) uint64 {
-	i := (row + o.n - o.offset(epoch)) % o.n
-	if run := i / o.runLen; run < o.runs.n {
-		i = o.runs.invert(epoch, 0, run)*o.runLen + i%o.runLen
+func (s *runShuffle) inverse(epoch, row uint64) uint64 {
+	i := (row + s.n - s.offset(epoch)) % s.n
+	if run := i / s.runLen; run < s.runs.n {
+		i = s.runs.invert(epoch, 0, run)*s.runLen + i%s.runLen
 	}
-	pool := i / o.fullPool.n
-	return pool*o.fullPool.n + o.poolPermutation(pool).invert(epoch, pool+1, i%o.fullPool.n)
+	pool := i / s.fullPool.n
+	return pool*s.fullPool.n + s.poolPermutation(pool).invert(epoch, pool+1, i%s.fullPool.n)
 }
 
-func (o *runShuffle) poolPermutation(pool uint64) *feistel {
-	if (pool+1)*o.fullPool.n <= o.n {
-		return &o.fullPool
+func (s *runShuffle) poolPermutation(pool uint64) *feistel {
+	if (pool+1)*s.fullPool.n <= s.n {
+		return &s.fullPool
 	}
-	return &o.lastPool
+	return &s.lastPool
 }
 
 // offset returns the first window of an epoch.
-func (o *runShuffle) offset(epoch uint64) uint64 {
-	keys := o.runs.keys(epoch, 0)
-	first, _ := bits.Mul64(keys[rounds+1], o.n)
+func (s *runShuffle) offset(epoch uint64) uint64 {
+	keys := s.runs.keys(epoch, 0)
+	first, _ := bits.Mul64(keys[rounds+1], s.n)
 	return first
 }

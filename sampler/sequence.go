@@ -158,8 +158,8 @@ func (s *Settings) check(sources []boundSource) error {
 // shape (B,) and, in a mixture, source of shape (B,).
 func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 
-// Stored returns the dtype of the main array in the files.
-func (q *Sequence) Stored() array.DType { return q.layout.columns[0].dtype }
+// StoredDType returns the dtype of the main array in the files.
+func (q *Sequence) StoredDType() array.DType { return q.layout.columns[0].dtype }
 
 // RowsPerEpoch returns R, the number of disjoint windows, or rows of documents, of all sources or,
 // with ShuffleBlock, of this host's share of them.
@@ -179,9 +179,9 @@ func (q *Sequence) Weight(i int) (rows, period int) {
 	return len(q.mixture.rowsBySource[i]), len(q.mixture.pattern)
 }
 
-// Needed returns the elements [from, to) of source i that an epoch reads, on all ranks or, with
-// ShuffleBlock, on this rank's host.
-func (q *Sequence) Needed(i int) (from, to int64) {
+// NeededElements returns the elements [from, to) of source i that an epoch reads, on all ranks or,
+// with ShuffleBlock, on this rank's host.
+func (q *Sequence) NeededElements(i int) (from, to int64) {
 	s := &q.sources[i]
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()

@@ -94,7 +94,7 @@ func batchRows(batch []byte, size int) (list [][]int64) {
 }
 
 // A bad token fails exactly the reads that include it.
-func TestTokensAreRefused(t *testing.T) {
+func TestTokensAreRejected(t *testing.T) {
 	for _, test := range []struct {
 		stored, dtype array.DType
 		value, vocab  int64

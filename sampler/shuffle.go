@@ -8,9 +8,9 @@ import (
 // shuffle permutes all windows at once.
 type shuffle struct{ feistel }
 
-func (o *shuffle) permute(epoch, row uint64) uint64 { return o.apply(epoch, 0, row) }
+func (s *shuffle) permute(epoch, row uint64) uint64 { return s.apply(epoch, 0, row) }
 
-func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.invert(epoch, 0, window) }
+func (s *shuffle) inverse(epoch, window uint64) uint64 { return s.invert(epoch, 0, window) }
 
 // A feistel permutes the numbers below n, differently in each epoch and stream: an alternating
 // Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
@@ -45,51 +45,51 @@ func newFeistel(key [2]uint64, n uint64) feistel {
 }
 
 // apply returns the i-th number of a permutation.
-func (o *feistel) apply(epoch, stream, i uint64) uint64 {
-	k := o.keys(epoch, stream)
+func (f *feistel) apply(epoch, stream, i uint64) uint64 {
+	k := f.keys(epoch, stream)
 	for {
-		left, right := i>>o.rightBits, i&o.rightMask
+		left, right := i>>f.rightBits, i&f.rightMask
 		for r := 0; r < rounds; r += 2 {
-			left ^= mix(right^k[r]) & o.leftMask
-			right ^= mix(left^k[r+1]) & o.rightMask
+			left ^= mix(right^k[r]) & f.leftMask
+			right ^= mix(left^k[r+1]) & f.rightMask
 		}
 		// A coin toss may swap 0 and 1, because the rounds alone make only even permutations.
-		if i = left<<o.rightBits | right; i < 2 {
+		if i = left<<f.rightBits | right; i < 2 {
 			i ^= k[rounds] & 1
 		}
-		if i < o.n {
+		if i < f.n {
 			return i
 		}
 	}
 }
 
-func (o *feistel) invert(epoch, stream, i uint64) uint64 {
-	k := o.keys(epoch, stream)
+func (f *feistel) invert(epoch, stream, i uint64) uint64 {
+	k := f.keys(epoch, stream)
 	for {
 		if i < 2 {
 			i ^= k[rounds] & 1
 		}
-		left, right := i>>o.rightBits, i&o.rightMask
+		left, right := i>>f.rightBits, i&f.rightMask
 		for r := rounds - 2; r >= 0; r -= 2 {
-			right ^= mix(left^k[r+1]) & o.rightMask
-			left ^= mix(right^k[r]) & o.leftMask
+			right ^= mix(left^k[r+1]) & f.rightMask
+			left ^= mix(right^k[r]) & f.leftMask
 		}
-		if i = left<<o.rightBits | right; i < o.n {
+		if i = left<<f.rightBits | right; i < f.n {
 			return i
 		}
 	}
 }
 
-func (o *feistel) keys(epoch, stream uint64) [12]uint64 {
-	if e := o.recentKeys.Load(); e != nil && e.epoch == epoch && e.stream == stream {
+func (f *feistel) keys(epoch, stream uint64) [12]uint64 {
+	if e := f.recentKeys.Load(); e != nil && e.epoch == epoch && e.stream == stream {
 		return e.words
 	}
 	e := &streamKeys{epoch: epoch, stream: stream}
 	for i := range uint64(3) {
-		words := philox4x64([4]uint64{epoch, i, stream, 1}, o.key)
+		words := philox4x64([4]uint64{epoch, i, stream, 1}, f.key)
 		copy(e.words[4*i:], words[:])
 	}
-	o.recentKeys.Store(e)
+	f.recentKeys.Store(e)
 	return e.words
 }
 

@@ -108,7 +108,7 @@ func stubSources(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	return tokens
 }
 
-func TestNewRefusesSources(t *testing.T) {
+func TestNewRejectsSources(t *testing.T) {
 	for _, test := range []struct {
 		dtypes  []array.DType
 		weights []float64

@@ -28,13 +28,13 @@ type numberedState struct {
 	*mtState
 }
 
-func newTorch(s Settings, w *starts) (o *torch, err error) {
-	if len(w.extents) > 1 {
-		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.extents))
+func newTorch(s Settings, from *starts) (t *torch, err error) {
+	if len(from.extents) > 1 {
+		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(from.extents))
 	}
-	o = &torch{starts: w, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
-	if n := w.count; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {
-		o.wordsPerDraw = 2
+	t = &torch{starts: from, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
+	if n := from.count; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {
+		t.wordsPerDraw = 2
 	}
 	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
 	if s.TorchState != nil {
@@ -49,8 +49,8 @@ func newTorch(s Settings, w *starts) (o *torch, err error) {
 	var words [2 * mtWords]uint32
 	copy(words[:], x[:])
 	generate(words[:])
-	o.initial = (*mtState)(words[next:])
-	return o, nil
+	t.initial = (*mtState)(words[next:])
+	return t, nil
 }
 
 // parseTorchState returns the latest words of a saved generator, and the index of the next word to
@@ -81,38 +81,38 @@ func parseTorchState(raw []byte) (x *mtState, next int, err error) {
 	return x, int(s.Next), nil
 }
 
-func (o *torch) start(row uint64) int64 {
-	draw, drawsPerState := row/o.worldRows*o.rankRows+row%o.rankRows, mtWords/o.wordsPerDraw
-	x, i := o.stateAt(draw/drawsPerState), draw%drawsPerState*o.wordsPerDraw
+func (t *torch) start(row uint64) int64 {
+	draw, drawsPerState := row/t.worldRows*t.rankRows+row%t.rankRows, mtWords/t.wordsPerDraw
+	x, i := t.stateAt(draw/drawsPerState), draw%drawsPerState*t.wordsPerDraw
 	word := uint64(temper(x[i]))
-	if o.wordsPerDraw == 2 {
+	if t.wordsPerDraw == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
 	}
-	return o.starts.nth(int64(word % uint64(o.starts.count)))
+	return t.starts.nth(int64(word % uint64(t.starts.count)))
 }
 
 // stateAt returns a state, cached or newly computed. A jump delays other readers of the sequence by
 // some milliseconds.
-func (o *torch) stateAt(number uint64) *mtState {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	nearest := numberedState{0, o.initial}
-	for i, b := range o.recentStates {
-		if b.number == number {
-			copy(o.recentStates[1:], o.recentStates[:i])
-			o.recentStates[0] = b
-			return b.mtState
+func (t *torch) stateAt(number uint64) *mtState {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	nearest := numberedState{0, t.initial}
+	for i, recent := range t.recentStates {
+		if recent.number == number {
+			copy(t.recentStates[1:], t.recentStates[:i])
+			t.recentStates[0] = recent
+			return recent.mtState
 		}
-		if b.number > nearest.number && b.number < number {
-			nearest = b
+		if recent.number > nearest.number && recent.number < number {
+			nearest = recent
 		}
 	}
 	if distance := number - nearest.number; distance <= statesPerJump {
 		nearest.mtState = nearest.skip(distance)
 	} else {
-		nearest.mtState = o.initial.jump(number)
+		nearest.mtState = t.initial.jump(number)
 	}
 	nearest.number = number
-	o.recentStates = slices.Insert(o.recentStates[:min(len(o.recentStates), maxRecent-1)], 0, nearest)
+	t.recentStates = slices.Insert(t.recentStates[:min(len(t.recentStates), maxRecent-1)], 0, nearest)
 	return nearest.mtState
 }

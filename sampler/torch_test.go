@@ -95,7 +95,7 @@ func TestTorchStateAnywhere(t *testing.T) {
 	}
 }
 
-func TestTorchRefuses(t *testing.T) {
+func TestTorchRejects(t *testing.T) {
 	const want = "not the 5056 bytes of torch.get_rng_state()"
 	withBytes := func(offset int, b ...byte) []byte {
 		state := torchState(t) // left is 233, next is 392

@@ -22,8 +22,8 @@ type StoreBlob struct {
 	cached *blocks.CachedObject
 
 	// nil unless the store is known to have another object
-	changed     atomic.Pointer[localfile.ChangedError]
-	revalidated atomic.Int64 // clock.Now of the last revalidation by Check
+	changed          atomic.Pointer[localfile.ChangedError]
+	lastRevalidation atomic.Int64 // clock.Now of the last revalidation by Check
 }
 
 func (r *Remote) newStoreBlob(name string, stamp localfile.Stamp, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
@@ -50,8 +50,8 @@ func (b *StoreBlob) Check() error {
 	if changed == nil {
 		return nil
 	}
-	now, last := clock.Now(), b.revalidated.Load()
-	if now-last > int64(time.Second) && b.revalidated.CompareAndSwap(last, now) {
+	now, last := clock.Now(), b.lastRevalidation.Load()
+	if now-last > int64(time.Second) && b.lastRevalidation.CompareAndSwap(last, now) {
 		go b.Revalidate()
 	}
 	return changed

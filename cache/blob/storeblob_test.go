@@ -17,8 +17,8 @@ import (
 
 var must = require.NoError
 
-// openBlocks returns the number and total size of the files in dir that this process has open.
-func openBlocks(dir string) (open int, bytes int64) {
+// countOpenBlocks returns the number and total size of the files in dir that this process has open.
+func countOpenBlocks(dir string) (open int, bytes int64) {
 	fds, _ := filepath.Glob("/proc/self/fd/*")
 	for _, fd := range fds {
 		if target, _ := os.Readlink(fd); strings.HasPrefix(target, dir+"/") {
@@ -62,12 +62,12 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	}
 	read()
 	read()
-	if n, _ := openBlocks(dir); n != count {
+	if n, _ := countOpenBlocks(dir); n != count {
 		t.Errorf("%d files of %d blocks are open", n, count)
 	}
 	_, err = blocks.Prune(remote.Blocks)
 	must(t, err)
-	if n, bytes := openBlocks(dir); bytes > 0 {
+	if n, bytes := countOpenBlocks(dir); bytes > 0 {
 		t.Errorf("%d files of removed blocks take %d bytes", n, bytes)
 	}
 	read()

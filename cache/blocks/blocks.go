@@ -80,9 +80,9 @@ var (
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// count counts the outcome of writing a block. It returns nil if the directory has the block, even
-// if another process wrote it, and otherwise outcome.
-func (c *Cache) count(outcome error) error {
+// countOutcome counts the outcome of writing a block. It returns nil if the directory has the
+// block, even if another process wrote it, and otherwise outcome.
+func (c *Cache) countOutcome(outcome error) error {
 	switch {
 	case outcome == nil:
 	case errors.Is(outcome, errPresent):
@@ -227,12 +227,12 @@ const maxTries = 5
 func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit func(int, []byte) error) error {
 	for try := 1; ; try++ {
 		if f := o.files[index].Load(); f != nil {
-			var refused error
+			var visitErr error
 			err := f.Read(ranges, func(i int, raw []byte) error {
-				refused = visit(i, raw)
-				return refused
+				visitErr = visit(i, raw)
+				return visitErr
 			})
-			if err == nil || errors.Is(err, refused) {
+			if err == nil || errors.Is(err, visitErr) {
 				o.cache.o.Counts.Hits.Add(1)
 				return err
 			}
@@ -386,7 +386,7 @@ func (c *Cache) load(b *cacheBlock) {
 		b.bytes, b.loadedAt, b.state = buffer[:b.key.bytes()], time.Now(), inMemory
 		c.markLatest(b)
 		if c.isWriteStuck(writeTimeout) {
-			b.writeErr = c.count(ErrSlow)
+			b.writeErr = c.countOutcome(ErrSlow)
 		} else if c.disk != nil {
 			c.enqueueWrite(b)
 		}

@@ -268,7 +268,7 @@ func TestStreams(t *testing.T) {
 			block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
 			for k := range uint64(batches) {
 				for i := range readers {
-					readers[i].Pass(k)
+					readers[i].Advance(k)
 					for next[i] < batches && o.prefetch(block(i, next[i]), Demand{&readers[i], next[i]}) {
 						next[i]++
 					}
@@ -300,7 +300,7 @@ func TestReadThrough(t *testing.T) {
 					}
 				}
 				for k, list := range needs {
-					stream.Pass(uint64(k))
+					stream.Advance(uint64(k))
 					for ; next < batches; next++ {
 						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.prefetch(i, Demand{stream, uint64(next)}) }) {
 							break

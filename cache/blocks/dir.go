@@ -115,10 +115,10 @@ func removeUnfinished(root *os.Root) {
 	}
 }
 
-// locked calls do while no other process or goroutine changes the directory, which it creates if
+// withLock calls do while no other process or goroutine changes the directory, which it creates if
 // necessary. Blocks are written under this lock, so an unfinished block is left by a killed
-// process, and locked removes it.
-func (d *disk) locked(do func(root *os.Root) error) error {
+// process, and withLock removes it.
+func (d *disk) withLock(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 const nobody = 65534
 
-func needRoot(t *testing.T) {
+func skipUnlessRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root has directories of others")
@@ -34,7 +34,7 @@ func must(t *testing.T, errs ...error) {
 // A directory is used only if it belongs to the user and nobody else may write to it, or if it
 // belongs to a group and is configured as shared.
 func TestWhoseDirectory(t *testing.T) {
-	needRoot(t)
+	skipUnlessRoot(t)
 	of := func(uid, gid int, mode os.FileMode) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
 			must(t, os.Mkdir(dir, 0o700), os.Chown(dir, uid, gid), os.Chmod(dir, mode))
@@ -107,7 +107,7 @@ func TestOther(t *testing.T) {
 
 // Users of a group share a directory, whatever their umask. Other users cannot look into it.
 func TestShared(t *testing.T) {
-	needRoot(t)
+	skipUnlessRoot(t)
 	const group = 54321
 	dir := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group), os.Chmod(dir, 0o770|os.ModeSetgid))

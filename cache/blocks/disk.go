@@ -35,7 +35,7 @@ import (
 //	used               size of all blocks in bytes, as text
 //	new-block          block being written, or left unfinished by a process that was killed
 //
-// A process holds a lock on the directory while it changes any of this; see locked. Any file may be
+// A process holds a lock on the directory while it changes any of this; see withLock. Any file may be
 // removed at any time. A block whose content does not match its name counts as missing: its trailer
 // is a checksum of its bytes, its object's ID and its index.
 type disk struct {
@@ -74,16 +74,16 @@ type objectID struct {
 	BlockBytes int64  `json:"block_bytes"`
 }
 
-func (i objectID) text() []byte {
-	text, err := json.Marshal(i)
+func (id objectID) text() []byte {
+	text, err := json.Marshal(id)
 	if err != nil {
 		panic(err) // cannot happen
 	}
 	return text
 }
 
-func (i objectID) name() string {
-	sum := sha256.Sum256(i.text())
+func (id objectID) name() string {
+	sum := sha256.Sum256(id.text())
 	return hex.EncodeToString(sum[:16])
 }
 
@@ -231,7 +231,7 @@ func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
 	}
 	set := d.workingSetOf(k)
 	try := func() error {
-		return d.locked(func(root *os.Root) (err error) {
+		return d.withLock(func(root *os.Root) (err error) {
 			written, err = d.writeIn(root, set, k, block)
 			return err
 		})
@@ -296,14 +296,14 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 	return d.file(k, stamp)
 }
 
-func (d *disk) ensureObjectDir(root *os.Root, i objectID) error {
-	file := filepath.Join(i.name(), objectFile)
+func (d *disk) ensureObjectDir(root *os.Root, id objectID) error {
+	file := filepath.Join(id.name(), objectFile)
 	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
 		return nil
 	}
-	if err := d.makeDir(root, i.name()); err != nil {
+	if err := d.makeDir(root, id.name()); err != nil {
 		return err
 	}
 	root.RemoveAll(file)
-	return d.createWith(root, file, i.text())
+	return d.createWith(root, file, id.text())
 }

@@ -37,7 +37,7 @@ func (d *disk) setUsed(root *os.Root, n int64) error {
 // measure returns the objects and working sets in the directory, and the size of all blocks, which
 // it also records. It removes invalid files, and those that killed processes left.
 func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used int64, err error) {
-	err = d.locked(func(root *os.Root) (err error) {
+	err = d.withLock(func(root *os.Root) (err error) {
 		if objects, err = objectsIn(root, true); err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 			for _, span := range inUse {
 				enough += (span.To - span.From) * need
 			}
-			s.warnTooSmall(enough)
+			s.warnCacheTooSmall(enough)
 		}
 		s.evictBefore.Store(now)
 	}
@@ -130,7 +130,7 @@ const maxLockTime = 50 * time.Millisecond
 // have a block open: truncating the file frees its space, and makes reads of it fail.
 func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
 	for len(victims) > 0 && removed < atLeast && err == nil {
-		err = d.locked(func(root *os.Root) error {
+		err = d.withLock(func(root *os.Root) error {
 			end, before := time.Now().Add(maxLockTime), removed
 			for some := true; some; some = len(victims) > 0 && removed < atLeast && time.Now().Before(end) {
 				v := victims[0]
@@ -245,8 +245,8 @@ func objectIn(root *os.Root, dir string, repair bool) ObjectUsage {
 }
 
 // isBlock reports whether a file has the name and size of a block of the object.
-func (i objectID) isBlock(info fs.FileInfo) bool {
+func (id objectID) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
-	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&
-		info.Size() == min(i.BlockBytes, i.Size-index*i.BlockBytes)+trailerBytes
+	return err == nil && info.Mode().IsRegular() && id.BlockBytes > 0 && index >= 0 && index <= id.Size/id.BlockBytes &&
+		info.Size() == min(id.BlockBytes, id.Size-index*id.BlockBytes)+trailerBytes
 }

@@ -83,7 +83,7 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 	}
 	if victim.writePending {
 		c.writeQueue = slices.DeleteFunc(c.writeQueue, func(b *cacheBlock) bool { return b == victim })
-		c.count(ErrSlow)
+		c.countOutcome(ErrSlow)
 	}
 	c.remove(victim)
 	if needs := remainingNeeds(victim.needs); len(needs) > 0 {
@@ -152,7 +152,7 @@ func (c *Cache) write() {
 		file, err := c.disk.write(b.key, b.bytes)
 		c.mu.Lock()
 		// Set these before the release, after which the block may be evicted.
-		b.writePending, b.file, b.writeErr = false, file, c.count(err)
+		b.writePending, b.file, b.writeErr = false, file, c.countOutcome(err)
 		c.changed.Broadcast()
 		c.releaseLocked(b)
 	}
@@ -175,7 +175,7 @@ func (c *Cache) Flush() {
 		c.wait()
 	}
 	for _, b := range c.writeQueue {
-		b.writePending, b.writeErr = false, c.count(ErrSlow)
+		b.writePending, b.writeErr = false, c.countOutcome(ErrSlow)
 	}
 	c.writeQueue = nil
 	for _, b := range c.cached {

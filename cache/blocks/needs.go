@@ -8,14 +8,14 @@ import (
 
 // A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
-	batch    atomic.Uint64 // next batch to be read
-	lastPass atomic.Int64  // time of the last Pass, in clock.Now time
+	batch       atomic.Uint64 // next batch to be read
+	lastAdvance atomic.Int64  // time of the last Advance, in clock.Now time
 }
 
-// Pass records that the stream reads batch k next. Batch k-1 may still be being read.
-func (s *Stream) Pass(k uint64) {
+// Advance records that the stream reads batch k next. Batch k-1 may still be being read.
+func (s *Stream) Advance(k uint64) {
 	s.batch.Store(k)
-	s.lastPass.Store(clock.Now())
+	s.lastAdvance.Store(clock.Now())
 }
 
 // A Demand says which batch of which stream needs a block. The zero Demand means soon, and once.
@@ -48,7 +48,7 @@ func (n need) isPassed() bool {
 }
 
 func (s *Stream) isActive() bool {
-	return clock.Now()-s.lastPass.Load() <= int64(unreadTimeout)
+	return clock.Now()-s.lastAdvance.Load() <= int64(unreadTimeout)
 }
 
 // nearestNeed returns the least distance. ok is false if there is none.

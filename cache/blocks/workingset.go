@@ -165,12 +165,12 @@ func (s *WorkingSet) BeginFill() {
 func (s *WorkingSet) save() {
 	d := s.disk
 	if s.Needed > d.limit {
-		s.warnTooSmall(s.Needed)
+		s.warnCacheTooSmall(s.Needed)
 	}
 	if d.suspendedBy() != nil {
 		return
 	}
-	if err := d.locked(s.saveIn); err != nil {
+	if err := d.withLock(s.saveIn); err != nil {
 		d.suspend(err)
 	}
 }
@@ -206,8 +206,8 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	return privatedir.Lock(f, unix.LOCK_SH)
 }
 
-// warnTooSmall logs once that blocks are fetched again in every epoch, and suggests a limit.
-func (s *WorkingSet) warnTooSmall(enough int64) {
+// warnCacheTooSmall logs once that blocks are fetched again in every epoch, and suggests a limit.
+func (s *WorkingSet) warnCacheTooSmall(enough int64) {
 	if s.sufficientLimit.CompareAndSwap(0, enough) {
 		s.disk.log.Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
 			"dir", s.disk.dir, "reader", s.Name, "needed", s.Needed, "store.cache_bytes", s.disk.limit, "enough", enough)

@@ -20,8 +20,9 @@ type Ends struct {
 	Starts, Sequences, Width int64
 }
 
-// Fits returns an error unless everything that e refers to lies within the size bytes of an index.
-func (e Ends) Fits(path string, size int64) error {
+// CheckFits returns an error unless everything that e refers to lies within the size bytes of an
+// index.
+func (e Ends) CheckFits(path string, size int64) error {
 	within := func(start, count int64) bool {
 		return start >= 0 && count >= 0 && start <= size && count <= (size-start)/8
 	}

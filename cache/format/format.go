@@ -134,7 +134,7 @@ func (in *Input) Format() (f Format, err error) {
 	default:
 		err = in.missingFormatError(asked)
 	}
-	return f, cmp.Or(err, f.Fits(in.Path, in.Size), in.checkOptions(f))
+	return f, cmp.Or(err, f.CheckFits(in.Path, in.Size), in.checkOptions(f))
 }
 
 // missingFormatError describes a file that is not in the requested format.
@@ -228,7 +228,7 @@ func (f *Format) setShape(path string, shape []int64, size int64) error {
 	for _, axis := range shape[1:] {
 		f.Axes = append(f.Axes, int(axis))
 	}
-	if f.Fits(path, f.Offset+size) != nil {
+	if f.CheckFits(path, f.Offset+size) != nil {
 		return fmt.Errorf("%s is cut off: its shape is %d of %s, but the file has only %d bytes of data; is it complete?",
 			path, shape, f.DType, size)
 	}
@@ -239,9 +239,9 @@ func (f *Format) setShape(path string, shape []int64, size int64) error {
 	return nil
 }
 
-// Fits returns an error unless the elements lie within the size bytes of the file at path. A read
-// beyond the end would return other memory.
-func (f Format) Fits(path string, size int64) error {
+// CheckFits returns an error unless the elements lie within the size bytes of the file at path. A
+// read beyond the end would return other memory.
+func (f Format) CheckFits(path string, size int64) error {
 	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 && !slices.ContainsFunc(f.Axes, func(n int) bool { return n < 1 }) {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count
 		for _, axis := range f.Axes {

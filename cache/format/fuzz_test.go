@@ -33,7 +33,7 @@ func TestEveryFormatKnowsItsLength(t *testing.T) {
 		}
 		whole := readFile(t, path)
 		for size := range len(whole) + 9 {
-			_, err := inMemory(path, append(slices.Clone(whole), "otherend"...)[:size], o, sidecars).Format()
+			_, err := newInput(path, append(slices.Clone(whole), "otherend"...)[:size], o, sidecars).Format()
 			if (err == nil) != (size == len(whole)) || err != nil && !strings.Contains(err.Error(), path) {
 				t.Errorf("%s: with %d bytes of %d: %v", format, size, len(whole), err)
 			}
@@ -44,7 +44,7 @@ func TestEveryFormatKnowsItsLength(t *testing.T) {
 		index := sidecars[sidecar]
 		for size := range len(index) + 9 {
 			sidecars[sidecar] = append(slices.Clone(index), "otherend"...)[:size]
-			f, err := inMemory(path, whole, o, sidecars).Format()
+			f, err := newInput(path, whole, o, sidecars).Format()
 			// the last line of datatrove's metadata is ignored
 			if same := size == len(index) || format == "datatrove" && f.Count == 100; (err == nil) != same {
 				t.Errorf("%s: with %d bytes of %d of %s: %v", format, size, len(index), sidecar, err)
@@ -61,14 +61,14 @@ func readFile(t testing.TB, path string) []byte {
 }
 
 // sidecars are other files, by path.
-func inMemory(path string, raw []byte, o Options, sidecars map[string][]byte) *Input {
+func newInput(path string, raw []byte, o Options, sidecars map[string][]byte) *Input {
 	in := &Input{Path: path, Size: int64(len(raw)), Content: bytes.NewReader(raw), Options: o}
 	in.OpenSidecar = func(path string) (*Input, error) {
 		raw, ok := sidecars[path]
 		if !ok {
 			return nil, nil
 		}
-		return inMemory(path, raw, Options{}, nil), nil
+		return newInput(path, raw, Options{}, nil), nil
 	}
 	return in
 }
@@ -95,7 +95,7 @@ func checkParsed(t *testing.T, in *Input) {
 		}
 		return
 	}
-	if f.Name == "" || f.Name == Auto || f.Fits(in.Path, in.Size) != nil || f.Offset+f.Count*f.Numbers()*int64(f.DType.Size()) > in.Size {
+	if f.Name == "" || f.Name == Auto || f.CheckFits(in.Path, in.Size) != nil || f.Offset+f.Count*f.Numbers()*int64(f.DType.Size()) > in.Size {
 		t.Errorf("%+v in %d bytes", f, in.Size)
 	}
 }
@@ -103,25 +103,25 @@ func checkParsed(t *testing.T, in *Input) {
 func FuzzNpy(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw) }, "*.npy")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		checkParsed(t, inMemory("a.npy", raw, Options{}, nil))
-		checkParsed(t, inMemory("a.npy", append([]byte("\x93NUMPY\x01\x00"), raw...), Options{}, nil))
+		checkParsed(t, newInput("a.npy", raw, Options{}, nil))
+		checkParsed(t, newInput("a.npy", append([]byte("\x93NUMPY\x01\x00"), raw...), Options{}, nil))
 	})
 }
 
 func FuzzLLMC(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw) }, "*_ll*.bin")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		checkParsed(t, inMemory("a.bin", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
+		checkParsed(t, newInput("a.bin", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
 	})
 }
 
 func FuzzSafetensors(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw, "tokens") }, "*.safetensors")
 	f.Fuzz(func(t *testing.T, raw []byte, tensor string) {
-		checkParsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
+		checkParsed(t, newInput("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
 		if len(raw) > 10 { // also with the right header length
 			raw = append(binary.LittleEndian.AppendUint64(nil, uint64(len(raw)-10)), raw...)
-			checkParsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
+			checkParsed(t, newInput("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
 		}
 	})
 }
@@ -132,10 +132,10 @@ func FuzzMegatron(f *testing.F) {
 		if size < 0 || size > 1<<16 {
 			return
 		}
-		checkParsed(t, inMemory("a.bin", make([]byte, size), Options{DType: array.Uint16}, map[string][]byte{"a.idx": idx}))
-		_, ends, err := inMemory("a.idx", idx, Options{}, nil).megatron("a.bin", int64(size))
+		checkParsed(t, newInput("a.bin", make([]byte, size), Options{DType: array.Uint16}, map[string][]byte{"a.idx": idx}))
+		_, ends, err := newInput("a.idx", idx, Options{}, nil).megatron("a.bin", int64(size))
 		if err == nil {
-			must(t, ends.Fits("a.idx", int64(len(idx))))
+			must(t, ends.CheckFits("a.idx", int64(len(idx))))
 		}
 	})
 }
@@ -144,7 +144,7 @@ func FuzzDatatrove(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw, 200) }, "*.metadata")
 	f.Fuzz(func(t *testing.T, metadata []byte, size int) {
 		if size >= 0 && size <= 1<<16 {
-			checkParsed(t, inMemory("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
+			checkParsed(t, newInput("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
 		}
 	})
 }

@@ -125,8 +125,8 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 // checkContiguous returns an error unless sequences lie one after the other, from the first byte of
 // the file to the last. It reads only samples of a large index.
 func (idx *Input) checkContiguous(e Ends, path string, size int64) error {
-	const some, samples = 512, 16
-	count := min(e.Sequences, some)
+	const perSample, samples = 512, 16
+	count := min(e.Sequences, perSample)
 	last := e.Sequences - count
 	for first, done := int64(0), false; !done; first = min(first+max(last/samples, count-1), last) {
 		done = first == last

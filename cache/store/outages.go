@@ -70,21 +70,21 @@ const minFailedObjects = 3
 type culprit int
 
 const (
-	theObject culprit = iota
-	theBucket
-	theEndpoint
+	culpritObject culprit = iota
+	culpritBucket
+	culpritEndpoint
 )
 
 func culpritOf(err error, answered bool) culprit {
 	var response minio.ErrorResponse
 	switch {
 	case !answered:
-		return theEndpoint
+		return culpritEndpoint
 	case errors.As(err, &response) && (response.Code == "SlowDown" ||
 		response.StatusCode == http.StatusServiceUnavailable || response.StatusCode == http.StatusTooManyRequests):
-		return theBucket
+		return culpritBucket
 	}
-	return theObject
+	return culpritObject
 }
 
 func (s *outages) bucket(name string) *bucket {
@@ -114,9 +114,9 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	return s.endpoint.cause != nil, nil
 }
 
-// answered records that the endpoint is up. If it was down, the buckets that do not answer are now
-// down instead. If ok is true, the object and its bucket are up too.
-func (s *outages) answered(o Object, ok bool) {
+// recordAnswer records that the endpoint is up. If it was down, the buckets that do not answer are
+// now down instead. If ok is true, the object and its bucket are up too.
+func (s *outages) recordAnswer(o Object, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
@@ -141,12 +141,12 @@ func (s *outages) answered(o Object, ok bool) {
 	s.startProbes()
 }
 
-// failed records a failed request.
-func (s *outages) failed(o Object, blamed culprit) {
+// recordFailure records a failed request.
+func (s *outages) recordFailure(o Object, blamed culprit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
-	if blamed == theEndpoint {
+	if blamed == culpritEndpoint {
 		b.silent = true
 		s.endpoint.fail()
 	}
@@ -160,9 +160,9 @@ func (s *outages) failed(o Object, blamed culprit) {
 	s.startProbes()
 }
 
-// gaveUp records that a read gave up, and that its last request counts against blamed. Of blamed
-// and the smaller parts, the largest that has been failing for atLeast is now down.
-func (s *outages) gaveUp(o Object, blamed culprit, cause error, atLeast time.Duration) {
+// recordGiveUp records that a read gave up, and that its last request counts against blamed. Of
+// blamed and the smaller parts, the largest that has been failing for atLeast is now down.
+func (s *outages) recordGiveUp(o Object, blamed culprit, cause error, atLeast time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(o.Bucket)
@@ -172,12 +172,12 @@ func (s *outages) gaveUp(o Object, blamed culprit, cause error, atLeast time.Dur
 			inRow++
 		}
 	}
-	if blamed == theObject && inRow >= minFailedObjects {
-		blamed = theBucket
+	if blamed == culpritObject && inRow >= minFailedObjects {
+		blamed = culpritBucket
 	}
 	f := cmp.Or(b.failing[o.Key], new(failingObject)) // its failures may have been forgotten
 	parts := []*health{&f.health, &b.health, &s.endpoint}
-	for ; blamed >= theObject; blamed-- {
+	for ; blamed >= culpritObject; blamed-- {
 		if p := parts[blamed]; !p.failingSince.IsZero() && time.Since(p.failingSince) >= atLeast {
 			p.cause = cause
 			break

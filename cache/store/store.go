@@ -138,15 +138,15 @@ func newTransport() *http.Transport {
 // how long it asked the client to wait.
 type countingTransport struct{ *Client }
 
-func (o countingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t countingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
-	resp, err := o.http.RoundTrip(req)
+	resp, err := t.http.RoundTrip(req)
 	took := time.Since(began)
-	o.counts.Requests.Add(1)
-	o.counts.Nanos.Add(int64(took))
-	o.counts.Buckets[min(bits.Len64(uint64(took.Milliseconds())), len(o.counts.Buckets)-1)].Add(1)
+	t.counts.Requests.Add(1)
+	t.counts.Nanos.Add(int64(took))
+	t.counts.Buckets[min(bits.Len64(uint64(took.Milliseconds())), len(t.counts.Buckets)-1)].Add(1)
 	if err != nil || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500 {
-		o.counts.Errors.Add(1)
+		t.counts.Errors.Add(1)
 	}
 	if a, ok := req.Context().Value(attemptKey{}).(*attempt); ok {
 		if a.answered = err == nil; a.answered {
@@ -312,13 +312,13 @@ func (c *Client) retry(ctx context.Context, o Object, operation string, do func(
 			refreshed = true
 			continue
 		}
-		if !isTemporary(last.err) || once && last.culprit == theEndpoint {
+		if !isTemporary(last.err) || once && last.culprit == culpritEndpoint {
 			return o.operationError(operation, last.err)
 		}
 		select {
 		case <-ctx.Done():
 			if !hurried && ctx.Err() == context.DeadlineExceeded {
-				c.outages.gaveUp(o, last.culprit, redacted(last.err), quarter)
+				c.outages.recordGiveUp(o, last.culprit, redacted(last.err), quarter)
 			}
 			return o.operationError(operation, last.err)
 		case <-time.After(min(max(current.retryAfter, wait/2+rand.N(wait/2)), quarter)):
@@ -348,14 +348,14 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	defer timer.Stop()
 	a.onAnswer = func() {
 		timer.Reset(stall)
-		c.outages.answered(o, false)
+		c.outages.recordAnswer(o, false)
 	}
-	isUp := false
+	succeeded := false
 	a.err = do(ctx, func() {
 		timer.Reset(stall)
-		if !isUp {
-			c.outages.answered(o, true)
-			isUp = true
+		if !succeeded {
+			c.outages.recordAnswer(o, true)
+			succeeded = true
 		}
 	})
 	if a.err != nil && context.Cause(ctx) == stalled {
@@ -365,9 +365,9 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	switch {
 	case a.err != nil && caller.Err() != nil: // the caller gave up; the store may be fine
 	case !isTemporary(a.err):
-		c.outages.answered(o, true)
+		c.outages.recordAnswer(o, true)
 	default:
-		c.outages.failed(o, a.culprit)
+		c.outages.recordFailure(o, a.culprit)
 	}
 	return a
 }

@@ -252,7 +252,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	// s may be older than the files, which decide how documents end.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.Stored() // bindSettings does the same
+		s.DType = d.Sequence.StoredDType() // bindSettings does the same
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()

@@ -41,7 +41,7 @@ func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 
 // batchRead records that a reader is at batch k, and starts prefetching in the background.
 func (p *blockPrefetcher) batchRead(k uint64) {
-	p.stream.Pass(k)
+	p.stream.Advance(k)
 	if p.mu.TryLock() { // a lock that is held means that another reader is prefetching
 		go func() {
 			defer p.mu.Unlock()

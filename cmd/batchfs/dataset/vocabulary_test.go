@@ -122,7 +122,7 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		for _, a := range d.Sequence.Batch().Arrays {
 			names = append(names, a.Name)
 		}
-		got := fmt.Sprint(d.Sequence.Stored(), " ", names)
+		got := fmt.Sprint(d.Sequence.StoredDType(), " ", names)
 		if ends := 2; len(names) > ends {
 			a := d.Sequence.Batch().Arrays[ends]
 			raw := make([]byte, 20)

@@ -14,7 +14,7 @@ import (
 func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {
-		from, to := d.Sequence.Needed(i)
+		from, to := d.Sequence.NeededElements(i)
 		for _, array := range arrays {
 			ranges = append(ranges, cache.ArrayRange{Array: array, From: from, To: to})
 		}
