@@ -15,9 +15,10 @@ import (
 )
 
 // An Array joins the elements of one or more files. An element is a token, or an array of numbers
-// of a fixed shape. Positions count elements from 0. It is safe for concurrent use.
+// of a fixed shape. Positions count elements from 0.
 //
-// An Array has no lock. Read and Release take the locks of its files, one at a time.
+// An Array is safe for concurrent use. It has no lock: Read and Release take the locks of its
+// files, one at a time.
 type Array struct {
 	numberBytes  int64
 	elementBytes int64
@@ -26,10 +27,10 @@ type Array struct {
 	extents      []array.Extent
 
 	documents *Documents // nil if not requested, or if no file has an index
-	unleased  string
+	unleased  string     // see Unleased
 
-	revalidated   []*blob.StoreBlob
-	revalidations atomic.Int64 // number of calls of RevalidateNext
+	revalidated   []*blob.StoreBlob // objects that RevalidateNext checks; nil unless followed
+	revalidations atomic.Int64      // number of objects checked
 }
 
 type shard struct {
@@ -38,7 +39,7 @@ type shard struct {
 	start  int64          // position of its first element
 	index  *documentIndex // nil if there is none
 
-	lastPass atomic.Int64 // last Pass that yielded it
+	lastPass atomic.Int64 // latest Pass in which BlobsOf yielded the shard
 }
 
 func (s *shard) end() int64 { return s.start + s.format.Count }
@@ -79,7 +80,7 @@ func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	}
 }
 
-// yieldBlobs reports whether all calls of yield returned true.
+// yieldBlobs yields the file and its index, if any, and reports whether yield always returned true.
 func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 	return yield(s.blob) && (s.index == nil || yield(s.index.blob))
 }
@@ -109,15 +110,15 @@ func (a *Array) Locate(pos int64) array.Location {
 	return array.Location{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// RevalidateNext revalidates one object of a followed array in the background, a different one in
-// each call. [blob.Blob.Check] then reports a change.
+// RevalidateNext checks in the background whether the store still has one object of a followed
+// array, the next one in each call. [blob.Blob.Check] then reports a change.
 func (a *Array) RevalidateNext() {
 	if n := int64(len(a.revalidated)); n > 0 {
 		go a.revalidated[a.revalidations.Add(1)%n].Revalidate()
 	}
 }
 
-// A Pass identifies a series of BlobsOf calls, of which later ones skip the files that earlier ones
+// A Pass identifies a series of calls of BlobsOf. Later calls skip the files that earlier ones
 // yielded. If passes overlap, a file may be yielded twice.
 type Pass int64
 
@@ -157,8 +158,8 @@ func (a *Array) shardNumber(pos int64) int {
 
 var rangeLists = sync.Pool{New: func() any { return new([]localfile.Range) }}
 
-// Read calls visit for each window, in any order, with its index in ws and its numbers as they lie
-// in the file, valid only during the call. Each window must lie within one Extent.
+// Read calls visit for each window, in any order, with the window's index in ws and its numbers as
+// they are in the file. raw is valid only during the call. Each window must lie within one Extent.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	list := rangeLists.Get().(*[]localfile.Range)
 	defer rangeLists.Put(list)

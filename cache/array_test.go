@@ -26,8 +26,8 @@ import (
 
 var must = require.NoError
 
-// tokenBytes returns n tokens. In these tests, the value of token i of an array is i, truncated to
-// the width of a token.
+// tokenBytes returns the n tokens from position from on. In these tests, the value of token i of an
+// array is i, truncated to the width of a token.
 func tokenBytes(from, n, width int) []byte {
 	raw := make([]byte, 0, n*width+4)
 	for i := range n {
@@ -364,8 +364,8 @@ func TestBlobsOfWindows(t *testing.T) {
 	}
 }
 
-// An array is cut at the nearest multiple of block bytes in a file, counting its header, or
-// boundary between files.
+// An array is cut at the nearest position that is a multiple of block bytes in a file, counting its
+// header, or a boundary between files.
 func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		writeFiles(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},

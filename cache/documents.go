@@ -63,12 +63,14 @@ type documentIndex struct {
 	ends   format.Ends
 	tokens int64
 
-	// positions in the shard; numbers of sequences if the index has sequences
+	// documentEnds holds positions in the shard, or numbers of sequences if the index has
+	// sequences.
 	documentEnds   sortedNumbers
 	sequenceStarts sortedNumbers // position of each sequence in the file, in bytes
 }
 
-// newDocumentIndex returns nil if a file has no index. A search reads block numbers at a time.
+// newDocumentIndex returns the index of a file, or nil if it has none. block is how many numbers a
+// search reads.
 func newDocumentIndex(f File, block int64, o Options) (*documentIndex, error) {
 	x := f.Index
 	if x == nil {
@@ -114,7 +116,7 @@ func (x *documentIndex) documentAt(token int64) (document int64, ends []int64, e
 
 // read sets ends to the ends of documents first, first+1, ... of the shard.
 func (x *documentIndex) read(first int64, ends []int64) error {
-	before := min(first, 1) // checkRising also needs the end before
+	before := min(first, 1) // one earlier end, if any, with which checkRising compares
 	all := make([]int64, before+int64(len(ends)))
 	if err := x.documentEnds.read(x.blob, first-before, all); err != nil {
 		return err
@@ -175,12 +177,11 @@ func unpack(numbers []int64, raw []byte) {
 type sortedNumbers struct {
 	offset, count int64
 	perBlock      int64
-	// last number of each block, plus one; 0 if not read yet
-	last []atomic.Int64
+	last          []atomic.Int64 // last number of each block, plus one; 0 if not read yet
 }
 
-// maxBlocks limits the last numbers that all indexes of an array keep in memory, to a mebibyte.
-// minBlock numbers fill a page.
+// maxBlocks limits how many last numbers all indexes of an array keep in memory, which take a
+// mebibyte. minBlock is how many numbers fill a page.
 const (
 	maxBlocks = 1 << 17
 	minBlock  = 512
@@ -237,15 +238,14 @@ func (n *sortedNumbers) upperBound(file blob.Blob, v int64) (i int64, above []in
 	return i, above, err
 }
 
-// A Documents finds where the documents of an array end; none spans two files. It keeps at most a
-// mebibyte of the indexes in memory. It is safe for concurrent use.
+// A Documents finds where the documents of an array end. No document spans two files. At most a
+// mebibyte of the indexes stays in memory. A Documents is safe for concurrent use.
 type Documents struct {
 	array *Array
-	// number of the first document of each file, followed by the total number of documents
-	first []int64
+	first []int64 // number of the first document of each file, then the total number
 
-	// ends read while searching for document n, at index n modulo 64: callers usually ask for them
-	// next
+	// recent holds, at index n modulo 64, the ends that were read while searching for document n.
+	// Callers usually ask for them next.
 	recent [64]atomic.Pointer[recentEnds]
 }
 
@@ -266,7 +266,8 @@ func newDocuments(a *Array) *Documents {
 	return d
 }
 
-// Documents returns nil if Options did not request documents, or no file has an index of them.
+// Documents returns the documents of the array, or nil if Options did not request them or no file
+// has an index of them.
 func (a *Array) Documents() *Documents { return a.documents }
 
 // Count returns the number of documents.

@@ -139,7 +139,7 @@ func TestDocumentsWithoutIndex(t *testing.T) {
 	}
 }
 
-// An index that does not match its file is refused when it is opened, or when the wrong part is
+// An index that does not match its file is rejected when it is opened, or when the wrong part is
 // read.
 func TestWrongIndex(t *testing.T) {
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}

@@ -26,10 +26,10 @@ func NewFingerprint(files int) *Fingerprint {
 	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))}
 }
 
-// String returns 32 hexadecimal digits, the first half of the SHA-256 of, for each file, its base
-// name and a zero byte, its size as a little-endian uint64, and n blocks of 4096 bytes of its
-// content, where n = max(2, 64 div files). Block i begins at byte floor((size-4096)*i/(n-1)). A
-// file no larger than n blocks is hashed as a whole.
+// String returns the first half of a SHA-256 in 32 hexadecimal digits. For each file, the hash
+// covers its base name and a zero byte, its size as a little-endian uint64, and n blocks of 4096
+// bytes of its content, where n = max(2, 64 div the number of files). Block i begins at byte
+// floor((size-4096)*i/(n-1)). A file no larger than n blocks is hashed as a whole.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
 // add adds a file, and calls visit with each sampled block.

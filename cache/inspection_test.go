@@ -23,11 +23,11 @@ func randomNumbers(n, width, most int) []byte {
 	return raw
 }
 
-// Open refuses a file that certainly does not hold tokens, with a diagnosis and a fix. If the dtype
-// is not a guess, it refuses only files that begin like another format.
+// Open rejects a file that certainly does not hold tokens, with a diagnosis and a fix. If the dtype
+// is not a guess, it rejects only files that begin like another format.
 func TestOpenInspectsTheContent(t *testing.T) {
 	after := func(first string) []byte { return append([]byte(first), randomNumbers(5000, 2, 50_000)...) }
-	const wide = `say token_dtype = "uint32"; if these are uint16 tokens, say token_dtype = "uint16"`
+	const wide = `set token_dtype = "uint32"; if these are uint16 tokens, set token_dtype = "uint16"`
 	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
 	for name, test := range map[string]struct {
 		raw     []byte
@@ -45,7 +45,7 @@ func TestOpenInspectsTheContent(t *testing.T) {
 		"uint32 of GPT-2":       {randomNumbers(40_000, 4, 50_257), "every second uint16 is at most 0, as in a file of uint32 tokens: " + wide, true},
 		"uint32 of Llama 3":     {randomNumbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
 		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
-		"int64":                 {randomNumbers(40_000, 8, 50_257), `as in a file of int64 tokens: say token_dtype = "int64"; if`, true},
+		"int64":                 {randomNumbers(40_000, 8, 50_257), `as in a file of int64 tokens: set token_dtype = "int64"; if`, true},
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
 		"npy":                   {after("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
 		"llm.c":                 {after(llmcHeader(20240520, 1)), "is cut off: its shape is", false},

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A token file is refused if a process has it open for writing, or has only a writable mapping of
+// A token file is rejected if a process has it open for writing, or has only a writable mapping of
 // it.
 func TestUnwritten(t *testing.T) {
 	for _, test := range []struct {

@@ -17,43 +17,41 @@ import (
 
 // Options describe an array and say how to read it.
 type Options struct {
-	DType array.DType // dtype of the numbers, which are little-endian; "" if only the files say it
-	// shape of an element; nil for tokens, or if only the files say it
-	Axes   []int
-	Format string // one of format.Names; "" means format.Auto
-	Tensor string // tensor to serve, if files have several
-	Join   bool   // whether windows may cross from one file into the next
+	DType     array.DType // dtype of the little-endian numbers; "" if only the files say it
+	Axes      []int       // shape of an element; nil for tokens, or if only the files say it
+	VocabSize int64       // upper bound of tokens, exclusive; 0 if unknown; ignored with axes
+	Format    string      // one of format.Names; "" means format.Auto
+	Tensor    string      // tensor to serve, if files have several
+	Join      bool        // whether windows may cross from one file into the next
+
 	Access localfile.Access
-	// whether each read drops the pages that it used from the page cache; ignored with
-	// localfile.Map
+	// DropPageCache makes each read drop the pages that it used from the page cache. With
+	// localfile.Map, it is ignored.
 	DropPageCache bool
-	// all tokens are below it; 0 if unknown; ignored if elements have axes
-	VocabSize int64
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no
 	// documents.
 	Documents string
 
-	// name of an array aligned with the main one; empty for the main array
-	AlignedArray string
+	AlignedArray string // name of an array aligned with the main one; empty for the main array
 
-	// GuessedDType means that DType is only a guess. Open then refuses files that look like text or
+	// GuessedDType means that DType is only a guess. Open then rejects files that look like text or
 	// like another dtype.
 	GuessedDType bool
 
-	Remote *blob.Remote
-	Follow bool
+	Remote *blob.Remote // opens objects in a store
+	Follow bool         // whether RevalidateNext checks the objects
 
-	// Open adds each file to Fingerprint, if it is not nil.
+	// Fingerprint, if not nil, is the hash to which Open adds each file.
 	Fingerprint *Fingerprint
 
-	// CheckNoWriters makes Open refuse files that are open for writing: see [blob.CheckNoWriters].
+	// CheckNoWriters makes Open reject files that are open for writing: see [blob.CheckNoWriters].
 	CheckNoWriters bool
 
-	// Open calls Opened, if not nil, after each file. Calls may be concurrent.
+	// Opened, if not nil, is called after each file that is opened. Calls may be concurrent.
 	Opened func()
 
-	// Previous, if not nil, is the array of the same files before they changed. Open then refuses a
+	// Previous, if not nil, is the array of the same files before they changed. Open then rejects a
 	// file that is being overwritten.
 	Previous *Array
 }
@@ -72,12 +70,13 @@ type File struct {
 	Format   format.Format
 	Index    *Index // nil if not requested, or missing
 
-	// path of the file or its index, if its writers could not be determined; not part of a manifest
+	// unleased is the path of the file or its index if its writers could not be determined. It is
+	// not part of a manifest.
 	unleased string
 }
 
-// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time. A store
-// takes long to answer.
+// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time, because
+// a store takes long to answer.
 const maxParallelOpens = 32
 
 // Open opens files as one array, in the order of paths. It returns an error if a file cannot be
@@ -179,8 +178,8 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	return file, err
 }
 
-// checkWriters refuses a file that is open for writing, if Options.CheckNoWriters is set. path
-// names f or its index.
+// checkWriters returns an error if the file is open for writing and Options.CheckNoWriters is set.
+// path names f or its index.
 func (f *File) checkWriters(path string, content blob.Content, o Options) error {
 	if !o.CheckNoWriters {
 		return nil

@@ -43,9 +43,9 @@ func NewWorkingSet(name string, ranges []ArrayRange) *WorkingSet {
 }
 
 // Fetch fetches each cache block of the working set into the cache directory once: first those of
-// windows, in the order in which windows visits them until visit returns false, and then the rest.
-// It calls progress with the size of each block in bytes, one call at a time. The error is that of
-// [blocks.CachedObject.Persist], or the cause of ctx.
+// the windows that the function windows visits, in that order, and then the rest. windows must
+// return once visit returns false. Fetch calls progress with the size of each block in bytes, one
+// call at a time. The error is that of [blocks.CachedObject.Persist], or the cause of ctx.
 func (set *WorkingSet) Fetch(ctx context.Context, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	set.BeginFill()
 	ctx, stop := context.WithCancelCause(ctx)

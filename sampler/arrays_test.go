@@ -339,7 +339,7 @@ func TestNewRejectsArraysThatNoFileHolds(t *testing.T) {
 		main, aligned SourceArray
 		want          string
 	}{
-		{newNumbered(array.Float64, 0, 1, 1<<20, 1<<20), nil, "a batch of 16777216 rows would be larger than 4611686018427387904 bytes, which no file is; set batch_size to fewer"},
+		{newNumbered(array.Float64, 0, 1, 1<<20, 1<<20), nil, "a batch of 16777216 rows would be larger than 4611686018427387904 bytes, too large for a file; reduce batch_size"},
 		{newNumbered(array.Uint8, 0, 1), newNumbered(array.Float64, 0, 1, 1<<40), "larger than"},
 		{newNumbered(array.Uint8, 0, 1, many...), newNumbered(array.Uint8, 0, 1, many...), ""},
 		{newNumbered(array.Uint8, 0, 1, append(many, 1)...), nil, "array: elements with 30 axes; at most 29 can be served"},

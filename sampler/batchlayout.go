@@ -13,7 +13,7 @@ type batchArray struct {
 	dtype       array.DType
 	derived     derivation
 	column      int   // number of the copied array in the source; 0: main
-	firstNumber int   // index in the source's row
+	firstNumber int   // index of its first number in the source's row
 	shape       []int // shape of a row
 	masked      bool  // whether y is maskedTarget where a document begins
 	padding     int64
@@ -32,7 +32,7 @@ const (
 	derivedCuSeqlens            // 0, the end of each document in x, then T until the row is full
 	derivedPositions            // index in the document's part of the row
 	derivedLengths              // tokens in x; the rest is padding
-	derivedSource
+	derivedSource               // number of the source
 )
 
 // maskedTarget is the target that PyTorch's cross entropy ignores by default.
@@ -46,7 +46,7 @@ type batchLayout struct {
 	hasDerived bool // whether putDerived has numbers to write
 }
 
-// A sourceColumn is an array of a source; all sources of a mixture have the same columns.
+// A sourceColumn describes an array of a source. All sources of a mixture have the same columns.
 type sourceColumn struct {
 	dtype          array.DType // dtype in the files
 	numberBytes    int
@@ -65,7 +65,8 @@ func columnOf(a SourceArray) sourceColumn {
 	return sourceColumn{a.DType(), a.DType().Size(), n}
 }
 
-// newBatchLayout takes the arrays of any source, because all have the same dtypes and shapes.
+// newBatchLayout lays out a batch with the arrays of any source: all sources have the same dtypes
+// and shapes.
 func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout, error) {
 	var l batchLayout
 	for _, a := range arrays {
@@ -150,7 +151,7 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 		arrays = append(arrays, array.Descriptor{Name: a.name, DType: a.dtype, Shape: slices.Insert(slices.Clone(a.shape), 0, rows)})
 	}
 	if bytes > maxBytes {
-		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))
+		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, too large for a file; reduce batch_size", rows, int64(maxBytes))
 	}
 	l.batch = array.NewBatch(mainArrays, arrays...)
 	for i, a := range l.batch.Arrays {

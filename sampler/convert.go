@@ -12,7 +12,7 @@ import (
 // number that this dtype cannot hold, or -1.
 type converter func(dst, raw []byte) (bad int)
 
-// newConverter takes two integer dtypes, or any dtype twice.
+// newConverter returns the converter between two integer dtypes, or from any dtype to itself.
 func newConverter(to, from array.DType) converter {
 	if to.Size() != from.Size() {
 		return converters[to][from]
@@ -52,11 +52,11 @@ func convertersTo[D integer]() map[array.DType]converter {
 	}
 }
 
-// convert takes eight numbers at a time. A loop over single ones is so short that it takes twice as
-// long if it happens to cross a cache line.
+// convert is a converter. It takes eight numbers at a time, because a loop over single ones is so
+// short that it takes twice as long if it happens to cross a cache line.
 func convert[D, S integer](dst, raw []byte) (bad int) {
 	from, to, changed := viewAs[S](raw), viewAs[D](dst), uint64(0)
-	for len(from) >= 8 && len(to) >= 8 { // both conditions, to spare bounds checks
+	for len(from) >= 8 && len(to) >= 8 { // both conditions, to avoid bounds checks
 		a, b, c, d := from[0], from[1], from[2], from[3]
 		changed |= convertNumber(&to[0], a) | convertNumber(&to[1], b) | convertNumber(&to[2], c) | convertNumber(&to[3], d)
 		a, b, c, d = from[4], from[5], from[6], from[7]

@@ -15,7 +15,7 @@ import (
 type Segment struct {
 	Start    int64 // position in the source of the first token
 	Len      int   // tokens
-	At       int   // index in the row of the first token
+	At       int   // where it begins in the row, in tokens
 	Document int64 // number in the source; -1: unknown
 }
 
@@ -35,8 +35,8 @@ type documentRows struct {
 const groupDocuments = 4096
 
 // cut cuts a document of n tokens into full segments of T+1 tokens that begin T apart, and a
-// shorter rest. A rest of one token is dropped unless it is the whole document, because the segment
-// before it ends with that token.
+// shorter remainder. A remainder of one token is dropped unless it is the whole document, because
+// the segment before it ends with that token. With DocumentFirst, cut keeps only the first segment.
 func (w windowSpec) cut(n int64) (full int64, remainder int32) {
 	if n <= w.step {
 		return 0, int32(n)
@@ -51,7 +51,7 @@ func (w windowSpec) cut(n int64) (full int64, remainder int32) {
 	return full, remainder
 }
 
-// A rowGroup is immutable once it is cached.
+// A rowGroup is the layout of the rows of a group. It is immutable once it is cached.
 type rowGroup struct {
 	rowRuns  []rowRun // sorted by row, with a sentinel at the end
 	segments []groupSegment
@@ -60,12 +60,12 @@ type rowGroup struct {
 // A rowRun is one row, or several full rows of one document that start T tokens apart.
 type rowRun struct {
 	row          int64 // first row's number in the group
-	firstSegment int32
+	firstSegment int32 // index in rowGroup.segments
 }
 
 type groupSegment struct {
-	start    int64
-	len      int32
+	start    int64 // position in the source
+	len      int32 // tokens
 	document int32 // number in the group
 }
 

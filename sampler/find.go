@@ -87,8 +87,9 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// hostSourceAt returns source i as seen by the ranks that may read the element at pos, and their
-// number and host. With ShuffleBlock, these are the ranks of one host, otherwise all.
+// hostSourceAt returns source i under the settings of the ranks that may read the element at pos,
+// the number of these ranks, and their host. With ShuffleBlock, they are the ranks of one host,
+// otherwise all.
 func (q *Sequence) hostSourceAt(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
 	hosts := q.World / ranks

@@ -50,7 +50,8 @@ func TestGolden(t *testing.T) {
 
 // A goldenCase is settings, as in config.toml, and some batches under them.
 type goldenCase struct {
-	// Elements in each file. Across all files, number i is i, truncated to the dtype.
+	// Files has the number of elements in each file. Across all files, number i is i, truncated to
+	// the dtype.
 	Files        []int          `json:"files,omitempty"`
 	Sources      []goldenSource `json:"sources,omitempty"` // replaces Files
 	Join         bool           `json:"join"`

@@ -14,6 +14,7 @@ type hostShare struct {
 	runLen         int64 // windows in a run; 0: shuffle all at once
 }
 
+// wholeShare returns the share that has all windows. For rows of documents, a run is about a group.
 func (s *starts) wholeShare() hostShare {
 	share := hostShare{starts: s, windows: s.disjointCount}
 	if groups := int64(len(s.groupSums())); groups > 0 {
@@ -22,6 +23,7 @@ func (s *starts) wholeShare() hostShare {
 	return share
 }
 
+// newHostShare returns the share that one of hosts has of a, with runs of runBytes bytes.
 func newHostShare(s *starts, a SourceArray, runBytes int64, host, hosts int) hostShare {
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
@@ -37,7 +39,7 @@ func newHostShare(s *starts, a SourceArray, runBytes int64, host, hosts int) hos
 	return share
 }
 
-// cutAt returns the cut before a host, as close as possible to element floor(host*n/hosts).
+// cutAt returns the cut before a host, as close as possible to element floor(host*a.Len()/hosts).
 func cutAt(a SourceArray, runBytes int64, host, hosts int) (end, begin int64) {
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))

@@ -14,8 +14,8 @@ import (
 // maxPeriod limits the period D, in rows, so that a mixture takes at most 12 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to a source, with period D. Of the first n rows, a source with quota a
-// (its rows in a period) has n*a/D to within one. A mixture is immutable.
+// A mixture assigns each row to a source, with period D. A source with quota a (its rows in a
+// period) has n*a/D of the first n rows, give or take less than one. A mixture is immutable.
 type mixture struct {
 	pattern      []pick     // one per row of a period
 	rowsBySource [][]uint32 // rows of each source in a period
@@ -58,7 +58,7 @@ func (m *mixture) before(source int, n uint64) uint64 {
 
 // apportion divides the weights by their sum, brings them to their least common denominator D, and
 // returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
-// by largest remainders. A weight counts as its shortest decimal form: 0.7 is 7/10.
+// by largest remainders. It reads a weight as its shortest decimal form: 0.7 is 7/10.
 func apportion(weights []float64) ([]int, error) {
 	if len(weights) == 0 {
 		return nil, errors.New("a mixture needs at least one source")

@@ -28,6 +28,7 @@ func seedState(seed uint32) *mtState {
 	return x
 }
 
+// generate computes all words of x after the first mtWords.
 func generate(x []uint32) {
 	for i := range x[mtWords:] {
 		y := x[i]&mtUpper | x[i+1]&^mtUpper

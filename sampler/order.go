@@ -34,8 +34,8 @@ func (sequential) permute(_, row uint64) uint64 { return row }
 
 func (sequential) inverse(_, window uint64) uint64 { return window }
 
-// random draws starts uniformly: row s from the first word of Philox4x64-10 at counter (s, 0, 0, 0)
-// that Lemire's method accepts ("Fast Random Integer Generation in an Interval", 2019). If it
+// A random draws starts uniformly: row s from the first word of Philox4x64-10 at counter (s, 0, 0,
+// 0) that Lemire's method accepts ("Fast Random Integer Generation in an Interval", 2019). If it
 // rejects all four, those at (s, 1, 0, 0) follow, and so on.
 type random struct {
 	starts *starts

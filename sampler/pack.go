@@ -11,7 +11,7 @@ type packer struct {
 	segmentsByLength stacks // key: rowLen minus length, so the longest come first
 	rowsByRoom       stacks
 	rowOf            []int32 // row of each segment, numbered as rows are begun
-	segmentCounts    []int32
+	segmentCounts    []int32 // segments in each row
 }
 
 func newPacker(rowLen int) *packer {
@@ -49,12 +49,12 @@ func (p *packer) pack(lengths []int32) {
 	}
 }
 
-// stacks are stacks of items, one for each small integer key.
+// stacks holds a stack of items for each small integer key.
 type stacks struct {
 	top       []int32  // top item of each stack, plus one; 0: none
 	below     []int32  // item below each item, plus one; 0: none
 	usedKeys  []uint64 // bit set of keys that have items
-	usedWords []uint64 // bit set of the nonzero words of used
+	usedWords []uint64 // bit set of the nonzero words of usedKeys
 }
 
 func newStacks(keys int) stacks {
@@ -68,7 +68,7 @@ func (s *stacks) put(key int, item int32) {
 	s.usedWords[key>>12] |= 1 << (key >> 6 & 63)
 }
 
-// take removes the top item of a stack that has one.
+// take removes and returns the top item of a stack, which must have one.
 func (s *stacks) take(key int) int32 {
 	item := s.top[key] - 1
 	if s.top[key] = s.below[item]; s.top[key] == 0 {

@@ -10,7 +10,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// A readJob is one call of Read. It plans windows for many rows, and then fetches them array by
+// A readJob is one call of Read. It plans windows for many rows, and then reads them array by
 // array.
 type readJob struct {
 	sequence        *Sequence
@@ -33,7 +33,7 @@ var readJobs = sync.Pool{New: func() any {
 	return job
 }}
 
-// An arrayPlan is the windows to fetch of one array. windows[i] is for rows[i].
+// An arrayPlan lists the windows to read from one array. windows[i] belongs to rows[i].
 type arrayPlan struct {
 	windows []array.Window
 	rows    []plannedRow
@@ -136,7 +136,7 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 	return true
 }
 
-// fetch reads the planned windows. After an error, the job must not be used again.
+// readPlanned reads the planned windows. After an error, the job must not be used again.
 func (job *readJob) readPlanned() error {
 	q, columns := job.sequence, len(job.sequence.layout.columns)
 	for i := range job.plans {
@@ -154,8 +154,8 @@ func (job *readJob) readPlanned() error {
 	return nil
 }
 
-// planBatch plans the rows of batch k, which begins at offset base of dst. It fetches whenever
-// maxPlanned segments are planned.
+// planBatch plans the rows of batch k, which begins at offset base of dst. It calls readPlanned
+// whenever maxPlanned segments are planned.
 func (job *readJob) planBatch(k uint64, base int) error {
 	job.plannedRows = job.plannedRows[:0]
 	for i := range job.sequence.layout.arrays {
@@ -179,6 +179,7 @@ func (job *readJob) planBatch(k uint64, base int) error {
 	return nil
 }
 
+// planRow plans the windows of row r.j of batch k, and writes its derived numbers.
 func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	q := job.sequence
 	source, start := q.Start(k, r.j)
@@ -293,7 +294,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 }
 
 // bufferFor returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly
-// outside dst. Call copyOut afterwards.
+// outside dst. The caller must call copyOut afterwards.
 func (job *readJob) bufferFor(p rowPart) []byte {
 	offset, n := p.offset+p.from*p.numberBytes, (p.to-p.from)*p.numberBytes
 	if offset >= 0 && offset+n <= len(job.dst) {
@@ -319,6 +320,8 @@ func (job *readJob) mask(p rowPart, ends []int) {
 	}
 }
 
+// putDocumentMarks writes a part of cu_seqlens or positions. ends are the ends of documents in the
+// row.
 func (job *readJob) putDocumentMarks(p rowPart, ends []int) {
 	t := job.sequence.BlockSize
 	from, to := p.from, p.to

@@ -59,7 +59,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 
 func checkSameArrays(a, b Source, s Settings) error {
 	if len(a.Aligned) != len(s.Arrays) || len(b.Aligned) != len(s.Arrays) {
-		return fmt.Errorf("sources have %d and %d arrays beside the tokens, but the settings name %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
+		return fmt.Errorf("sources have %d and %d aligned arrays, but the settings name %d", len(a.Aligned), len(b.Aligned), len(s.Arrays))
 	}
 	for i, x := range a.arrays() {
 		y := b.arrays()[i]
@@ -127,7 +127,7 @@ func (s *Settings) check(sources []boundSource) error {
 	tokens := s.Layout != Elements
 	switch {
 	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
-		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Extents()[0].Name, describe(main))
+		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\"", main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; set layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
@@ -135,7 +135,7 @@ func (s *Settings) check(sources []boundSource) error {
 	case !tokens && (s.Documents || s.hasDocumentRows()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
 	case s.needsEnds() && s.Ends == EndsByToken && !canHold(main.DType(), s.EOT):
-		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Extents()[0].Name, main.DType(), s.EOT)
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, s.EOT):
@@ -205,7 +205,7 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// firstGroupRow returns the number of batch k's first row in its epoch group.
+// firstGroupRow returns the number of batch k's first row among the rows of its epoch group.
 func (q *Sequence) firstGroupRow(k uint64) uint64 {
 	ranks, host := q.epochGroup()
 	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)
@@ -235,8 +235,8 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	return source, list, err
 }
 
-// Groups returns, for each source, the number of rows up to the end of each group of documents. It
-// is nil for rows of Windows. The caller must not change it.
+// Groups returns, for each source, the number of rows up to the end of each group of documents, or
+// nil for rows of Windows. The caller must not change it.
 func (q *Sequence) Groups() (list [][]int64) {
 	for _, s := range q.sources {
 		list = append(list, s.starts.groupSums())

@@ -7,9 +7,9 @@ const MaxBatches = array.MaxBatches
 
 // Limits of Settings, which keep row numbers and sizes of batches within 64 bits.
 const (
-	MaxRows      = 1 << 24 // BatchSize * World
+	MaxRows      = 1 << 24 // limit on BatchSize * World
 	MaxBlockSize = 1 << 31
-	MaxHosts     = 1 << 16 // World / LocalWorld, with ShuffleBlock: New measures every host's share
+	MaxHosts     = 1 << 16 // limit on World / LocalWorld: New measures every host's share
 )
 
 // MaxAxes limits the axes of an element, because NumPy before 2.0 supports arrays of at most 32
@@ -40,15 +40,15 @@ type Settings struct {
 	Weights     []float64      // one per source, each above 0; nil for a single source
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        Rows           // contents of a row; "" is Windows
-	Ends        Ends           // how ends of documents are known
+	Ends        Ends           // how document ends are found
 	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
 	MaskTargets bool           // whether y is -100 in padding and where documents begin
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }
 
-// epochGroup returns how many ranks share an epoch, all or those of one host, and the number of
-// this rank's host.
+// epochGroup returns the number of ranks that share an epoch, and the number of their host. Without
+// ShuffleBlock, all ranks share one, and host is 0.
 func (s *Settings) epochGroup() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0
@@ -102,7 +102,7 @@ func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
 // segment.
 const MaxPacked = 1 << 20
 
-// Ends says how the ends of documents are known.
+// Ends selects how document ends are found.
 type Ends string
 
 const (
@@ -119,7 +119,7 @@ type Order string
 const (
 	Random     Order = "random"     // uniform over all starts
 	Shuffle    Order = "shuffle"    // the disjoint windows, in a new order each epoch
-	Sequential Order = "sequential" // the disjoint windows in order, again and again
+	Sequential Order = "sequential" // the disjoint windows in order, the same each epoch
 	Torch      Order = "torch"      // the starts of nanoGPT's get_batch in PyTorch 2.7 and later
 	Torch26    Order = "torch-2.6"  // the same in PyTorch 2.6 and earlier
 )

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// shuffle permutes all windows at once.
+// A shuffle permutes all windows at once.
 type shuffle struct{ feistel }
 
 func (s *shuffle) permute(epoch, row uint64) uint64 { return s.apply(epoch, 0, row) }
@@ -31,8 +31,8 @@ type streamKeys struct {
 	words         [12]uint64 // keys of the rounds, the coin toss and runShuffle.offset
 }
 
-// All R! orders of a small R must be equally likely. With 10 rounds, halves of 4 bits show no bias.
-// Halves of 1 bit remain biased even after 24 rounds, so a number has at least 8 bits.
+// For a small R, all R! orders must be equally likely. With 10 rounds, halves of 4 bits show no
+// bias. Halves of 1 bit remain biased even after 24 rounds, so a number has at least 8 bits.
 const (
 	rounds  = 10
 	minBits = 8
@@ -63,6 +63,7 @@ func (f *feistel) apply(epoch, stream, i uint64) uint64 {
 	}
 }
 
+// invert is the inverse of apply.
 func (f *feistel) invert(epoch, stream, i uint64) uint64 {
 	k := f.keys(epoch, stream)
 	for {

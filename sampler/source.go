@@ -33,7 +33,7 @@ type SourceArray interface {
 	Locate(pos int64) array.Location
 }
 
-// Documents knows where the documents of a source end. It must be safe for concurrent use.
+// Documents locates the documents of a source. It must be safe for concurrent use.
 type Documents interface {
 	// Count returns the number of documents. They hold all elements, and none is empty.
 	Count() int64
@@ -81,7 +81,7 @@ func newBoundSource(from Source, s Settings) (boundSource, error) {
 		}
 		for i := range a {
 			if a[i].Len != b[i].Len {
-				return boundSource{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens needs one for each token",
+				return boundSource{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an aligned array needs one element for each token",
 					b[i].Name, b[i].Len, a[i].Len, a[i].Name)
 			}
 		}
@@ -93,6 +93,7 @@ func newBoundSource(from Source, s Settings) (boundSource, error) {
 	return boundSource{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
+// bind returns source i under settings.
 func (s boundSource) bind(settings Settings, i int) (_ boundSource, err error) {
 	if s.starts, err = s.cache.get(settings.newWindowSpec()); err != nil {
 		return s, err
@@ -113,8 +114,8 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 	hosts := settings.World / settings.LocalWorld
 	share := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
 	if share.windows == 0 {
-		return share, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
-			"or world to fewer ranks", s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
+		return share, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; reduce shuffle_block or world",
+			s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
 	}
 	return share, nil
 }

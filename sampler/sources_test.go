@@ -38,7 +38,7 @@ func totalLen(sources []Source) (n int64) {
 	return n
 }
 
-// globalPosition counts the start of row j of batch k in the tokens of all sources.
+// globalPosition returns where row j of batch k begins in the tokens of all sources.
 func globalPosition(sources []Source, q *Sequence, k uint64, j int) int64 {
 	source, start := q.Start(k, j)
 	return totalLen(sources[:source]) + start

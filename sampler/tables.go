@@ -17,7 +17,7 @@ type Tables struct {
 
 type table struct {
 	bytes int64
-	drop  func() // lets the table be collected
+	drop  func() // clears the pointer to the table
 }
 
 // tableOverhead is about the size of a table besides its values, in bytes.
@@ -37,8 +37,8 @@ func (t *Tables) Bytes() int64 {
 	return t.bytes
 }
 
-// cacheTable stores a value of so many bytes in p, and clears p when t evicts the value. It keeps a
-// value that another goroutine has stored meanwhile: values are computed without a lock.
+// cacheTable stores a value of the given size in p, and clears p when t evicts the value. It keeps
+// a value that another goroutine has stored meanwhile: values are computed without a lock.
 func cacheTable[T any](t *Tables, p *atomic.Pointer[T], value *T, bytes int64) {
 	if !p.CompareAndSwap(nil, value) {
 		return

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// torch draws the starts of nanoGPT's get_batch, bit for bit: torch.manual_seed(seed + rank), then
-// torch.randint(N-T, (B,)) on the CPU for each batch. Torch26 differs if 2^28 <= N-T < 2^32. States
-// are immutable.
+// A torch draws the starts of nanoGPT's get_batch, bit for bit: torch.manual_seed(seed + rank),
+// then torch.randint(N-T, (B,)) on the CPU for each batch. Torch26 differs if 2^28 <= N-T < 2^32.
+// States are immutable.
 type torch struct {
 	starts              *starts
 	rankRows, worldRows uint64   // rows in a batch of this rank, and of all ranks

@@ -16,7 +16,8 @@ type vocabulary struct {
 	addend      uint64 // see hasInvalid
 }
 
-// newVocabulary accepts every token if size is 0 or larger than any token.
+// newVocabulary returns the vocabulary of tokens below size. If size is 0 or larger than any token,
+// every token is valid.
 func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	bits := 8 * dtype.Size()
 	v.tokenSearcher = tokensBySize[dtype.Size()]
@@ -66,8 +67,8 @@ type tokenSearcher interface {
 	// notBelow returns the index of the first token that is not below size, or -1.
 	notBelow(size uint64, raw []byte) int
 
-	// appendEnds appends the index in the row after each token that is eot. raw begins at index
-	// first of the row.
+	// appendEnds appends, for each token equal to eot, 1 + its index in the row. raw begins at
+	// index first of the row.
 	appendEnds(ends []int, raw []byte, eot uint64, first int) []int
 }
 

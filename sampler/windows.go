@@ -35,7 +35,8 @@ type rowContent interface {
 	// segments appends the segments of a row to list, in order.
 	segments(list []Segment, start int64) ([]Segment, error)
 
-	// ends appends the index after the last token of each document in a row to list.
+	// ends appends to list, for each document in a row, 1 + the index of its last token there. The
+	// end of the whole row may be missing.
 	ends(list []int, row []Segment) ([]int, error)
 
 	// rowsHolding returns the rows that hold the element at pos.

@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// A DType is the type of a number, by its NumPy name. Methods other than Known panic if it is not
-// one of DTypes.
+// A DType is the type of a number, by its NumPy name. Methods other than Known and IsSigned panic
+// if it is not one of DTypes.
 type DType string
 
 const (
@@ -74,15 +74,15 @@ func find(matches func(dtypeInfo) bool) DType {
 	return ""
 }
 
-// FromNumPy returns the dtype for the descr of a .npy header, or "". A single byte may have any
-// byte order.
+// FromNumPy returns the dtype for the descr of a .npy header, or "". It ignores the byte order of
+// single bytes.
 func FromNumPy(descr string) DType {
 	return find(func(i dtypeInfo) bool {
 		return i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:]
 	})
 }
 
-// FromSafetensors returns the dtype by its name in a safetensors header, or "".
+// FromSafetensors returns the dtype for a name in a safetensors header, or "".
 func FromSafetensors(name string) DType {
 	return find(func(i dtypeInfo) bool { return i.safetensors == name })
 }
@@ -118,7 +118,7 @@ func (d DType) Values() int64 {
 // IsSigned reports whether d is a signed integer.
 func (d DType) IsSigned() bool { return strings.HasPrefix(string(d), "int") }
 
-// Text returns a number in decimal. bits are the bits of the number, with zeros above them.
+// Text returns an integer in decimal. bits are its bits, with zeros above them.
 func (d DType) Text(bits uint64) string {
 	if shift := 64 - 8*d.Size(); d.IsSigned() {
 		return strconv.FormatInt(int64(bits<<shift)>>shift, 10)
@@ -147,7 +147,7 @@ type Descriptor struct {
 	Offset int64 // position in the batch, in bytes
 }
 
-// Bytes returns the size of the array.
+// Bytes returns the size of the array in bytes.
 func (a Descriptor) Bytes() int64 {
 	n := int64(a.DType.Size())
 	for _, d := range a.Shape {
@@ -164,7 +164,7 @@ const MaxBatches = 1 << 40
 
 // A Batch describes arrays that lie one after the other in memory. The first Main of them, at least
 // one, have the same dtype and shape, and together form the larger array that raw and .npy files
-// expose: see Stack. NewBatch creates a Batch, which does not change.
+// expose: see Stack. A Batch that NewBatch has returned does not change.
 type Batch struct {
 	Arrays []Descriptor
 	Main   int
@@ -187,10 +187,10 @@ func NewBatch(main int, arrays ...Descriptor) Batch {
 	return b
 }
 
-// Bytes returns the size of all arrays.
+// Bytes returns the size of all arrays in bytes.
 func (b Batch) Bytes() int64 { return b.bytes }
 
-// MainBytes returns the size of the main arrays.
+// MainBytes returns the size of the main arrays in bytes.
 func (b Batch) MainBytes() int64 { return b.mainBytes }
 
 // RowBytes returns the size of a row of array i, an element along its first axis, in bytes.

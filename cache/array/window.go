@@ -2,8 +2,8 @@ package array
 
 import "fmt"
 
-// A Window is Len numbers, beginning with number Start. If each element has n numbers, the element
-// at position i is the numbers from i*n to i*n+n-1.
+// A Window is the numbers [Start, Start+Len) of an array. The element at position i consists of the
+// n numbers from i*n on, if each element has n.
 type Window struct {
 	Start int64
 	Len   int
@@ -32,5 +32,5 @@ type VocabularyError struct {
 
 func (e *VocabularyError) Error() string {
 	return fmt.Sprintf("%s: token %d is %s, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
-		"(or a vocab.json beside the files of the split) right?", e.Path, e.Index, e.Token, e.Size)
+		"(or a vocab.json next to the files of the split) right?", e.Path, e.Index, e.Token, e.Size)
 }

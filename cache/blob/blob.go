@@ -24,7 +24,7 @@ type Blob interface {
 	// Read calls visit for each range, in any order, with its Index and its bytes, which are valid
 	// only during the call. If visit returns an error, Read stops and returns it, or a ChangedError
 	// if the blob changed. A range is visited again if its bytes turn out to be wrong. The ranges
-	// must lie within the blob. Read may change them, but does not keep them.
+	// must lie within the blob. Read may change ranges, but does not keep the slice.
 	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
 
 	// Check compares the blob with its Stamp, usually without reading it.

@@ -33,7 +33,8 @@ func (r *Remote) openObject(name string) (stamp localfile.Stamp, _ Content, err 
 type objectContent struct {
 	client *store.Client
 	object store.Object
-	// fetches the first headBytes bytes once, because formats read them repeatedly
+	// head returns the first headBytes bytes, and fetches them only once, because formats read them
+	// repeatedly.
 	head func() ([]byte, error)
 }
 

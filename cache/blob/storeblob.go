@@ -21,9 +21,9 @@ type StoreBlob struct {
 	client *store.Client
 	cached *blocks.CachedObject
 
-	// nil unless the store is known to have another object
+	// changed is nil unless the store is known to have another object.
 	changed          atomic.Pointer[localfile.ChangedError]
-	lastRevalidation atomic.Int64 // clock.Now of the last revalidation by Check
+	lastRevalidation atomic.Int64 // clock.Now at the last revalidation by Check
 }
 
 func (r *Remote) newStoreBlob(name string, stamp localfile.Stamp, sample localfile.Sample, dropPageCache bool) (*StoreBlob, error) {
@@ -43,8 +43,8 @@ func (b *StoreBlob) Stamp() localfile.Stamp { return b.stamp }
 
 func (b *StoreBlob) Sample() localfile.Sample { return b.sample }
 
-// Check sends no request unless the object is known to have been replaced, because every fetch
-// compares the ETag. It then revalidates the object about once a second.
+// Check sends no request, because every fetch compares the ETag. Only once the object is known to
+// have been replaced does it revalidate the object, about once a second.
 func (b *StoreBlob) Check() error {
 	changed := b.changed.Load()
 	if changed == nil {

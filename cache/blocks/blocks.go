@@ -27,12 +27,11 @@ import (
 
 // Options configure a Cache.
 type Options struct {
-	// directory that all processes of a user share; empty: memory only
-	Dir           string
-	GroupWritable bool  // whether a group of trusted users shares Dir
-	Limit         int64 // limit on the files in Dir, in bytes
-	BlockBytes    int64 // size of a cache block; the last one of an object may be shorter
-	Memory        int64 // limit on the blocks in memory, in bytes; at least two are kept
+	Dir           string // directory that all processes of a user share; empty: memory only
+	GroupWritable bool   // whether a group of trusted users shares Dir
+	Limit         int64  // limit on the block files in Dir, in bytes
+	BlockBytes    int64  // size of a cache block; the last one of an object may be shorter
+	Memory        int64  // limit on the blocks in memory, in bytes; at least two are kept
 
 	// PrefetchTimeout limits fetches that no reader waits for, so that they do not hold memory for
 	// long during an outage; 0: no limit.
@@ -58,18 +57,16 @@ type Cache struct {
 	o    Options
 	disk *disk // nil if Options.Dir is empty
 
-	mu sync.Mutex
-	// signals that a buffer may be free or a write has ended; its lock is mu
-	changed sync.Cond
-	// guarded by mu, like all below
+	mu           sync.Mutex // guards the fields below
+	changed      sync.Cond  // signals that a buffer may be free or a write has ended
 	cached       map[key]*cacheBlock
 	queuedBlocks int
 	lastOrder    uint64
 	freeBuffers  [][]byte
 	usedBuffers  int
 	writeQueue   []*cacheBlock // oldest first
-	writing      bool
-	writeBegan   time.Time
+	writing      bool          // whether a goroutine runs write
+	writeBegan   time.Time     // start of the current write
 }
 
 // Reasons why a fetched block was not written to the directory. Any other error means that the
@@ -126,11 +123,11 @@ type cacheBlock struct {
 	bytes        []byte // nil if a file has them, or loading failed
 	prefetched   bool   // whether loading began before a reader waited for it
 	loadedAt     time.Time
-	state        blockState // guarded by Cache.mu, like all fields below
-	order        uint64     // greater than in any block queued, loaded or read earlier
-	refs         int        // number of readers, plus one while the block is being written
-	requested    bool
-	needs        []need
+	state        blockState      // guarded by Cache.mu, like all fields below
+	order        uint64          // greater than in any block queued, loaded or read earlier
+	refs         int             // number of readers, plus one while the block is being written
+	requested    bool            // whether a reader has waited for it or read it
+	needs        []need          // batches that need it, by stream
 	writePending bool            // whether it waits to be written, or is being written
 	writeErr     error           // nil if written or pending
 	file         *localfile.File // nil unless this process wrote it
@@ -143,6 +140,7 @@ func New(o Options, log *slog.Logger) *Cache {
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, workingSets: map[string]*WorkingSet{}}
+		// With 1000 blocks, makeRoom measures the directory once per 50 blocks.
 		c.disk.unclaimed = WorkingSet{disk: c.disk, Blocks: 1000}
 	}
 	return c
@@ -161,8 +159,8 @@ type CachedObject struct {
 	files []atomic.Pointer[localfile.File]
 }
 
-// Object returns an object of the store at an endpoint, which fetch reads. If dropPageCache is
-// true, each read drops the pages that it used from the page cache.
+// Object returns o, an object of the store at endpoint, as read through the cache with fetch. If
+// dropPageCache is true, each read drops the pages that it used from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
 		id: objectID{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
@@ -189,7 +187,7 @@ func (r ObjectRange) Blocks() iter.Seq[int64] {
 	return Holding(r.From, r.To, r.Object.cache.o.BlockBytes)
 }
 
-// Block returns the range of cache block index.
+// Block returns the range that a cache block holds.
 func (o *CachedObject) Block(index int64) ObjectRange {
 	from := index * o.cache.o.BlockBytes
 	return ObjectRange{o, from, min(from+o.cache.o.BlockBytes, o.Size)}
@@ -306,8 +304,8 @@ func (o *CachedObject) get(index int64) (*cacheBlock, error) {
 	return b, nil
 }
 
-// Persist fetches block index unless the directory has it, and waits until it is written. The error
-// is that of the store, ErrFull, ErrSlow, or the failure of the directory.
+// Persist fetches a block unless the directory has it, and waits until it is written. The error is
+// that of the store, ErrFull, ErrSlow, or the failure of the directory.
 func (o *CachedObject) Persist(index int64) error {
 	began, c := time.Now(), o.cache
 	b, err := o.get(index)
@@ -346,7 +344,7 @@ func (c *Cache) dropQueued(b *cacheBlock) {
 	delete(c.cached, b.key)
 }
 
-// The caller holds mu.
+// startLoad starts loading a queued block. The caller holds mu.
 func (c *Cache) startLoad(b *cacheBlock) {
 	c.queuedBlocks--
 	b.state = loading

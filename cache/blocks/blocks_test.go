@@ -23,7 +23,7 @@ import (
 
 const blockBytes = 4096
 
-// A fakeStore is a store with one object that counts fetches.
+// A fakeStore is a store with one object. It counts fetches.
 type fakeStore struct {
 	content         []byte
 	fetched         atomic.Int64
@@ -181,8 +181,8 @@ func TestSameBlocksAtOnce(t *testing.T) {
 	}
 }
 
-// Memory stays within its limit with and without a directory. A directory that cannot be used is
-// like none.
+// Memory stays within its limit with and without a directory. An unusable directory makes no
+// difference.
 func TestWithoutDirectory(t *testing.T) {
 	s := newFakeStore(40 * blockBytes)
 	file := filepath.Join(t.TempDir(), "file")
@@ -255,8 +255,8 @@ func TestPrefetchLimits(t *testing.T) {
 	}
 }
 
-// Blocks stay in memory while a stream needs them for its next batches: one stream has every block
-// fetched once, and each further one adds only a few fetches.
+// Blocks stay in memory while a stream needs them for its next batches: with one stream, every
+// block is fetched once, and each further stream adds only a few fetches.
 func TestStreams(t *testing.T) {
 	// extra is how many more fetches each stream after the first may cause.
 	const batches, perBlock, extra = 80, 4, 8

@@ -11,7 +11,8 @@ import (
 	"batchfs/internal/privatedir"
 )
 
-// Check returns an error if users whom the options do not name may write to the directory.
+// Check returns an error if the directory is not private: if more users than Options allow may
+// write to it.
 func (c *Cache) Check() error {
 	d := c.disk
 	if d == nil || !d.usable() {
@@ -115,9 +116,9 @@ func removeUnfinished(root *os.Root) {
 	}
 }
 
-// withLock calls do while no other process or goroutine changes the directory, which it creates if
-// necessary. Blocks are written under this lock, so an unfinished block is left by a killed
-// process, and withLock removes it.
+// withLock creates the directory if necessary, and calls do while no other process or goroutine
+// changes it. Blocks are written under this lock, so an unfinished block was left by a killed
+// process; withLock removes it.
 func (d *disk) withLock(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err

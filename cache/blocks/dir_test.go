@@ -73,7 +73,7 @@ func TestWhoseDirectory(t *testing.T) {
 			object.cache.Flush()
 			entries, _ := os.ReadDir(o.Dir) // the object's directory, "used" and "shares"
 			if test.says != "" && len(entries) > 0 {
-				t.Errorf("%v is in a directory that was refused", entries)
+				t.Errorf("%v is in a directory that was rejected", entries)
 			}
 			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 3) {
 				t.Errorf("the directory has %v and is %v (%v), want mode %v", entries, info, err, test.mode)

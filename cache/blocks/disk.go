@@ -35,24 +35,23 @@ import (
 //	used               size of all blocks in bytes, as text
 //	new-block          block being written, or left unfinished by a process that was killed
 //
-// A process holds a lock on the directory while it changes any of this; see withLock. Any file may be
-// removed at any time. A block whose content does not match its name counts as missing: its trailer
-// is a checksum of its bytes, its object's ID and its index.
+// A process holds a lock on the directory while it changes any of this; see withLock. Any file may
+// be removed at any time. A block is served only if its trailer matches: the trailer is a checksum
+// of the block's bytes, its object's ID and its index.
 type disk struct {
 	dir           string
 	groupWritable bool
 	limit         int64 // maximum size of all blocks, in bytes
 	log           *slog.Logger
 
-	// end of a pause in reads and writes, in nanoseconds since 1970
-	pausedUntil       atomic.Int64
-	writesPausedUntil atomic.Int64          // likewise for writes alone
+	pausedUntil       atomic.Int64          // end of a pause, in nanoseconds since 1970
+	writesPausedUntil atomic.Int64          // end of a pause in writes alone, likewise
 	lastFailure       atomic.Pointer[error] // nil before the first failure
 	failureLogged     atomic.Bool           // whether the log reports a failure as current
 
-	mu          sync.Mutex
-	workingSets map[string]*WorkingSet // sets that this process reads, by file name; guarded by mu
-	// stands for blocks in no working set; they get only room that no working set needs
+	mu          sync.Mutex             // guards workingSets
+	workingSets map[string]*WorkingSet // sets that this process reads, by file name
+	// unclaimed stands for the blocks in no working set. They get only room that no set needs.
 	unclaimed WorkingSet
 }
 
@@ -99,7 +98,7 @@ func (k key) path() string {
 // A trailer is a checksum and trailerWord, both little-endian.
 const (
 	trailerBytes = 8
-	trailerWord  = 0x31424642 // BFB1
+	trailerWord  = 0x31424642 // "BFB1" as bytes
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -110,7 +109,8 @@ func (k key) trailer(sum uint32) []byte {
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
-// usable reports whether the directory may be accessed. It may not for pauseTime after it hung.
+// usable reports whether the directory may be accessed. It returns false for pauseTime after the
+// directory hung.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.pausedUntil.Load() }
 
 // suspendedBy returns the failure that suspended writes, or nil if blocks may be written.
@@ -252,8 +252,9 @@ func (d *disk) write(k key, block []byte) (written *localfile.File, err error) {
 	return written, err
 }
 
-// writeIn is write for a caller that holds the lock. It also returns ErrFull if the size of all
-// blocks is unknown.
+// writeIn writes a block if there is room for it. It returns errPresent if the directory already
+// has the block, and ErrFull if there is no room or the size of all blocks is unknown. The caller
+// holds the lock.
 func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*localfile.File, error) {
 	if err := set.saveIn(root); err != nil {
 		return nil, err

@@ -156,8 +156,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// If the disk does not respond, readers still get their bytes, and blocks are written again once it
-// does.
+// If the disk does not respond, readers still get their bytes. Once it responds again, blocks are
+// written again.
 func TestSilentDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")

@@ -19,7 +19,7 @@ import (
 
 const (
 	usedFile       = "used"
-	workingSetsDir = "shares"
+	workingSetsDir = "shares" // older term for working sets; directories on disk have it
 )
 
 // usedBytes returns the recorded size of all blocks. The caller holds the lock.
@@ -52,8 +52,9 @@ func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used in
 	return objects, sets, used, err
 }
 
-// makeRoom makes room for need bytes. It removes only blocks that no working set in use contains,
-// the least recently read first, and returns ErrFull if they are not enough.
+// makeRoom makes room for a block of working set s, of need bytes. It removes only blocks that no
+// working set in use contains, the least recently read first, and returns ErrFull if they are not
+// enough.
 func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 	if s.refusalsLeft.Load() > 0 {
 		s.refusalsLeft.Add(-1)

@@ -21,18 +21,16 @@ const (
 type evictionRank int
 
 const (
-	rankRead evictionRank = iota // no reader is known to need it
-	// a stream has just passed it, but another thread of its reader may be behind
-	rankPassed
-	rankWanted  // a stream will need it
-	rankOverdue // waiting longer than writeTimeout to be written
-	rankPending // waiting to be written
-	// no reader has read it yet, but one is expected to
-	rankUnread
+	rankRead    evictionRank = iota // not known to be needed
+	rankPassed                      // not needed any more, unless a thread of the reader lags
+	rankWanted                      // needed by a batch that a stream will read
+	rankOverdue                     // waiting longer than writeTimeout to be written
+	rankPending                     // waiting to be written
+	rankUnread                      // not read yet, but expected to be
 )
 
-// evictionRank returns the rank of a block and, if streams will need it, the number of batches
-// before the first that does. The caller holds Cache.mu.
+// evictionRank returns the rank of a block and, for rankWanted and rankUnread, the number of
+// batches before the next one that needs it. The caller holds Cache.mu.
 func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 	d, wanted := nearestNeed(b.needs)
 	switch {
@@ -51,8 +49,8 @@ func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 }
 
 // takeBuffer returns a buffer, or nil if none is available yet. It may evict a block that is not
-// being read; unless a reader waits (urgent), only one that no reader is known to need. The caller
-// holds mu.
+// being read. If urgent, because a reader waits, that may also be a block that a stream will need.
+// The caller holds mu.
 func (c *Cache) takeBuffer(urgent bool) []byte {
 	if n := len(c.freeBuffers); n > 0 {
 		buffer := c.freeBuffers[n-1]
@@ -64,8 +62,9 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 		c.usedBuffers++
 		return make([]byte, c.o.BlockBytes)
 	}
-	// Of the blocks with the lowest rank, the victim is the least recently read one. If streams
-	// will need all of them, it is the one needed last, or the most recently read one of those.
+	// The victim is the least recently read of the blocks with the lowest rank. If that is
+	// rankWanted, it is the block needed last and, among several needed last, the most recently
+	// read one.
 	var victim *cacheBlock
 	var rank evictionRank
 	var distance uint64 // number of batches before a stream needs victim
@@ -92,7 +91,7 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 	return victim.bytes[:c.o.BlockBytes]
 }
 
-// waitForBuffer returns a buffer for a block that a reader waits for.
+// waitForBuffer returns a buffer for a block that a reader waits for, and whether it had to wait.
 func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,6 +115,7 @@ func (c *Cache) release(b *cacheBlock) {
 	c.releaseLocked(b)
 }
 
+// releaseLocked is release for a caller that holds mu.
 func (c *Cache) releaseLocked(b *cacheBlock) {
 	if b.refs--; b.refs == 0 {
 		c.changed.Broadcast()
@@ -130,7 +130,7 @@ func (c *Cache) wait() {
 	c.changed.Wait()
 }
 
-// The caller holds mu.
+// enqueueWrite queues a block to be written. The caller holds mu.
 func (c *Cache) enqueueWrite(b *cacheBlock) {
 	b.writePending, b.writeErr = true, nil
 	c.writeQueue = append(c.writeQueue, b)
@@ -140,6 +140,7 @@ func (c *Cache) enqueueWrite(b *cacheBlock) {
 	}
 }
 
+// write writes the queued blocks until none is left.
 func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

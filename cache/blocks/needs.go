@@ -9,23 +9,24 @@ import (
 // A Stream is a reader that reads batches in order. It is safe for concurrent use.
 type Stream struct {
 	batch       atomic.Uint64 // next batch to be read
-	lastAdvance atomic.Int64  // time of the last Advance, in clock.Now time
+	lastAdvance atomic.Int64  // clock.Now at the last Advance
 }
 
-// Advance records that the stream reads batch k next. Batch k-1 may still be being read.
+// Advance records that the stream reads batch k next. The read of batch k-1 may not have finished.
 func (s *Stream) Advance(k uint64) {
 	s.batch.Store(k)
 	s.lastAdvance.Store(clock.Now())
 }
 
-// A Demand says which batch of which stream needs a block. The zero Demand means soon, and once.
+// A Demand says that batch Batch of stream By needs a block. The zero Demand says that a single
+// read needs it soon.
 type Demand struct {
 	By    *Stream
 	Batch uint64
 }
 
-// A need says that a stream needs a block for the batches first and last, and perhaps for batches
-// in between.
+// A need records that a stream needs a block for batches firstBatch and lastBatch, and perhaps for
+// batches between them.
 type need struct {
 	stream                *Stream
 	firstBatch, lastBatch uint64
@@ -35,7 +36,7 @@ type need struct {
 const maxLag = 4
 
 // distance returns how many batches come before the next one that needs the block. ok is false if
-// none does, or the stream seems to have ended.
+// no batch does any more, or the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	batch := n.stream.batch.Load()
 	return max(n.firstBatch, batch) - batch, batch <= n.lastBatch && n.stream.isActive()
@@ -51,7 +52,7 @@ func (s *Stream) isActive() bool {
 	return clock.Now()-s.lastAdvance.Load() <= int64(unreadTimeout)
 }
 
-// nearestNeed returns the least distance. ok is false if there is none.
+// nearestNeed returns the least distance of needs. ok is false if none has one.
 func nearestNeed(needs []need) (batches uint64, ok bool) {
 	for _, n := range needs {
 		if d, needed := n.distance(); needed && (!ok || d < batches) {
@@ -71,6 +72,7 @@ func remainingNeeds(needs []need) (list []need) {
 	return list
 }
 
+// addDemand adds a batch to the need of its stream. A Demand without a stream changes nothing.
 func addDemand(needs []need, d Demand) []need {
 	if d.By == nil {
 		return needs

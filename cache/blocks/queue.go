@@ -1,5 +1,6 @@
 package blocks
 
+// maxLoading is how many prefetched blocks may be loading at a time.
 const maxLoading = 32
 
 // MaxPrefetches returns the maximum number of blocks prefetched at a time.
@@ -10,7 +11,7 @@ func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 func (o Options) maxUnread() int { return o.MaxBuffers() - max(o.MaxBuffers()/4, 1) }
 
 // Prefetch queues the blocks of r to be fetched, unless they are known to be in the directory, and
-// does not wait. If it returns false, there was no room for all of them, and the caller must repeat
+// does not wait. If it returns false, there was no room for all of them, and the caller may repeat
 // the call later.
 func (r ObjectRange) Prefetch(d Demand) (room bool) {
 	for i := range r.Blocks() {
@@ -61,7 +62,7 @@ func (c *Cache) startPrefetches() {
 	}
 }
 
-// The caller holds mu.
+// mayPrefetch reports whether the limits allow one more prefetch. The caller holds mu.
 func (c *Cache) mayPrefetch() bool {
 	fetching, unread := 0, 0
 	for _, b := range c.cached {
@@ -75,8 +76,8 @@ func (c *Cache) mayPrefetch() bool {
 	return fetching < maxLoading && unread < c.o.maxUnread()
 }
 
-// nearestQueued returns the queued block that is needed first, or nil, and drops those no longer
-// needed. The caller holds mu.
+// nearestQueued returns the queued block that is needed first, or nil, and drops blocks that are no
+// longer needed. The caller holds mu.
 func (c *Cache) nearestQueued() (nearest *cacheBlock) {
 	least := uint64(0)
 	for _, b := range c.cached {

@@ -24,32 +24,30 @@ import (
 // A WorkingSet is the set of cache blocks that a reader needs in an epoch. Readers of the same
 // blocks share one. It is safe for concurrent use.
 //
-// If a working set is not read while another one, B, is refused room for a twentieth of B's blocks,
-// it is no longer in use. Readers that take turns thus keep their blocks, and those of a reader
-// that has stopped are soon evicted. Only the order of reads decides, not a clock.
+// A working set is no longer in use if it is not read while another one, B, is refused room for a
+// twentieth of B's blocks. Readers that take turns thus keep their blocks, and those of a reader
+// that has stopped are soon evicted. The order of reads decides, not a clock, except in BeginFill.
 type WorkingSet struct {
 	Name   string // name of its reader, for messages
 	Needed int64  // size of its block files, in bytes
-	Blocks int64
+	Blocks int64  // number of its blocks
 
-	disk     *disk
-	file     string // name in workingSetsDir
-	spans    []span
-	lastRead atomic.Int64 // nanoseconds since 1970
-	// when lastRead was last saved; math.MaxInt64 while it is being saved
-	lastSave atomic.Int64
+	disk  *disk
+	file  string // name in workingSetsDir
+	spans []span
 
-	refusalsLeft atomic.Int64 // number of blocks to refuse before room is sought again
-	// nanoseconds since 1970; working sets last read before then make room for this one
-	evictBefore     atomic.Int64
+	// lastRead, lastSave and evictBefore are in nanoseconds since 1970.
+	lastRead    atomic.Int64
+	lastSave    atomic.Int64 // last time lastRead was saved; math.MaxInt64 during a save
+	evictBefore atomic.Int64 // sets last read before this time make room for this one
+
+	refusalsLeft    atomic.Int64 // number of blocks to refuse before room is sought again
 	failedEvictions atomic.Int64 // number of failures in a row
-	// Options.Limit that would suffice, in bytes; 0 if room was never lacking
-	sufficientLimit atomic.Int64
+	sufficientLimit atomic.Int64 // sufficient Options.Limit, in bytes; 0 if room was never lacking
 
-	mu sync.Mutex
-	// the open file, on which this process holds a shared lock; guarded by mu, like savedLimit
-	lock       *os.File
-	savedLimit int64 // sufficientLimit in the file
+	mu         sync.Mutex // guards the fields below
+	lock       *os.File   // the open file, on which this process holds a shared lock
+	savedLimit int64      // sufficientLimit in the file
 }
 
 const (
@@ -152,8 +150,8 @@ func (s *WorkingSet) Touch() {
 	}
 }
 
-// BeginFill records and saves that a command is about to fetch the whole working set, for which
-// idle ones make room.
+// BeginFill prepares for a command that fetches the whole working set: it saves that the set is
+// being read, and lets idle ones make room for it.
 func (s *WorkingSet) BeginFill() {
 	now := time.Now()
 	s.lastRead.Store(now.UnixNano())
@@ -229,8 +227,8 @@ type SavedWorkingSet struct {
 	file    string
 }
 
-// savedIn returns the working sets in the directory, most recently read first. If tidy is true,
-// which needs the lock, it removes invalid ones, and those not read for forgetAfter.
+// savedIn returns the working sets in the directory, most recently read first. If tidy is true, it
+// removes invalid ones, and those not read for forgetAfter; the caller must then hold the lock.
 func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	eachFile(root, workingSetsDir, func(file fs.FileInfo) {
 		s, name := SavedWorkingSet{file: file.Name(), Touched: file.ModTime()}, filepath.Join(workingSetsDir, file.Name())
@@ -257,6 +255,7 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 	return all
 }
 
+// isLinked reports whether f still has a name in a directory.
 func isLinked(f *os.File) bool {
 	var st unix.Stat_t
 	return eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0

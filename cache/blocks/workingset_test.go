@@ -71,8 +71,7 @@ func TestWorkingSetsInTurn(t *testing.T) {
 }
 
 // Working sets that are read in turn keep their blocks even if the directory has no room for all of
-// them, and the log suggests a fix once. A block
-// of two sets counts once.
+// them, and the log suggests a fix once. A block of two sets counts once.
 func TestWorkingSetsAtOnce(t *testing.T) {
 	s := newFakeStore(150 * blockBytes)
 	o := options(t, 100)

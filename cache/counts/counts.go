@@ -12,7 +12,8 @@ type Store struct {
 	Retries  atomic.Int64 // attempts made after one had failed
 	Errors   atomic.Int64 // requests answered with 429 or 5xx, or not at all
 	Nanos    atomic.Int64 // total time from request to response header, in nanoseconds
-	// requests by response time: below 1 ms, 2 ms, 4 ms and so on; the last counts all others
+	// Buckets counts requests by response time: below 1 ms, 2 ms, 4 ms and so on. The last one
+	// counts all others.
 	Buckets [17]atomic.Uint64
 }
 
@@ -30,8 +31,7 @@ type Blocks struct {
 type Writes struct {
 	Present atomic.Int64 // blocks that another process wrote first
 	Failed  atomic.Int64 // blocks not written because the directory failed
-	// blocks given up because the disk was slow or the directory stayed locked
-	Slow atomic.Int64
+	Slow    atomic.Int64 // blocks given up because the disk was slow or the directory stayed locked
 }
 
 // Remaps counts reads of token files under access = "remap".

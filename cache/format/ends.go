@@ -5,23 +5,21 @@ import (
 	"fmt"
 )
 
-// IndexSuffix is appended to the path of a token file to form that of its index, which has the
-// position after each document's last token as little-endian uint64, as datatrove writes it.
+// IndexSuffix is appended to the path of a token file to form that of its index. As datatrove
+// writes it, the index has the position after each document's last token, as little-endian uint64.
 const IndexSuffix = ".index"
 
-// Ends describes an index: from byte At on, it has the end of each of Count documents, in
-// increasing order. An end is the position after the document's last element. If the index has
-// Sequences, an end is instead the number of the sequence after the document's last one, and the
-// first byte of each sequence in the token file is listed from byte Starts on. All are
-// little-endian int64. An element has Width bytes.
+// Ends says where an index lists the ends of documents, as little-endian int64 in increasing order.
+// An end is the position after the document's last element. If the index has sequences, an end is
+// instead the number of the sequence after the document's last one, and a second list has the first
+// byte of each sequence in the token file. The field names are part of snapshots.
 type Ends struct {
-	At, Count int64
-
-	Starts, Sequences, Width int64
+	At, Count         int64 // offset of the ends in bytes, and their number
+	Starts, Sequences int64 // offset of the second list in bytes, and its length
+	Width             int64 // size of an element in bytes; 0 if there are no sequences
 }
 
-// CheckFits returns an error unless everything that e refers to lies within the size bytes of an
-// index.
+// CheckFits returns an error unless both lists lie within the index at path, which has size bytes.
 func (e Ends) CheckFits(path string, size int64) error {
 	within := func(start, count int64) bool {
 		return start >= 0 && count >= 0 && start <= size && count <= (size-start)/8
@@ -76,6 +74,7 @@ func (e Ends) CheckRising(path string, off int64, block []byte) error {
 	return nil
 }
 
+// NotRisingError returns the error for a document that ends no later than the one before it.
 func NotRisingError(path string, document, end, previous int64) error {
 	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have at least one token",
 		path, document, end, previous)

@@ -18,10 +18,10 @@ import (
 type Options struct {
 	Format       string      // one of Names; "" means Auto
 	DType        array.DType // dtype of the numbers; "" if only the file says it
-	GuessedDType bool
-	Axes         []int  // shape of an element; nil for tokens, or if only the file says it
-	Tensor       string // tensor to serve, if the file has several
-	AlignedArray string // name of an array aligned with the main one; empty for the main one
+	GuessedDType bool        // whether DType is only a guess
+	Axes         []int       // shape of an element; nil for tokens, or if only the file says it
+	Tensor       string      // tensor to serve, if the file has several
+	AlignedArray string      // name of an array aligned with the main one; empty for the main one
 }
 
 const (
@@ -60,9 +60,8 @@ func (f Format) Numbers() int64 {
 // A parser recognizes a format by the content of a file or by a sidecar.
 type parser struct {
 	name            string
-	headerlessAlone bool // whether the file, without its sidecar, is headerless
-	// property of files in this format, for messages
-	requirement string
+	headerlessAlone bool   // whether the file, without its sidecar, is headerless
+	requirement     string // property of files in this format, for messages
 
 	// parse finds the elements of a file. matches reports whether the file is in the format; if so,
 	// err says what is wrong with it.
@@ -82,9 +81,10 @@ type Input struct {
 	Path    string
 	Size    int64 // bytes
 	Content io.ReaderAt
-	// returns nil if there is no such file
+	Options Options
+
+	// OpenSidecar opens a file next to this one. It returns nil if there is none.
 	OpenSidecar func(path string) (*Input, error)
-	Options     Options
 }
 
 // read returns n bytes from byte off on, or an error if the file is too short.
@@ -137,7 +137,7 @@ func (in *Input) Format() (f Format, err error) {
 	return f, cmp.Or(err, f.CheckFits(in.Path, in.Size), in.checkOptions(f))
 }
 
-// missingFormatError describes a file that is not in the requested format.
+// missingFormatError returns the error for a file that is not in the requested format.
 func (in *Input) missingFormatError(asked string) error {
 	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
 	if i < 0 {
@@ -195,12 +195,12 @@ func (in *Input) headerless() (f Format, err error) {
 			}
 		}
 	}
-	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
+	switch dtypes := `, or whichever of ` + fmt.Sprint(array.DTypes()) + " it is"; {
 	case !in.isConfigured() && strings.HasSuffix(in.Path, ".npy"):
-		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; say %s = \"uint16\"%s",
+		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; set %s = \"uint16\"%s",
 			in.Path, in.dtypeKey(), dtypes)
 	case !in.isConfigured() && (in.Options.AlignedArray != "" || in.Options.Axes != nil):
-		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.dtypeKey(), dtypes)
+		return f, fmt.Errorf("%s has no header that says its dtype; set %s = \"uint8\"%s", in.Path, in.dtypeKey(), dtypes)
 	}
 	f = Format{Name: Headerless, DType: in.Options.DType, Axes: in.Options.Axes}
 	width := f.Numbers() * int64(f.DType.Size())
@@ -255,4 +255,5 @@ func (f Format) CheckFits(path string, size int64) error {
 		path, f.Count, f.DType, f.Axes, f.Offset, size)
 }
 
+// firstBytes is how many bytes of a file are read to recognize it, or to parse it as metadata.
 const firstBytes = 4096

@@ -16,7 +16,7 @@ import (
 
 var must = require.NoError
 
-// A file that is too short or too long is refused in every format.
+// A file that is too short or too long is rejected in every format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {
 	for _, of := range []struct{ format, name, sidecar string }{
 		{"llm.c", "a_llmc.bin", ""}, {"llm.c", "a_llama3.bin", ""}, {"npy", "a1.npy", ""}, {"npy", "a2.npy", ""}, {"npy", "a3.npy", ""},
@@ -60,7 +60,7 @@ func readFile(t testing.TB, path string) []byte {
 	return raw
 }
 
-// sidecars are other files, by path.
+// newInput returns an Input in memory. sidecars holds other files, by path.
 func newInput(path string, raw []byte, o Options, sidecars map[string][]byte) *Input {
 	in := &Input{Path: path, Size: int64(len(raw)), Content: bytes.NewReader(raw), Options: o}
 	in.OpenSidecar = func(path string) (*Input, error) {

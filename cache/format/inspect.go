@@ -21,8 +21,8 @@ type Inspection struct {
 	badToken       *array.VocabularyError
 	inspectedBytes int
 	notText        bool // whether a byte occurs that text does not contain
-	notHalves      bool // whether some uint16 at an odd position is not small
-	// extremes of the uint16 at bytes 0, 2, 4 and 6 of every 8
+	notHalves      bool // whether some uint16 at an odd position exceeds maxUpper
+	// minima and maxima are the extremes of the uint16 at bytes 0, 2, 4 and 6 of every 8.
 	minima, maxima [4]uint16
 }
 
@@ -45,6 +45,7 @@ func (s *Inspection) Visit(off int64, block []byte) {
 	}
 }
 
+// findBadToken returns an error for the first token in a block that is not in the vocabulary.
 func (s *Inspection) findBadToken(off int64, block []byte) *array.VocabularyError {
 	f := s.Format
 	size := int64(f.DType.Size())
@@ -61,6 +62,7 @@ func (s *Inspection) findBadToken(off int64, block []byte) *array.VocabularyErro
 	return nil
 }
 
+// trackExtremes updates minima, maxima and notHalves.
 func (s *Inspection) trackExtremes(off int64, block []byte) {
 	if s.inspectedBytes == 0 {
 		s.minima = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
@@ -81,13 +83,13 @@ func (s *Inspection) Err() error {
 	switch {
 	case judged && !s.notText:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR tokenizes it; "+
-			"if it does hold tokens, say token_dtype = %q", s.Path, s.Format.DType)
+			"if it does hold tokens, set token_dtype = %q", s.Path, s.Format.DType)
 	case judged && s.Format.DType == array.Uint16 && s.looksWider():
-		looksLike, fix := "a file of uint32 tokens", `say token_dtype = "uint32"`
+		looksLike, fix := "a file of uint32 tokens", `set token_dtype = "uint32"`
 		if s.maxima[2]|s.maxima[3] == 0 {
-			looksLike, fix = "a file of int64 tokens", `say token_dtype = "int64"`
+			looksLike, fix = "a file of int64 tokens", `set token_dtype = "int64"`
 		}
-		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, say token_dtype = "uint16"`,
+		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, set token_dtype = "uint16"`,
 			s.Path, max(s.maxima[1], s.maxima[3]), looksLike, fix)
 	case s.badToken != nil:
 		return s.badToken
@@ -95,8 +97,8 @@ func (s *Inspection) Err() error {
 	return nil
 }
 
-// looksWider reports whether the numbers look like halves of larger ones: every second one is
-// small, and is either constant or small compared with the others.
+// looksWider reports whether the numbers look like halves of larger ones: every second one is small
+// and either constant or small compared with the others, and the others vary.
 func (s *Inspection) looksWider() bool {
 	same := func(lanes ...int) bool {
 		return !slices.ContainsFunc(lanes, func(i int) bool { return s.minima[i] != s.maxima[i] || s.maxima[i] != s.maxima[lanes[0]] })
@@ -108,7 +110,7 @@ func (s *Inspection) looksWider() bool {
 // "FILE is", and suggests a fix.
 var magics = []struct{ prefix, description string }{
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
-	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and say its token_dtype"},
+	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
 	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
 	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
 	{"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it: unzstd FILE"},

@@ -8,8 +8,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// A token file of llm.c or modded-nanogpt begins with 256 int32, the first three of which are a
-// magic number, a version and the number of tokens. The tokens follow.
+// llmcHeader is the size of the header of llm.c and modded-nanogpt, in bytes. The first three of
+// its int32 are a magic number, a version and the number of tokens.
 const llmcHeader = 256 * 4
 
 // MaxLLMC is the maximum number of tokens in a file of llm.c.

@@ -44,10 +44,10 @@ func MegatronIndexOf(path string) string {
 }
 
 // WriteMegatronIndex writes the index of a file of tokens of width bytes, 2 or 4, with one sequence
-// per document. each must call visit with the first and the end position of each document, in
+// per document. each must call visit with the positions where each document starts and ends, in
 // order; it is called several times.
 func WriteMegatronIndex(w *bufio.Writer, width int, documents int64, each func(visit func(start, end uint64) error) error) error {
-	dtype := byte(8)
+	dtype := byte(8) // uint16
 	if width == 4 {
 		dtype = 4 // int32 suffices for all tokens
 	}
@@ -104,7 +104,7 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 			"dtypes 1 to 8", idx.Path, head.Version, head.DType)
 	}
 	n, d := head.Sequences, head.Documents
-	const most = 1 << 56
+	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d
 	if n == 0 || d < 2 || n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
 		return f, ends, fmt.Errorf("%s has %d bytes, but its header announces %d sequences and %d documents; is it complete?",
@@ -123,7 +123,7 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 }
 
 // checkContiguous returns an error unless sequences lie one after the other, from the first byte of
-// the file to the last. It reads only samples of a large index.
+// the file to the last. It checks only samples of a large index.
 func (idx *Input) checkContiguous(e Ends, path string, size int64) error {
 	const perSample, samples = 512, 16
 	count := min(e.Sequences, perSample)

@@ -81,7 +81,8 @@ func (h npyHeader) dtype(path string) (array.DType, error) {
 	return "", fmt.Errorf("%s has dtype %q, but batchfs serves only %v"+rewrite, path, descr, array.DTypes(), array.Uint16)
 }
 
-// These turn the header's Python dictionary into JSON. Python 2 wrote integers as 3L.
+// npyLiterals and npyCommas turn the header's Python dictionary into JSON. Python 2 wrote integers
+// as 3L.
 var (
 	npyLiterals = strings.NewReplacer("'", `"`, "(", "[", ")", "]", "True", "true", "False", "false", "L", "")
 	npyCommas   = regexp.MustCompile(`,\s*([]}])`)

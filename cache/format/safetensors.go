@@ -19,7 +19,7 @@ type tensor struct {
 	Offsets [2]int64 `json:"data_offsets"` // first and end byte, counted from the end of the header
 }
 
-// parseSafetensors reads https://huggingface.co/docs/safetensors/index#format.
+// parseSafetensors reads the format of https://huggingface.co/docs/safetensors/index#format.
 func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	first, err := in.head(10)
 	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || string(first[8:]) != `{"` {
@@ -67,7 +67,7 @@ func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	return f, true, nil
 }
 
-// tensorName returns which of names Options select.
+// tensorName returns the one of names that Options select.
 func (in *Input) tensorName(names []string) (string, error) {
 	listed := names[:min(len(names), 20)]
 	switch {
@@ -78,7 +78,7 @@ func (in *Input) tensorName(names []string) (string, error) {
 	case in.Options.Tensor != "":
 		return "", fmt.Errorf("%s has no tensor %q; it has %q", in.Path, in.Options.Tensor, listed)
 	case len(names) > 1:
-		return "", fmt.Errorf("%s has several tensors: say tensor = %q, or which of %q it is", in.Path, names[0], listed)
+		return "", fmt.Errorf("%s has several tensors: set tensor = %q, or whichever of %q it is", in.Path, names[0], listed)
 	}
 	return names[0], nil
 }

@@ -19,10 +19,9 @@ import (
 // A File is a regular file, and implements blob.Blob. If its bytes change after it was opened, Read
 // and Check return a ChangedError. A File is safe for concurrent use.
 type File struct {
-	// path with the zero byte that system calls need; appending it in each read would allocate
-	name          string
+	name          string                // path, and the zero byte that system calls need
 	stamp         atomic.Pointer[Stamp] // changed by adopt
-	size          int64                 // Size of every stamp, in bytes
+	size          int64                 // in bytes; the same in every stamp that adopt accepts
 	sample        Sample
 	access        Access
 	dropPageCache bool
@@ -30,7 +29,7 @@ type File struct {
 	mu     sync.Mutex  // guards opened, and is held while a read opens the file
 	opened *openedFile // nil if nothing is kept between reads
 
-	settle settleTimer
+	settle settleTimer // times new content if the file is overwritten
 }
 
 // New returns the file that had this stamp and sample when it was opened earlier. It does not
@@ -48,9 +47,10 @@ func New(path string, stamp Stamp, sample Sample, access Access, dropPageCache b
 // openFlags include O_NONBLOCK, because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// Open opens a regular file. previous is the file that was at the path before, or nil. If that one
+// Open opens a regular file. previous is the file that was at the path before, or nil. If previous
 // is being overwritten in place, Open returns an OverwrittenError: a file system may set the
-// modification time when a write begins, so a read before its end could mix old and new bytes.
+// modification time when a write begins, so a read before the write ends could mix old and new
+// bytes.
 func Open(path string, previous *File) (stamp Stamp, f *os.File, err error) {
 	if f, err = os.OpenFile(path, openFlags, 0); err != nil {
 		return stamp, nil, err
@@ -157,6 +157,7 @@ func errnoError(errno unix.Errno) error {
 	return errno
 }
 
+// openUnchanged opens the file and returns its stamp, or a ChangedError.
 func (f *File) openUnchanged() (fd int, current Stamp, err error) {
 	if fd, err = f.open(); err != nil {
 		return fd, current, err
@@ -215,6 +216,7 @@ func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
+// readOpened opens the file for this read alone.
 func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	old := f.Stamp()
 	fd, err := f.open()
@@ -227,6 +229,8 @@ func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	return f.visitUnchanged(fd, old, ranges, visit)
 }
 
+// visitUnchanged visits ranges of an open file, and returns a ChangedError if the file has changed
+// since old.
 func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
 	if f.access == Remap {
@@ -326,7 +330,8 @@ func preadCached(fd int, buf []byte, off int64) int64 {
 	return int64(n)
 }
 
-// willNeed has the disk read what the page cache lacks of all ranges at the same time.
+// willNeed makes the disk read, all at the same time, the pages of ranges that are not in the page
+// cache.
 func willNeed(fd int, ranges []Range) {
 	for _, r := range ranges {
 		unix.Fadvise(fd, r.From, r.To-r.From, unix.FADV_WILLNEED)

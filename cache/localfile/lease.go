@@ -13,15 +13,15 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A writeState says whether a process has a file open for writing. The kernel refuses a read lease
-// while one has, and lets none open the file for writing while the lease is held. Only the owner of
-// the file, or a process with CAP_LEASE, can get a lease.
+// A writeState says whether a process has a file open for writing. The kernel grants a read lease
+// only while no process has, and lets no process open the file for writing until the lease is
+// released. Only the owner of the file, or a process with CAP_LEASE, can get a lease.
 type writeState int
 
 const (
 	unknown writeState = iota
 	written
-	unwritten // remains so until unleaseFile
+	unwritten // not opened for writing before unleaseFile
 )
 
 // leaseFile determines whether f is open for writing. If it returns unwritten, the caller must
@@ -63,7 +63,7 @@ const settleTime = 2 * time.Second
 // A settleTimer records since when an overwritten file has had its current stamp. It is safe for
 // concurrent use.
 type settleTimer struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below
 	stamp Stamp
 	since int64 // clock.Now when stamp was first seen
 }
@@ -79,8 +79,8 @@ func (s *settleTimer) isSettled(stamp Stamp) bool {
 }
 
 // CheckNoWriters returns an error if a process has f open for writing: it could change tokens
-// through an existing mapping, without a new modification time. known is false if no lease can be
-// had.
+// through an existing mapping, without a new modification time. known is false if the kernel grants
+// no lease that would show this.
 func CheckNoWriters(f *os.File) (known bool, err error) {
 	switch leaseFile(f) {
 	case written:

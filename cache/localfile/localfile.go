@@ -15,8 +15,8 @@ import (
 type Access string
 
 const (
-	// Remap opens, maps, copies and unmaps in every read, one read of the process at a time. Other
-	// reads use Pread meanwhile.
+	// Remap opens, maps, copies and unmaps the file in every read, one read of the process at a
+	// time. Other reads meanwhile work like Pread.
 	Remap Access = "remap"
 	// Advise keeps a mapping of the file, and frees the pages that each read touched.
 	Advise Access = "advise"
@@ -76,6 +76,7 @@ func (e *ChangedError) Error() string {
 
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 
+// compareStamps returns a ChangedError unless the stamps are equal.
 func compareStamps(path string, old, current Stamp) error {
 	if current == old {
 		return nil

@@ -37,7 +37,7 @@ const (
 	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
 	// pages are needed too.
 	maxCopied = 8 << 10
-	// maxMappings is half of the default limit per process: vm.max_map_count is 65,530.
+	// maxMappings is about half of the default limit per process: vm.max_map_count is 65,530.
 	maxMappings = 1 << 15
 )
 

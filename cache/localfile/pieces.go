@@ -5,7 +5,7 @@ import "iter"
 // A Piece is a file or a cache block that holds one stretch of a longer string of bytes.
 type Piece struct {
 	Index int64
-	// position in the string at which byte 0 of the piece would be
+	// Start is the position in the string at which byte 0 of the piece would lie.
 	Start int64
 	End   int64 // end of the stretch in the string
 }

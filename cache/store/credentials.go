@@ -9,7 +9,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// providers looks for credentials in several places, in order. If there are none, it returns an
+// providers look for credentials in several places, in order. If there are none, they return an
 // error, unlike the Chain of the library.
 type providers struct{ credentials.Chain }
 

@@ -30,7 +30,7 @@ import (
 // The endpoint can seem down because one bucket has a host name of its own. A bucket whose last
 // request got an answer is therefore still tried, once for each read.
 type outages struct {
-	probe   func(bucket string) // requests the objects that suspects returns, until there are none
+	probe   func(bucket string) // sends requests until nothing in the bucket is down
 	timeout time.Duration       // age at which the failure of an object is forgotten
 
 	mu       sync.Mutex // guards the fields below and their contents
@@ -40,7 +40,7 @@ type outages struct {
 
 // A health is the state of the endpoint, of a bucket, or of an object.
 type health struct {
-	failingSince time.Time // zero if it has not failed since it was last up
+	failingSince time.Time // zero if it has not failed since its last success
 	cause        error     // error that took it down; nil if it is up
 }
 
@@ -50,8 +50,8 @@ type bucket struct {
 	health
 	silent         bool // whether its last request got no answer
 	failing        map[string]*failingObject
-	lastGoodObject *Object // object that was last up; nil if none was
-	hasProbe       bool
+	lastGoodObject *Object // object that last succeeded; nil if none has
+	hasProbe       bool    // whether a goroutine runs probe
 }
 
 type failingObject struct {
@@ -141,7 +141,7 @@ func (s *outages) recordAnswer(o Object, ok bool) {
 	s.startProbes()
 }
 
-// recordFailure records a failed request.
+// recordFailure records a failed request that counts against blamed.
 func (s *outages) recordFailure(o Object, blamed culprit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -33,14 +33,13 @@ import (
 
 // Options select a store and say how to access it.
 type Options struct {
-	// URL or host name; empty: from the environment, or the default of the scheme
-	Endpoint string
-	Region   string // empty: from the environment, or derived from the endpoint
-	// whether URLs have the bucket in their path, instead of in the host name
-	PathStyle bool
-	Anonymous bool
-	Timeout   time.Duration // timeout of a reader, which gets an error after three quarters of it
-	Counts    *counts.Store // nil: the client has its own
+	Endpoint  string // URL or host name; empty: from the environment, or the default of the scheme
+	Region    string // empty: from the environment, or derived from the endpoint
+	PathStyle bool   // whether URLs have the bucket in their path, not in the host name
+	Anonymous bool   // whether requests have no credentials
+
+	Timeout time.Duration // timeout of a reader, which gets an error after three quarters of it
+	Counts  *counts.Store // nil: the client has its own
 }
 
 // An Object is one version of an object. Versions with different content have different ETags.
@@ -116,8 +115,8 @@ func New(scheme string, o Options) (*Client, error) {
 }
 
 const (
-	maxConnections = 64 // idle connections to each host
-	connectTime    = 10 * time.Second
+	maxConnections = 64               // idle connections to each host
+	connectTime    = 10 * time.Second // limit on a connection attempt, and on its TLS handshake
 )
 
 // newTransport allows only HTTP/1.1: HTTP/2 would send all blocks over one connection, and take
@@ -333,7 +332,7 @@ type attempt struct {
 	culprit    culprit       // part that a temporary error counts against
 	answered   bool          // whether the last request got an answer, even an error
 	retryAfter time.Duration // wait that the store asked for; 0 if none
-	onAnswer   func()
+	onAnswer   func()        // called for each request that got an answer
 }
 
 type attemptKey struct{}
@@ -404,6 +403,7 @@ func (c *Client) probeObject(ctx context.Context, o Object) error {
 	return err
 }
 
+// expiredCodes are the error codes of expired credentials.
 var expiredCodes = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 
 // isTemporary reports whether a retry may succeed.

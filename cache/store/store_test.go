@@ -101,6 +101,7 @@ func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testi
 	})
 }
 
+// A pipes is a listener that accepts the connections sent to it.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -136,7 +137,8 @@ func cutConnection(w http.ResponseWriter) {
 	}
 }
 
-// contentRange may be empty. The caller may have set a wrong Content-Length.
+// answerRange responds to a request for a range with text. contentRange may be empty. The caller
+// may have set a wrong Content-Length.
 func answerRange(w http.ResponseWriter, tag, contentRange, text string) {
 	w.Header().Set("ETag", tag)
 	w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))

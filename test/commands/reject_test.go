@@ -34,7 +34,7 @@ func TestRejected(t *testing.T) {
 		want       string
 	}{
 		{"missing", tokensFlags("none.bin"), "mnt", "none.bin: no such file"},
-		{"another width", tokensFlags("wide.bin"), "mnt", `wide.bin: every second uint16 is at most 1, as in a file of uint32 tokens: say token_dtype = "uint32"`},
+		{"another width", tokensFlags("wide.bin"), "mnt", `wide.bin: every second uint16 is at most 1, as in a file of uint32 tokens: set token_dtype = "uint32"`},
 		{"a batch that cannot be read", tokensFlags("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
 			"--set", "batch.start=5"), "mnt", "splits.train: cannot read a batch: " + inDir("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
 		{"inside the mountpoint", tokensFlags("inside/train.bin"), "inside", "is not empty (it holds train.bin)"},

@@ -29,7 +29,7 @@ func TestFilesThatPeopleTry(t *testing.T) {
 		return "tokens = ['a.bin', 'b.bin']\n[[splits.a.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = " + files
 	}
 	for _, test := range []struct{ text, want string }{
-		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; say layout = "rows"`},
+		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; set layout = "rows"`},
 		{"tokens = '" + dir + "/big.npy'", dir + `/big.npy is big-endian (dtype ">u2")`},
 		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, according to the npy file itself, but token_dtype says uint32"},
 		{"tokens = '" + dir + "/a_llmc.bin'\nvocab_size = 100000", "config.toml:7: splits.a.vocab_size: uint16 cannot hold the tokens of a vocabulary of 100000 in splits.a"},
@@ -38,11 +38,11 @@ func TestFilesThatPeopleTry(t *testing.T) {
 		{mask("['mask-a.bin', 'long-b.bin']"), abs(t, "long-b.bin") + " has 51 elements, but there are 50 in " + abs(t, "b.bin")},
 		{mask("['swapped-a.bin', 'swapped-b.bin']"), abs(t, "swapped-a.bin") + " has 50 elements, but there are 100 in " + abs(t, "a.bin")},
 		{mask("'mask-a.bin'"), abs(t, "mask-a.bin") + " has 100 elements, but there are 150 in " + abs(t, "a.bin")},
-		{"tokens = 'a.bin'\n[[splits.a.arrays]]\nname = 'mask'\nfiles = 'mask-a.bin'", abs(t, "mask-a.bin") + ` has no header that says its dtype; say dtype = "uint8"`},
+		{"tokens = 'a.bin'\n[[splits.a.arrays]]\nname = 'mask'\nfiles = 'mask-a.bin'", abs(t, "mask-a.bin") + ` has no header that says its dtype; set dtype = "uint8"`},
 		{mask("'odd'\nshape = [2]"), abs(t, "odd") + ": 151 bytes are not a whole number of elements of 2 bytes, uint8 of shape [2]"},
 		{mask("'gone'"), abs(t, "gone") + ": no such file or directory"},
 		{mask("'empty'"), abs(t, "empty") + " is empty"},
-		{"tokens = 'a.bin'\ndocuments = true\neot = 65536", abs(t, "a.bin") + ": its tokens are uint16, which cannot be 65536; is eot right?"},
+		{"tokens = 'a.bin'\ndocuments = true\neot = 65536", abs(t, "a.bin") + ": its tokens are uint16, which cannot be 65536; check eot"},
 		{"tokens = 'a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "a.bin") + ` end: eot = N says which token ends each document; documents = "files" makes each file one document; batchfs index FILE --eot N`},
 	} {
 		_, err := openHere(t, "[batch]\nbatch_size = 2\nblock_size = 4\n\n[splits.a]\n"+test.text)

@@ -44,7 +44,7 @@ func TestSharesAreDescribed(t *testing.T) {
 		t.Errorf("two ranks of two hosts have %d rows an epoch, want about twice %d", rows, all)
 	}
 	_, err := d.With("shuffle_block=1MiB,world=4,rank=1")
-	want := "shuffle_block = 1048576 bytes, there is no row for host 0 of 4; set shuffle_block to fewer bytes, or world to fewer ranks"
+	want := "shuffle_block = 1048576 bytes, there is no row for host 0 of 4; reduce shuffle_block or world"
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("of hosts without rows: %v, want %s", err, want)
 	}
