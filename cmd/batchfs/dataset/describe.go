@@ -1,7 +1,6 @@
 package dataset
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -31,7 +30,7 @@ func (d *Dataset) pathSettings() map[string]any {
 		delete(all, "local_world")
 	}
 	if d.Sequence.TorchState != nil {
-		all["torch_state"] = fmt.Sprintf("sha256:%x", sha256.Sum256(d.Sequence.TorchState))
+		all["torch_state"] = torchStateHash(d.Sequence.TorchState)
 	}
 	return all
 }
@@ -61,6 +60,7 @@ func (d *Dataset) Info() []byte {
 		"tokens":            d.Len(),
 		"fingerprint":       d.fingerprint,
 		"identity":          d.Identity(),
+		"state":             d.rowSettings(),
 		"files":             jsonTexts(d.Files()),
 		"on_change":         d.Split.OnChange,
 		"changes":           d.Version,

@@ -4,6 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
 
 	"batchfs/cache"
 	"batchfs/sampler"
@@ -90,6 +93,64 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	if q.Ends == sampler.EndsByToken || ofSegments {
 		all["eot"] = q.EOT
 	}
+}
+
+// rowSettings returns everything that decides the rows of a run, except batch_size and world, as
+// plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
+// on_change = "follow", for all tokens. Settings without effect are 0 or "", and eot is -1.
+func (d *Dataset) rowSettings() map[string]any {
+	q, s := d.Sequence, d.Split
+	follow := s.OnChange == "follow"
+	all := map[string]any{
+		"split": "", "order": q.Order, "seed": uint64(0), "torch_state": "",
+		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
+		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
+		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "eot": int64(-1),
+		"join": asInt(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
+		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
+	}
+	if q.Order == sampler.Random || q.Order == sampler.Shuffle {
+		all["split"] = q.Name
+	}
+	if isTorch := q.Order == sampler.Torch || q.Order == sampler.Torch26; isTorch && q.TorchState != nil {
+		all["torch_state"] = torchStateHash(q.TorchState)
+	} else if q.Order != sampler.Sequential {
+		all["seed"] = q.Seed
+	}
+	if ofSegments := q.Rows != sampler.Windows; ofSegments || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets) {
+		all["eot"] = int64(q.EOT)
+	}
+	if follow {
+		all["fingerprint"], all["formats"] = "", digest(d.readSettings())
+	}
+	var weights, arrays []string
+	for i := range s.Sources {
+		rows, _ := q.Weight(i)
+		weights = append(weights, strconv.Itoa(rows))
+	}
+	if len(weights) > 1 {
+		all["weights"] = strings.Join(weights, ":")
+	}
+	for _, a := range q.Arrays {
+		if q.Layout == sampler.Elements {
+			a.At = ""
+		}
+		arrays = append(arrays, strings.Trim(a.Name+":"+string(a.At), ":"))
+	}
+	all["arrays"] = strings.Join(arrays, ",")
+	if q.Layout == sampler.Elements {
+		all["block_size"] = 0
+	}
+	return all
+}
+
+func torchStateHash(state []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(state)) }
+
+func asInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // hasShards reports whether a source has several files. Only then does join affect the batches.

