@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
 from ._batch import Array, Batch, BatchBuffer, BufferPool, layouts
 from ._lock import Locked
 from ._program import ArgumentError, Error, ReadError, Setting, integer, path_settings
 from ._shared import Shared
+from ._state import MAX_BATCHES, state_at, step_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="StepIterator")
 
-MAX_BATCHES = 2**40  # numbers of batches are below this
 _MAX_RANKS = 2**24
 
 
@@ -143,7 +143,8 @@ class StepIterator(Locked):
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
 
-    ``state_dict()`` returns {"step": the number of the next batch, "fingerprint": the fingerprint of the tokens}.
+    ``state_dict()`` returns plain ints and strings, the same on all ranks: "step", the number of the next batch; "row", the global
+    number of its first row on rank 0; and everything that decides which rows follow, such as "seed" and "fingerprint".
     """
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
@@ -189,25 +190,23 @@ class StepIterator(Locked):
                 "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
             )
-        return {"step": self.step, "fingerprint": self.split.fingerprint}
+        return state_at(self.split.info, self.step)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a saved state, on this mount or another mount of the same tokens.
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues from a saved state with exactly the rows that follow, on this mount or another mount of the same tokens.
+
+        batch_size, world and rank may differ, except with the torch orders, if a batch begins at the state's row. With shuffle_block,
+        the number of hosts must be the same.
 
         Raises:
-            ArgumentError: the state's step is not an integer, or is out of range.
-            Error: the state belongs to other tokens.
+            ArgumentError: a key of the state is missing or malformed.
+            Error: other rows would follow. The text names the settings that differ.
         """
-        step = integer("step in the state", state_dict["step"], 0, MAX_BATCHES)
-        there = state_dict["fingerprint"]
-        if there != self.split.fingerprint:
-            raise Error(
-                f"the state is of tokens with the fingerprint {there}, and {self.split.info['split']} has {self.split.fingerprint}: mount "
-                f'the tokens that the run began with, or go on with these on purpose: steps({step})'
-            )
+        worker = worker_info()
+        step = step_of(self.split.info, state_dict, worker.num_workers if worker else 0)
         with self.lock:
             self.step = step
-            if worker_info() is None:
+            if worker is None:
                 self.shared.load(step)
                 self._begun, self._loaded = self.shared.begun, self.shared.loaded
 

@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.util
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -341,18 +342,167 @@ class TestState(Case):
             steps = train.steps(5)
             done = [next(steps) for _ in range(3)]
             state = steps.state_dict()
-            self.assertEqual(state, {"step": 8, "fingerprint": train.fingerprint})
+            self.assertEqual((state["step"], state["row"], state["fingerprint"]), (8, 8 * B, train.fingerprint))
+            self.assertTrue(all(type(value) in (int, str) for value in state.values()))
             again = train.steps()
             again.load_state_dict(state)
             self.assertEqual([k for k, _ in done] + [next(again)[0]], [5, 6, 7, 8])
             other = pickle.loads(pickle.dumps(again))
             self.assertTrue(same(next(other)[1], train[9]))
 
-    def test_other_tokens_are_rejected(self) -> None:
-        steps = self.m.split("train").steps()
-        state = {**steps.state_dict(), "fingerprint": "0" * 32}
-        with self.assertRaisesRegex(batchfs.Error, "mount the tokens that the run began with"):
-            steps.load_state_dict(state)
+    def test_an_earlier_state(self) -> None:
+        train = self.piped.split("train")
+        steps = train.steps()
+        with self.assertWarnsRegex(UserWarning, "nothing checks that settings are the same"):
+            steps.load_state_dict({"step": 3, "fingerprint": train.fingerprint})
+        self.assertEqual(next(steps)[0], 3)
+        with self.assertRaisesRegex(batchfs.Error, r"fingerprint was '0+' and is .*: steps\(3\)"):
+            steps.load_state_dict({"step": 3, "fingerprint": "0" * 32})
+        self.assertRaisesRegex(batchfs.ArgumentError, "fingerprint in the state", steps.load_state_dict, {"step": 3, "fingerprint": None})
+
+
+HOSTS = {"batch_size": 3, "world": 4, "local_world": 2, "shuffle_block": "64KiB"}
+SOURCES = '[{{tokens = "a.bin", weight = {}}}, {{tokens = "b.bin", weight = {}}}]'
+MIXED = {"tokens": None, "sources": SOURCES.format(7, 3)}
+MASK = '[{{name = "mask", files = "mask.bin", dtype = "uint8", at = "{}"}}]'
+TORCH = {"order": "torch"}
+MASKED = {"eot": 3, "dtype": "int64", "mask_targets": True}
+PAIR = {"tokens": ["a.bin", "b.bin"]}
+
+# A run saves its state after 48 rows, under the first settings. When the second are changed, it
+# continues at a step, or the error matches.
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
+    ({}, {}, 4),
+    ({}, {"batch_size": 4, "world": 3}, 4),
+    ({}, {"batch_size": 1, "world": 1}, 48),
+    ({}, {"batch_size": 16, "world": 3}, 1),
+    ({"order": "random"}, {"batch_size": 8, "world": 1}, 6),
+    ({"order": "sequential"}, {"batch_size": 3, "world": 4}, 4),
+    ({"rows": "packed"}, {"batch_size": 4, "world": 3}, 4),
+    (MIXED, {"batch_size": 2, "world": 3}, 8),
+    (MIXED, {"sources": SOURCES.format(1.4, 0.6)}, 4),
+    ({}, {"dtype": "int64", "start": 3, "steps": 9}, 4),
+    ({"order": "sequential"}, {"seed": 9}, 4),
+    (TORCH, {}, 4),
+    ({"on_change": "follow"}, {}, 4),
+    (HOSTS, {"batch_size": 1, "world": 8, "local_world": 4}, 6),
+    (HOSTS, {"world": 2, "local_world": 1}, 8),
+    ({}, {"batch_size": 5}, r"row of the state, 48, .* batch_size was 6 and is 5, world was 2 and is 2.*steps\(4\) repeats 8 .*steps\(5\) skips 2$"),
+    ({}, {"world": 5}, r"batch_size was 6 and is 6, world was 2 and is 5\..*steps\(1\) repeats 18 rows, and steps\(2\) skips 12$"),
+    (HOSTS, {"batch_size": 9}, "48, is inside a batch: batch_size was 3 and is 9"),
+    (HOSTS, {"local_world": 4}, r"the number of hosts, world/local_world, was 4/2 and is 4/4\."),
+    (HOSTS, {"shuffle_block": "128KiB"}, r"shuffle_block was 65536 and is 131072\."),
+    (HOSTS, {"shuffle_block": 0, "local_world": 1}, r": shuffle_block was 65536 and is 0\."),
+    (TORCH, {"batch_size": 3}, r"batch_size was 6 and is 3\. .*steps\(8\)"),
+    (TORCH, {"batch_size": 3, "world": 4}, "batch_size was 6 and is 3, world was 2 and is 4"),
+    (TORCH, {"order": "torch-2.6"}, "order was 'torch' and is 'torch-2.6'"),
+    ({**TORCH, "world": 1}, {"torch_state": "rng.bin"}, "seed was 7 and is 0, torch_state was '' and is 'sha256:"),
+    ({}, {"order": "random"}, r"does not fit train: order was 'shuffle' and is 'random'\. .* on purpose: steps\(4\)"),
+    ({}, {"seed": 9}, "seed was 7 and is 9"),
+    ({}, {"split": "other"}, "split was 'train' and is 'other'"),
+    ({}, {"block_size": 16, "batch_size": 3}, r"block_size was 32 and is 16\. .*steps\(8\)"),
+    ({}, {"layout": "tokens"}, "layout was 'xy' and is 'tokens'"),
+    ({}, {"rows": "packed"}, "eot was -1 and is 0, .*, rows was 'windows' and is 'packed'"),
+    ({}, {"documents": True}, "documents was 'false' and is 'true'"),
+    ({"documents": True}, {"documents": "files"}, "documents was 'true' and is 'files'"),
+    (MASKED, {"eot": 5}, "eot was 3 and is 5"),
+    (MASKED, {"mask_targets": False}, "eot was 3 and is -1, mask_targets was 1 and is 0"),
+    (PAIR, {"join": True}, "join was 0 and is 1"),
+    (MIXED, {"sources": SOURCES.format(5, 5)}, "weights was '7:3' and is '1:1'"),
+    (MIXED, {"sources": None, **PAIR}, r"formats \(.*weights was '7:3' and is ''"),
+    ({"arrays": MASK.format("y")}, {"arrays": MASK.format("x")}, "arrays was 'mask:y' and is 'mask:x'"),
+    ({}, {"arrays": MASK.format("y")}, "arrays was '' and is 'mask:y', fingerprint was"),
+    ({}, {"token_dtype": "int32"}, r"formats \(format, tensor, token_dtype.* was '"),
+    ({}, {"tokens": "b.bin"}, "fingerprint was '[0-9a-f]{32}' and is '"),
+    ({}, {"on_change": "follow"}, "fingerprint was '[0-9a-f]{32}' and is ''"),
+]
+
+# Changes that make a state malformed, and the error. None leaves a key out.
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"step": -5}, "step in the state must be from 0 to"),
+    ({"step": 2**40 + 1}, "step in the state must be from 0 to"),
+    ({"step": 4.0}, "step in the state must be an integer"),
+    ({"step": "4"}, "step in the state must be an integer"),
+    ({"step": 5}, r"row in the state must be step times batch_size times world, 60 \(got 48\)"),
+    ({"row": 47}, r"row in the state must be .*48 \(got 47\)"),
+    ({"row": -48}, "row in the state must be from 0"),
+    ({"batch_size": 0}, "batch_size in the state must be from 1"),
+    ({"batch_size": "6"}, "batch_size in the state must be an integer"),
+    ({"world": -2}, "world in the state must be from 1"),
+    ({"local_world": 0}, "local_world in the state must be from 1"),
+    ({"seed": None, "fingerprint": None}, "the state lacks fingerprint, seed:"),
+    ({"seed": "7"}, "seed in the state must be an integer"),
+    ({"join": "false"}, "join in the state must be an integer"),
+    ({"order": 7}, r"order in the state must be a string \(got 7\)"),
+    ({"fingerprint": 0}, "fingerprint in the state must be a string"),
+    ({"weights": [7, 3]}, "weights in the state must be a string"),
+    ({"version": 3}, "the state has version 3, and this batchfs reads version 2"),
+    ({"version": "2"}, "version in the state must be an integer"),
+    ({"epoch": 1, "batch": 2}, "the state has the unknown batch, epoch:"),
+]
+
+
+class TestOtherRuns(unittest.TestCase):
+    """A state continues with exactly the rows that the run would have read next, or it is refused."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(directory.name)
+        for name, first in (("a", 0), ("b", 100_000)):  # each token is its own position
+            np.arange(first, first + 40_000, dtype=np.uint32).tofile(f"{name}.bin")
+            np.arange(50, 40_001, 50, dtype=np.uint64).tofile(f"{name}.bin.index")
+        np.zeros(40_000, np.uint8).tofile("mask.bin")
+        Path("rng.bin").write_bytes(b"".join(n.to_bytes(8, "little") for n in (5489, 1 | 1 << 32, 0, *range(1, 625), *(0,) * 5)))
+
+    def ranks(self, **settings: Any) -> list[batchfs.Split]:
+        base: dict[str, Any] = {"batch_size": 6, "world": 2, "block_size": T, "order": "shuffle", "seed": 7}
+        all_of: dict[str, Any] = {**base, "tokens": "a.bin", "token_dtype": "uint32", **settings}
+        name = all_of.pop("split", "train")
+        toml = {key: value if key in ("sources", "arrays") else json.dumps(value) for key, value in all_of.items() if value is not None}
+        piped = batchfs.Piped([f"--set=splits.{name}.{key}={value}" for key, value in toml.items()])
+        self.addCleanup(piped.close)
+        return [piped.split(name, rank=rank, world=all_of["world"]) for rank in range(all_of["world"])]
+
+    def rows(self, ranks: list[batchfs.Split], begin: Callable[[batchfs.Split], batchfs.Steps]) -> list[list[int]]:
+        """Returns the first tokens of the next 24 rows of each host."""
+        local = ranks[0].info.get("local_world", len(ranks))
+        batches = [[begin(split) for split in ranks[first : first + local]] for first in range(0, len(ranks), local)]
+        n = -(-24 // (local * ranks[0].info["batch_size"]))
+        return [[int(token) for _ in range(n) for steps in host for token in next(steps)[1][ranks[0].names[0]][:, 0]][:24] for host in batches]
+
+    def test_other_settings(self) -> None:
+        for then, change, want in CHANGES:
+            with self.subTest(then=then, change=change):
+                saving, loading = self.ranks(**then), self.ranks(**{**then, **change})
+                states = [split.steps(48 // (split.info["batch_size"] * split.info["world"])).state_dict() for split in saving]
+                self.assertTrue(all(state == states[0] for state in states))
+                state = json.loads(json.dumps(states[0]))
+
+                def resumed(split: batchfs.Split, state: dict[str, Any] = state) -> batchfs.Steps:
+                    steps = split.steps()
+                    steps.load_state_dict(state)
+                    return steps
+
+                if isinstance(want, str):
+                    for split in loading:
+                        self.assertRaisesRegex(batchfs.Error, want, resumed, split)
+                    continue
+                self.assertEqual([resumed(split).step for split in loading], [want] * len(loading))
+                self.assertEqual(self.rows(loading, resumed), self.rows(saving, lambda split: split.steps(states[0]["step"])))
+
+    def test_malformed(self) -> None:
+        steps = self.ranks()[0].steps(4)
+        whole = steps.state_dict()
+        for change, words in [*MALFORMED, *(({key: None}, f"the state lacks {key}:") for key in whole)]:
+            with self.subTest(change):
+                state = {key: value for key, value in {**whole, **change}.items() if value is not None}
+                self.assertRaisesRegex(batchfs.ArgumentError, words, steps.load_state_dict, state)
+        states: list[Any] = [{}, {"step": -5}, {"step": 4}, {"fingerprint": whole["fingerprint"]}, [4], None, 4]
+        for state in states:
+            self.assertRaisesRegex(batchfs.ArgumentError, "the state lacks|the state must be what", steps.load_state_dict, state)
+        self.assertEqual(steps.state_dict(), whole)
 
 
 class TestProcesses(Case):
@@ -510,6 +660,12 @@ class TestProcesses(Case):
                 self.assertEqual([int(k) for k, _ in got], [*range(3, 15)])
                 self.assertTrue(all(same(batch, mounted[int(k)]) for k, batch in got))
             self.assertEqual([str(w.message) for w in warned if "batchfs" in str(w.message)], [])
+        # Each worker knows only its own step.
+        loader = loader_of(mounted.steps(3, 15), stateful=True, **ways[2])
+        read_all(loader, 5)
+        other = loader_of(self.m.split("train", batch_size=2 * B).steps(), stateful=True, **ways[2])
+        other.load_state_dict(loader.state_dict())
+        self.assertRaisesRegex(batchfs.Error, "batch_size times world was 4 and is 8.*cannot convert", read_all, other)
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_tensors(self) -> None:
@@ -562,7 +718,7 @@ class TestProcesses(Case):
                 self.assertTrue(same(batch, other.read(k)))
                 self.assertEqual(read.call_args[0][0], min(k + 1, 19))
                 if k == 10:
-                    steps.load_state_dict({**steps.state_dict(), "step": 15})
+                    steps.load_state_dict(more.steps(15).state_dict())
         self.assertEqual(seen, [*range(1, 11), *range(15, 20)])
         calls = [name for name, _, _ in cuda.mock_calls if name in ("event.synchronize", "read", "event.record")]
         self.assertEqual(calls, ["event.synchronize", "read", "event.record"] * (len(seen) + 1))
@@ -807,7 +963,7 @@ class TestSameSequence(Place):
     def test_older_program(self) -> None:
         (self.directory / "train").mkdir()
         (self.directory / "train/info.json").write_text('{"fingerprint": ""}')
-        self.assertRaisesRegex(batchfs.MountError, "no identity.*upgrade batchfs", batchfs.split, self.directory / "train")
+        self.assertRaisesRegex(batchfs.MountError, "no state.*upgrade batchfs", batchfs.split, self.directory / "train")
 
 
 class TestErrors(Place):

@@ -1,0 +1,93 @@
+"""The state of a run: where it is, and what decides its rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ._program import ArgumentError, Error, integer
+
+MAX_BATCHES = 2**40  # numbers of batches are below this
+_VERSION = 2
+_LEAST = {"batch_size": 1, "world": 1, "local_world": 1, "eot": -1}  # 0 for other numbers
+_MOST = {"step": MAX_BATCHES}
+_NAMES = {"formats": "formats (format, tensor, token_dtype, shape, or which files each source has)"}
+
+
+def state_at(info: dict[str, Any], step: int) -> dict[str, Any]:
+    """Returns the state of a run of the split with this info.json whose next batch is step. It is the same on all ranks."""
+    batch_size, world = info["batch_size"], info["world"]
+    position = {"step": step, "row": step * batch_size * world, "batch_size": batch_size, "world": world}
+    return {"version": _VERSION, **position, **info["state"]}
+
+
+def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) -> int:
+    """Returns the step at which the split with this info.json continues with the next row of a state.
+
+    workers is the number of a DataLoader's workers, each of which has a state of its own.
+
+    Raises:
+        ArgumentError: a key is missing or malformed.
+        Error: the rows that follow would be others than in the run that saved the state.
+    """
+    if not isinstance(state, Mapping):  # pyright: ignore
+        raise ArgumentError(f"the state must be what state_dict() returned (got {state!r})")
+    if set(state) == {"step", "fingerprint"}:
+        now = {"fingerprint": info["fingerprint"]}
+        then = {key: _checked(key, value, now.get(key, 0)) for key, value in state.items()}
+        _refuse(info, then["step"], _changes(now, then))
+        words = "a state of an earlier version holds only the step and the fingerprint of the tokens: nothing checks that settings are the same"
+        warnings.warn(words, stacklevel=3)
+        return then["step"]
+    if integer("version in the state", state.get("version", _VERSION)) != _VERSION:
+        raise ArgumentError(f"the state has version {state['version']}, and this batchfs reads version {_VERSION}: use the one that saved it")
+    now = state_at(info, 0)
+    for verb, keys in (("lacks", now.keys() - state.keys()), ("has the unknown", state.keys() - now.keys())):
+        if keys:
+            raise ArgumentError(f"the state {verb} {', '.join(sorted(map(str, keys)))}: load what state_dict() returned, as it was")
+    then = {key: _checked(key, value, now[key]) for key, value in state.items()}
+    rows_then, rows_now = then["batch_size"] * then["world"], now["batch_size"] * now["world"]
+    row = then["row"]
+    if row != then["step"] * rows_then:
+        raise ArgumentError(f"row in the state must be step times batch_size times world, {then['step'] * rows_then} (got {row})")
+
+    is_torch = str(now["order"]).startswith("torch")
+    may_differ = {"step", "row"} if is_torch else {"step", "row", "batch_size", "world", "local_world"}
+    changes = _changes({key: value for key, value in now.items() if key not in may_differ}, then)
+    if now["shuffle_block"] and then["world"] * now["local_world"] != now["world"] * then["local_world"]:
+        hosts = [f"{each['world']}/{each['local_world']}" for each in (then, now)]
+        changes.append(f"the number of hosts, world/local_world, was {hosts[0]} and is {hosts[1]}")
+    if workers > 1 and rows_then != rows_now:
+        changes.append(f"batch_size times world was {rows_then} and is {rows_now}, to which workers of a DataLoader cannot convert their steps")
+    step, rest = divmod(row, rows_now)
+    _refuse(info, step + (rest > 0), changes)
+    if rest:
+        raise Error(
+            f"the next row of the state, {row}, is inside a batch: batch_size was {then['batch_size']} and is {now['batch_size']}, world was "
+            f"{then['world']} and is {now['world']}. Let batch_size times world divide {row}, or continue on purpose: steps({step}) repeats "
+            f"{rest} rows, and steps({step + 1}) skips {rows_now - rest}"
+        )
+    return integer("the step that continues the state", step, 0, MAX_BATCHES)
+
+
+def _checked(key: str, value: Any, like: int | str) -> Any:
+    """Returns the value of a key in a state. Raises ArgumentError if it is out of range, or not an int or a string as like is."""
+    if isinstance(like, int):
+        return integer(f"{key} in the state", value, _LEAST.get(key, 0), _MOST.get(key, 2**64))
+    if not isinstance(value, str):
+        raise ArgumentError(f"{key} in the state must be a string (got {value!r})")
+    return value
+
+
+def _changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    return [f"{_NAMES.get(key, key)} was {then[key]!r} and is {value!r}" for key, value in now.items() if then[key] != value]
+
+
+def _refuse(info: dict[str, Any], step: int, changes: Iterable[str]) -> None:
+    """Raises an Error if there are changes."""
+    if words := ", ".join(changes):
+        raise Error(
+            f"the state does not fit {info['split']}: {words}. Mount the tokens and settings that the run began with, or continue with "
+            f"other rows on purpose: steps({step})"
+        )
