@@ -15,18 +15,32 @@ import batchfs
 
 
 class Batches(L.LightningDataModule):
-    # Lightning fetches a batch in advance, so the state_dict of a loader would be one batch ahead.
-    # global_step is right, and is loaded before the first batch is requested. A generator has no
-    # sampler that Lightning could replace on several GPUs.
-    def train_dataloader(self):
+    state = None
+
+    def setup(self, stage):
         t = self.trainer
-        train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12, block_size=64, rank=t.global_rank, world=t.world_size)
-        for _, batch in train.torch(t.strategy.root_device, t.global_step * t.accumulate_grad_batches):
+        self.train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12, block_size=64, rank=t.global_rank, world=t.world_size)
+
+    # The state is loaded before the first batch is requested. A generator has no sampler that
+    # Lightning could replace on several GPUs.
+    def train_dataloader(self):
+        batches = self.train.torch(self.trainer.strategy.root_device)
+        if self.state:
+            batches.load_state_dict(self.state)
+        for _, batch in batches:
             yield batch
+
+    # Lightning fetches a batch in advance, so the state of these batches would be one batch ahead.
+    # global_step is right.
+    def state_dict(self):
+        return self.train.steps(self.trainer.global_step * self.trainer.accumulate_grad_batches).state_dict()
+
+    def load_state_dict(self, state):
+        self.state = state
 
 
 class Model(L.LightningModule):
-    def __init__(self, V=256):
+    def __init__(self, V):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Embedding(V, 256), torch.nn.GELU(), torch.nn.Linear(256, V))
 
@@ -42,4 +56,5 @@ class Model(L.LightningModule):
 L.seed_everything(1337)
 saved = ModelCheckpoint("checkpoints", every_n_train_steps=20, save_last=True)
 trainer = L.Trainer(max_steps=60, callbacks=[saved], logger=False, enable_progress_bar=False)
-trainer.fit(Model(), datamodule=Batches(), ckpt_path="last")
+V = batchfs.split(sys.argv[1]).info["vocab_size"]
+trainer.fit(Model(V), datamodule=Batches(), ckpt_path="last")

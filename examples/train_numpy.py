@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceba
 
 info = json.load(open(f"{args.mountpoint}/train/info.json"))
 tokens = json.load(open(args.vocab))["tokens"]
-B, T, V = info["batch_size"], info["block_size"], len(tokens)
+B, T, V = info["batch_size"], info["block_size"], info["vocab_size"]
 C = min(10, T)  # characters of context
 L = T - C + 1   # positions with their whole context in the window: t = C-1 .. T-1
 D, H = 24, 192  # width of an embedding, of a hidden layer

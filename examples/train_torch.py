@@ -23,7 +23,7 @@ if os.path.exists("checkpoint.pt"):
     checkpoint = torch.load("checkpoint.pt")
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
-    batches.load_state_dict(checkpoint["batches"])  # rejects other tokens
+    batches.load_state_dict(checkpoint["batches"])  # rejects other tokens and settings
 
 for step, batch in batches:
     loss = F.cross_entropy(model(batch.x).flatten(0, 1), batch.y.flatten())

@@ -7,6 +7,7 @@
 import sys
 
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 import batchfs
@@ -16,14 +17,23 @@ train = batchfs.split(sys.argv[1], order="shuffle", batch_size=4, block_size=64)
 
 class BatchTrainer(Trainer):
     # Trainer's own loader would shuffle again, and begin at batch 0 if it resumed without skipping.
-    # This one begins at the batch of the step. It is a generator, so it runs only once the
-    # checkpoint is loaded.
+    # This one is a generator, so it runs only once the checkpoint is loaded.
     def get_train_dataloader(self):
-        for _, batch in train.torch(self.args.device, self.state.global_step * self.args.gradient_accumulation_steps):
+        batches = train.torch(self.args.device)
+        batches.load_state_dict(self.state.stateful_callbacks["Progress"]["attributes"]["batches"])
+        for _, batch in batches:
             yield {"input_ids": batch.x, "labels": batch.x}  # x as labels: the model shifts them
 
 
-class Print(TrainerCallback):
+class Progress(TrainerCallback, ExportableState):  # a checkpoint holds its state
+    batches = train.steps().state_dict()
+
+    def on_step_end(self, args, state, control, **_):  # Trainer fetches batches in advance
+        self.batches = train.steps(state.global_step * args.gradient_accumulation_steps).state_dict()
+
+    def state(self):
+        return {"args": {}, "attributes": {"batches": self.batches}}
+
     def on_log(self, args, state, control, logs, **_):
         if "loss" in logs:
             print(f"step {state.global_step - 1}: loss {logs['loss']}", flush=True)
@@ -35,5 +45,5 @@ args = TrainingArguments(
     "checkpoints", max_steps=60, save_steps=20, logging_steps=1, gradient_accumulation_steps=2, ignore_data_skip=True,
     learning_rate=1e-3, report_to="none", disable_tqdm=True,
 )
-trainer = BatchTrainer(model, args, callbacks=[Print])
+trainer = BatchTrainer(model, args, callbacks=[Progress()])
 trainer.train(resume_from_checkpoint=get_last_checkpoint("checkpoints"))
