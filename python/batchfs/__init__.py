@@ -28,6 +28,8 @@ unless ``dtype="int64"`` is set. NumPy has no bfloat16, so such numbers appear a
 Every problem with data or the machine raises an `Error` whose text says what happened and what to do: `MountError` if there is no
 mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an argument is wrong. Data known to be wrong is an error, never a batch.
 
+`writer` makes token files from documents that a program has as ids, and `finish` joins those of several processes.
+
 Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while its
 threads read, and the child may read too.
 
@@ -39,6 +41,9 @@ from ._pipe import Piped
 from ._mount import Mount, mount, open, split
 from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps
+from ._writer import Writer, finish
+
+writer = Writer
 
 __all__ = [
     "ArgumentError",
@@ -51,7 +56,10 @@ __all__ = [
     "ReadError",
     "Split",
     "Steps",
+    "Writer",
+    "finish",
     "mount",
     "open",
     "split",
+    "writer",
 ]

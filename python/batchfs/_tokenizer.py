@@ -1,0 +1,121 @@
+"""What the tokens of a tokenizer stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ._program import ArgumentError
+
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+
+
+class Vocabulary(NamedTuple):
+    """The bytes of each token, by id. The bytes of an id that is no token are empty."""
+
+    name: str
+    tokens: list[bytes]
+    eot: int | None  # end-of-text token
+
+
+def vocabulary(tokenizer: Any) -> Vocabulary:
+    """Returns the vocabulary of a tokenizer of transformers, tokenizers, tiktoken or sentencepiece.
+
+    Raises:
+        ArgumentError: the tokenizer is of another kind.
+    """
+    packages = {base.__module__.partition(".")[0] for base in type(tokenizer).__mro__}
+    if "tiktoken" in packages:
+        return _tiktoken(tokenizer)
+    if "sentencepiece" in packages:
+        eot = tokenizer.eos_id()
+        return Vocabulary("sentencepiece", _sentencepiece(tokenizer), eot if eot >= 0 else None)
+    if "tokenizers" in packages:
+        ids: dict[str, int] = tokenizer.get_vocab()
+        eot = next((ids[name] for name in _END_OF_TEXT if name in ids), None)
+        return Vocabulary("tokenizers", _tokenizers(tokenizer), eot)
+    if "transformers" in packages:
+        if backend := getattr(tokenizer, "backend_tokenizer", None):
+            tokens = _tokenizers(backend)
+        elif model := getattr(tokenizer, "sp_model", None):
+            tokens = _sentencepiece(model)
+            added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+            tokens = _by_id([*enumerate(tokens), *((i, str(token).encode()) for i, token in added.items())])
+        else:
+            is_bytes = hasattr(tokenizer, "byte_decoder")
+            tokens = _by_id((i, _alphabet_bytes(text) if is_bytes else text.encode()) for text, i in tokenizer.get_vocab().items())
+        return Vocabulary(str(tokenizer.name_or_path or "transformers"), tokens, tokenizer.eos_token_id)
+    raise ArgumentError(
+        f"tokenizer must be of transformers, tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): for any other, give vocab_size"
+    )
+
+
+def _tiktoken(encoding: Any) -> Vocabulary:
+    tokens = [b""] * encoding.n_vocab
+    for i in range(len(tokens)):
+        try:
+            tokens[i] = encoding.decode_single_token_bytes(i)
+        except KeyError:  # vocabularies have holes
+            pass
+    has_eot = "<|endoftext|>" in encoding.special_tokens_set
+    return Vocabulary(encoding.name, tokens, encoding.eot_token if has_eot else None)
+
+
+def _sentencepiece(model: Any) -> list[bytes]:
+    return [_piece_bytes(model.id_to_piece(i), model.is_byte(i)) for i in range(model.get_piece_size())]
+
+
+def _piece_bytes(piece: str, is_byte: bool) -> bytes:
+    return bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(_SPACE, " ").encode()
+
+
+def _tokenizers(tokenizer: Any) -> list[bytes]:
+    """Returns the bytes that the decoder of a tokenizer makes of each token in the middle of a text."""
+    described: dict[str, Any] = json.loads(tokenizer.to_str())
+    stages = {stage["type"]: stage for key in ("decoder", "pre_tokenizer") for stage in _stages(described[key])}
+    added = {token["id"]: token["content"].encode() for token in described["added_tokens"]}
+
+    def to_bytes(text: str) -> bytes:
+        if "ByteLevel" in stages:
+            return _alphabet_bytes(text)
+        if "WordPiece" in stages:
+            prefix = stages["WordPiece"]["prefix"]
+            return text[len(prefix) :].encode() if text.startswith(prefix) else f" {text}".encode()
+        return _piece_bytes(text, "ByteFallback" in stages and _BYTE.fullmatch(text) is not None)
+
+    ids: dict[str, int] = tokenizer.get_vocab()
+    return _by_id([*((i, to_bytes(text)) for text, i in ids.items() if i not in added), *added.items()])
+
+
+def _stages(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns a decoder or a pre-tokenizer, or the parts of a sequence of them."""
+    if stage is None or stage["type"] != "Sequence":
+        return [stage] if stage else []
+    parts: list[dict[str, Any]] = stage.get("decoders") or stage.get("pretokenizers") or []
+    return [part for inner in parts for part in _stages(inner)]
+
+
+def _by_id(pairs: Any) -> list[bytes]:
+    tokens: dict[int, bytes] = dict(pairs)
+    return [tokens.get(i, b"") for i in range(max(tokens) + 1)]
+
+
+def _alphabet() -> dict[str, int]:
+    """Returns the bytes for which characters of a byte-level vocabulary stand. Visible ones stand for themselves; others are numbered from 256."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in visible]
+    return {**{chr(b): b for b in visible}, **{chr(256 + n): b for n, b in enumerate(others)}}
+
+
+_ALPHABET = _alphabet()
+
+
+def _alphabet_bytes(text: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in text])
+    except KeyError:  # the name of a special token
+        return text.encode()
