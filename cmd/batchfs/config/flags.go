@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cache/blob"
+	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // Flags holds the flags that say where the configuration of a command comes from.
@@ -88,6 +89,7 @@ func setArgsForData(dir string) (sets []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName)) // if it is broken, opening the files reports that
 	for _, name := range []string{"train", "val"} {
 		pattern, err := dataGlob(name, entries)
 		if err != nil {
@@ -95,6 +97,9 @@ func setArgsForData(dir string) (sets []string, err error) {
 		}
 		if pattern != "" {
 			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(blob.EscapeGlob(dir), pattern)))
+		} else if manifest != nil && len(manifest.Splits[name].Shards) > 0 {
+			return nil, fmt.Errorf("%s has no files of %s, but vocab.json lists %s: run the interrupted batchfs prepare again, continue the batchfs.writer "+
+				"with resume=True, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
 		}
 	}
 	if len(sets) == 0 {

@@ -285,8 +285,13 @@ var logTable = table{name: "[log]", help: "What is written to standard error, or
 }}
 
 // NewAlignedArray returns an array that is aligned with the targets and read from headerless files.
-// It reports whether a configuration could have this name and dtype.
-func NewAlignedArray(name, dtype string) (a AlignedArray, ok bool) {
+// It reports whether a configuration could have this name, dtype and shape of an element, which is
+// empty for a number.
+func NewAlignedArray(name, dtype string, shape []int) (a AlignedArray, ok bool) {
 	arrayTable.setDefaults(&a)
-	return a, arrayTable.find("name").set(&a, name) && arrayTable.find("dtype").set(&a, dtype)
+	var axes []any
+	for _, axis := range shape {
+		axes = append(axes, int64(axis))
+	}
+	return a, arrayTable.find("name").set(&a, name) && arrayTable.find("dtype").set(&a, dtype) && (shape == nil || arrayTable.find("shape").set(&a, axes))
 }

@@ -28,6 +28,7 @@ func writePrepared(t *testing.T) {
 		"gone":    `{"name": "mask", "file": "none.bin", "dtype": "uint8"}`,
 		"short":   `{"name": "mask", "file": "vocab.json", "dtype": "uint8"}`,
 		"outside": `{"name": "../mask", "file": "a.mask.bin", "dtype": "uint8"}`,
+		"pairs":   `{"name": "mask", "file": "a.bin", "dtype": "uint8", "shape": [2]}`,
 		"plain":   "",
 	} {
 		testfiles.Write(t, map[string]string{
@@ -52,6 +53,8 @@ func TestArraysBesideTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{
 		{"[splits.a]\ntokens = 'sft/a.bin'\n", "[splits.a]\ntokens = 'sft/a.bin'\n" + mask("'sft/a.mask.bin'"), "[splits.a]\ntokens = 'sft/a.bin'\narrays = []"},
+		{"[splits.a]\ntokens = 'pairs/a.bin'\n", "[splits.a]\ntokens = 'pairs/a.bin'\narrays = [{name = 'mask', files = 'pairs/a.bin', dtype = 'uint8', shape = [2]}]",
+			"[splits.a]\ntokens = 'pairs/a.bin'\narrays = []"},
 		{"[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n", "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n" +
 			mask("['sft/a.mask.bin', 'again/a.mask.bin']"), "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\narrays = []"},
 		{mixture("'sft/a.bin'\n", "'again/a.bin'\n"), mixture("'sft/a.bin'\n"+mask("'sft/a.mask.bin'"), "'again/a.bin'\n"+mask("'again/a.mask.bin'")),
@@ -66,6 +69,28 @@ func TestArraysBesideTokens(t *testing.T) {
 		}
 		same(t, newServed(found, nil), newServed(want, nil))
 		sameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
+	}
+}
+
+// A run that was killed while its files got their final names is not served without the others.
+func TestShardsOfTheManifestThatAreMissing(t *testing.T) {
+	t.Chdir(t.TempDir())
+	raw := strings.Repeat("\x00\x00", 120)
+	testfiles.Write(t, map[string]string{"data/train_2.bin": raw, "data/val.bin": raw, "data/vocab.json": `{"kind": "ids", "vocab_size": 9, "splits": {
+		"train": {"shards": [{"name": "train_1.bin"}, {"name": "train_2.bin"}]}, "val": {"shards": [{"name": "val.bin"}]}}}`})
+	for text, want := range map[string]string{
+		"[splits.train]\ntokens = 'data/train_*.bin'":                 abs(t, "data/train_1.bin") + " is missing, but vocab.json lists it: ",
+		"[splits.train]\ntokens = 'data/train_*.bin'\nvocab_size = 9": abs(t, "data/train_1.bin") + " is missing, but vocab.json lists it: ",
+		"[splits.val]\ntokens = 'data/val.bin'":                       "",
+	} {
+		if _, err := openHere(t, two+text); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+	must(t, os.Remove("data/train_2.bin"))
+	_, err := (&config.Flags{Data: "data"}).Load()
+	if want := "data has no files of train, but vocab.json lists train_1.bin: "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("--data: %v, want %s", err, want)
 	}
 }
 

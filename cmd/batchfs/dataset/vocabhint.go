@@ -1,7 +1,11 @@
 package dataset
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -51,6 +55,12 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 		}
 	}
 	v, shards, err := vocabulary.ForFiles(all)
+	for _, path := range slices.Sorted(maps.Keys(shards)) {
+		if _, statErr := os.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
+			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True, "+
+				"restore the file, or, to serve the other files without it, move vocab.json away", path)
+		}
+	}
 	switch {
 	case len(guessed) == 0:
 		err = nil
@@ -83,13 +93,17 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []config.AlignedArray, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {
-			all = append(all, a.Name+" of "+a.DType)
+			text := a.Name + " of " + a.DType
+			if a.Shape != nil {
+				text += fmt.Sprint(" ", a.Shape)
+			}
+			all = append(all, text)
 		}
 		return all
 	}
 	first := described(files[0])
 	for n, a := range shards[files[0]].Arrays {
-		b, ok := config.NewAlignedArray(a.Name, a.DType)
+		b, ok := config.NewAlignedArray(a.Name, a.DType, a.Shape)
 		if !ok {
 			return nil, fmt.Errorf("vocab.json next to %s names an array %q that no split can have", files[0], first[n])
 		}

@@ -56,6 +56,10 @@ func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
 // createdFilePattern matches the files in the working directory that prepare may remove.
 var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFilePattern.String())
 
+// writerFilePattern matches files that only the Python package's writer makes: its checkpoint, and
+// the working directories of its shards.
+var writerFilePattern = regexp.MustCompile(`^\.writer\.json$|^shard_\d+_of_\d+$`)
+
 // openWorkDir opens or creates DIR and the working directory, and locks the latter.
 func openWorkDir(out string) (*workDir, error) {
 	w := new(workDir)
@@ -92,9 +96,13 @@ func (w *workDir) open() error {
 		return fmt.Errorf("%w: choose another --out, or remove it", err)
 	}
 	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || privatedir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return errors.New("another batchfs prepare is running there: wait until it has ended")
+		return errors.New("another batchfs prepare or batchfs.writer is running there: wait until it has ended")
 	}
-	return nil
+	names, err := w.fileNames()
+	if slices.ContainsFunc(names, writerFilePattern.MatchString) {
+		return errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
+	}
+	return err
 }
 
 // close removes the working directory unless it has a checkpoint.
@@ -119,13 +127,17 @@ func (w *workDir) clear() error {
 }
 
 func (w *workDir) createdFiles() ([]string, error) {
+	names, err := w.fileNames()
+	return slices.DeleteFunc(names, func(name string) bool { return !createdFilePattern.MatchString(name) }), err
+}
+
+func (w *workDir) fileNames() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	return slices.DeleteFunc(names, func(name string) bool { return !createdFilePattern.MatchString(name) }), err
+	return dir.Readdirnames(-1)
 }
 
 // load returns the checkpoint, or nil if there is none.

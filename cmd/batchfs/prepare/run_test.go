@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -51,7 +52,7 @@ func TestPrepareEOTAndMask(t *testing.T) {
 		if want.mask != "" {
 			arrays = []vocabulary.ArrayFile{{Name: "mask", File: filepath.Base(name) + ".mask.bin", DType: "uint8"}}
 		}
-		if got := readManifest(t).Splits["train"].Shards[0].Arrays; !slices.Equal(got, arrays) {
+		if got := readManifest(t).Splits["train"].Shards[0].Arrays; !reflect.DeepEqual(got, arrays) {
 			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)
 		}
 	}
@@ -221,7 +222,18 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	w, err := openWorkDir("out")
 	testfiles.NoError(t, err)
 	defer w.close()
-	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare is running there")
+	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare or batchfs.writer is running there")
+}
+
+// prepare neither replaces nor removes unfinished work of the Python package.
+func TestPrepareLeavesTheWriterAlone(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A"})})
+	for _, file := range []string{".writer.json", "shard_00000_of_00002/.writer.json"} {
+		testfiles.Write(t, map[string]string{"out/.prepare/" + file: "{}", "out/.prepare/train.bin": "AB"})
+		wantError(t, "a.jsonl --val 0 --force --out out", "out/.prepare: belongs to an unfinished batchfs.writer: continue it in Python")
+		testfiles.Size(t, "out/.prepare/train.bin")
+		testfiles.NoError(t, os.RemoveAll("out"))
+	}
 }
 
 // A mount never sees shards of two runs as one split.

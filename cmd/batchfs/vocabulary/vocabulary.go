@@ -1,5 +1,5 @@
-// Package vocabulary reads and writes vocab.json, the manifest that batchfs prepare writes next to
-// token files. A [Manifest] describes the files; the [Vocabulary] in it gives the text of each
+// Package vocabulary reads and writes vocab.json, the manifest that batchfs prepare and the Python
+// package's writer write next to token files. A [Manifest] describes the files; the [Vocabulary] in it gives the text of each
 // token. Neither is safe for concurrent modification.
 package vocabulary
 
@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 )
 
 // FileName is the name of the manifest, in the directory of the token files.
@@ -22,11 +23,12 @@ const (
 	Char = "char" // each token is a Unicode code point
 	Byte = "byte" // each token is the value of a byte
 	BPE  = "bpe"  // each token is a sequence of bytes
+	IDs  = "ids"  // tokens are only numbers
 )
 
 // A Vocabulary is the part of vocab.json that describes tokens.
 type Vocabulary struct {
-	Kind       string `json:"kind"` // Char, Byte or BPE
+	Kind       string `json:"kind"` // Char, Byte, BPE or IDs
 	Size       int    `json:"vocab_size"`
 	TokenDType string `json:"token_dtype,omitempty"` // dtype of token files without a header
 	// EOT is the end-of-text token, or nil. EOTAt is its position in each document: "end", "begin"
@@ -41,7 +43,7 @@ type Vocabulary struct {
 
 // A Manifest is the content of vocab.json.
 type Manifest struct {
-	Tokenizer string           `json:"tokenizer"` // value of batchfs prepare --by
+	Tokenizer string           `json:"tokenizer"` // value of batchfs prepare --by, or a tokenizer's name
 	Format    string           `json:"format"`
 	Splits    map[string]Split `json:"splits"`
 	// Run is a digest of the options and of the names and sizes of the texts. A run with the same
@@ -75,11 +77,12 @@ type Shard struct {
 	MaskOnes int64       `json:"mask_ones,omitempty"` // tokens whose mask is 1
 }
 
-// An ArrayFile is a headerless file with one element for each token of a shard.
+// An ArrayFile is a headerless file with one element, of the given shape, for each token of a shard.
 type ArrayFile struct {
 	Name  string `json:"name"`
 	File  string `json:"file"` // file name, in the directory of the manifest
 	DType string `json:"dtype"`
+	Shape []int  `json:"shape,omitempty"`
 }
 
 // Read reads a vocab.json. It returns nil and no error if path is not a regular file or belongs to
@@ -95,7 +98,7 @@ func Read(path string) (*Manifest, error) {
 	}
 	var foreign *json.UnmarshalTypeError
 	switch {
-	case errors.As(err, &foreign), err == nil && m.Kind != Char && m.Kind != Byte && m.Kind != BPE:
+	case errors.As(err, &foreign), err == nil && !slices.Contains([]string{Char, Byte, BPE, IDs}, m.Kind):
 		return nil, nil
 	case err == nil && m.Size < 1:
 		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", m.Size)
@@ -114,9 +117,8 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// ForFiles returns the vocabulary next to token files, or nil, and the shards that have aligned
-// arrays, by path. If vocabularies differ, or one cannot be read, it returns an error together with
-// the shards.
+// ForFiles returns the vocabulary next to token files, or nil, and all shards of their splits, by
+// path. If vocabularies differ, or one cannot be read, it returns an error together with the shards.
 func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // the vocab.json that v is from
 	read := map[string]bool{} // keyed by directory
@@ -134,10 +136,12 @@ func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error
 			continue
 		}
 		for _, split := range m.Splits {
+			path := func(s Shard) string { return filepath.Join(dir, s.Name) }
+			if !slices.ContainsFunc(split.Shards, func(s Shard) bool { return slices.Contains(files, path(s)) }) {
+				continue
+			}
 			for _, shard := range split.Shards {
-				if len(shard.Arrays) > 0 {
-					shards[filepath.Join(dir, shard.Name)] = shard
-				}
+				shards[path(shard)] = shard
 			}
 		}
 		if v == nil {
@@ -154,7 +158,7 @@ func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error
 }
 
 // Text returns the text that a token stands for, or U+FFFD and the number of a token that is not in
-// the vocabulary.
+// the vocabulary. Tokens that are only numbers are separated by spaces.
 func (v *Vocabulary) Text(token int) string {
 	switch {
 	case v.Kind == Byte && uint(token) < 256:
@@ -163,6 +167,8 @@ func (v *Vocabulary) Text(token int) string {
 		return v.Tokens[token]
 	case uint(token) < uint(len(v.TokenBytes)):
 		return string(v.TokenBytes[token])
+	case v.Kind == IDs:
+		return fmt.Sprintf("%d ", token)
 	}
 	return fmt.Sprintf("\ufffd%d", token)
 }

@@ -17,6 +17,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 	for _, v := range []*Vocabulary{
 		{Kind: Char, Size: 3, Tokens: []string{"\n", "<", "é"}},
 		{Kind: Byte, Size: 256},
+		{Kind: IDs, Size: 70000, TokenDType: "uint32"},
 		{Kind: BPE, Size: 2, EOT: &eot, TokenBytes: [][]byte{[]byte("\xe9"), []byte("<|endoftext|>")}},
 	} {
 		m := Manifest{Tokenizer: "x", Splits: map[string]Split{"train": {Tokens: 2, Shards: []Shard{{Name: "train.bin", SHA256: "ab"}}}}, Vocabulary: *v}
@@ -78,7 +79,7 @@ func TestText(t *testing.T) {
 		want  string
 	}{
 		{chars, 0, "a"}, {chars, 1, "é"}, {chars, 2, "\ufffd2"}, {bytes, 0xe9, "\xe9"}, {bytes, 256, "\ufffd256"},
-		{bpe, 1, "\xc3"}, {bpe, 2, "\ufffd2"},
+		{bpe, 1, "\xc3"}, {bpe, 2, "\ufffd2"}, {&Vocabulary{Kind: IDs, Size: 3}, 2, "2 "},
 	} {
 		if got := test.v.Text(test.token); got != test.want {
 			t.Errorf("%s %d is %q, want %q", test.v.Kind, test.token, got, test.want)
