@@ -39,18 +39,15 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
         eot = next((ids[name] for name in _END_OF_TEXT if name in ids), None)
         return Vocabulary("tokenizers", _tokenizers(tokenizer), eot)
     if "transformers" in packages:
+        name, eot = str(tokenizer.name_or_path or "transformers"), tokenizer.eos_token_id
         if backend := getattr(tokenizer, "backend_tokenizer", None):
-            tokens = _tokenizers(backend)
-        elif model := getattr(tokenizer, "sp_model", None):
-            tokens = _sentencepiece(model)
+            return Vocabulary(name, _tokenizers(backend), eot)
+        if model := getattr(tokenizer, "sp_model", None):
             added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-            tokens = _by_id([*enumerate(tokens), *((i, str(token).encode()) for i, token in added.items())])
-        else:
-            is_bytes = hasattr(tokenizer, "byte_decoder")
-            tokens = _by_id((i, _alphabet_bytes(text) if is_bytes else text.encode()) for text, i in tokenizer.get_vocab().items())
-        return Vocabulary(str(tokenizer.name_or_path or "transformers"), tokens, tokenizer.eos_token_id)
+            return Vocabulary(name, _by_id([*enumerate(_sentencepiece(model)), *((i, str(token).encode()) for i, token in added.items())]), eot)
     raise ArgumentError(
-        f"tokenizer must be of transformers, tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): for any other, give vocab_size"
+        f"tokenizer must be a fast one of transformers, or of tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): "
+        "for any other, give vocab_size instead"
     )
 
 

@@ -14,8 +14,9 @@ import shutil
 import time
 import weakref
 from collections.abc import Generator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 
@@ -30,9 +31,8 @@ _STATE = ".writer.json"
 _SHARD = re.compile(r"shard_(\d+)_of_(\d+)")
 _TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index)")
 _OWN = re.compile(rf"{_SHARD.pattern}|{_TOKEN_FILE.pattern}|{re.escape(_STATE)}(\.new)?")
-_ARRAY_NAME = re.compile("[a-z0-9_]{1,32}")
-_RESERVED = frozenset("x y tokens rows cu_seqlens positions lengths source".split())  # a batch's own arrays
-_DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+_ARRAY_NAME = re.compile("(?!(x|y|tokens|rows|cu_seqlens|positions|lengths|source)$)[a-z0-9_]{1,32}")
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 
 _BUFFER = 8 << 20  # bytes
 _OVERHEAD = 256  # bytes of memory that a document takes in addition to its arrays
@@ -64,18 +64,9 @@ class Writer:
     """
 
     def __init__(
-        self,
-        dir: PathLike,
-        *,
-        tokenizer: Any = None,
-        vocab_size: SupportsIndex | None = None,
-        val: float = 0.0,
-        shard_tokens: SupportsIndex | None = None,
-        shard: tuple[SupportsIndex, SupportsIndex] | None = None,
-        resume: bool = False,
+        self, dir: PathLike, *, tokenizer: Any = None, vocab_size: SupportsIndex | None = None, val: float = 0.0,
+        shard_tokens: SupportsIndex | None = None, shard: tuple[SupportsIndex, SupportsIndex] | None = None, resume: bool = False
     ) -> None:
-        if (tokenizer is None) == (vocab_size is None):
-            raise ArgumentError("tokenizer and vocab_size: give one of them")
         if not 0 <= val < 1:
             raise ArgumentError(f"val must be 0 or more and below 1, such as 0.01 (got {val!r})")
         limit = None if shard_tokens is None else integer("shard_tokens", shard_tokens, 1)
@@ -84,64 +75,58 @@ class Writer:
             n = integer("the number of shards", shard[1], 1, 99_999)
             name = f"shard_{integer('the number of the shard', shard[0], 0, n - 1):05d}_of_{n:05d}"
         self._manifest = _describe(tokenizer, vocab_size)
-        self._size: int = self._manifest["vocab_size"]
-        self._val, self._is_shard, self._pid = val, shard is not None, os.getpid()
-        self._saved, self._failed, self._closed = False, False, False
-        self._splits: dict[str, _Split] = {}
+        self._is_shard, self._pid = shard is not None, os.getpid()
+        self._saved = self._failed = self._closed = False
         self._columns: list[_Column] = []  # empty until the first document
         self._buffered = 0  # bytes
         self._due = time.monotonic() + _FIRST_CHECKPOINT
+        # The name of a tokenizer may be a path, which differs between hosts.
+        tokens = hashlib.sha256(json.dumps({**self._manifest, "tokenizer": ""}).encode()).hexdigest()
+        self._settings: _State = {"vocab_size": self._manifest["vocab_size"], "tokenizer": tokens, "val": float(val), "shard_tokens": limit}
         self.directory = _absolute(dir)
-        settings = {"vocab_size": self._size, "tokenizer": _digest(self._manifest), "val": val, "shard_tokens": limit}
         with _explained(self.directory), contextlib.ExitStack() as on_error:
             os.makedirs(self.directory, exist_ok=True)
             self._shared = self._work = _Work(os.path.join(self.directory, _WORK), fcntl.LOCK_SH if name else fcntl.LOCK_EX)
             on_error.callback(self._shared.unlock)
+            entries = os.listdir(self._shared.path)
+            if _STATE in entries if name else any(map(_SHARD.fullmatch, entries)):
+                other = "a writer of the whole directory" if name else "writers of shards"
+                raise Error(f"{self._shared.path} belongs to {other}: complete that work first, or remove the directory")
             if name:
-                self._check_foreign()
                 self._work = _Work(os.path.join(self._shared.path, name), fcntl.LOCK_EX)
                 on_error.callback(self._work.unlock)
-            self._state = self._load(settings, resume)
+            self._state = self._load(resume)
             self._splits = {name: _Split(self._work, name, bool(limit or shard), limit, state) for name, state in self._state["splits"].items()}
             if self._state["complete"]:
                 self._publish()
             on_error.pop_all()
 
-    def _load(self, settings: _State, resume: bool) -> _State:
+    def _load(self, resume: bool) -> _State:
         """Returns the state to continue from."""
-        path, state = self._work.path, self._work.load()
-        if not self._is_shard:
-            self._check_foreign()
+        path, state = self._work.path, _load(self._work.path)
         if not (state and state["complete"]):
             _check_free(self.directory)
         if not state:
             self._work.clear()
             splits: _State = {name: {"shards": [], "tokens": 0, "documents": 0, "ones": 0} for name in ("train", "val")}
-            return {"settings": settings, "arrays": None, "eot_at": {"end": True, "begin": True}, "splits": splits, "complete": False}
+            return {"settings": self._settings, "arrays": None, "eot_at": {"end": True, "begin": True}, "splits": splits, "complete": False}
         if not resume:
-            documents = sum(_documents(split) for split in state["splits"].values())
             what = "a complete shard" if state["complete"] else "unfinished work"
+            documents = _total([state], "documents")
             raise Error(f"{path} has {what} of {documents} documents: continue with resume=True, or remove the directory to start over")
         for key, then in state["settings"].items():
-            if then != settings[key]:
-                was = "another tokenizer" if key == "tokenizer" else f"{key}={then}, and now it is {settings[key]}"
+            if then != (now := self._settings[key]):
+                was = "another tokenizer" if key == "tokenizer" else f"{key}={then}, and now it is {now}"
                 raise Error(f"{path} was written with {was}: use the same again, or remove the directory to start over")
         self._saved = True
         if state["arrays"] is not None:
-            self._columns = self._columns_of(state["arrays"])
+            self._columns = self._all_columns(state["arrays"])
         return state
-
-    def _check_foreign(self) -> None:
-        """Raises an error if the directory has the work of shards and this is no shard, or the other way around."""
-        entries = os.listdir(self._shared.path)
-        if _STATE in entries if self._is_shard else any(map(_SHARD.fullmatch, entries)):
-            owner = "a writer of the whole directory" if self._is_shard else "writers of shards"
-            raise Error(f"{self._shared.path} belongs to {owner}: complete that work first, or remove the directory")
 
     @property
     def documents(self) -> int:
         """The number of documents that were added, including those before a resume."""
-        return sum(_documents(split.state) + len(split.pending) for split in self._splits.values())
+        return _total([self._state], "documents") + sum(len(split.pending) for split in self._splits.values())
 
     def add(self, ids: Any, /, *, split: str | None = None, **arrays: Any) -> None:
         """Adds one document.
@@ -157,16 +142,16 @@ class Writer:
             ArgumentError: the document is wrong. Nothing of it was added.
             Error: the files cannot be written.
         """
-        if self._closed or self._failed or os.getpid() != self._pid:
-            raise Error(f"{self._work.path}: {self._why_not()}")
+        self._check_open()
         tokens = self._tokens(ids)
-        columns = self._columns or self._columns_of({name: self._first(name, value) for name, value in arrays.items()})
-        if len(columns) - 1 != len(arrays) or any(column.name not in arrays for column in columns[1:]):
+        columns = self._columns or self._all_columns({name: self._element(name, value) for name, value in arrays.items()})
+        if {column.name for column in columns[1:]} != arrays.keys():
             raise self._wrong(f"has the arrays {[*arrays]}, but the first document has {[column.name for column in columns[1:]]}")
         values = [tokens, *(self._aligned(column, arrays[column.name], len(tokens)) for column in columns[1:])]
         if split is None:
-            hashed = hashlib.blake2b(tokens.data, digest_size=8).digest() if self._val else b""
-            split = "val" if int.from_bytes(hashed, "little") < self._val * 2**64 else "train"
+            val = self._settings["val"]
+            hashed = hashlib.blake2b(tokens.data, digest_size=8).digest() if val else b""
+            split = "val" if int.from_bytes(hashed, "little") < val * 2**64 else "train"
         elif split not in self._splits:
             raise self._wrong(f"has split={split!r}: must be 'train' or 'val'")
         if not self._columns:
@@ -174,26 +159,24 @@ class Writer:
         self._splits[split].pending.append(values)
         self._buffered += sum(value.nbytes for value in values) + _OVERHEAD
         if self._buffered >= _BUFFER or time.monotonic() >= self._due:
-            with self._explained():
+            with self._writing():
                 self._write()
 
     def close(self) -> None:
         """Completes the files. Without a ``with``, call it at the end."""
         if self._closed:
             return
-        if os.getpid() != self._pid or self._failed:
-            raise Error(f"{self._work.path}: {self._why_not()}")
+        self._check_open()
         try:
-            with self._explained():
+            with self._writing():
                 self._write()
             if not self._is_shard:
-                _check_end(self._work.path, [self._state], self._val)
-            with self._explained():
+                _check_end(self._work.path, [self._state])
+            with self._writing():
                 self._complete()
                 self._publish()
-        except BaseException:
+        finally:
             self._keep()
-            raise
 
     def __enter__(self) -> Writer:
         return self
@@ -204,18 +187,22 @@ class Writer:
         else:
             self._keep()
 
-    def _why_not(self) -> str:
+    def _check_open(self) -> None:
+        why = ""
         if os.getpid() != self._pid:
-            return f"this writer belongs to process {self._pid}: in several processes, give each one writer(..., shard=(i, n))"
-        if self._failed:
-            return "an earlier write failed or was interrupted: continue with writer(..., resume=True)"
-        return "is complete or closed, so nothing can be added"
+            why = f"this writer belongs to process {self._pid}: in several processes, give each one its own writer(..., shard=(i, n))"
+        elif self._closed:
+            why = "this writer is complete or closed, so nothing can be added"
+        elif self._failed:
+            why = "an earlier write failed or was interrupted: continue with writer(..., resume=True)"
+        if why:
+            raise Error(f"{self._work.path}: {why}")
 
     @contextlib.contextmanager
-    def _explained(self) -> Generator[None]:
+    def _writing(self) -> Generator[None]:
         """Until the block has ended, the files may lack a part of what was added."""
         self._failed = True
-        with _explained(self._work.path, "; then continue with resume=True"):
+        with _explained(self._work.path):
             yield
         self._failed = False
 
@@ -223,12 +210,12 @@ class Writer:
         return ArgumentError(f"document {self.documents} {words}")
 
     def _tokens(self, ids: Any) -> Array:
-        tokens = self._array("ids", ids)
+        tokens, size = self._array("ids", ids), self._settings["vocab_size"]
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise self._wrong(f"must be one or more integers in one dimension (got {tokens.dtype} of shape {tokens.shape})")
-        if tokens.max() >= self._size or tokens.min() < 0:
-            at = int(np.flatnonzero((tokens < 0) | (tokens >= self._size))[0])
-            raise self._wrong(f"has the id {tokens[at]} at position {at}: must be 0 or more and below the vocabulary's size, {self._size}")
+        if tokens.max() >= size or tokens.min() < 0:
+            at = int(np.flatnonzero((tokens < 0) | (tokens >= size))[0])
+            raise self._wrong(f"has the id {tokens[at]} at position {at}: must be 0 or more and below the vocabulary's size, {size}")
         return tokens.astype(self._manifest["token_dtype"], "C")
 
     def _array(self, name: str, value: Any) -> Array:
@@ -239,20 +226,20 @@ class Writer:
         except (TypeError, ValueError) as e:
             raise self._wrong(f"has {name} that NumPy cannot represent: {e}") from e
 
-    def _first(self, name: str, value: Any) -> list[Any]:
+    def _element(self, name: str, value: Any) -> list[Any]:
         """Returns the dtype and the shape of an element of an array of the first document."""
         array = self._array(name, value)
         dtype = "uint8" if name == "mask" else str(array.dtype)
-        if not _ARRAY_NAME.fullmatch(name) or name in _RESERVED:
-            raise ArgumentError(f"{name!r} cannot be the name of an array: 1 to 32 letters a to z, digits and _, and none of {', '.join(sorted(_RESERVED))}")
-        if dtype not in _DTYPES:
-            raise self._wrong(f"has the array {name} of {dtype}, which no mount serves: convert it to one of {', '.join(sorted(_DTYPES))}")
+        if not _ARRAY_NAME.fullmatch(name):
+            raise ArgumentError(f"{name!r} cannot be the name of an array: 1 to 32 letters a to z, digits and _, and not a name of batchfs, such as x")
+        if dtype not in _DTYPES or 0 in array.shape:
+            raise self._wrong(f"has the array {name} of {dtype} and shape {array.shape}: must not be empty, and of {', '.join(_DTYPES)}")
         return [dtype, array.shape[1:]]
 
     def _aligned(self, column: _Column, value: Any, length: int) -> Array:
-        array = self._array(column.name, value)
-        if array.shape != (length, *column.shape):
-            raise self._wrong(f"has the array {column.name} of shape {array.shape}: must be {(length, *column.shape)}, an element for each id")
+        array, shape = self._array(column.name, value), (length, *column.shape)
+        if array.shape != shape:
+            raise self._wrong(f"has the array {column.name} of shape {array.shape}: must be {shape}, an element for each id")
         if column.name == "mask":
             if array.dtype.kind not in "biu" or array.max() > 1 or array.min() < 0:
                 raise self._wrong("has a mask that is not 0 or 1 everywhere")
@@ -260,7 +247,7 @@ class Writer:
             raise self._wrong(f"has the array {column.name} of {array.dtype}, but in the first document it is {column.dtype}")
         return array.astype(column.dtype, "C")
 
-    def _columns_of(self, arrays: dict[str, list[Any]]) -> list[_Column]:
+    def _all_columns(self, arrays: dict[str, list[Any]]) -> list[_Column]:
         token = _Column("", np.dtype(self._manifest["token_dtype"]), ())
         return [token, *(_Column(name, np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in arrays.items())]
 
@@ -282,12 +269,10 @@ class Writer:
         for split in self._splits.values():
             split.complete_shard(self._columns)
         _check_free(self.directory)
-        splits = {name: split.state["shards"] for name, split in self._splits.items()}
-        self._manifest["eot_at"] = _eot_at(self._manifest.get("eot"), [self._state])
-        _write_manifest(self._work, self._manifest, splits)
-        names = ["vocab.json", *(name for shards in splits.values() for shard in shards for name in _names(shard))]
-        self._state["moves"] = [] if self._is_shard else _in_order([(name, name) for name in names])
-        self._state["complete"] = True
+        shards = {name: split.state["shards"] for name, split in self._splits.items()}
+        names = ["vocab.json", *(name for split in shards.values() for shard in split for name in _names(shard))]
+        _write_manifest(self._work, self._manifest, shards, [self._state])
+        self._state.update(complete=True, moves=[(name, name) for name in names])
         self._save()
 
     def _publish(self) -> None:
@@ -339,7 +324,7 @@ class _Split:
     def __init__(self, work: _Work, name: str, numbered: bool, limit: int | None, state: _State) -> None:
         self.work, self.name, self.numbered, self.limit, self.state = work, name, numbered, limit, state
         self.pending: list[list[Array]] = []
-        self.files: list[BinaryIO] = []  # of each column, and the document index
+        self.files: list[FileIO] = []  # of each column, and the document index
 
     def _stem(self) -> str:
         return f"{self.name}_{len(self.state['shards']) + 1:06d}" if self.numbered else self.name
@@ -350,32 +335,34 @@ class _Split:
         sizes = {column.file(stem): tokens * column.dtype.itemsize * math.prod(column.shape) for column in columns}
         sizes[f"{stem}.bin.index"] = 8 * self.state["documents"]
         for name, size in sizes.items():
-            file = open(os.path.join(self.work.path, name), "ab")
+            path = os.path.join(self.work.path, name)
+            file = FileIO(path, "ab")
             self.files.append(file)
             if file.tell() < size:
-                raise Error(f"{file.name} has {file.tell()} bytes, but had {size}: remove {self.work.path} and start over")
+                raise Error(f"{path} has {file.tell()} bytes, but had {size}: remove {self.work.path} and start over")
             file.truncate(size)
 
     def write(self, columns: list[_Column], eot: int | None, eot_at: dict[str, bool]) -> bool:
         """Writes the documents that wait, and reports whether it completed a shard."""
         before = len(self.state["shards"])
         while self.pending:
-            ends = self.state["tokens"] + np.cumsum([len(document[0]) for document in self.pending])
-            n = len(ends) if self.limit is None else min(len(ends), int(np.searchsorted(ends, self.limit)) + 1)
-            arrays = [np.concatenate(arrays) for arrays in zip(*self.pending[:n])]
+            lengths = np.cumsum([len(document[0]) for document in self.pending])
+            room = math.inf if self.limit is None else self.limit - self.state["tokens"]
+            n = min(len(lengths), int(np.searchsorted(lengths, room)) + 1)
+            lengths, arrays = lengths[:n], [np.concatenate(arrays) for arrays in zip(*self.pending[:n])]
             del self.pending[:n]
-            ends = ends[:n]
             if not self.files:
                 self._open(columns)
-            for file, array in zip(self.files, [*arrays, ends.astype("<u8")]):
-                file.write(array.data)
-            # A reader may split documents at end-of-text tokens only if there is one in each.
-            after = ends - self.state["tokens"]
+            for file, array in zip(self.files, [*arrays, (lengths + self.state["tokens"]).astype(np.uint64)]):
+                rest = array.data.cast("B")
+                while rest:
+                    rest = rest[file.write(rest) :]
+            # A reader may split documents at end-of-text tokens only if each document has one.
             is_eot = arrays[0] == eot
             once = int(np.count_nonzero(is_eot)) == n
-            eot_at["end"] &= once and bool(is_eot[after - 1].all())
-            eot_at["begin"] &= once and bool(is_eot[0] and is_eot[after[:-1]].all())
-            self.state["tokens"] = int(ends[-1])
+            eot_at["end"] &= once and bool(is_eot[lengths - 1].all())
+            eot_at["begin"] &= once and bool(is_eot[0] and is_eot[lengths[:-1]].all())
+            self.state["tokens"] += int(lengths[-1])
             self.state["documents"] += n
             self.state["ones"] += sum(int(array.sum()) for column, array in zip(columns, arrays) if column.name == "mask")
             if self.limit is not None and self.state["tokens"] >= self.limit:
@@ -384,7 +371,6 @@ class _Split:
 
     def sync(self) -> None:
         for file in self.files:
-            file.flush()
             os.fsync(file.fileno())
 
     def complete_shard(self, columns: list[_Column]) -> None:
@@ -395,24 +381,19 @@ class _Split:
             self._open(columns)
         self.sync()
         self.close()
-        stem = self._stem()
-        hashed = hashlib.sha256()
+        stem, hashed = self._stem(), hashlib.sha256()
         with open(os.path.join(self.work.path, f"{stem}.bin"), "rb") as file:
             while block := file.read(1 << 20):
                 hashed.update(block)
-        shard = {"name": f"{stem}.bin", "tokens": self.state["tokens"], "documents": self.state["documents"], "sha256": hashed.hexdigest()}
-        if len(columns) > 1:
-            shard["arrays"] = [
-                {"name": c.name, "file": c.file(stem), "dtype": str(c.dtype), **({"shape": c.shape} if c.shape else {})} for c in columns[1:]
-            ]
-            shard["mask_ones"] = self.state["ones"]
-        self.state["shards"].append(shard)
+        arrays = [{"name": c.name, "file": c.file(stem), "dtype": str(c.dtype), **({"shape": c.shape} if c.shape else {})} for c in columns[1:]]
+        described = {"arrays": arrays, "mask_ones": self.state["ones"]} if arrays else {}
+        sizes = {key: self.state[key] for key in ("tokens", "documents")}
+        self.state["shards"].append({"name": f"{stem}.bin", **sizes, "sha256": hashed.hexdigest(), **described})
         self.state.update(tokens=0, documents=0, ones=0)
 
     def close(self) -> None:
         for file in self.files:
-            with contextlib.suppress(OSError):
-                file.close()
+            file.close()
         self.files = []
 
 
@@ -424,11 +405,17 @@ class _Work:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._lock(path, operation)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self.unlock = weakref.finalize(self, _unlock, path, self.fd, os.getpid())
-        status = os.fstat(self.fd)
+
+    def _lock(self, path: str, operation: int) -> None:
+        status, entries = os.fstat(self.fd), os.listdir(path)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise Error(f"{path} belongs to another user, or others may write to it: choose another directory, or remove it")
-        entries = os.listdir(path)
         if ".state.json" in entries:
             raise Error(f"{path} belongs to an unfinished batchfs prepare: run that command again, or remove the directory")
         if foreign := [name for name in entries if not _OWN.fullmatch(name)]:
@@ -436,24 +423,16 @@ class _Work:
         try:
             fcntl.flock(self.fd, operation | fcntl.LOCK_NB)
         except BlockingIOError as e:
-            raise Error(f"{path}: another writer or batchfs prepare is running there: wait until it has ended") from e
+            raise Error(f"{path}: another batchfs.writer or batchfs prepare is running there: wait until it has ended") from e
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), status):
             raise Error(f"{path}: another writer has just ended: try again")
         os.fchmod(self.fd, 0o700)
 
-    def load(self) -> _State | None:
-        path = os.path.join(self.path, _STATE)
-        try:
-            return json.loads(Path(path).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as e:
-            raise Error(f"{path}: {e}: remove {self.path} and start over") from e
-
     def save(self, state: _State) -> None:
         """Replaces the state atomically."""
+        path = os.path.join(self.path, _STATE)
         self.write(_STATE + ".new", state)
-        os.rename(os.path.join(self.path, _STATE + ".new"), os.path.join(self.path, _STATE))
+        os.rename(path + ".new", path)
         os.fsync(self.fd)
 
     def write(self, name: str, value: _State) -> None:
@@ -466,10 +445,7 @@ class _Work:
         """Removes everything, the state last."""
         for name in sorted(os.listdir(self.path), key=_STATE.__eq__):
             path = os.path.join(self.path, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.remove(path)
+            (shutil.rmtree if _SHARD.fullmatch(name) else os.remove)(path)
 
 
 def finish(dir: PathLike) -> None:
@@ -480,99 +456,86 @@ def finish(dir: PathLike) -> None:
     """
     directory = _absolute(dir)
     path = os.path.join(directory, _WORK)
-    with _explained(path, "; then call finish again"):
-        work = _Work(path, fcntl.LOCK_EX)
-        try:
-            state = work.load()
-            if state and "joined" not in state:
-                raise Error(f"{path} belongs to a writer of the whole directory: continue it with resume=True")
-            if not (state or os.listdir(path)) and os.path.exists(os.path.join(directory, "vocab.json")):
-                return  # finished before
-            if not state:
-                state = _join(directory, work)
-                work.save(state)
-            _publish(directory, work, state["moves"])
-        finally:
-            work.unlock()
+    with _explained(path), contextlib.ExitStack() as at_end:
+        work = _Work(path, fcntl.LOCK_EX)  # no shard is being written
+        at_end.callback(work.unlock)
+        state = _load(path)
+        if state and "joined" not in state:
+            raise Error(f"{path} belongs to a writer of the whole directory: continue it with resume=True")
+        if not (state or os.listdir(path)) and os.path.exists(os.path.join(directory, "vocab.json")):
+            return  # finished before
+        if not state:
+            state = _join(directory, work)
+            work.save(state)
+        _publish(directory, work, state["moves"])
 
 
 def _join(directory: str, work: _Work) -> _State:
     """Checks the shards, writes their manifest, and returns the state in which they are complete."""
-    found = sorted(name for name in os.listdir(work.path) if _SHARD.fullmatch(name))
-    if not found:
-        raise Error(f"{work.path} has no shards: write them with batchfs.writer(dir, shard=(i, n))")
-    counts = sorted({name.rpartition("_")[2] for name in found})
-    if len(counts) > 1:
-        raise Error(f"{work.path} has shards of runs with {' and '.join(str(int(n)) for n in counts)} shards: remove those of the wrong run")
-    n = int(counts[0])
-    present = {int(name.split("_")[1]) for name in found}
-    if missing := [str(i) for i in range(n) if i not in present]:
-        raise Error(f"{work.path} lacks {_numbered(missing)} of {n}: write what is missing")
-    shards = [_Work(os.path.join(work.path, name), fcntl.LOCK_EX) for name in found]
-    states = [shard.load() or {"complete": False} for shard in shards]
-    if unfinished := [str(i) for i, state in enumerate(states) if not state["complete"]]:
-        raise Error(f"{work.path}: {_numbered(unfinished)} of {n} is not complete: run it again with resume=True")
-    arrays: Any = None
-    for i, state in enumerate(states):
-        for key, value in state["settings"].items():
-            if value != states[0]["settings"][key]:
-                raise Error(f"{work.path}: shard {i} was written with another {key} than shard 0: remove the wrong one and write it again")
-        arrays = arrays if state["arrays"] is None else arrays or state["arrays"]
+    found = {match[0]: (int(match[1]), int(match[2])) for match in map(_SHARD.fullmatch, sorted(os.listdir(work.path))) if match}
+    counts, present = sorted({n for _, n in found.values()}), {i for i, _ in found.values()}
+    states = {i: _load(os.path.join(work.path, name)) or {"complete": False} for name, (i, _) in found.items()}
+    if len(counts) != 1:
+        raise Error(f"{work.path} has {f'shards of runs with {counts} shards: remove the wrong ones' if counts else 'no shards: write them with shard=(i, n)'}")
+    if missing := [i for i in range(counts[0]) if i not in present]:
+        raise Error(f"{work.path}: of {counts[0]} shards, these are missing: {missing[:8]}: write them")
+    if unfinished := [i for i, state in states.items() if not state["complete"]]:
+        raise Error(f"{work.path}: of {counts[0]} shards, these are not complete: {unfinished[:8]}: continue them with resume=True")
+    arrays = None
+    for i, state in states.items():
+        arrays = state["arrays"] if arrays is None else arrays
+        other = [key for key, value in state["settings"].items() if value != states[0]["settings"][key]]
         if state["arrays"] not in (None, arrays):
-            raise Error(f"{work.path}: shard {i} has the arrays {state['arrays']}, but an earlier one has {arrays}: remove the wrong one and write it again")
-    _check_end(work.path, states, states[0]["settings"]["val"])
+            other.append("set of arrays")
+        if other:
+            raise Error(f"{work.path}: shard {i} was written with another {other[0]} than shard 0: remove the wrong one and write it again")
+    _check_end(work.path, [*states.values()])
     _check_free(directory)
-    splits: dict[str, list[_State]] = {"train": [], "val": []}
+    shards: dict[str, list[_State]] = {"train": [], "val": []}
     moves = [("vocab.json", "vocab.json")]
-    for shard, state in zip(shards, states):
-        for split, all_shards in splits.items():
-            for old in state["splits"][split]["shards"]:
-                stem, new = old["name"].removesuffix(".bin"), f"{split}_{len(all_shards) + 1:06d}"
-                moves += [(os.path.join(os.path.basename(shard.path), name), name.replace(stem, new, 1)) for name in _names(old)]
-                arrays = [{**array, "file": array["file"].replace(stem, new, 1)} for array in old.get("arrays", [])]
-                all_shards.append({**old, "name": f"{new}.bin", **({"arrays": arrays} if arrays else {})})
-    with open(os.path.join(shards[0].path, "vocab.json"), "rb") as file:
-        manifest = json.load(file)
-    manifest["eot_at"] = _eot_at(manifest.get("eot"), states)
-    _write_manifest(work, manifest, splits)
-    return {"joined": n, "complete": True, "moves": _in_order(moves)}
+    for name, (i, _) in found.items():
+        for split, joined in shards.items():
+            for shard in states[i]["splits"][split]["shards"]:
+                stem, new = shard["name"].removesuffix(".bin"), f"{split}_{len(joined) + 1:06d}"
+                moves += [(os.path.join(name, old), old.replace(stem, new)) for old in _names(shard)]
+                joined.append(json.loads(json.dumps(shard).replace(f'"{stem}.', f'"{new}.')))
+    manifest = json.loads(Path(work.path, next(iter(found)), "vocab.json").read_bytes())
+    _write_manifest(work, manifest, shards, [*states.values()])
+    return {"joined": counts[0], "complete": True, "moves": moves}
 
 
-def _numbered(numbers: list[str]) -> str:
-    return f"shard{'s' if len(numbers) > 1 else ''} {', '.join(numbers[:8])}{', ...' if len(numbers) > 8 else ''}"
+def _load(path: str) -> _State | None:
+    """Returns the state in a work directory, if there is one."""
+    try:
+        return json.loads(Path(path, _STATE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as e:
+        raise Error(f"{path}: {_STATE}: {e}: remove the directory and start over") from e
 
 
 def _names(shard: _State) -> list[str]:
     return [shard["name"], shard["name"] + ".index", *(array["file"] for array in shard.get("arrays", []))]
 
 
-def _documents(split: _State) -> int:
-    return split["documents"] + sum(shard["documents"] for shard in split["shards"])
+def _total(states: list[_State], key: str, names: tuple[str, ...] = ("train", "val"), in_shards: str = "") -> int:
+    splits = [state["splits"][name] for state in states for name in names]
+    return sum(split[key] + sum(shard.get(in_shards or key, 0) for shard in split["shards"]) for split in splits)
 
 
-def _eot_at(eot: int | None, states: list[_State]) -> str:
-    always = {at for at in ("end", "begin") if all(state["eot_at"][at] for state in states)}
-    return "none" if eot is None or not always else "end" if "end" in always else "begin"
-
-
-def _check_end(path: str, states: list[_State], val: float) -> None:
+def _check_end(path: str, states: list[_State]) -> None:
     """Raises an error if there is nothing to train on."""
-    def total(split: str, key: str, in_shards: str) -> int:
-        parts = [state["splits"][split] for state in states]
-        return sum(part[key] + sum(shard.get(in_shards, 0) for shard in part["shards"]) for part in parts)
-
-    start_over = f"or remove {path} to start over"
-    train, in_val = (total(split, "tokens", "tokens") for split in ("train", "val"))
-    documents = sum(total(split, "documents", "documents") for split in ("train", "val"))
+    advice = f"add documents with resume=True, or remove {path} to start over"
+    train, in_val = _total(states, "tokens", ("train",)), _total(states, "tokens", ("val",))
+    documents, val = _total(states, "documents"), states[0]["settings"]["val"]
     if not documents:
-        raise Error(f"{path}: there are no documents")
+        raise Error(f"{path}: there are no documents: {advice}")
     if val and not (train and in_val):
         raise Error(
-            f"val={val} of {documents} documents leaves {train} tokens for train and {in_val} for val, because documents are not divided: "
-            f"add documents with resume=True, {start_over} with another val"
+            f"val={val} of {documents} documents leaves {train} tokens for train and {in_val} for val, because documents are not divided: {advice}"
         )
-    if any("mask" in (state["arrays"] or {}) for state in states) and train and not total("train", "ones", "mask_ones"):
-        raise Error(f"the mask is 0 for all {train} tokens of train, so nothing would be learned: add documents with resume=True, {start_over}")
+    if train and any("mask" in (state["arrays"] or {}) for state in states) and not _total(states, "ones", ("train",), "mask_ones"):
+        raise Error(f"the mask is 0 for all {train} tokens of train, so nothing would be learned: {advice}")
 
 
 def _check_free(directory: str) -> None:
@@ -583,48 +546,31 @@ def _check_free(directory: str) -> None:
 
 def _describe(tokenizer: Any, vocab_size: SupportsIndex | None) -> _State:
     """Returns a manifest without files."""
-    found = None if tokenizer is None else vocabulary(tokenizer)
-    size = len(found.tokens) if found else integer("vocab_size", vocab_size or 0, 1, 1 << 32)
-    manifest: _State = {
-        "tokenizer": found.name if found else "",
-        "format": "headerless",
-        "splits": {},
-        "kind": "bpe" if found else "ids",
-        "vocab_size": size,
-        "token_dtype": "uint16" if size <= 1 << 16 else "uint32",
-    }
-    if found:
-        if found.eot is not None:
-            manifest["eot"] = found.eot
-        manifest["eot_at"] = "none"
-        manifest["token_bytes"] = [base64.b64encode(token).decode() for token in found.tokens]
+    if (tokenizer is None) == (vocab_size is None):
+        raise ArgumentError("tokenizer and vocab_size: give one of them")
+    name, tokens, eot = ("", None, None) if tokenizer is None else vocabulary(tokenizer)
+    size = integer("vocab_size", vocab_size or 0, 1, 1 << 32) if tokens is None else len(tokens)
+    manifest: _State = {"tokenizer": name, "format": "headerless", "splits": {}, "kind": "ids" if tokens is None else "bpe", "vocab_size": size}
+    manifest["token_dtype"] = "uint16" if size <= 1 << 16 else "uint32"
+    if eot is not None:
+        manifest["eot"] = eot
+    if tokens is not None:
+        manifest["eot_at"], manifest["token_bytes"] = "none", [base64.b64encode(token).decode() for token in tokens]
     return manifest
 
 
-def _digest(manifest: _State) -> str:
-    """Returns a hash of what tokens stand for. The name of a tokenizer may be a path, which differs between hosts."""
-    return hashlib.sha256(json.dumps({**manifest, "tokenizer": ""}).encode()).hexdigest()
-
-
-def _write_manifest(work: _Work, manifest: _State, splits: dict[str, list[_State]]) -> None:
-    manifest["splits"] = {
-        name: {"tokens": sum(s["tokens"] for s in shards), "documents": sum(s["documents"] for s in shards), "shards": shards}
-        for name, shards in splits.items()
-        if shards
-    }
+def _write_manifest(work: _Work, manifest: _State, splits: dict[str, list[_State]], states: list[_State]) -> None:
+    if "eot" in manifest:
+        manifest["eot_at"] = next((at for at in ("end", "begin") if all(state["eot_at"][at] for state in states)), "none")
+    for name, shards in splits.items():
+        if shards:
+            manifest["splits"][name] = {**{key: sum(shard[key] for shard in shards) for key in ("tokens", "documents")}, "shards": shards}
     work.write("vocab.json", manifest)
 
 
-def _in_order(moves: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the order in which files get their final names: the manifest first, and each token file after its index and its mask.
-
-    A mount rejects token files as long as the manifest lists others that are missing.
-    """
-    return sorted(moves, key=lambda move: move[1], reverse=True)
-
-
 def _publish(directory: str, work: _Work, moves: list[tuple[str, str]]) -> None:
-    for old, new in moves:
+    """Gives files their final names. The manifest is first, because a mount rejects token files while others that it lists are missing."""
+    for old, new in sorted(moves, key=lambda move: move[1], reverse=True):
         old, new = os.path.join(work.path, old), os.path.join(directory, new)
         if os.path.exists(old) or not os.path.exists(new):  # otherwise it was moved before
             os.rename(old, new)
@@ -644,11 +590,11 @@ def _absolute(dir: PathLike) -> str:
 
 
 @contextlib.contextmanager
-def _explained(path: str, advice: str = "") -> Generator[None]:
+def _explained(path: str) -> Generator[None]:
     try:
         yield
     except OSError as e:
-        raise Error(f"{path}: {e}: look at the directory and its disk{advice}") from e
+        raise Error(f"{path}: {e}: look at the directory and its disk, then continue with resume=True, or call finish again") from e
 
 
 def _unlock(path: str, fd: int, pid: int) -> None:

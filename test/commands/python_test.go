@@ -12,7 +12,7 @@ import (
 // deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
 	e2e.NeedFUSE(t)
-	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs")
+	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs", "tests.test_writer")
 	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -71,6 +71,16 @@ func TestTokensOfChats(t *testing.T) {
 	}
 }
 
+// The Python package finds the bytes of tokens of each library.
+func TestVocabulariesInPython(t *testing.T) {
+	e2e.SkipIfShort(t)
+	cmd := e2e.Command(t, filepath.Join(tokenizers(t), "bin/python"), "-m", "unittest", "-v", "tests.test_writer.TestTokenizers")
+	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.Batchfs, "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 // tokenizers returns a directory with Python's tokenizers and their files, which the first call may
 // install.
 var tokenizers = func() func(testing.TB) string {

@@ -1,0 +1,526 @@
+"""Tests of batchfs.writer, with the real program as the reader. test/commands/python_test.go runs them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import multiprocessing
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+import batchfs
+from batchfs._program import run as run_program
+from batchfs._tokenizer import Vocabulary, vocabulary
+from tests.test_batchfs import LIMIT, python
+
+_EOT = 999
+
+
+def document(i: int) -> list[int]:
+    """Returns document i, whose length differs from those of its neighbors."""
+    return [(7 * i + k) % _EOT for k in range(i * i % 23 + 1)]
+
+
+def arrays(i: int) -> dict[str, Any]:
+    n = len(document(i))
+    return {"mask": [k % 2 == i % 2 for k in range(n)], "logits": np.reshape(np.arange(3 * n, dtype=np.float16), (n, 3)) + i}
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def run(*args: str) -> str:
+    out, why = run_program(*args, timeout=LIMIT)
+    if why:
+        raise AssertionError(f"{args}: {why}\n{out.decode()}")
+    return out.decode()
+
+
+def write_shard(directory: Path, i: int, n: int, count: int = 10, vocab_size: int = 1000) -> None:
+    with batchfs.writer(directory, vocab_size=vocab_size, shard=(i, n), val=0.2 if n > 4 else 0.0) as out:
+        for k in range(i * count, (i + 1) * count):
+            out.add(document(k), mask=arrays(k)["mask"])
+
+
+class Case(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = Path(directory.name)
+        self.data = self.root / "data"
+
+    def refused(self, why: str, call: Callable[[], object], kind: type[batchfs.Error] = batchfs.Error) -> None:
+        with self.assertRaisesRegex(kind, why):
+            call()
+
+    def write(self, directory: Path, documents: range, **settings: Any) -> None:
+        with batchfs.writer(directory, vocab_size=1000, **settings) as out:
+            for i in documents:
+                out.add(document(i), **arrays(i))
+
+
+class TestFiles(Case):
+    def test_same_bytes_as_prepare(self) -> None:
+        lines = [{"p": "é" * (i % 5), "c": "word " * (i % 7 + 1)} for i in range(300)]
+        text = self.root / "text.jsonl"
+        text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for options in ([], ["--mask", "p:0,c:1"], ["--mask", "p:0,c:1", "--shard-tokens", "500", "--format", "megatron"]):
+            for eot in ("end", "begin"):
+                made = self.root / f"{len(options)}{eot}"
+                run("prepare", str(text), "--field", "c", "--by", "gpt2", "--val", "0", "--eot", eot, "--out", str(made), *options)
+                found = json.loads((made / "vocab.json").read_text())
+                limit = 500 if "megatron" in options else None
+                tokens = [base64.b64decode(token) for token in found["token_bytes"]]
+                ours = self.root / f"{made.name}-ours"
+                with mock.patch("batchfs._writer.vocabulary", return_value=Vocabulary("gpt2", tokens, found["eot"])):
+                    out = batchfs.writer(ours, tokenizer="gpt2", shard_tokens=limit)
+                names = [path.name for path in made.glob("train*.bin") if "mask" not in path.name]
+                for name in sorted(names):
+                    ids = np.fromfile(made / name, np.uint16)
+                    # Each document has the end-of-text token at one end.
+                    at = np.flatnonzero(ids == found["eot"])
+                    ends = at + 1 if eot == "end" else np.append(at[1:], len(ids))
+                    masks = np.fromfile(made / name.replace(".bin", ".mask.bin"), np.uint8) if options else None
+                    for start, end in zip([0, *ends], ends):
+                        given: dict[str, Any] = {} if masks is None else {"mask": masks[start:end]}
+                        out.add(ids[start:end], **given)
+                out.close()
+                theirs, mine = files(made), files(ours)
+                a, b = (json.loads(of.pop("vocab.json")) for of in (theirs, mine))
+                if limit:  # its index has another format
+                    theirs, mine = ({name: raw for name, raw in of.items() if not name.endswith(("idx", "index"))} for of in (theirs, mine))
+                    a["format"] = b["format"]
+                self.assertEqual(theirs, mine)
+                del a["run"]
+                self.assertEqual(a, b)
+
+    def test_arrays_reach_a_batch(self) -> None:
+        self.write(self.data, range(200), shard_tokens=300)
+        names = sorted(self.data.glob("train*.bin"))
+        self.assertGreater(len(names), 9)
+        run("check", "train", "--data", str(self.data), "--set", "batch.block_size=32")
+        self.assertIn("    0 7 8 14 15 16 17 18 ", run("inspect", "train", "0", "--data", str(self.data), "--set", "batch.block_size=8", "--set", "batch.order=sequential"))
+        with batchfs.mount(self.data, batch_size=2, block_size=32, order="sequential") as m:
+            train = m.split("train")
+            self.assertEqual(train.info["vocab_size"], 1000)
+            tokens = np.concatenate([np.fromfile(name, np.uint16) for name in names if name.name.count(".") == 1])
+            logits = np.concatenate([np.reshape(np.fromfile(name, np.float16), (-1, 3)) for name in names if "logits" in name.name])
+            batch = train[1]
+            self.assertEqual(batch.x.tolist(), np.reshape(tokens[64:128], (2, 32)).tolist())
+            self.assertEqual(batch.y.tolist(), np.reshape(tokens[65:129], (2, 32)).tolist())
+            self.assertEqual(batch.logits.tolist(), np.reshape(logits[65:129], (2, 32, 3)).tolist())
+
+    def test_dtypes(self) -> None:
+        for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
+            directory = self.root / str(size)
+            with batchfs.writer(directory, vocab_size=size) as out:
+                for ids in ([size - 1, 0], np.array([5, 6], np.int64)[::-1], (np.uint8(7), 8), np.array([9], ">u4")):
+                    out.add(ids, weight=[0.5] * len(ids))
+            self.assertEqual(np.fromfile(directory / "train.bin", dtype).tolist(), [size - 1, 0, 6, 5, 7, 8, 9])
+            self.assertEqual(np.fromfile(directory / "train.bin.index", np.uint64).tolist(), [2, 4, 6, 7])
+            self.assertEqual(np.fromfile(directory / "train.weight.bin", np.float64).tolist(), [0.5] * 7)
+
+    def test_end_of_text(self) -> None:
+        """A reader may take end-of-text tokens for ends of documents only if that is what they are."""
+        described = Vocabulary("small", [b""] * 10, 9)
+        for documents, at in (
+            ([[1, 9], [9], [2, 3, 9]], "end"),
+            ([[9, 1], [9, 2]], "begin"),
+            ([[1, 9], [2]], "none"),
+            ([[1, 9, 2, 9], [3, 9]], "none"),  # turns that end with it
+            ([[9, 1, 9]], "none"),
+        ):
+            directory = Path(tempfile.mkdtemp(dir=self.root))
+            with mock.patch("batchfs._writer.vocabulary", return_value=described), batchfs.writer(directory, tokenizer="small") as out:
+                for ids in documents:
+                    out.add(ids)
+            self.assertEqual(json.loads((directory / "vocab.json").read_text())["eot_at"], at, documents)
+
+    def test_val(self) -> None:
+        self.write(self.data, range(1000), val=0.1)
+        self.write(self.root / "half", range(500), val=0.1)
+        splits = {name: json.loads((self.root / name / "vocab.json").read_text())["splits"] for name in ("data", "half")}
+        self.assertTrue(60 < splits["data"]["val"]["documents"] < 140)
+        whole, half = (np.fromfile(self.root / name / "val.bin", np.uint16) for name in ("data", "half"))
+        self.assertEqual(whole[: len(half)].tolist(), half.tolist())  # more documents move none
+        with batchfs.writer(self.root / "chosen", vocab_size=1000) as out:
+            out.add([1], split="val")
+            out.add([2])
+        self.assertEqual((self.root / "chosen/val.bin").read_bytes(), b"\1\0")
+
+
+class TestRefused(Case):
+    def test_documents(self) -> None:
+        out = batchfs.writer(self.data, vocab_size=100)
+        out.add([1, 2], mask=[0, 1], weight=np.zeros((2, 3), np.float32))
+        good: dict[str, Any] = {"mask": [1], "weight": np.zeros((1, 3), np.float32)}
+        refused: list[tuple[Any, dict[str, Any], str]] = [
+            ([3, -1], {}, "document 1 has the id -1 at position 1"),
+            ([100], {}, "document 1 has the id 100 at position 0: .* size, 100"),
+            ([70_000], {}, "has the id 70000"),
+            ([2**70], {}, "integers"),
+            ([1.0], {}, "integers in one dimension .got float64"),
+            ([], {}, "one or more integers"),
+            ([[1]], {}, "integers in one dimension"),
+            ([[1], [2, 3]], {}, "cannot represent"),
+            ("text", {}, "integers"),
+            ([1], {"mask": [1, 0]}, r"array mask of shape \(2,\): must be \(1,\)"),
+            ([1], {"mask": [2]}, "not 0 or 1"),
+            ([1], {"mask": [0.5]}, "not 0 or 1"),
+            ([1], {"weight": np.zeros((1, 2), np.float32)}, r"shape \(1, 2\): must be \(1, 3\)"),
+            ([1], {"weight": np.zeros((1, 3))}, "of float64, but in the first document it is float32"),
+            ([1], {"more": [1]}, "has the arrays .*more"),
+            ([1], {"split": "test"}, "must be 'train' or 'val'"),
+        ]
+        for ids, changed, why in refused:
+            self.refused(why, lambda: out.add(ids, **{**good, **changed}), batchfs.ArgumentError)
+        self.refused("but the first document has", lambda: out.add([1]), batchfs.ArgumentError)
+        out.add([3], **good)  # nothing of the wrong ones was added
+        out.close()
+        self.assertEqual(np.fromfile(self.data / "train.bin", np.uint16).tolist(), [1, 2, 3])
+        self.refused("complete or closed", lambda: out.add([3], **good))
+
+    def test_arguments(self) -> None:
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({}, "give one of them"),
+            ({"vocab_size": 0}, "vocab_size must be from 1"),
+            ({"vocab_size": 9, "val": 1}, "val must be"),
+            ({"vocab_size": 9, "shard": (2, 2)}, "number of the shard must be from 0 to 1"),
+            ({"tokenizer": "gpt2"}, "tokenizer must be .*got a str.*vocab_size"),
+        ]
+        for settings, why in refused:
+            self.refused(why, lambda: batchfs.writer(self.data, **settings), batchfs.ArgumentError)
+        for name in ("x", "Mask", "a" * 33):
+            out = batchfs.writer(self.data, vocab_size=9)
+            given: dict[str, Any] = {name: [1]}
+            self.refused("cannot be the name", lambda: out.add([1], **given), batchfs.ArgumentError)
+            out.__exit__(ValueError)
+        self.assertFalse(any(self.data.iterdir()))  # nothing is left
+
+    def test_ends(self) -> None:
+        refused: list[tuple[list[tuple[list[int], list[int]]], dict[str, Any], str]] = [
+            ([], {}, "there are no documents"),
+            ([([1, 2], [0, 0]), ([3], [0])], {}, "mask is 0 for all 3 tokens"),
+            ([([1, 2], [0, 1])], {"val": 0.5}, r"val=0.5 of 1 documents leaves . tokens for train and . for val"),
+        ]
+        for documents, settings, why in refused:
+            directory = Path(tempfile.mkdtemp(dir=self.root))
+            out = batchfs.writer(directory, vocab_size=9, **settings)
+            for ids, mask in documents:
+                out.add(ids, mask=mask)
+            self.refused(why, out.close)
+            self.assertEqual([path.name for path in directory.iterdir()], [".prepare"] if documents else [])
+            if documents:  # the way out that the message names
+                with batchfs.writer(directory, vocab_size=9, resume=True, **settings) as out:
+                    for i in range(20):
+                        out.add([i % 8, 1], mask=[1, 0])
+                self.assertTrue((directory / "train.bin").exists())
+
+    def test_directories(self) -> None:
+        for name in ("train.bin", "fineweb_val_000001.bin", "train.mask.bin", "vocab.json", "val_text_document.idx"):
+            directory = self.root / name[:4] / name
+            directory.parent.mkdir(exist_ok=True)
+            directory.touch()
+            self.refused(f"{name} already exists", lambda: batchfs.writer(directory.parent, vocab_size=9))
+            self.assertEqual([path.name for path in directory.parent.iterdir()], [name])
+            directory.unlink()
+        work = self.data / ".prepare"
+        work.mkdir(parents=True)
+        (work / ".state.json").touch()
+        self.refused("belongs to an unfinished batchfs prepare", lambda: batchfs.writer(self.data, vocab_size=9, resume=True))
+        (work / ".state.json").rename(work / "mine")
+        self.refused("has mine, which no writer made", lambda: batchfs.writer(self.data, vocab_size=9))
+        (work / "mine").unlink()
+        work.chmod(0o777)
+        self.refused("others may write to it", lambda: batchfs.writer(self.data, vocab_size=9))
+        work.rmdir()
+        work.symlink_to(self.root)
+        self.refused("look at the directory", lambda: batchfs.writer(self.data, vocab_size=9))
+        work.unlink()
+        self.refused("upload the files", lambda: batchfs.writer("s3://bucket/data", vocab_size=9))
+
+        out = batchfs.writer(self.data, vocab_size=9)
+        self.refused("another batchfs.writer or batchfs prepare is running", lambda: batchfs.writer(self.data, vocab_size=9))
+        text = self.root / "text"
+        text.write_text("text")
+        _, why = run_program("prepare", str(text), "--val", "0", "--out", str(self.data))
+        self.assertIn("another batchfs prepare or batchfs.writer is running", why)
+        out.add([1])
+        context = multiprocessing.get_context("fork")
+        with context.Pool(1) as pool:
+            self.refused("belongs to process", lambda: pool.apply(out.add, ([1],)))
+        out.close()
+
+
+class TestResume(Case):
+    def test_exception(self) -> None:
+        self.write(self.root / "want", range(300), val=0.1)
+        for stop in (3, 50, 299):
+            with self.assertRaises(KeyboardInterrupt), batchfs.writer(self.data, vocab_size=1000, val=0.1, resume=stop > 3) as out:
+                for i in range(out.documents, stop):
+                    out.add(document(i), **arrays(i))
+                raise KeyboardInterrupt
+            self.refused(f"unfinished work of {stop} documents: continue with resume=True", lambda: batchfs.writer(self.data, vocab_size=1000, val=0.1))
+        for size, val, why in ((1000, 0.2, "val=0.1, and now it is 0.2"), (999, 0.1, "vocab_size=1000")):
+            self.refused(why, lambda: batchfs.writer(self.data, vocab_size=size, val=val, resume=True))
+        self.refused("writer of the whole directory", lambda: batchfs.finish(self.data))
+        self.refused("writer of the whole directory", lambda: write_shard(self.data, 0, 1))
+        with batchfs.writer(self.data, vocab_size=1000, val=0.1, resume=True) as out:
+            self.assertEqual(out.documents, 299)
+            self.refused("but in the first document it is float16", lambda: out.add([1], mask=[1], logits=np.zeros((1, 3))), batchfs.ArgumentError)
+            out.add(document(299), **arrays(299))
+        self.assertEqual(files(self.data), files(self.root / "want"))
+
+    def test_failed_write(self) -> None:
+        """After a write that failed or was interrupted, the last checkpoint counts."""
+        self.write(self.root / "want", range(100))
+        for error, seen in ((KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), batchfs.Error)):
+            directory = self.root / seen.__name__
+            with self.assertRaises(seen), batchfs.writer(directory, vocab_size=1000) as out:
+                for i in range(40):
+                    out.add(document(i), **arrays(i))
+                    out._due = 0 if i in (29, 39) else out._due  # pyright: ignore
+                    if i == 39:
+                        with mock.patch("os.fsync", side_effect=error):
+                            out.add(document(40), **arrays(40))
+            with batchfs.writer(directory, vocab_size=1000, resume=True) as out:
+                self.assertEqual(out.documents, 31)
+                for i in range(out.documents, 100):
+                    out.add(document(i), **arrays(i))
+            self.assertEqual(files(directory), files(self.root / "want"))
+
+    def test_kill(self) -> None:
+        """A writer that is killed at any moment continues to the same bytes."""
+        n = 6000
+        self.write(self.root / "want", range(n), val=0.1, shard_tokens=5000)
+        code = f"""
+            from batchfs import _writer
+            from tests.test_writer import arrays, document
+            _writer._FIRST_CHECKPOINT = _writer._CHECKPOINTS = 0.002
+            _writer._BUFFER = 20_000
+            with batchfs.writer(sys.argv[1], vocab_size=1000, val=0.1, shard_tokens=5000, resume=True) as out:
+                print(out.documents, flush=True)
+                for i in range(out.documents, {n}):
+                    out.add(document(i), **arrays(i))
+        """
+        rng, kills, safe = random.Random(1), 0, [0]
+        while True:
+            process = python(code, str(self.data))
+            assert process.stdout is not None
+            safe.append(int(process.stdout.readline()))
+            if kills < 20:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(rng.uniform(0, 0.05))
+                process.kill()
+            _, why = process.communicate(timeout=LIMIT)
+            kills += process.returncode == -signal.SIGKILL
+            self.assertIn(process.returncode, (0, -signal.SIGKILL), why)
+            self.assertGreaterEqual(safe[-1], safe[-2])
+            if not (self.data / ".prepare").exists():
+                self.assertEqual(files(self.data), files(self.root / "want"))
+                if kills == 20:
+                    break
+                shutil.rmtree(self.data)
+                safe.append(0)
+        self.assertGreater(len({*safe}), 5)
+
+    def test_kill_while_publishing(self) -> None:
+        """Nothing is mounted until all files have their final names, and resume=True gives them the rest."""
+        settings: dict[str, Any] = {"val": 0.1, "shard_tokens": 1000}
+        self.write(self.root / "want", range(200), **settings)
+        want = files(self.root / "want")
+        code = """
+            from tests.test_writer import *
+            left, rename = [int(sys.argv[2])], os.rename
+            def move(old, new):
+                if ".writer.json" not in old:
+                    left[0] -= 1
+                    if left[0] < 0:
+                        os.kill(os.getpid(), 9)
+                rename(old, new)
+            os.rename = move
+            if sys.argv[3] == "finish":
+                batchfs.finish(sys.argv[1])
+            TestFiles().write(Path(sys.argv[1]), range(200), val=0.1, shard_tokens=1000)
+        """
+        for moved in range(0, len(want), 3):
+            directory = self.root / str(moved)
+            python(code, str(directory), str(moved), "write").communicate(timeout=LIMIT)
+            self.assertEqual(len([*directory.iterdir()]), 1 + moved)
+            _, why = run_program("cat", "train", "--data", str(directory), "--format", "info")
+            self.assertRegex(why, "vocab.json lists|has neither train" if moved else "has neither train")
+            with batchfs.writer(directory, vocab_size=1000, resume=True, **settings) as out:
+                self.assertEqual(out.documents, 200)
+            self.assertEqual(files(directory), want)
+        for i in range(5):
+            write_shard(self.data, i, 5)
+            write_shard(self.root / "shards", i, 5)
+        batchfs.finish(self.root / "shards")
+        for moved in (0, 1, 4):
+            python(code, str(self.data), str(moved), "finish").communicate(timeout=LIMIT)
+        self.assertTrue((self.data / ".prepare").exists())
+        batchfs.finish(self.data)
+        self.assertEqual(files(self.data), files(self.root / "shards"))
+
+
+class TestShards(Case):
+    def test_processes(self) -> None:
+        n = 8
+        with multiprocessing.get_context("spawn").Pool(n) as pool:
+            pool.starmap(write_shard, [(self.data, i, n, 100) for i in range(n)])
+        self.assertEqual([path.name for path in self.data.iterdir()], [".prepare"])
+        self.refused("of shards", lambda: batchfs.writer(self.data, vocab_size=1000, resume=True))
+        batchfs.finish(self.data)
+        batchfs.finish(self.data)  # changes nothing
+        run("check", "train", "val", "--data", str(self.data), "--set", "batch.block_size=32")
+        found: list[list[int]] = []
+        for i in range(n):  # document k is in one of the two splits of its shard
+            for split in ("train", "val"):
+                ids, ends = (np.fromfile(self.data / f"{split}_{i + 1:06d}.bin{end}", t) for end, t in (("", np.uint16), (".index", np.uint64)))
+                found += [part.tolist() for part in np.split(ids, ends[:-1].astype(int))]
+        self.assertEqual(sorted(found), sorted(document(k) for k in range(100 * n)))
+        with batchfs.mount(self.data, batch_size=4, block_size=16, documents=True) as m:
+            batch = m.split("train")[3]
+            self.assertEqual(batch.x[:, 1:].tolist(), batch.y[:, :-1].tolist())
+            self.assertEqual(batch.mask.shape, (4, 16))
+
+    def test_refused(self) -> None:
+        work = self.data / ".prepare"
+        self.refused("No such file", lambda: batchfs.finish(self.data))
+        for i in (0, 1):
+            write_shard(self.data, i, 3)
+        self.refused(r"of 3 shards, these are missing: \[2\]", lambda: batchfs.finish(self.data))
+        self.refused("has a complete shard of 10 documents: continue with resume=True, or remove", lambda: write_shard(self.data, 1, 3))
+        with batchfs.writer(self.data, vocab_size=1000, shard=(1, 3), resume=True) as out:
+            self.assertEqual(out.documents, 10)
+            self.refused("complete or closed", lambda: out.add([1], mask=[1]))
+        out = batchfs.writer(self.data, vocab_size=1000, shard=(2, 3))
+        self.refused("is running there", lambda: batchfs.finish(self.data))
+        self.refused("is running there", lambda: write_shard(self.data, 2, 3))
+        out.add([1], other=[1])
+        out.__exit__(ValueError)
+        self.refused(r"not complete: \[2\]", lambda: batchfs.finish(self.data))
+        with batchfs.writer(self.data, vocab_size=1000, shard=(2, 3), resume=True):
+            pass
+        self.refused("shard 2 was written with another set of arrays", lambda: batchfs.finish(self.data))
+        for path in (work / "shard_00002_of_00003").iterdir():
+            path.unlink()
+        write_shard(self.data, 2, 3, vocab_size=1001)
+        self.refused("shard 2 was written with another vocab_size", lambda: batchfs.finish(self.data))
+        (work / "shard_00002_of_00003").rename(work / "shard_00003_of_00004")
+        self.refused(r"shards of runs with \[3, 4\] shards", lambda: batchfs.finish(self.data))
+
+    def test_mask_of_zeros(self) -> None:
+        """finish judges the mask of all shards together."""
+        for i in range(2):
+            with batchfs.writer(self.data, vocab_size=9, shard=(i, 2)) as out:
+                out.add([1], mask=[0])
+        self.refused("mask is 0 for all 2 tokens", lambda: batchfs.finish(self.data))
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@unittest.skipUnless(any(map(installed, ("tiktoken", "tokenizers", "sentencepiece"))), "there are no tokenizers")
+class TestTokenizers(Case):
+    texts = ["Hello, hello world", "naïve 中文 👍🏽", "a  b\n\n\tc", "\0\x7f"]
+
+    def kinds(self) -> Iterator[tuple[str, Any, Callable[[str], list[int]], int | None]]:
+        """Yields a name, a tokenizer, how it encodes, and its end-of-text token."""
+        if installed("tiktoken"):
+            tiktoken: Any = importlib.import_module("tiktoken")
+            ranks = {bytes([b]): b for b in range(256)} | {b"he": 256, b"ll": 257}
+            encoding: Any = tiktoken.Encoding("small", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 260})
+            yield "tiktoken", encoding, encoding.encode_ordinary, 260
+        if installed("sentencepiece"):
+            sentencepiece: Any = importlib.import_module("sentencepiece")
+            model = io.BytesIO()
+            options: dict[str, Any] = {"vocab_size": 280, "byte_fallback": True, "add_dummy_prefix": False, "remove_extra_whitespaces": False, "minloglevel": 2}
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(["hello world a b c"]), model_writer=model, normalization_rule_name="identity", hard_vocab_limit=False, **options
+            )
+            pieces: Any = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+            yield "sentencepiece", pieces, pieces.encode, 2
+        if not installed("tokenizers"):
+            return
+        module: Any = importlib.import_module("tokenizers")
+        decoders, models, pre, trainers = module.decoders, module.models, module.pre_tokenizers, module.trainers
+        level = module.Tokenizer(models.BPE())
+        level.pre_tokenizer, level.decoder = pre.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre.ByteLevel.alphabet()
+        level.train_from_iterator(["hello world"] * 9, trainers.BpeTrainer(special_tokens=["<|endoftext|>", "<unknown>"], initial_alphabet=alphabet))
+        vocab = {f"<0x{b:02X}>": b for b in range(256)} | {"▁": 256, "a": 257, "b": 258, "▁a": 259, "</s>": 260}
+        fallback = module.Tokenizer(models.BPE(vocab, [("▁", "a")], byte_fallback=True))
+        fallback.pre_tokenizer = pre.Metaspace(prepend_scheme="never")
+        fallback.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        published = [(path.stem, module.Tokenizer.from_file(str(path))) for path in Path(sys.prefix).glob("*.json") if ".config" not in path.name]
+        for name, tokenizer in [("byte-level", level), ("byte fallback", fallback), *published]:
+
+            def encode(text: str, tokenizer: Any = tokenizer) -> list[int]:
+                return tokenizer.encode(text, add_special_tokens=False).ids
+
+            ids = tokenizer.get_vocab()
+            yield name, tokenizer, encode, next((ids[eot] for eot in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>") if eot in ids), None)
+            if installed("transformers"):
+                transformers: Any = importlib.import_module("transformers")
+                yield name, transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="a"), encode, ids["a"]
+
+    def test_bytes(self) -> None:
+        for name, tokenizer, encode, eot in self.kinds():
+            with self.subTest(name, kind=type(tokenizer).__module__):
+                found = vocabulary(tokenizer)
+                self.assertEqual(found.eot, eot)
+                for text in self.texts:
+                    self.assertEqual(b"".join(found.tokens[i] for i in encode(text)), text.encode())
+                if type(tokenizer).__module__ == "tokenizers":
+                    for i, token in enumerate(found.tokens):
+                        self.assertEqual(tokenizer.decode([i], skip_special_tokens=False), token.decode(errors="replace"), i)
+
+    @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
+    def test_manifest_equals_that_of_prepare(self) -> None:
+        module: Any = importlib.import_module("tokenizers")
+        text = self.root / "text"
+        text.write_text("Hello, hello world")
+        for path in Path(sys.prefix).glob("*.json"):
+            if ".config" in path.name:
+                continue
+            theirs, ours = self.root / path.stem, self.root / f"{path.stem}-ours"
+            run("prepare", str(text), "--by", str(path), "--val", "0", "--eot", "none", "--out", str(theirs))
+            tokenizer = module.Tokenizer.from_file(str(path))
+            with batchfs.writer(ours, tokenizer=tokenizer) as out:
+                out.add(tokenizer.encode("Hello, hello world", add_special_tokens=False).ids)
+            self.assertEqual((theirs / "train.bin").read_bytes(), (ours / "train.bin").read_bytes())
+            a, b = (json.loads((made / "vocab.json").read_text()) for made in (theirs, ours))
+            self.assertEqual(a["token_bytes"], b["token_bytes"])
+
+    @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
+    def test_another_tokenizer(self) -> None:
+        kinds = [*self.kinds()]
+        for i, (_, tokenizer, encode, _) in enumerate(kinds[:2]):
+            with batchfs.writer(self.data, tokenizer=tokenizer, shard=(i, 2)) as out:
+                out.add(encode("Hello"))
+        self.refused("shard 1 was written with another (tokenizer|vocab_size)", lambda: batchfs.finish(self.data))
+
+
+if __name__ == "__main__":
+    unittest.main()
