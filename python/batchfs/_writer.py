@@ -358,7 +358,7 @@ class _Split:
                 while rest:
                     rest = rest[file.write(rest) :]
             # A reader may split documents at end-of-text tokens only if each document has one.
-            is_eot = arrays[0] == eot
+            is_eot = arrays[0] == (-1 if eot is None else eot)
             once = int(np.count_nonzero(is_eot)) == n
             eot_at["end"] &= once and bool(is_eot[lengths - 1].all())
             eot_at["begin"] &= once and bool(is_eot[0] and is_eot[lengths[:-1]].all())

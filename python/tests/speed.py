@@ -1,4 +1,4 @@
-"""Times Split.steps and Split.torch beside the same reads by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
+"""Times Split.steps, Split.torch and Writer.add beside the same work by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
 
 They take turns. "new" are batches that the kernel does not have yet, as in training; "cached" it has. The sixteenth of the rounds that
 was fastest counts, because other processes use the machine.
@@ -42,7 +42,25 @@ def compare(name: str, by_hand: Callable[[int], None], ours: Callable[[int], Non
         print(f"{name}, {what}: by hand {best[0]:.1f} us a batch, ours {best[1]:.1f}: {best[1] / best[0]:.2f}")
 
 
+def compare_writing() -> None:
+    """Times documents of 1,000 ids. In each round, the writer writes what it holds in memory to its files at least once."""
+    documents, rounds = [[(i * k) % 50_257 for k in range(1000)] for i in range(100)] * 50, 20
+    with tempfile.TemporaryDirectory() as data, open(f"{data}/by-hand", "wb") as file, batchfs.writer(f"{data}/ours", vocab_size=50_257) as out:
+        best = [float("inf"), float("inf")]
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            for ids in documents:
+                np.asarray(ids, np.uint16).tofile(file)
+            between = time.perf_counter()
+            for ids in documents:
+                out.add(ids)
+            best = [min(best[0], between - begun), min(best[1], time.perf_counter() - between)]
+    hand, ours = (seconds / len(documents) * 1e6 for seconds in best)
+    print(f"writer: by hand {hand:.1f} us a document, ours {ours:.1f}: {ours / hand:.2f}")
+
+
 def main(batch_size: int, block_size: int) -> None:
+    compare_writing()
     with tempfile.TemporaryDirectory() as data:
         np.arange(32 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
         with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread"}) as m:
