@@ -172,6 +172,7 @@ class Writer:
                 self._write()
             if not self._is_shard:
                 _check_end(self._work.path, [self._state])
+                _check_free(self.directory)
             with self._writing():
                 self._complete()
                 self._publish()
@@ -268,7 +269,6 @@ class Writer:
     def _complete(self) -> None:
         for split in self._splits.values():
             split.complete_shard(self._columns)
-        _check_free(self.directory)
         shards = {name: split.state["shards"] for name, split in self._splits.items()}
         names = ["vocab.json", *(name for split in shards.values() for shard in split for name in _names(shard))]
         _write_manifest(self._work, self._manifest, shards, [self._state])
@@ -276,9 +276,9 @@ class Writer:
         self._save()
 
     def _publish(self) -> None:
-        self._closed = True
         if not self._is_shard:
             _publish(self.directory, self._work, self._state["moves"])
+        self._closed = True
         self._release()
 
     def _keep(self) -> None:
@@ -287,12 +287,12 @@ class Writer:
             return
         self._closed = True
         try:
-            if not self._failed and self.documents:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if not self._failed and self.documents:
                     self._write()
                     self._save()
-            if not self._saved:
-                self._work.clear()
+                if not self._saved:
+                    self._work.clear()
         finally:
             self._release()
 
@@ -497,7 +497,7 @@ def _join(directory: str, work: _Work) -> _State:
         for split, joined in shards.items():
             for shard in states[i]["splits"][split]["shards"]:
                 stem, new = shard["name"].removesuffix(".bin"), f"{split}_{len(joined) + 1:06d}"
-                moves += [(os.path.join(name, old), old.replace(stem, new)) for old in _names(shard)]
+                moves += [(os.path.join(name, old), new + old.removeprefix(stem)) for old in _names(shard)]
                 joined.append(json.loads(json.dumps(shard).replace(f'"{stem}.', f'"{new}.')))
     manifest = json.loads(Path(work.path, next(iter(found)), "vocab.json").read_bytes())
     _write_manifest(work, manifest, shards, [*states.values()])

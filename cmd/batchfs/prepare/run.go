@@ -105,12 +105,15 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
-	old := map[string]bool{}
+	old, arrays := map[string]bool{}, map[string]bool{}
 	if m, err := vocabulary.Read(filepath.Join(o.dir, manifestName)); err == nil && m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
 				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
 					old[match[1]] = true
+				}
+				for _, array := range shard.Arrays {
+					arrays[array.File] = true
 				}
 			}
 		}
@@ -118,7 +121,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	var stale []string
 	for _, e := range entries {
 		match := tokenFilePattern.FindStringSubmatch(e.Name())
-		if match == nil && e.Name() != manifestName {
+		if match == nil && e.Name() != manifestName && !arrays[e.Name()] {
 			continue
 		}
 		path := filepath.Join(o.dir, e.Name())
@@ -136,6 +139,8 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)
+		case arrays[e.Name()]:
+			stale = append(stale, e.Name())
 		case match == nil:
 		case old[match[1]]:
 			stale = append(stale, e.Name())
