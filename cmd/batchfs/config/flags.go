@@ -89,7 +89,8 @@ func setArgsForData(dir string) (sets []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName)) // if it is broken, opening the files reports that
+	// If the manifest is broken, opening the files reports that.
+	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName))
 	for _, name := range []string{"train", "val"} {
 		pattern, err := dataGlob(name, entries)
 		if err != nil {

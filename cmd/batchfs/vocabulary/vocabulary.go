@@ -1,6 +1,6 @@
 // Package vocabulary reads and writes vocab.json, the manifest that batchfs prepare and the Python
-// package's writer write next to token files. A [Manifest] describes the files; the [Vocabulary] in it gives the text of each
-// token. Neither is safe for concurrent modification.
+// package's writer write next to token files. A [Manifest] describes the files; the [Vocabulary] in
+// it gives the text of each token. Neither is safe for concurrent modification.
 package vocabulary
 
 import (
@@ -43,7 +43,7 @@ type Vocabulary struct {
 
 // A Manifest is the content of vocab.json.
 type Manifest struct {
-	Tokenizer string           `json:"tokenizer"` // value of batchfs prepare --by, or a tokenizer's name
+	Tokenizer string           `json:"tokenizer"` // value of --by, or a tokenizer's name
 	Format    string           `json:"format"`
 	Splits    map[string]Split `json:"splits"`
 	// Run is a digest of the options and of the names and sizes of the texts. A run with the same
@@ -118,7 +118,8 @@ func (m *Manifest) Write(w io.Writer) error {
 }
 
 // ForFiles returns the vocabulary next to token files, or nil, and all shards of their splits, by
-// path. If vocabularies differ, or one cannot be read, it returns an error together with the shards.
+// path. If vocabularies differ, or one cannot be read, it returns an error together with the
+// shards.
 func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // the vocab.json that v is from
 	read := map[string]bool{} // keyed by directory
