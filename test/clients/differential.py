@@ -51,7 +51,7 @@ class Directory:
         self.arrays_of = lru_cache(64)(self.sequence.arrays_of)
         arrays = self.arrays_of(0)[1]
         self.main = [name for name in ("x", "y", "tokens", "rows") if name in arrays]
-        self.beside = [name for name in arrays if name not in self.main]
+        self.aligned = [name for name in arrays if name not in self.main]
         self.shape = (*[2] * (len(self.main) - 1), *arrays[self.main[0]].shape)
         # NumPy has no bfloat16, so a .npy file stores it as uint16; a .safetensors file names it.
         s = self.sequence
@@ -80,7 +80,7 @@ class Directory:
         if name.endswith(".npy"):
             array = np.load(io.BytesIO(data))
             one = name.split(".")[1]
-            like = self.arrays_of(0)[1][one] if one in self.beside else np.empty(self.shape, self.sequence.type)
+            like = self.arrays_of(0)[1][one] if one in self.aligned else np.empty(self.shape, self.sequence.type)
             check(f"{self.path}/{name}", repr((like.shape, like.dtype.str)).encode(), repr((array.shape, array.dtype.str)).encode())
             return array.tobytes()
         if name.endswith(".safetensors"):
@@ -143,7 +143,7 @@ class Directory:
     def numbered(self):
         far = 3000 if self.sequence.order.startswith("torch") else 2**40
         k = chance.choice([chance.randrange(20), chance.randrange(3000), chance.randrange(far)])
-        array = chance.choice([None, *self.beside])
+        array = chance.choice([None, *self.aligned])
         if array and k < 2**36:
             name, want = f"batch/{k}.{array}.npy", self.raw(k, array)
         else:
@@ -169,7 +169,7 @@ class Directory:
         check(f"{self.path}/batch/{k}.json", repr(list(self.arrays_of(k)[0])).encode(), repr(got).encode())
 
     def batches(self):
-        array = chance.choice([None, *self.beside])
+        array = chance.choice([None, *self.aligned])
         name = f"batches.{array}.npy" if array else chance.choice(["batches.bin", "batches.npy"])
         header = HEADER if name.endswith("npy") else 0
         one = len(self.raw(0, array))

@@ -196,7 +196,7 @@ def make(directory, seed):
         config += "".join(f"{key} = {json.dumps(value)}\n" for key, value in s.items() if key != "split")
         sources = []
         for i in range(chance.choice([1, 1, 2])):
-            weight, paths, beside = chance.randrange(1, 4), [], {a["name"]: [] for a in arrays}
+            weight, paths, aligned_paths = chance.randrange(1, 4), [], {a["name"]: [] for a in arrays}
             for f in range(chance.randrange(1, 4)):
                 path = f"{directory}/{n}-{i}-{f}.bin"
                 count = 5000 if n == f == 0 else chance.randrange(1, 300)
@@ -210,8 +210,8 @@ def make(directory, seed):
                     name = f"{path[:-4]}.{a['name']}"
                     values = np.array([chance.randrange(256) for _ in range(ends[-1] * int(np.prod(a["shape"], dtype=int)))])
                     values.astype(NUMPY[a["dtype"]]).tofile(name)
-                    beside[a["name"]].append(name)
-            sources.append({"tokens": paths, "weight": weight, "token_dtype": token_dtype, "arrays": beside})
+                    aligned_paths[a["name"]].append(name)
+            sources.append({"tokens": paths, "weight": weight, "token_dtype": token_dtype, "arrays": aligned_paths})
         one = len(sources) == 1
         if one:
             config += f"tokens = {json.dumps(sources[0]['tokens'])}\n"

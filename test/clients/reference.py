@@ -326,14 +326,14 @@ class Sequence:
             if least < limits.min or most > limits.max:
                 raise ValueError(f"{least} or {most} does not fit {self.type}")
         # The aligned arrays, and the paths of all files in the order of the fingerprint.
-        self.beside, self.paths = [], []
+        self.aligned, self.paths = [], []
         for source in sources:
             self.paths += source["files"] + [path for b in source.get("arrays", []) for path in b["files"]]
         for alike in zip(*(source.get("arrays", []) for source in sources)):
             whole = joined([a for b in alike for a in read(b["files"], b.get("dtype", "uint16"), b.get("shape", []))])
             if len(whole) != len(self.tokens):
                 raise ValueError(f"{alike[0]['name']} has {len(whole)} elements for {len(self.tokens)} tokens")
-            self.beside.append((alike[0]["name"], alike[0].get("at", "y"), whole))
+            self.aligned.append((alike[0]["name"], alike[0].get("at", "y"), whole))
 
         lengths, begin, self.orders, self.ends = [len(f) for f in files], 0, [], []
         for i, source in enumerate(sources):
@@ -379,7 +379,7 @@ class Sequence:
             x, y = np.arange(t), np.arange(t) + 1
             rows = self.tokens[begin + np.arange(t + 1)].astype(self.type)
             arrays = {"tokens": rows} if self.layout == "tokens" else {"x": rows[:, :-1], "y": rows[:, 1:].copy()}
-        for name, where, array in self.beside:
+        for name, where, array in self.aligned:
             arrays[name] = array[begin + (x if where == "x" else y)]
             if self.layout == "rows":
                 arrays[name] = arrays[name][:, 0]

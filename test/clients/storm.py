@@ -29,7 +29,7 @@ HEADER = 4096
 TENSORS = SIZE + B * T * 4  # bytes of all arrays of a batch
 
 
-def place(data, k=None):
+def check_batch(data, k=None):
     """Checks a batch, and returns its place in the epoch. If k is given, it must be batch k."""
     x, y = np.frombuffer(data, np.uint32).reshape(2, B, T)
     first = int(x[0, 0])
@@ -40,7 +40,7 @@ def place(data, k=None):
     return position // (B * T)
 
 
-def place_of(array, k=None):
+def check_array(array, k=None):
     """Checks an array "at", and returns the place of its batch. If k is given, it must be batch k."""
     values = np.frombuffer(array, np.uint32)
     first = int(values[0]) % 2**24
@@ -49,15 +49,15 @@ def place_of(array, k=None):
     return first // (B * T)
 
 
-def place_of_all(data, k=None):
+def check_all(data, k=None):
     """Checks that all arrays of a .safetensors file belong to one batch, and returns its place."""
     header = json.loads(data[8:HEADER])
     assert sorted(header) == ["__metadata__", "at", "x", "y"], f"got the header {header}"
     number = int(header["__metadata__"]["batch"])
     assert k is None or k == number, f"got batch {number}, want batch {k}"
     begin, end = header["at"]["data_offsets"]
-    found = place(data[HEADER:HEADER + SIZE], number)
-    assert place_of(data[HEADER + begin:HEADER + end], number) == found
+    found = check_batch(data[HEADER:HEADER + SIZE], number)
+    assert check_array(data[HEADER + begin:HEADER + end], number) == found
     return found
 
 
@@ -76,15 +76,15 @@ def opened(name, read):
 
 
 def next_open():
-    return place(opened("next", lambda fd: whole(fd, 0, SIZE)))
+    return check_batch(opened("next", lambda fd: whole(fd, 0, SIZE)))
 
 
 def next_npy():
-    return place(opened("next.npy", lambda fd: whole(fd, 0, HEADER + SIZE))[HEADER:])
+    return check_batch(opened("next.npy", lambda fd: whole(fd, 0, HEADER + SIZE))[HEADER:])
 
 
 def next_safetensors():
-    return place_of_all(opened("next.safetensors", lambda fd: whole(fd, 0, HEADER + TENSORS)))
+    return check_all(opened("next.safetensors", lambda fd: whole(fd, 0, HEADER + TENSORS)))
 
 
 def next_tensors():
@@ -93,19 +93,19 @@ def next_tensors():
         data, cuts = bytearray(HEADER + TENSORS), sorted({0, HEADER + TENSORS, *random.sample(range(1, TENSORS), 5)})
         for begin, end in random.sample(list(zip(cuts, cuts[1:])), len(cuts) - 1):
             data[begin:end] = whole(fd, begin, end - begin)
-        return place_of_all(bytes(data))
+        return check_all(bytes(data))
     return opened("next.safetensors", read)
 
 
 def next_plain():
     with open(f"{split}/next", "rb") as f:
-        return place(f.read())
+        return check_batch(f.read())
 
 
 def next_nonblocking():
     fd = os.open(f"{split}/next", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return place(whole(fd, 0, SIZE))
+        return check_batch(whole(fd, 0, SIZE))
     finally:
         os.close(fd)
 
@@ -126,19 +126,19 @@ def rows():
             # After all other rows, a second read of the first row would get the next batch.
             for _ in range(1 if i == order[-1] == 0 else random.choice([1, 1, 2])):
                 data[i * size:(i + 1) * size] = whole(fd, i * size, size)
-        return place(data)
+        return check_batch(data)
     return read
 
 
 def kept(name):
     fd = os.open(f"{split}/{name}", os.O_RDONLY)
-    return lambda: place(whole(fd, 0, SIZE))
+    return lambda: check_batch(whole(fd, 0, SIZE))
 
 
 def numbered():
     k = random.randrange(2 * STEPS)
-    end, skip, size, check = random.choice([("", 0, SIZE, place), (".npy", HEADER, SIZE, place), (".at.npy", HEADER, B * T * 4, place_of),
-                                            (".safetensors", 0, HEADER + TENSORS, place_of_all)])
+    end, skip, size, check = random.choice([("", 0, SIZE, check_batch), (".npy", HEADER, SIZE, check_batch), (".at.npy", HEADER, B * T * 4, check_array),
+                                            (".safetensors", 0, HEADER + TENSORS, check_all)])
     check(opened(f"batch/{k}{end}", lambda fd: whole(fd, 0, skip + size))[skip:], k)
 
 
@@ -149,7 +149,7 @@ def batches():
     def read():
         k = random.randrange(STEPS)
         drop_cache(fd)
-        place(whole(fd, k * SIZE, SIZE), k)
+        check_batch(whole(fd, k * SIZE, SIZE), k)
         assert os.fstat(fd).st_size == size
     return read
 
@@ -160,7 +160,7 @@ def arrays():
     def read():
         k = random.randrange(STEPS)
         drop_cache(fd)
-        place_of(whole(fd, HEADER + k * B * T * 4, B * T * 4), k)
+        check_array(whole(fd, HEADER + k * B * T * 4, B * T * 4), k)
     return read
 
 
@@ -173,7 +173,7 @@ def mapped():
         view.madvise(mmap.MADV_DONTNEED)
         drop_cache(fd)
         with memoryview(view) as whole, whole[HEADER + k * SIZE:][:SIZE] as part:
-            place(copy_of(part), k)
+            check_batch(copy_of(part), k)
     return read
 
 
@@ -195,7 +195,7 @@ def texts():
         json.loads(opened(name, lambda fd: read_range(fd, 0, 1 << 20)))
     int(opened("cursor", lambda fd: read_range(fd, 0, 100)))
     with open(f"{split}/seed={random.randrange(5)}/next", "rb") as f:
-        place(f.read())
+        check_batch(f.read())
     assert "README" in os.listdir(f"{split}/..")
 
 

@@ -102,7 +102,7 @@ func (w *watch) during(m *e2e.Mounted, do func()) {
 	}
 }
 
-func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) bool) {
+func (w *watch) awaitMetric(m *e2e.Mounted, name string, holds func(value float64) bool) {
 	w.Helper()
 	e2e.Await(w, name, func() bool { return holds(w.scrape(m)[name]) })
 }
@@ -195,7 +195,7 @@ func TestAlerts(t *testing.T) {
 		firing []string
 	}{
 		"well": {cause: func(w *watch) {
-			m := w.mount(e2e.Batchfs, "-c", mixtureConfig(w, 3, 1))
+			m := w.mount(e2e.Batchfs, "-c", writeMixtureConfig(w, 3, 1))
 			w.during(m, func() { w.read(m, 5, 0.5) })
 		}},
 		"batchfs": {firing: []string{"Gone"}, cause: func(w *watch) {
@@ -225,7 +225,7 @@ func TestAlerts(t *testing.T) {
 				for k := range 50 {
 					e2e.Begin(w, e2e.Command(w, "cat", m.Path(fmt.Sprintf("train/batch/%d", k))))
 				}
-				w.until(m, "batchfs_requests_waiting", isPositive)
+				w.awaitMetric(m, "batchfs_requests_waiting", isPositive)
 			})
 			d.Set(w, e2e.Healthy)
 		}},
@@ -233,7 +233,7 @@ func TestAlerts(t *testing.T) {
 			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
 				e2e.NoError(w, syscall.Kill(m.Worker(w), syscall.SIGQUIT))
-				w.until(m, "batchfs_worker_crashes_total", isPositive)
+				w.awaitMetric(m, "batchfs_worker_crashes_total", isPositive)
 			})
 		}},
 		"refused": {firing: []string{"StoreFails"}, cause: func(w *watch) {
@@ -245,7 +245,7 @@ func TestAlerts(t *testing.T) {
 			e2e.Run(w, "cat", m.Path("train/seed=1/batches.bin"))
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/seed=2/batches.bin"))
-				w.until(m, "batchfs_cache_kept_bytes", isPositive)
+				w.awaitMetric(m, "batchfs_cache_kept_bytes", isPositive)
 			})
 		}},
 		"random": {firing: []string{"FetchedTwice"}, cause: func(w *watch) {
@@ -255,7 +255,7 @@ func TestAlerts(t *testing.T) {
 		"differ": {firing: []string{"HostsDiffer"}, cause: func(w *watch) {
 			m, _ := w.mountTokens(e2e.Batchfs)
 			config, _ := e2e.SmallConfig(w, 1)
-			e2e.Tokens(w, filepath.Join(filepath.Dir(config), "train.bin"), 50_000, 2)
+			e2e.WriteTokens(w, filepath.Join(filepath.Dir(config), "train.bin"), 50_000, 2)
 			another := w.mount(e2e.Batchfs, "-c", config)
 			w.during(m, func() {})
 			w.during(another, func() {})
@@ -279,7 +279,7 @@ func TestAlerts(t *testing.T) {
 			m := w.mountStore(false, inOrder, "--set", "store.cache_dir="+dir)
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/batches.bin"))
-				w.until(m, "batchfs_cache_kept_bytes", func(bytes float64) bool { return bytes > 30*e2e.StoreBlock })
+				w.awaitMetric(m, "batchfs_cache_kept_bytes", func(bytes float64) bool { return bytes > 30*e2e.StoreBlock })
 			})
 		}
 		states["disk"] = disk

@@ -16,7 +16,7 @@ import (
 func TestDoctor(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
-	e2e.Tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
+	e2e.WriteTokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("mountpoint = 'mnt'\nsplits.a.tokens = 'data/train.bin'\nsplits.b.tokens = 'none.bin'\n"))
 	e2e.Write(t, filepath.Join(dir, "typo.toml"), []byte("mountpont = \"mnt\"\n"))
 	data, empty, full := filepath.Join(dir, "data"), t.TempDir(), t.TempDir()
@@ -88,7 +88,7 @@ func TestDoctorOfMounts(t *testing.T) {
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
-	well := e2e.Tokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
+	well := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")
 	e2e.AwaitDoctor(t, split, "ok   mountpoint: "+m.Dir+" is mounted", "ok   mounted train: 50000 tokens in 1 file: "+d.Path,
@@ -122,25 +122,25 @@ func TestDoctorOfTokens(t *testing.T) {
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be another user")
-	out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")
+	out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")
 	if err == nil || !strings.Contains(out, "FIX  permission to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
 		t.Errorf("the doctor without fusermount3: error %v, output %s\nwant FIX and how to install fuse3", err, out)
 	}
 	if _, err := exec.LookPath("fusermount3"); err == nil {
-		out, err := e2e.AsUser(t, 54321, e2e.Nobody, e2e.Batchfs, "doctor")
+		out, err := e2e.RunAs(t, 54321, e2e.Nobody, e2e.Batchfs, "doctor")
 		if err == nil || !strings.Contains(out, "fusermount3 needs a name for user id 54321, and /etc/passwd has none: as root, echo 'trainer:x:54321:65534::/:/bin/sh' >>/etc/passwd") {
 			t.Errorf("the doctor for a user without a name: error %v, output %s\nwant how to add a name", err, out)
 		}
 	}
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	out, err = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
+	out, err = e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
 	if err == nil || !strings.Contains(out, m.Dir+" is mounted, but only user 0, who mounted it, may access it; to let others in, mount with mount.allow_other") {
 		t.Errorf("the doctor in the mount of another user: error %v, output %s\nwant who may enter it", err, out)
 	}
 	m = e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
 	// The doctor may fail because of /dev/fuse.
-	out, _ = e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
+	out, _ = e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
 	if !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted; only user 0, who mounted it, and root can see more") ||
 		strings.Contains(out, "mounted splits") {
 		t.Errorf("the doctor in a mount with allow_other: %s\nwant ok, without the splits", out)

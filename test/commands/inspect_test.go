@@ -43,8 +43,8 @@ weight = 1
 tokens = "a.bin"
 batch_size = 65537
 `)
-	e2e.Tokens(t, filepath.Join(dir, "a.bin"), 300, 4)
-	e2e.Tokens(t, filepath.Join(dir, "b.bin"), 100, 4)
+	e2e.WriteTokens(t, filepath.Join(dir, "a.bin"), 300, 4)
+	e2e.WriteTokens(t, filepath.Join(dir, "b.bin"), 100, 4)
 	m := e2e.Mount(t, "-c", config)
 	for _, split := range []string{"train", "val", "torch", "mix"} {
 		for _, settings := range []string{"", "seed=7", "batch_size=5,world=4"} {
@@ -78,7 +78,7 @@ batch_size = 65537
 func TestOddNames(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
 	for _, name := range []string{"train.bin", "val.bin"} {
-		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
+		e2e.WriteTokens(t, filepath.Join(dir, name), 60_000, 2)
 	}
 	config := e2e.Write(t, filepath.Join(filepath.Dir(dir), "config.toml"), []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
 	m := e2e.Mount(t, "-c", config)
@@ -95,7 +95,7 @@ open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
 f = open(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.read()`, m.Path("train/info.json")))
-	reader.Ready(t)
+	reader.AwaitReady(t)
 	_, users, err := e2e.Try(t, e2e.PlainBatchfs, "unmount", m.Dir)
 	if err == nil || !strings.Contains(users, `(\x1b]0;x\a\nprocess`) || strings.ContainsAny(users, "\x1b\x07") {
 		t.Errorf("unmount: error %v, standard error %q, want the escaped name of the process", err, users)

@@ -115,7 +115,7 @@ func TestBackground(t *testing.T) {
 
 func TestReadAhead(t *testing.T) {
 	e2e.NeedRoot(t, "only root may set it")
-	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
+	m := e2e.Mount(t, "--data", filepath.Dir(e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
 	e2e.NoError(t, syscall.Stat(m.Dir, &st))
 	file := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))

@@ -11,9 +11,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// masked checks that all files have the same mask. It prints "upper" if the mask is 1 exactly where
+// checkMask checks that all files have the same mask. It prints "upper" if the mask is 1 exactly where
 // the target is an upper-case letter, or "lower" for lower-case ones.
-const masked = `
+const checkMask = `
 import json, struct, sys
 import numpy as np
 split = sys.argv[1]
@@ -53,7 +53,7 @@ func TestPreparedMask(t *testing.T) {
 	checkLetters := func(want string) {
 		t.Helper()
 		for _, settings := range []string{"", "/seed=7,order=shuffle,rank=1,world=2"} {
-			e2e.Equal(t, "the letters in y where the mask is 1", e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)), want+"\n")
+			e2e.Equal(t, "the letters in y where the mask is 1", e2e.Run(t, e2e.Python, "-c", checkMask, m.Path("train"+settings)), want+"\n")
 		}
 	}
 	checkLetters("upper")

@@ -84,7 +84,7 @@ func TestInterruptedCommands(t *testing.T) {
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
 			ended := e2e.Begin(t, cmd)
-			d.Await(t, 1)
+			d.AwaitHanging(t, 1)
 			began := time.Now()
 			e2e.NoError(t, cmd.Process.Signal(sig))
 			testwait.For(t, "the end", ended)
@@ -120,7 +120,7 @@ func TestInterruptedMount(t *testing.T) {
 				// This runs before the cleanup of Begin, which waits for a process that may hang
 				// until then.
 				t.Cleanup(func() { d.Set(t, e2e.Healthy) })
-				d.Await(t, 1)
+				d.AwaitHanging(t, 1)
 				began := time.Now()
 				e2e.NoError(t, cmd.Process.Signal([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i]))
 				testwait.For(t, "the end", ended)

@@ -82,7 +82,7 @@ func TestForgedNames(t *testing.T) {
 	e2e.NeedFUSE(t)
 	const forged = "data\nFORGED\u202e\x1b[2J\xff"
 	dir := filepath.Join(t.TempDir(), forged)
-	tokens := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
+	tokens := e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
 	mountpoint := filepath.Join(dir, "mnt")
 	e2e.NoError(t, os.Mkdir(mountpoint, 0o755))
 	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })

@@ -22,9 +22,9 @@ type estimates struct {
 }
 
 // counts counts requests to a store. Requests for anything but blocks are others.
-type counts struct{ others, blocks, bytes atomic.Int64 }
+type requestCounts struct{ others, blocks, bytes atomic.Int64 }
 
-func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
+func (c *requestCounts) count(_ http.ResponseWriter, r *http.Request) bool {
 	var from, to int64
 	if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); n == 2 && to-from+1 > 64<<10 {
 		c.blocks.Add(1)
@@ -51,14 +51,14 @@ func TestPlanIsMeasured(t *testing.T) {
 	b := e2e.NewBucket(t)
 	b.Put(t, "train_0.bin", e2e.RandomBytes(100*e2e.StoreBlock))
 	b.Put(t, "train_1.bin", e2e.RandomBytes(92*e2e.StoreBlock))
-	var c counts
+	var c requestCounts
 	b.FailWith(c.count)
 	sizes := e2e.JSON[estimates](t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
 		strconv.Itoa(100*e2e.StoreBlock/2), "--step", "1s", "--json")
 	for _, test := range []struct {
 		batch       string // settings
 		hosts, gpus int
-		share       float64 // part of a host's share that fits in its block cache
+		room        float64 // size of the block cache, relative to a host's share
 		ahead       int     // memory for prefetching, in MiB
 		fill        bool    // whether the cache is filled before the run
 	}{
@@ -70,7 +70,7 @@ func TestPlanIsMeasured(t *testing.T) {
 		{"order=sequential", 2, 2, 0.5, 4, false},
 		{"order=sequential", 2, 2, 0.5, 1, false}, // barely enough for one step
 	} {
-		t.Run(fmt.Sprintf("%s/%g", test.batch, test.share), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/%g", test.batch, test.room), func(t *testing.T) {
 			args := []string{"-c", b.Config(t, "s3://bucket/train_*.bin", ""), "--set", "store.cache_dir=" + t.TempDir(),
 				"--set", fmt.Sprintf("memory.ahead_bytes=%d", test.ahead<<20)}
 			for _, setting := range append(strings.Fields(test.batch), "block_size=4000", "batch_size=4", fmt.Sprintf("world=%d", test.hosts*test.gpus)) {
@@ -81,7 +81,7 @@ func TestPlanIsMeasured(t *testing.T) {
 				return e2e.JSON[estimates](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
 					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
 			}
-			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).ShareBytes)))
+			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.room*planned(2).ShareBytes)))
 			plans := []estimates{planned(1), planned(2)}
 			c.blocks.Store(0)
 			c.bytes.Store(0)

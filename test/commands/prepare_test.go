@@ -20,7 +20,7 @@ func TestPrepareDiskFull(t *testing.T) {
 	e2e.NeedRoot(t, "only root may mount a tmpfs")
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
-	e2e.CompressedLines(t, texts, 4<<20)
+	e2e.WriteCompressedLines(t, texts, 4<<20)
 	args := []string{e2e.Batchfs, "prepare", texts, "--by", "byte", "--shard-tokens", "200000", "--out"}
 	e2e.Run(t, append(args, want)...)
 	e2e.NoError(t, os.Mkdir(out, 0o755))

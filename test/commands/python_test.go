@@ -33,7 +33,7 @@ with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
     sys.stdin.read()`, config, dir)
 	cmd.Env = append(os.Environ(), "BATCHFS_PROGRAM="+e2e.Batchfs, "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1")
 	trainer := e2e.StartClient(t, cmd)
-	trainer.Ready(t)
+	trainer.AwaitReady(t)
 	m := &e2e.Mounted{Dir: dir}
 	e2e.Await(t, "list to show it as serving", stateInList(t, dir, "serving"))
 	e2e.Equal(t, "the state that top shows", startTop(t, dir)().State, "serving")

@@ -16,13 +16,13 @@ func TestRejected(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	inDir := func(name string) string { return filepath.Join(dir, name) }
-	e2e.Tokens(t, inDir("good.bin"), 60_000, 2)
-	e2e.Tokens(t, inDir("short.bin"), 2000, 2)
-	e2e.Tokens(t, inDir("wide.bin"), 70_000, 4)
+	e2e.WriteTokens(t, inDir("good.bin"), 60_000, 2)
+	e2e.WriteTokens(t, inDir("short.bin"), 2000, 2)
+	e2e.WriteTokens(t, inDir("wide.bin"), 70_000, 4)
 	e2e.Write(t, inDir("full/file"), "")
 	e2e.Write(t, inDir("file"), "")
 	e2e.Write(t, inDir("broken.toml"), []byte("[batch]\nseed = seven\n"))
-	e2e.Tokens(t, inDir("inside/train.bin"), 60_000, 2)
+	e2e.WriteTokens(t, inDir("inside/train.bin"), 60_000, 2)
 	e2e.NoError(t, os.Mkdir(inDir("mnt"), 0o755))
 	tokensFlags := func(file string, flags ...string) []string {
 		return append([]string{"-c", "/dev/null", "--set", "splits.train.tokens=" + inDir(file)}, flags...)

@@ -103,7 +103,7 @@ func limitCapabilities(t *testing.T, unit string) []string {
 func TestUnitsCapabilities(t *testing.T) {
 	service, _ := readUnit(t)
 	words := append(limitCapabilities(t, service), e2e.Batchfs)
-	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
+	file := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 	e2e.NoError(t, os.Chmod(file, 0))
 	e2e.NoError(t, os.Chown(file, e2e.Nobody, e2e.Nobody))
 	m := e2e.MountProgram(t, exec.Command(words[0], words[1:]...), "--data", filepath.Dir(file))

@@ -67,13 +67,13 @@ while not os.path.exists(sys.argv[2]):
     taken += 1
     time.sleep(0.001)
 print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(config), "stop")))
-	reader.Ready(t)
+	reader.AwaitReady(t)
 	next := startTop(t, m.Dir)
 	e2e.Await(t, "a reader of next with its share of waiting", func() bool {
 		s := next().Sequences[0]
 		return s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
 	})
-	kills := e2e.Soak(10)
+	kills := e2e.Repeats(10)
 	for range kills {
 		worker := m.AwaitStandby(t)[0]
 		e2e.Kill(t, m, worker)
@@ -95,11 +95,11 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
-// mixtureConfig writes a configuration of sources with these weights, in batches of 7 rows.
-func mixtureConfig(t testing.TB, weights ...int) (config string) {
+// writeMixtureConfig writes a configuration of sources with these weights, in batches of 7 rows.
+func writeMixtureConfig(t testing.TB, weights ...int) (config string) {
 	dir, text := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
 	for i, weight := range weights {
-		file := e2e.Tokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
+		file := e2e.WriteTokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
 		text += fmt.Sprintf("[[splits.train.sources]]\ntokens = %q\nweight = %d\n", file, weight)
 	}
 	return e2e.Write(t, filepath.Join(dir, "config.toml"), text)
@@ -108,7 +108,7 @@ func mixtureConfig(t testing.TB, weights ...int) (config string) {
 // The rows of each source of a mixture are counted, under all settings and across workers.
 func TestSourceRows(t *testing.T) {
 	t.Parallel()
-	m := e2e.Mount(t, "-c", mixtureConfig(t, 7, 2, 1))
+	m := e2e.Mount(t, "-c", writeMixtureConfig(t, 7, 2, 1))
 	for round := range 3 {
 		for range 10 {
 			e2e.Run(t, "cat", m.Path("train/next"))

@@ -164,13 +164,13 @@ func freeAddress(t testing.TB) string {
 	return ""
 }
 
-var trusting sync.Once
+var trustOnce sync.Once
 
 // trust gives all programs that are started later the store's credentials, and makes them trust the
 // certificate that all servers of httptest share.
 func trust(t testing.TB, certificate []byte) {
 	t.Helper()
-	trusting.Do(func() {
+	trustOnce.Do(func() {
 		authorities := filepath.Join(filepath.Dir(Batchfs), "authorities.pem")
 		known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
 		Write(t, authorities, append(known, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})...))
@@ -226,9 +226,9 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check
+// MountInOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check
 // compares a batch with the object.
-func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
+func (b *Bucket) MountInOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)
 	b.Put(t, "train.bin", data)

@@ -72,11 +72,11 @@ func SkipUnlessSoak(t testing.TB) {
 	}
 }
 
-// CheckDuration logs a duration. In a soak, it fails the test if the duration is longer than most.
-func CheckDuration(t testing.TB, what string, took, most time.Duration) {
+// CheckDuration logs a duration. In a soak, it fails the test if the duration is longer than limit.
+func CheckDuration(t testing.TB, what string, took, limit time.Duration) {
 	t.Helper()
-	if InSoak() && took > most {
-		t.Errorf("%s took %v, may take %v", what, took, most)
+	if InSoak() && took > limit {
+		t.Errorf("%s took %v, may take %v", what, took, limit)
 	} else {
 		t.Logf("%s took %v", what, took)
 	}
@@ -85,9 +85,9 @@ func CheckDuration(t testing.TB, what string, took, most time.Duration) {
 // Await waits until a function returns true, and fails the test after Limit.
 var Await = testwait.Until
 
-// Tokens writes a file of n tokens of width bytes, and returns its path. A token's value is its
+// WriteTokens writes a file of n tokens of width bytes, and returns its path. A token's value is its
 // position.
-func Tokens(t testing.TB, path string, n, width int) string {
+func WriteTokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
 	buf := make([]byte, 0, n*width)
 	for i := range n {
@@ -210,8 +210,8 @@ func Must[T any](v T, err error) func(t testing.TB) T {
 	}
 }
 
-// Soak returns n. In a soak it returns 10n, and under -short n/10.
-func Soak(n int) int {
+// Repeats returns n. In a soak it returns 10n, and under -short n/10.
+func Repeats(n int) int {
 	switch {
 	case InSoak():
 		return 10 * n
@@ -244,7 +244,7 @@ tokens = "train.bin"
 tokens = "train.bin"
 order = "sequential"
 `)
-	Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
+	WriteTokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
 	return config, Digests(t, "train", 0, n, "-c", config)
 }
 
@@ -341,8 +341,8 @@ func NeedRoot(t testing.TB, why string) {
 // Nobody is the id of a user without privileges.
 const Nobody = 65534
 
-// AsUser runs a command as another user with a single group, and returns its output.
-func AsUser(t testing.TB, uid, gid uint32, args ...string) (string, error) {
+// RunAs runs a command as another user with a single group, and returns its output.
+func RunAs(t testing.TB, uid, gid uint32, args ...string) (string, error) {
 	cmd := Command(t, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
 	out, err := cmd.CombinedOutput()

@@ -19,10 +19,10 @@ type FaultyFile struct {
 	Path    string
 	content []byte
 
-	mu      sync.Mutex
-	turn    *sync.Cond // signals that mode has changed
-	mode    Mode       // guarded by mu
-	hanging int        // reads and opens that hang; guarded by mu
+	mu          sync.Mutex
+	modeChanged *sync.Cond // signals that mode has changed
+	mode        Mode       // guarded by mu
+	hanging     int        // reads and opens that hang; guarded by mu
 }
 
 // A Mode is the way in which a FaultyFile works or fails.
@@ -45,18 +45,18 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	t.Helper()
 	NeedFUSE(t)
 	dir := t.TempDir()
-	d := &FaultyFile{Path: filepath.Join(dir, "train.bin"), content: content}
-	d.turn = sync.NewCond(&d.mu)
+	f := &FaultyFile{Path: filepath.Join(dir, "train.bin"), content: content}
+	f.modeChanged = sync.NewCond(&f.mu)
 	root := &gofs.Inode{}
 	server, err := gofs.Mount(dir, root, &gofs.Options{
 		MountOptions: fuse.MountOptions{FsName: "faulty", Name: "faulty", DirectMount: true, ExplicitDataCacheControl: true},
 		OnAdd: func(ctx context.Context) {
-			root.AddChild(filepath.Base(d.Path), root.NewPersistentInode(ctx, d, gofs.StableAttr{Ino: 2}), false)
+			root.AddChild(filepath.Base(f.Path), root.NewPersistentInode(ctx, f, gofs.StableAttr{Ino: 2}), false)
 		},
 	})
 	NoError(t, err)
 	t.Cleanup(func() {
-		d.Set(t, Healthy)
+		f.Set(t, Healthy)
 		unmounted := false
 		defer func() {
 			// With MNT_FORCE, FUSE fails every request that has no reply yet.
@@ -70,74 +70,74 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 			return unmounted
 		})
 	})
-	return d
+	return f
 }
 
 // Set changes the mode. The kernel drops what it has cached of the file, except data that is being
 // read while the file begins to hang. A file that hangs becomes healthy before earlier mounts are
 // unmounted.
-func (d *FaultyFile) Set(t testing.TB, m Mode) {
+func (f *FaultyFile) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
-		t.Cleanup(func() { d.Set(t, Healthy) })
-		d.drop(t) // afterwards, this would wait for reads that hang
+		t.Cleanup(func() { f.Set(t, Healthy) })
+		f.dropCache(t) // afterwards, this would wait for reads that hang
 	}
-	d.mu.Lock()
-	d.mode = m
-	d.mu.Unlock()
-	d.turn.Broadcast()
+	f.mu.Lock()
+	f.mode = m
+	f.mu.Unlock()
+	f.modeChanged.Broadcast()
 	if m != Hang && m != HangOpen {
 		// Otherwise, a waiting request would hang again if the next mode hangs too.
 		Await(t, "the end of the reads and opens that hung", func() bool {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			return d.hanging == 0
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.hanging == 0
 		})
-		d.drop(t)
+		f.dropCache(t)
 	}
 }
 
-// Await waits until at least this many reads and opens hang.
-func (d *FaultyFile) Await(t testing.TB, reads int) {
+// AwaitHanging waits until at least n reads and opens hang.
+func (f *FaultyFile) AwaitHanging(t testing.TB, n int) {
 	t.Helper()
-	Await(t, fmt.Sprintf("%d reads and opens that hang", reads), func() bool {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return d.hanging >= reads
+	Await(t, fmt.Sprintf("%d reads and opens that hang", n), func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.hanging >= n
 	})
 }
 
-func (d *FaultyFile) drop(t testing.TB) {
+func (f *FaultyFile) dropCache(t testing.TB) {
 	t.Helper()
 	// ENOENT: nothing is cached.
-	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT {
-		t.Errorf("%s stays in the page cache: %v", d.Path, errno)
+	if errno := f.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT {
+		t.Errorf("%s stays in the page cache: %v", f.Path, errno)
 	}
 }
 
-func (d *FaultyFile) current() (m Mode, content []byte) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mode == Shorter {
-		return d.mode, d.content[:len(d.content)/4*2]
+func (f *FaultyFile) current() (m Mode, content []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mode == Shorter {
+		return f.mode, f.content[:len(f.content)/4*2]
 	}
-	return d.mode, d.content
+	return f.mode, f.content
 }
 
 // hangWhile blocks while the mode is m, and returns the mode that ended the wait.
-func (d *FaultyFile) hangWhile(m Mode) Mode {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for d.mode == m {
-		d.hanging++
-		d.turn.Wait()
-		d.hanging--
+func (f *FaultyFile) hangWhile(m Mode) Mode {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.mode == m {
+		f.hanging++
+		f.modeChanged.Wait()
+		f.hanging--
 	}
-	return d.mode
+	return f.mode
 }
 
-func (d *FaultyFile) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	m, content := d.current()
+func (f *FaultyFile) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	m, content := f.current()
 	if m == Gone {
 		return syscall.ENOENT
 	}
@@ -145,16 +145,16 @@ func (d *FaultyFile) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.Att
 	return 0
 }
 
-func (d *FaultyFile) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
-	if d.hangWhile(HangOpen) == Denied {
+func (f *FaultyFile) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
+	if f.hangWhile(HangOpen) == Denied {
 		return nil, 0, syscall.EACCES
 	}
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
 }
 
-func (d *FaultyFile) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
-	d.hangWhile(Hang)
-	m, content := d.current()
+func (f *FaultyFile) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+	f.hangWhile(Hang)
+	m, content := f.current()
 	if m == Failing || m == Half && off+int64(len(dest)) > int64(len(content)/2) {
 		return nil, syscall.EIO
 	}

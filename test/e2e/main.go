@@ -56,7 +56,7 @@ func run(m *testing.M, lock int) (status int) {
 	if !build(dir) {
 		return 1
 	}
-	defer locked(filepath.Join(os.TempDir(), "batchfs-test.lock"), lock)()
+	defer lockFile(filepath.Join(os.TempDir(), "batchfs-test.lock"), lock)()
 	return m.Run()
 }
 
@@ -69,7 +69,7 @@ func build(dir string) bool {
 	must(err)
 	cache = filepath.Join(cache, "batchfs", fmt.Sprintf("test-%.4x", sha256.Sum256([]byte(here))))
 	must(os.MkdirAll(cache, 0o755))
-	defer locked(filepath.Join(cache, "lock"), syscall.LOCK_EX)()
+	defer lockFile(filepath.Join(cache, "lock"), syscall.LOCK_EX)()
 	Batchfs = filepath.Join(dir, "batchfs")
 	programs := map[*string][2]string{
 		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
@@ -100,7 +100,7 @@ func build(dir string) bool {
 	return built
 }
 
-func locked(path string, how int) (unlock func() error) {
+func lockFile(path string, how int) (unlock func() error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	must(err)
 	must(syscall.Flock(int(file.Fd()), how))

@@ -12,8 +12,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// CompressedLines writes a .jsonl.zst file of random text, about size bytes before compression.
-func CompressedLines(t testing.TB, path string, size int) {
+// WriteCompressedLines writes a .jsonl.zst file of random text, about size bytes before compression.
+func WriteCompressedLines(t testing.TB, path string, size int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	var words []string

@@ -49,8 +49,8 @@ func (c *Client) ReadLine(t testing.TB) string {
 	return strings.TrimSuffix(Must(c.Out.ReadString('\n'))(t), "\n")
 }
 
-// Ready waits until the program has begun.
-func (c *Client) Ready(t testing.TB) {
+// AwaitReady waits until the program has begun.
+func (c *Client) AwaitReady(t testing.TB) {
 	t.Helper()
 	Equal(t, fmt.Sprint(c.Cmd.Args), c.ReadLine(t), "ready")
 }

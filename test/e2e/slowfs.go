@@ -46,7 +46,7 @@ func NewSlowFS(t testing.TB, source string) *SlowFS {
 		s.client.End(t)
 		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // in case the server did not
 	})
-	s.client.Ready(t)
+	s.client.AwaitReady(t)
 	return s
 }
 

@@ -68,8 +68,8 @@ func StartStorms(t testing.TB, m *Mounted) (clients []*Client) {
 		clients = append(clients, StartClient(t, exec.Command(Python, "clients/storm.py", way, m.Path("train"))))
 	}
 	clients = append(clients, StartClient(t, exec.Command(CStorm, m.Path("train/next"), fmt.Sprint(StormB), fmt.Sprint(StormT), fmt.Sprint(StormBatches))))
-	for _, r := range clients {
-		r.Ready(t)
+	for _, c := range clients {
+		c.AwaitReady(t)
 	}
 	return clients
 }

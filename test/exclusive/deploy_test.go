@@ -159,7 +159,7 @@ func TestImage(t *testing.T) {
 	batchfs := pods["DaemonSet/batchfs"].Containers[0]
 	config := regexp.MustCompile(`s3://[^"]+`).ReplaceAllString(configs["ConfigMap/batchfs"], "/etc/batchfs/train.bin")
 	e2e.Write(t, root+"/etc/batchfs/config.toml", []byte(config))
-	e2e.Tokens(t, root+"/etc/batchfs/train.bin", 60_000, 2)
+	e2e.WriteTokens(t, root+"/etc/batchfs/train.bin", 60_000, 2)
 	for _, dir := range []string{"proc", "dev", "batches", "var/cache/batchfs"} {
 		e2e.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
@@ -245,7 +245,7 @@ func (s slurm) run(t *testing.T, script string) error {
 }
 
 func (s slurm) train(t *testing.T) (string, error) {
-	return e2e.AsUser(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
+	return e2e.RunAs(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
 }
 
 func (s slurm) checkBatches(t *testing.T) {
@@ -267,7 +267,7 @@ func TestSlurm(t *testing.T) {
 	e2e.NoError(t, s.run(t, "prolog"))
 	e2e.NoError(t, s.run(t, "prolog"))
 	s.checkBatches(t)
-	if out, err := e2e.AsUser(t, jobUser+1, jobUser+1, "ls", s.dir+"/train"); err == nil {
+	if out, err := e2e.RunAs(t, jobUser+1, jobUser+1, "ls", s.dir+"/train"); err == nil {
 		t.Errorf("another user can list the mount: %s", out)
 	}
 	supervisor := func() (pid int) {

@@ -61,7 +61,7 @@ func TestHandedOver(t *testing.T) {
 
 	nobody := func(args ...string) string {
 		t.Helper()
-		out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, append([]string{e2e.Batchfs}, args...)...)
+		out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, append([]string{e2e.Batchfs}, args...)...)
 		if err != nil {
 			t.Errorf("batchfs %s as an ordinary user: error %v, %s", args, err, out)
 		}

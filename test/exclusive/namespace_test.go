@@ -13,14 +13,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inNamespace starts a process in its own mount namespace, where a mount stays when it is unmounted
+// startInNamespace starts a process in its own mount namespace, where a mount stays when it is unmounted
 // here.
-func inNamespace(t *testing.T, dir string) *os.Process {
+func startInNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
 	// The namespace unmounts other FUSE file systems, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
-	e2e.StartClient(t, cmd).Ready(t)
+	e2e.StartClient(t, cmd).AwaitReady(t)
 	return cmd.Process
 }
 
@@ -119,7 +119,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	other := t.TempDir()
 	e2e.NoError(t, syscall.Mount(m.Dir, other, "", syscall.MS_BIND, ""))
 	t.Cleanup(func() { syscall.Unmount(other, syscall.MNT_DETACH) })
-	holder := inNamespace(t, m.Dir)
+	holder := startInNamespace(t, m.Dir)
 	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
 	for _, want := range []string{
 		m.Dir + " is unmounted here", "/proc/[0-9]*/mountinfo", fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
@@ -137,7 +137,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	m.AwaitEnd(t)
 
 	m = e2e.Mount(t, "-c", config)
-	inNamespace(t, m.Dir)
+	startInNamespace(t, m.Dir)
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
 	m.AwaitEnd(t)
 }

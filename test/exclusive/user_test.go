@@ -50,7 +50,7 @@ func TestOrdinaryUser(t *testing.T) {
 	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)
 	t.Cleanup(func() { os.RemoveAll(home) })
 	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
-	data := e2e.Tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
+	data := e2e.WriteTokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
 	for _, path := range []string{dir, other} {
 		e2e.NoError(t, os.Mkdir(path, 0o755))
 	}
@@ -63,7 +63,7 @@ func TestOrdinaryUser(t *testing.T) {
 	e2e.NoError(t, os.Chmod(locked, 0o700))
 	t.Chdir(locked)
 	asNobody := func(args ...string) (string, error) {
-		return e2e.AsUser(t, e2e.Nobody, e2e.Nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
+		return e2e.RunAs(t, e2e.Nobody, e2e.Nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}
 	checkOutput := func(want string, args ...string) {
 		t.Helper()

@@ -16,8 +16,8 @@ import (
 // A group is the path of a cgroup.
 type group string
 
-// inVersion1 maps names of files in cgroup2 to names in version 1, if they differ.
-var inVersion1 = map[string]string{
+// version1Names maps names of files in cgroup2 to names in version 1, if they differ.
+var version1Names = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
@@ -45,7 +45,7 @@ func newGroup(t *testing.T, limit string) group {
 	return ""
 }
 
-func (g group) limit(t *testing.T, file, value string) {
+func (g group) setLimit(t *testing.T, file, value string) {
 	t.Helper()
 	path := g.file(file)
 	if filepath.Base(path) != file {
@@ -56,8 +56,8 @@ func (g group) limit(t *testing.T, file, value string) {
 
 func (g group) file(limit string) string {
 	path := filepath.Join(string(g), limit)
-	if _, err := os.Stat(path); err != nil && inVersion1[limit] != "" {
-		return filepath.Join(string(g), inVersion1[limit])
+	if _, err := os.Stat(path); err != nil && version1Names[limit] != "" {
+		return filepath.Join(string(g), version1Names[limit])
 	}
 	return path
 }
@@ -79,7 +79,7 @@ func TestNoProcesses(t *testing.T) {
 	// The first limit allows no process, the second one only processes with too few threads.
 	for i, most := range []int{1, len(threads) + 3} {
 		workers := m.AwaitStandby(t)
-		g.limit(t, "pids.max", strconv.Itoa(most))
+		g.setLimit(t, "pids.max", strconv.Itoa(most))
 		for _, worker := range workers {
 			e2e.Kill(t, m, worker)
 		}
@@ -87,7 +87,7 @@ func TestNoProcesses(t *testing.T) {
 		if m.Ended() {
 			t.Fatalf("with at most %d threads, the mount ended:\n%s", most, m.Out)
 		}
-		g.limit(t, "pids.max", "max")
+		g.setLimit(t, "pids.max", "max")
 		before := m.Cursor(t, "train")
 		e2e.Await(t, "batches of next after the limit was lifted", func() bool { return m.Cursor(t, "train") != before })
 	}
@@ -107,7 +107,7 @@ func TestNoProcessor(t *testing.T) {
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	e2e.Read(t, "looks", m.Path("train"), "0", "2000", "4")
 	m.AwaitStandby(t)
-	g.limit(t, "cpu.max", "1000 100000")
+	g.setLimit(t, "cpu.max", "1000 100000")
 	for k := range 3 {
 		worker := m.Worker(t)
 		// A process that is killed without being stopped may take the request before it dies.
@@ -115,7 +115,7 @@ func TestNoProcessor(t *testing.T) {
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.FileDigest(t, m, "train/next"), want[k])
 		e2e.Equal(t, "the killed process still serves", m.Worker(t) == worker, false)
 	}
-	g.limit(t, "cpu.max", "100000 100000")
+	g.setLimit(t, "cpu.max", "100000 100000")
 	e2e.Equal(t, "batch 3", e2e.FileDigest(t, m, "train/next"), want[3])
 	if text := m.Out.String(); strings.Contains(text, "did not") {
 		t.Errorf("the log says that a process did not respond in time:\n%s", text)
@@ -130,7 +130,7 @@ func TestNoMemory(t *testing.T) {
 	const MiB = 1 << 20
 	g := newGroup(t, "memory.max")
 	config, _ := e2e.StormConfig(t, "")
-	g.limit(t, "memory.max", fmt.Sprint(128*MiB))
+	g.setLimit(t, "memory.max", fmt.Sprint(128*MiB))
 	if swap := g.file("memory.swap.max"); strings.HasSuffix(swap, "swap.max") {
 		e2e.Write(t, swap, []byte("0"))
 	}

@@ -135,7 +135,7 @@ func (c catalogue) add(t *testing.T, version, split string, n int, flags ...stri
 // EFAULT), and that no number of a next file went to two reads. It counts batches by version, and
 // errors, by way.
 func (c catalogue) judge(
-	t *testing.T, lines []reading, may func(reading) (versions []string, errno string),
+	t *testing.T, lines []reading, allowed func(reading) (versions []string, errno string),
 ) (seen map[string]map[string]int) {
 	t.Helper()
 	seen, taken := map[string]map[string]int{}, map[string]reading{}
@@ -143,7 +143,7 @@ func (c catalogue) judge(
 		if seen[l.way] == nil {
 			seen[l.way] = map[string]int{}
 		}
-		versions, errno := may(l)
+		versions, errno := allowed(l)
 		b, ok := c[l.output]
 		switch {
 		case l.output == "paused":

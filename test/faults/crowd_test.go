@@ -11,10 +11,10 @@ import (
 )
 
 // startCrowd starts n threads that repeatedly read the first bytes of the paths. end stops them.
-func startCrowd(t *testing.T, n, bytes int, paths ...string) (end func() (reads, failed int)) {
+func startCrowd(t *testing.T, n, size int, paths ...string) (end func() (reads, failed int)) {
 	t.Helper()
-	c := e2e.StartClient(t, exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(bytes)}, paths...)...))
-	c.Ready(t)
+	c := e2e.StartClient(t, exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(size)}, paths...)...))
+	c.AwaitReady(t)
 	return func() (reads, failed int) {
 		e2e.Must(fmt.Sscan(c.End(t), &reads, &failed))(t)
 		return reads, failed
@@ -27,7 +27,7 @@ func TestCrowd(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const n, budget = 300, 64 // the budget is in MiB
 	dir := t.TempDir()
-	file := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 8<<20, 2)
+	file := e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 8<<20, 2)
 	flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", fmt.Sprint("memory.budget=", budget<<20), "--set", "mount.timeout=15s"}
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), flags...)
 	want := e2e.Digests(t, "train", 0, 8, flags...)

@@ -45,15 +45,15 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 		onDisk(c.name, "ESTALE", c.description, c.change)
 	}
 	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
-	doubled := func(name, errno string, m e2e.Mode, mayGoUnnoticed bool) {
+	onFaultyFile := func(name, errno string, m e2e.Mode, mayGoUnnoticed bool) {
 		d := e2e.NewFaultyFile(t, content)
 		begin, end := func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }
 		faults = append(faults, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, mayGoUnnoticed: mayGoUnnoticed})
 	}
-	doubled("denied", "EIO", e2e.Denied, true)
-	doubled("failing", "EIO", e2e.Failing, true)
-	doubled("gone", "EIO", e2e.Gone, false)
-	doubled("shorter", "ESTALE", e2e.Shorter, false)
+	onFaultyFile("denied", "EIO", e2e.Denied, true)
+	onFaultyFile("failing", "EIO", e2e.Failing, true)
+	onFaultyFile("gone", "EIO", e2e.Gone, false)
+	onFaultyFile("shorter", "ESTALE", e2e.Shorter, false)
 	return faults
 }
 

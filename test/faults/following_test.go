@@ -20,29 +20,29 @@ const followedFiles = 100
 
 // A followedMount serves a split that follows changes. Each of its files takes 30 ms to open.
 type followedMount struct {
-	slow *e2e.SlowFS
-	m    *e2e.Mounted
-	dir  string
+	slow    *e2e.SlowFS
+	mounted *e2e.Mounted
+	dir     string
 }
 
 func mountFollowed(t *testing.T) *followedMount {
 	t.Helper()
-	r := &followedMount{dir: t.TempDir()}
+	f := &followedMount{dir: t.TempDir()}
 	for i := range followedFiles {
-		e2e.Write(t, r.file(i), e2e.TokensOfVersion(i%6, 65))
+		e2e.Write(t, f.file(i), e2e.TokensOfVersion(i%6, 65))
 	}
-	r.slow = e2e.NewSlowFS(t, r.dir)
-	r.m = e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+r.slow.Dir+"/*.bin", "--set", "splits.train.on_change=follow",
+	f.slow = e2e.NewSlowFS(t, f.dir)
+	f.mounted = e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+f.slow.Dir+"/*.bin", "--set", "splits.train.on_change=follow",
 		"--set", "batch.order=sequential", "--set", "batch.batch_size=1", "--set", "batch.block_size=64")
-	r.slow.Delay(t, "open", 30*time.Millisecond)
-	return r
+	f.slow.Delay(t, "open", 30*time.Millisecond)
+	return f
 }
 
-func (r *followedMount) file(i int) string { return filepath.Join(r.dir, fmt.Sprintf("%03d.bin", i)) }
+func (f *followedMount) file(i int) string { return filepath.Join(f.dir, fmt.Sprintf("%03d.bin", i)) }
 
 // read reads batches of a file with several readers, until each has read enough of them and the
 // time is over. Reads may fail only with ESTALE.
-func (r *followedMount) read(t *testing.T, file, readers, enough int, last time.Duration) (slowest time.Duration, reads, failed int) {
+func (f *followedMount) read(t *testing.T, file, readers, enough int, last time.Duration) (slowest time.Duration, reads, failed int) {
 	var running sync.WaitGroup
 	var mu sync.Mutex
 	for reader := range readers {
@@ -50,7 +50,7 @@ func (r *followedMount) read(t *testing.T, file, readers, enough int, last time.
 			end := time.Now().Add(last)
 			for n := 0; n < enough || time.Now().Before(end); n++ {
 				began := time.Now()
-				err := r.readBatch(file + followedFiles*(reader+readers*n))
+				err := f.readBatch(file + followedFiles*(reader+readers*n))
 				took := time.Since(began)
 				mu.Lock()
 				slowest, reads = max(slowest, took), reads+1
@@ -68,13 +68,13 @@ func (r *followedMount) read(t *testing.T, file, readers, enough int, last time.
 	return slowest, reads, failed
 }
 
-func (r *followedMount) readBatch(k int) error {
-	f, err := os.Open(r.m.Path(fmt.Sprint("train/batch/", k)))
+func (f *followedMount) readBatch(k int) error {
+	file, err := os.Open(f.mounted.Path(fmt.Sprint("train/batch/", k)))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	_, err = io.ReadAll(f)
+	defer file.Close()
+	_, err = io.ReadAll(file)
 	return err
 }
 
@@ -82,15 +82,15 @@ func (r *followedMount) readBatch(k int) error {
 // second apart. Batches of other files are served, and its own once it is repaired.
 func TestReadersShareAReload(t *testing.T) {
 	const changed, last = 37, 4 * time.Second
-	r := mountFollowed(t)
+	f := mountFollowed(t)
 	var slowest [2]time.Duration
 	for i, readers := range []int{1, 64} {
 		// The file is one token shorter than a window.
-		e2e.ReplaceFile(t, r.file(changed), e2e.TokensOfVersion(i, 64))
-		opens, began := r.slow.Count(t, "open"), time.Now()
+		e2e.ReplaceFile(t, f.file(changed), e2e.TokensOfVersion(i, 64))
+		opens, began := f.slow.Count(t, "open"), time.Now()
 		var reads, failed int
-		slowest[i], reads, failed = r.read(t, changed, readers, 1, last)
-		reloads := (r.slow.Count(t, "open") - opens) / followedFiles
+		slowest[i], reads, failed = f.read(t, changed, readers, 1, last)
+		reloads := (f.slow.Count(t, "open") - opens) / followedFiles
 		t.Logf("%d readers: %d reads, the slowest took %v; %d reloads", readers, reads, slowest[i], reloads)
 		if most := 2 + int(time.Since(began).Seconds()); failed < reads || reloads > most {
 			t.Errorf("%d readers: %d of %d reads failed, want all; %d reloads, want at most %d", readers, failed, reads, reloads, most)
@@ -98,15 +98,15 @@ func TestReadersShareAReload(t *testing.T) {
 	}
 	e2e.CheckDuration(t, "the slowest of 64 reads", slowest[1], slowest[0]*3/2)
 	var all sync.WaitGroup
-	all.Go(func() { r.read(t, changed, 64, 1, last/2) })
-	if _, reads, failed := r.read(t, changed+1, 4, 10, last/2); failed > 0 {
+	all.Go(func() { f.read(t, changed, 64, 1, last/2) })
+	if _, reads, failed := f.read(t, changed+1, 4, 10, last/2); failed > 0 {
 		t.Errorf("%d of %d batches of an unchanged file failed, want none", failed, reads)
 	}
 	all.Wait()
-	e2e.ReplaceFile(t, r.file(changed), e2e.TokensOfVersion(3, 65))
+	e2e.ReplaceFile(t, f.file(changed), e2e.TokensOfVersion(3, 65))
 	k := changed
 	e2e.Await(t, "the repaired file", func() bool {
 		k += followedFiles
-		return r.readBatch(k) == nil
+		return f.readBatch(k) == nil
 	})
 }

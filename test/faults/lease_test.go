@@ -81,7 +81,7 @@ func TestOpenForWriting(t *testing.T) {
 	e2e.NeedFUSE(t)
 	for _, how := range []string{"open", "mapped"} {
 		t.Run(how, func(t *testing.T) {
-			mountpoint, file := t.TempDir(), e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
+			mountpoint, file := t.TempDir(), e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
 			f := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
 			end := f.Close

@@ -102,13 +102,13 @@ func TestUnkillable(t *testing.T) {
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.Set(t, e2e.Hang)
 	ended := e2e.Begin(t, e2e.Command(t, "cat", m.Path("train/next")))
-	d.Await(t, 1)
+	d.AwaitHanging(t, 1)
 	// m.Worker misses a process whose first thread has ended while another one hangs.
 	first := e2e.StatusOf(t, m).PID
 	e2e.CheckFails(t, "train cannot be read: no answer in ", e2e.PlainBatchfs, "restart", m.Dir)
 	e2e.Equal(t, "the same process still serves", e2e.StatusOf(t, m).PID == first, false)
 	e2e.Read(t, "read", m.Path("well/next"))
-	d.Await(t, 3) // the read in both processes, and one of the restart
+	d.AwaitHanging(t, 3) // the read in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
 	testwait.For(t, "the end of cat", ended)

@@ -14,12 +14,12 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A shard is a file of one row, and a batch is read from shardRows of them. No batch of this rank
-// is read from the last shard if the number of shards is a multiple of 2*shardRows.
-const shardRows = 8
+// A shard is a file of one row, and a batch is read from batchShards of them. No batch of this rank
+// is read from the last shard if the number of shards is a multiple of 2*batchShards.
+const batchShards = 8
 
 var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", "batch.world=2",
-	"--set", fmt.Sprint("batch.batch_size=", shardRows)}
+	"--set", fmt.Sprint("batch.batch_size=", batchShards)}
 
 // shards is a set of n shards in a slow file system, with the settings to mount them.
 type shards struct {
@@ -29,7 +29,7 @@ type shards struct {
 	settings []string
 }
 
-func slowShards(t *testing.T, n int) *shards {
+func newSlowShards(t *testing.T, n int) *shards {
 	t.Helper()
 	dir, s := t.TempDir(), &shards{n: n}
 	for i := range n {
@@ -78,7 +78,7 @@ func TestManyShards(t *testing.T) {
 	if e2e.InSoak() {
 		n, reads, request, delay = 100_000, 2000, "getattr", 300*time.Microsecond
 	}
-	s := slowShards(t, n)
+	s := newSlowShards(t, n)
 	s.slow.Delay(t, request, delay)
 	mountpoint, began := t.TempDir(), time.Now()
 	inTerminal := []string{e2e.Python, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"}
@@ -108,7 +108,7 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	var requested [2]int
 	var slowest [2]time.Duration
 	for i, n := range []int{96, many} {
-		s := slowShards(t, n)
+		s := newSlowShards(t, n)
 		splits[i] = s
 		s.slow.Delay(t, "getattr", 300*time.Microsecond)
 		m := e2e.Mount(t, s.settings...)
@@ -153,7 +153,7 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 func TestHangingCheck(t *testing.T) {
 	t.Parallel()
 	const hang = 10 * time.Second
-	s := slowShards(t, 96)
+	s := newSlowShards(t, 96)
 	m := e2e.Mount(t, s.settings...)
 	s.slow.Delay(t, s.last, hang)
 	read, done := openNext(t, m.Dir), make(chan time.Duration)

@@ -188,7 +188,7 @@ m = mmap.mmap(g.fileno(), 0, prot=mmap.PROT_READ)
 g.close()
 print("ready", flush=True)
 sys.stdin.read()`, m.Dir))
-	reader.Ready(t)
+	reader.AwaitReady(t)
 	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
 	name := "process " + strconv.Itoa(reader.Cmd.Process.Pid)
 	for _, want := range []string{name, "has open " + m.Path("train/batch/3"), "has mapped " + m.Path("val/batches.bin"), "works in " + m.Dir, "--force"} {

@@ -83,7 +83,7 @@ class Browser:
             time.sleep(0.02)
         return value
 
-    def size(self, width, height, dark=False):
+    def resize(self, width, height, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.wait(f"innerWidth === {width}")
@@ -91,9 +91,9 @@ class Browser:
     def open(self, address):
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)
-        self.drawn()
+        self.wait_until_drawn()
 
-    def drawn(self):
+    def wait_until_drawn(self):
         """Waits until all visible rows are drawn."""
         self.wait("document.querySelector('.row .token') && !document.querySelector('.row.stale') && "
                   f"new Promise(done => {{ const frame = n => n ? requestAnimationFrame(() => frame(n - 1)) : done(!document.querySelector('.row.stale')); frame({FRAMES}) }})")
@@ -108,7 +108,7 @@ class Browser:
     def type(self, text):
         self.call("Input.insertText", text=text)
 
-    def picture(self, path):
-        self.drawn()
+    def save_picture(self, path):
+        self.wait_until_drawn()
         with open(path, "wb") as f:
             f.write(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -78,23 +78,23 @@ def make_data():
                 "[[splits.mix.sources]]\ntokens = 'chat/train.bin'\nweight = 1\n")
 
 
-def picture(name):
+def save_pictures(name):
     """Saves pictures of the page: wide and narrow, light and dark."""
     if not PICTURES:
         return
     for width, height in (1440, 900), (480, 900):
         for dark in False, True:
-            browser.size(width, height, dark)
-            browser.picture(f"{PICTURES}/{name}-{width}-{'dark' if dark else 'light'}.png")
-    browser.size(1440, 900)
-    browser.drawn()
+            browser.resize(width, height, dark)
+            browser.save_picture(f"{PICTURES}/{name}-{width}-{'dark' if dark else 'light'}.png")
+    browser.resize(1440, 900)
+    browser.wait_until_drawn()
 
 
 def text_of(row):
     return browser.js(f"document.querySelector('.row[data-j=\"{row}\"] .text').textContent")
 
 
-def below(name):
+def footer_value(name):
     """Returns the value that the line at the bottom shows for a name."""
     return browser.js(f"[...document.querySelectorAll('footer div')].find(e => e.firstChild?.textContent === {json.dumps(name)})?.lastChild.textContent")
 
@@ -102,40 +102,40 @@ def below(name):
 def check_steps():
     with Served("--data", "book", "--set", "batch.block_size=256", "--set", "batch.order=shuffle", "train") as view:
         assert browser.js("document.querySelectorAll('.row').length") >= 3
-        picture("text")
+        save_pictures("text")
         first = text_of(0)
         browser.key("ArrowRight")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert text_of(0) != first and browser.js("document.querySelector('#k').value") == "1"
         batch = json.loads(view.get("rows?s=0&k=1&n=1&len=256")[1])[0]
         assert text_of(0).replace("↵", "").startswith("".join(batch["text"])[:100].replace("\n", "")), f"got {text_of(0)!r}, want the text of {batch}"
         browser.key("ArrowRight", shift=True)
         browser.key("ArrowLeft")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.querySelector('#k').value") == "10"
         for _ in range(10):
             browser.key("ArrowLeft")
         browser.key("ArrowLeft")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert text_of(0) == first, f"got {text_of(0)!r}, want batch 0 again: {first!r}"
         browser.key("g")
         browser.type("150")
         browser.key("Enter")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.title").startswith("batch 150 ")
         browser.wait("location.hash === '#150'")
         row, token = view.get("rows?s=0&k=150&from=2&n=1&len=9")[1], 5
         ids = struct.unpack("<9H", base64.b64decode(json.loads(row)[0]["arrays"]["x"]))
         browser.key("ArrowDown", "ArrowDown", *"." * token)
-        browser.drawn()
-        assert (below("token"), below("at")) == (str(ids[token]), f"x[2, {token}]"), f"got token {below('token')} at {below('at')}, want token {token} of {ids}"
-        assert below("target").startswith(str(ids[token + 1]))
+        browser.wait_until_drawn()
+        assert (footer_value("token"), footer_value("at")) == (str(ids[token]), f"x[2, {token}]"), f"got token {footer_value('token')} at {footer_value('at')}, want token {token} of {ids}"
+        assert footer_value("target").startswith(str(ids[token + 1]))
         browser.key("Enter")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.querySelectorAll('.row.open .token').length") == 257, "want all tokens of x, and the last one of y"
-        picture("open")
+        save_pictures("open")
         browser.key("Escape")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert not browser.js("document.querySelector('.row.open')")
 
 
@@ -145,7 +145,7 @@ def check_documents():
         rows = json.loads(view.get("rows?s=0&k=0&n=12&len=513")[1])
         j = next(j for j, r in enumerate(rows) if len(r["segments"]) > 1)
         browser.key(*["ArrowDown"] * j, "Enter")
-        browser.drawn()
+        browser.wait_until_drawn()
         begins = [s["at"] for s in rows[j]["segments"]]
         assert browser.js("document.querySelectorAll('.row.open .border').length") == len(begins) - 1
         mask = base64.b64decode(rows[j]["arrays"]["mask"])
@@ -153,11 +153,11 @@ def check_documents():
         want = [0] + [i for i in range(1, filled) if not mask[i - 1]]
         assert browser.js("[...document.querySelectorAll('.row.open .masked')].map(e => +e.dataset.i)") == want
         browser.key("]")
-        browser.drawn()
-        assert below("at") == f"x[{j}, {begins[1]}]" and below("document") == f"{rows[j]['segments'][1]['document']:,}"
+        browser.wait_until_drawn()
+        assert footer_value("at") == f"x[{j}, {begins[1]}]" and footer_value("document") == f"{rows[j]['segments'][1]['document']:,}"
         browser.key("Enter")
         browser.key("Home")
-        picture("packed")
+        save_pictures("packed")
         filled = lambda r: r["segments"][-1]["at"] + r["segments"][-1]["len"]
         k, j, end = next((k, j, filled(r)) for k in range(33) for j, r in enumerate(json.loads(view.get(f"rows?s=0&k={k}&n=12&len=513")[1])) if filled(r) < 512)
         browser.key("g")
@@ -165,13 +165,13 @@ def check_documents():
         browser.key("Enter", *["ArrowDown"] * j, "Enter")
         browser.wait(f"document.querySelector('.row.open[data-j=\"{j}\"] .text .padding')?.textContent === 'padding: {512 - end}'")
         assert browser.js("document.querySelector('.row.open .strip').lastChild.className") == "padding"
-        browser.drawn()
+        browser.wait_until_drawn()
         browser.wait("""(() => { const [row, list] = ['.row.open', '.list'].map(name => document.querySelector(name).getBoundingClientRect())
             return row.top >= list.top && row.bottom <= list.bottom + 1 })()""")  # the open row is visible
-        picture("padding")
+        save_pictures("padding")
     with Served("-c", "mixed.toml") as view:
         assert browser.js("new Set([...document.querySelectorAll('.source')].map(e => e.style.background)).size") == 2
-        picture("mixture")
+        save_pictures("mixture")
 
 
 def check_search():
@@ -183,55 +183,55 @@ def check_search():
         browser.key("ArrowDown", "Enter")
         browser.wait("document.querySelector('.batches button')")
         browser.wait("document.querySelector('.row.open .token.at')")
-        picture("search")
+        save_pictures("search")
         shown = browser.js("document.querySelector('.row.open .text').textContent")
         assert "rainer number" in shown, f"got {shown!r}, want the text that was searched for"
         browser.key("Escape", "/")
         browser.type("@1234")
         browser.key("Enter")
         browser.wait("document.querySelectorAll('.hit').length === 1 && document.querySelector('.batches button') && document.querySelector('.row.open .at')")
-        browser.drawn()
+        browser.wait_until_drawn()
         finds = json.loads(view.get("find?s=0&pos=1234&epoch=0")[1])["finds"]
         assert browser.js("document.querySelector('#k').value") == str(finds[0]["batch"])
         browser.wait("[...document.querySelectorAll('footer div')].some(e => e.textContent === 'position1,234')")
 
 
-def check_beside():
+def check_side_by_side():
     with Served("--data", "book", "--set", "batch.block_size=128", "train", "train/order=sequential", "val"):
         browser.key("s")
-        browser.drawn()
+        browser.wait_until_drawn()
         browser.wait("document.querySelectorAll('section').length === 2 && [...document.querySelectorAll('section')].every(s => s.querySelector('.token'))")
         browser.key("ArrowRight", "w", "ArrowDown", ".")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.querySelectorAll('section')[1].querySelector('.row.here .token.at') !== null")
-        assert below("position") == f"{128 * 13 + 1:,}", f"got position {below('position')}, want that of sequential batch 1"
-        picture("beside")
+        assert footer_value("position") == f"{128 * 13 + 1:,}", f"got position {footer_value('position')}, want that of sequential batch 1"
+        save_pictures("beside")
         browser.key("s")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.querySelectorAll('section').length") == 1
 
 
 def check_hostile():
     with Served("--data", "hostile", "--set", "batch.block_size=60", "--set", "batch.order=sequential", "train"):
         browser.key("Enter")
-        browser.drawn()
+        browser.wait_until_drawn()
         browser.key(*"." * 20)
         shown = browser.js("document.querySelector('.row.open .text').textContent")
         for text in "<script>window.ran = 1</script>", "onerror='window.ran = 1'>", "<svg onload=window.ran=1>", "&lt;b&gt;", "U+202Eabc", "U+200B", "\u05e9\u05dc\u05d5\u05dd", "\U0001f600", "FFFE", "\u65e5":
             assert text in shown, f"got {shown!r}, want {text!r} in it"
         assert browser.js("document.querySelectorAll('.rows :is(script, img, svg, b b)').length") == 0
         assert browser.js("window.ran") is None
-        picture("hostile")
+        save_pictures("hostile")
 
 
 def check_numbers():
     with Served("--set", "splits.train.tokens=matrix.bin", "--set", "batch.token_dtype=float32", "--set", "splits.train.shape=[10,4]",
                 "--set", "batch.layout=rows", "--set", "batch.dtype=native", "--set", "batch.order=sequential", "train"):
         browser.key("ArrowDown", ".", ".", ".")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("[...document.querySelectorAll('.row[data-j=\"1\"] .token')].slice(0, 4).map(e => e.textContent).join()") == "5,5.125,5.25,5.375"
-        assert below("number") == "3 of rows[1]" and "rows float32 (12, 10, 4)" in browser.js("document.querySelector('.facts').textContent")
-        picture("numbers")
+        assert footer_value("number") == "3 of rows[1]" and "rows float32 (12, 10, 4)" in browser.js("document.querySelector('.facts').textContent")
+        save_pictures("numbers")
 
 
 def check_tokenizer():
@@ -249,7 +249,7 @@ def check_tokenizer():
     with Served("--data", "foreign", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
         assert text_of(0).startswith("1051005832"), f"got {text_of(0)!r}, want numbers, because there is no tokenizer"
         assert "--by names the tokenizer" in browser.js("document.querySelector('.facts').textContent")
-        picture("unknown")
+        save_pictures("unknown")
     with Served("--data", "foreign", "--by", "foreign/tokenizer.json", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
         assert text_of(0) == "id: tokenizer.jsonid: tokenizer.jsoni"
 
@@ -278,11 +278,11 @@ def check_keyboard():
         assert reached >= {"back", "k", "forward", "scrub", "text", "beside", "help", "split", "rank", "list"}, f"Tab reached only {reached}"
         browser.key("Escape", "?")
         assert browser.js("document.querySelector('#keys').open")
-        picture("keys")
+        save_pictures("keys")
         browser.key("Escape")
         assert not browser.js("document.querySelector('#keys').open")
         browser.key("ArrowRight")
-        browser.drawn()
+        browser.wait_until_drawn()
         assert browser.js("document.querySelector('#k').value") == "1", "after the help is closed, the right arrow must show the next batch"
 
 
@@ -321,11 +321,11 @@ def check_docs():
     settings = ["batch.rows=packed", "batch.block_size=256", "batch.batch_size=4", "batch.documents=true", "batch.seed=3"]
     with Served("--data", "chats", *[a for s in settings for a in ("--set", s)]):
         browser.key("ArrowRight", "ArrowDown", *"." * 12)
-        browser.size(1180, 640)
-        browser.drawn()
+        browser.resize(1180, 640)
+        browser.wait_until_drawn()
         browser.js("document.querySelector('footer .wide').lastChild.data = '/data/chats/train.bin'")
-        browser.picture(f"{PICTURES}/docs.png")
-        browser.size(1440, 900)
+        browser.save_picture(f"{PICTURES}/docs.png")
+        browser.resize(1440, 900)
 
 
 def check_many_rows():
@@ -333,22 +333,22 @@ def check_many_rows():
     for rows in 512, 65536:
         with Served("--data", "chat", "--set", f"batch.batch_size={rows}", "--set", "batch.block_size=1024", "train"):
             seen.append(browser.js(SCROLL))
-            browser.drawn()
+            browser.wait_until_drawn()
             browser.key("End")
             browser.wait(f"document.querySelector('.row[data-j=\"{rows - 1}\"] .token')")
             assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 90, "the page must request only visible rows"
             browser.key("ArrowUp", "ArrowRight")
-            browser.drawn()
+            browser.wait_until_drawn()
             assert browser.js("document.querySelector('.row.here').dataset.j") == str(rows - 2)
             if rows == 65536:
-                picture("many")
+                save_pictures("many")
     few, many = seen
     print(f"120 frames of scrolling, 512 and 65,536 rows: {few}, {many}")
     assert many["bare"] == 0 and many["rows"] < 15, f"{many}: each frame must have all visible rows and no others"
     assert many["nodes"] < 2 * few["nodes"] and many["made"] < 2 * few["made"] + 100, f"{few}, {many}: many rows must take no more work than few"
 
 
-def check_who():
+def check_access():
     with Served("--data", "book", "train") as view:
         host = view.address.split("/")[2]
         for headers, want in [({}, 200), ({"Host": "localhost:1"}, 200), ({"Host": "example.org"}, 403), ({"Host": f"batches.example:{host.split(':')[1]}"}, 403),
@@ -368,15 +368,15 @@ with tempfile.TemporaryDirectory() as work:
     make_data()
     browser = Browser()
     try:
-        browser.size(1440, 900)
-        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_docs, check_many_rows:
+        browser.resize(1440, 900)
+        for check in check_steps, check_documents, check_search, check_side_by_side, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_docs, check_many_rows:
             check()
             print("ok", check.__name__.removeprefix("check_"))
         faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
         assert not faults, f"the browser reported errors: {faults}"
         foreign = {e["params"]["request"]["url"].split("/")[2] for e in browser.events if e["method"] == "Network.requestWillBeSent" and "//" in e["params"]["request"]["url"]}
         assert all(host.startswith("127.0.0.1:") for host in foreign), f"the page sent requests to {foreign}"
-        check_who()
-        print("ok who")
+        check_access()
+        print("ok access")
     finally:
         browser.close()

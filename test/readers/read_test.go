@@ -31,7 +31,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 		{"s16m", 16 << 20, "xy", 4096, 1024, 2},
 	}
 	dir := t.TempDir()
-	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 3_000_000, 2)
+	data := e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 3_000_000, 2)
 	var config strings.Builder
 	for _, s := range sizes {
 		fmt.Fprintf(&config, "[splits.%s]\ntokens = %q\nbatch_size = %d\nblock_size = %d\nlayout = %q\nsteps = %d\n", s.name, data, s.b, s.t, s.layout, s.steps)
@@ -53,21 +53,21 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 			for name, size := range map[string]int{"next": s.bytes, "batch/0": s.bytes, "batches.bin": len(batches), "batches.npy": len(npy)} {
 				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(path(name)))(t).Size(), int64(size))
 			}
-			readFile(t, path("batch/1"), second)
-			readFile(t, path("batches.bin"), batches)
-			readFile(t, path("batches.npy"), npy)
+			checkFile(t, path("batch/1"), second)
+			checkFile(t, path("batches.bin"), batches)
+			checkFile(t, path("batches.npy"), npy)
 			// The .npy files are read through NumPy.
 			for name, data := range map[string][]byte{"batch/1.npy": second, "batches.npy": batches} {
 				for method, got := range readEach(t, path(name), "npload", "npload_mmap") {
 					e2e.Equal(t, method+" "+name, got, e2e.Digest(data))
 				}
 			}
-			readNext(t, m, s.name, file)
+			checkNext(t, m, s.name, file)
 		})
 	}
 }
 
-func readFile(t *testing.T, path string, data []byte) {
+func checkFile(t *testing.T, path string, data []byte) {
 	t.Helper()
 	digest := e2e.Digest(data)
 	for method, got := range readEach(t, path, "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared", "mmap_private", "sendfile", "copyfile",
@@ -85,8 +85,8 @@ func readFile(t *testing.T, path string, data []byte) {
 	}
 }
 
-// readNext reads next in every way. Every read of the whole file takes the following number.
-func readNext(t *testing.T, m *e2e.Mounted, split, config string) {
+// checkNext reads next in every way. Every read of the whole file takes the following number.
+func checkNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	t.Helper()
 	k := 0
 	next := func() []byte { k++; return e2e.Cat(t, split, "-c", config, "--from", fmt.Sprint(k-1)) }

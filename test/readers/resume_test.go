@@ -21,7 +21,7 @@ func TestResume(t *testing.T) {
 		runs = 3
 	}
 	config := filepath.Join(t.TempDir(), "config.toml")
-	data := e2e.Tokens(t, filepath.Join(filepath.Dir(config), "train.bin"), 60_000, 2)
+	data := e2e.WriteTokens(t, filepath.Join(filepath.Dir(config), "train.bin"), 60_000, 2)
 	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = 256\nsplits.train.tokens = %q\n", data))
 	orders := []string{"shuffle", "torch", "random", "sequential"}
 	want := map[string][]string{}
@@ -42,7 +42,7 @@ func TestResume(t *testing.T) {
 				trainer = []string{"stretch", m.Path("train/batch"), "0", fmt.Sprint(steps)}
 			}
 			// A pipe holds at most a thousand lines that the reader is ahead.
-			got := interrupted(t, trainer, after, func() {
+			got := runInterrupted(t, trainer, after, func() {
 				processes := append(m.Workers(t), m.Cmd.Process.Pid)
 				m.Cmd.Process.Kill()
 				e2e.AwaitEnded(t, processes...)
@@ -76,9 +76,9 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// interrupted runs a method of clients/readers.py, calls interrupt after the given number of lines,
+// runInterrupted runs a method of clients/readers.py, calls interrupt after the given number of lines,
 // and returns all lines. The method must fail.
-func interrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
+func runInterrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)
 	out := e2e.Must(cmd.StdoutPipe())(t)

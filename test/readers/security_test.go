@@ -46,7 +46,7 @@ func TestOtherUsers(t *testing.T) {
 				{"another", e2e.Nobody, e2e.Nobody, test.rest},
 			} {
 				for _, command := range [][]string{{"head", "-c1", m.Path("train/next")}, {"cat", m.Path("status.json")}, {"ls", m.Dir}} {
-					out, err := e2e.AsUser(t, reader.uid, reader.gid, command...)
+					out, err := e2e.RunAs(t, reader.uid, reader.gid, command...)
 					if (err == nil) != reader.may || !reader.may && !strings.Contains(out, "Permission denied") {
 						t.Errorf("%s runs %s: error %v, output %q, want success: %v", reader.name, command, err, out, reader.may)
 					}

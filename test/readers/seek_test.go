@@ -44,7 +44,7 @@ func TestSeek(t *testing.T) {
 	next(rank, 77)
 }
 
-func TestSeekRefused(t *testing.T) {
+func TestSeekRejected(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, test := range []struct{ path, number, want string }{
@@ -60,7 +60,7 @@ func TestSeekRefused(t *testing.T) {
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	if os.Geteuid() == 0 {
-		if out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
+		if out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
 			t.Errorf("seek as another user: error %v, output %q, want a hint at mount.allow_other", err, out)
 		}
 	}

@@ -66,7 +66,7 @@ func compare(t *testing.T, both []*comparedFile) {
 		var cost [2]float64
 		for i := range both {
 			i = (i + round) % 2 // each begins every other round
-			cost[i] = both[i].cost(t)
+			cost[i] = both[i].measureCost(t)
 		}
 		if round > 0 { // the first round warms up
 			ratios = append(ratios, cost[1]/cost[0])
@@ -79,8 +79,8 @@ func compare(t *testing.T, both []*comparedFile) {
 	}
 }
 
-// cost reads for a while, and returns the processor time per batch, in nanoseconds.
-func (c *comparedFile) cost(t *testing.T) float64 {
+// measureCost reads for a while, and returns the processor time per batch, in nanoseconds.
+func (c *comparedFile) measureCost(t *testing.T) float64 {
 	t.Helper()
 	buf, batches := make([]byte, comparedBytes), 0
 	before := c.processorTime(t)

@@ -39,9 +39,9 @@ type randomSplits struct {
 	config string
 }
 
-// file writes a file of n random elements of size bytes. If fill is not nil, it then changes each
+// writeFile writes a file of n random elements of size bytes. If fill is not nil, it then changes each
 // element.
-func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
+func (r *randomSplits) writeFile(n, size int, fill func(element []byte)) string {
 	r.t.Helper()
 	r.files++
 	data := make([]byte, n*size)
@@ -155,11 +155,11 @@ func (r *randomSplits) rows() randomSplit {
 
 const world = 3
 
-// filesOf writes the files of a split, or of a source, and of its aligned arrays.
-func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, arrays []keys) {
+// writeFiles writes the files of a split, or of a source, and of its aligned arrays.
+func (r *randomSplits) writeFiles(s randomSplit, aligned []keys) (files []string, arrays []keys) {
 	r.t.Helper()
 	chance, elements := r.chance, 0
-	add := func(n int) { files, elements = append(files, r.file(n, s.size, s.fill)), elements+n }
+	add := func(n int) { files, elements = append(files, r.writeFile(n, s.size, s.fill)), elements+n }
 	if s.layouts[0] != "rows" {
 		for range 1 + chance.IntN(5) {
 			add(s.rowLen + 1 + chance.IntN(5000))
@@ -169,7 +169,7 @@ func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, ar
 		add(s.batch["batch_size"].(int) * s.rowLen * world * 80)
 	}
 	arrays = []keys{}
-	for _, kind := range beside {
+	for _, kind := range aligned {
 		dtype := kind["dtype"].(string)
 		size, fill := elementSize(dtype, kind["shape"]), validElements(dtype)
 		// An array has one file more than the tokens. With as many, the sizes would have to match.
@@ -177,10 +177,10 @@ func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, ar
 		left := elements
 		for range files {
 			n := 1 + chance.IntN(left/2)
-			paths, left = append(paths, r.file(n, size, fill)), left-n
+			paths, left = append(paths, r.writeFile(n, size, fill)), left-n
 		}
 		array := maps.Clone(kind)
-		array["files"] = append(paths, r.file(left, size, fill))
+		array["files"] = append(paths, r.writeFile(left, size, fill))
 		arrays = append(arrays, array)
 	}
 	return files, arrays
@@ -198,14 +198,14 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	batch, isTorch := split.batch, strings.HasPrefix(order, "torch")
 	batch["order"], batch["seed"] = order, chance.IntN(1000)
 	batch["layout"], batch["dtype"] = oneOf(chance, split.layouts...), oneOf(chance, split.dtypes...)
-	var beside []keys
+	var aligned []keys
 	if chance.IntN(3) > 0 {
 		for i := range 1 + chance.IntN(3) {
-			kind := keys{"name": fmt.Sprintf("beside_%d", i), "at": oneOf(chance, "x", "y"), "dtype": r.dtype()}
+			kind := keys{"name": fmt.Sprintf("aligned_%d", i), "at": oneOf(chance, "x", "y"), "dtype": r.dtype()}
 			if chance.IntN(2) == 0 {
 				kind["shape"] = oneOf(chance, []int{1}, []int{5}, []int{2, 3}, []int{3, 1, 2})
 			}
-			beside = append(beside, kind)
+			aligned = append(aligned, kind)
 		}
 	}
 	settings = maps.Clone(batch)
@@ -219,7 +219,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	if chance.IntN(3) == 0 && !isTorch {
 		var sources []keys
 		for range 2 + chance.IntN(2) {
-			files, arrays := r.filesOf(split, beside)
+			files, arrays := r.writeFiles(split, aligned)
 			weight := float64(1+chance.IntN(9)) / 10
 			addTables("sources", keys{"tokens": files, "weight": weight})
 			addTables("sources.arrays", arrays...)
@@ -227,7 +227,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		}
 		settings["sources"] = sources
 	} else {
-		files, arrays := r.filesOf(split, beside)
+		files, arrays := r.writeFiles(split, aligned)
 		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
 			batch["join"], settings["join"] = true, true
 		}

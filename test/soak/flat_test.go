@@ -49,11 +49,11 @@ func TestStaysFlat(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	for _, test := range []struct{ name, path, what, n string }{
 		// That is more than the limit on handles.
-		{"opens of next", "train/next", "opens", fmt.Sprint(e2e.Soak(100_000))},
-		{"opens of a batch", "train/batch/7.json", "opens", fmt.Sprint(e2e.Soak(20_000))},
-		{"lookups of splits", "", "looks", fmt.Sprint(e2e.Soak(10_000))},
-		{"lookups of batches", "train/batch", "looks", fmt.Sprint(e2e.Soak(10_000))},
-		{"lookups in settings", "train/seed=3", "looks", fmt.Sprint(e2e.Soak(10_000))},
+		{"opens of next", "train/next", "opens", fmt.Sprint(e2e.Repeats(100_000))},
+		{"opens of a batch", "train/batch/7.json", "opens", fmt.Sprint(e2e.Repeats(20_000))},
+		{"lookups of splits", "", "looks", fmt.Sprint(e2e.Repeats(10_000))},
+		{"lookups of batches", "train/batch", "looks", fmt.Sprint(e2e.Repeats(10_000))},
+		{"lookups in settings", "train/seed=3", "looks", fmt.Sprint(e2e.Repeats(10_000))},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			checkFlat(t, m, func() { e2e.Run(t, e2e.CReader, m.Path(test.path), test.what, test.n) })
@@ -62,7 +62,7 @@ func TestStaysFlat(t *testing.T) {
 	for _, command := range []string{"find . -ls", "du -a .", "tar cf - . | cat"} {
 		t.Run(command, func(t *testing.T) {
 			checkFlat(t, m, func() {
-				e2e.Run(t, "sh", "-c", fmt.Sprintf("cd %s && for i in $(seq %d); do %s >/dev/null || exit 1; done", m.Dir, e2e.Soak(20), command))
+				e2e.Run(t, "sh", "-c", fmt.Sprintf("cd %s && for i in $(seq %d); do %s >/dev/null || exit 1; done", m.Dir, e2e.Repeats(20), command))
 			})
 		})
 	}
@@ -76,7 +76,7 @@ func TestKilledReaders(t *testing.T) {
 	chance := rand.New(rand.NewPCG(7, 8))
 	files := []string{"train/next", "train/next.npy", "train/batches.bin", "train/batch/3"}
 	checkFlat(t, m, func() {
-		for i := range e2e.Soak(100) {
+		for i := range e2e.Repeats(100) {
 			reader := exec.Command(e2e.CReader, m.Path(files[i%len(files)]), []string{"0", "4096"}[i/4%2], "0", "1000000")
 			e2e.NoError(t, reader.Start())
 			time.Sleep(time.Duration(chance.IntN(int(20 * time.Millisecond))))
@@ -90,7 +90,7 @@ func TestKilledReaders(t *testing.T) {
 
 // Signals do not make a read fail. Go programs send themselves such signals.
 func TestReaderUnderSignals(t *testing.T) {
-	n := e2e.Soak(100)
+	n := e2e.Repeats(100)
 	config, _ := e2e.SmallConfig(t, 1)
 	flags := []string{"-c", config, "--set", "batch.batch_size=32", "--set", "batch.block_size=8192"}
 	m := e2e.Mount(t, flags...)

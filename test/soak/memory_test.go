@@ -21,7 +21,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	const MiB = 1 << 20
-	file := e2e.Tokens(t, filepath.Join(dir, "tokens.bin"), 32*MiB, 2)
+	file := e2e.WriteTokens(t, filepath.Join(dir, "tokens.bin"), 32*MiB, 2)
 	figures := filepath.Join(dir, "memory.json")
 	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600",
 		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))

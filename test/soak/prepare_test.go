@@ -21,7 +21,7 @@ func TestPrepareKilled(t *testing.T) {
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
 	size := e2e.NormalOrSoak(8<<20, 400<<20)
-	e2e.CompressedLines(t, texts, size)
+	e2e.WriteCompressedLines(t, texts, size)
 	args := []string{"prepare", texts, "--by", "byte", "--shard-tokens", fmt.Sprint(size / 20), "--val", "0.01", "--out"}
 	began := time.Now()
 	e2e.Run(t, append([]string{e2e.Batchfs}, append(args, want)...)...)
@@ -93,7 +93,7 @@ func TestPrepareMemory(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
-	e2e.CompressedLines(t, texts, 2<<30)
+	e2e.WriteCompressedLines(t, texts, 2<<30)
 	// wait(2) counts the memory of the parent before exec, which is small in Python.
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)

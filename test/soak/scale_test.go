@@ -16,7 +16,7 @@ import (
 func TestManySettings(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	const first, warm, most = 1000, 20_000, 8 << 10 // most is in KiB; some is garbage
-	n := e2e.Soak(100_000)
+	n := e2e.Repeats(100_000)
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	h := e2e.StartHandles(t, m.Dir)
@@ -56,7 +56,7 @@ func TestReady(t *testing.T) {
 	const shards = 10_000
 	dir := t.TempDir()
 	for i := range shards {
-		e2e.Tokens(t, filepath.Join(dir, "shards", fmt.Sprintf("%05d.bin", i)), 65, 2)
+		e2e.WriteTokens(t, filepath.Join(dir, "shards", fmt.Sprintf("%05d.bin", i)), 65, 2)
 	}
 	terabyte := e2e.Write(t, filepath.Join(dir, "terabyte.bin"), "")
 	if err := os.Truncate(terabyte, 1<<40); err != nil {

@@ -33,7 +33,7 @@ func TestSettingsAreForgotten(t *testing.T) {
 	lookers := []*e2e.Client{}
 	for range 2 {
 		c := e2e.StartClient(t, exec.Command(e2e.Python, "clients/settings.py", m.Path("val")))
-		c.Ready(t)
+		c.AwaitReady(t)
 		lookers = append(lookers, c)
 	}
 

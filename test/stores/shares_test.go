@@ -11,42 +11,42 @@ import (
 	"batchfs/test/e2e"
 )
 
-// shares is a corpus in a store, in four shares of hosts, with the arguments to read it.
-type shares struct {
+// sharedCorpus is a corpus in a store, in four shares of hosts, with the arguments to read it.
+type sharedCorpus struct {
 	bucket *e2e.Bucket
 	args   []string // arguments of commands, without store.cache_bytes
 }
 
-const hosts, files, perFile = 4, 3, 32 * e2e.StoreBlock
-const share = files * perFile / hosts
+const hosts, files, fileBytes = 4, 3, 32 * e2e.StoreBlock
+const shareBytes = files * fileBytes / hosts
 
-func newShares(t *testing.T) shares {
+func newSharedCorpus(t *testing.T) sharedCorpus {
 	t.Helper()
 	b := e2e.NewBucket(t)
 	for i := range files {
 		var raw []byte
-		for pos := range perFile / 4 { // the value of a token is its position
-			raw = binary.LittleEndian.AppendUint32(raw, uint32(i*perFile/4+pos))
+		for pos := range fileBytes / 4 { // the value of a token is its position
+			raw = binary.LittleEndian.AppendUint32(raw, uint32(i*fileBytes/4+pos))
 		}
 		b.Put(t, fmt.Sprintf("corpus/%d.bin", i), raw)
 	}
 	config := b.Config(t, "s3://bucket/corpus/*.bin", fmt.Sprintf("token_dtype = \"uint32\"\nlayout = \"tokens\"\norder = \"shuffle\"\nworld = %d\n"+
 		"shuffle_block = %d\nbatch_size = 12", hosts, 2*e2e.StoreBlock))
-	return shares{b, []string{"-c", config, "--set", "store.cache_dir=" + filepath.Join(t.TempDir(), "cache"), "--set", "memory.ahead_bytes=1048576"}}
+	return sharedCorpus{b, []string{"-c", config, "--set", "store.cache_dir=" + filepath.Join(t.TempDir(), "cache"), "--set", "memory.ahead_bytes=1048576"}}
 }
 
-func (s shares) mountArgs(room int) []string {
+func (s sharedCorpus) mountArgs(room int) []string {
 	return append(s.args, "--set", fmt.Sprintf("store.cache_bytes=%d", room))
 }
 
-func (s shares) fetched(do func()) int64 {
+func (s sharedCorpus) fetched(do func()) int64 {
 	before := s.bucket.BlockBytes.Load()
 	do()
 	return s.bucket.BlockBytes.Load() - before
 }
 
 // fill fills the cache with the share of rank 3, and returns what the command prints.
-func (s shares) fill(t *testing.T, room int) string {
+func (s sharedCorpus) fill(t *testing.T, room int) string {
 	t.Helper()
 	out, stderr, _ := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "3", "--world", fmt.Sprint(hosts)}, s.mountArgs(room)...)...)
 	return out + stderr
@@ -57,19 +57,19 @@ func (s shares) fill(t *testing.T, room int) string {
 func TestCacheServesShares(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
-	const room = share * 116 / 100
-	s := newShares(t)
-	e2e.Equal(t, "bytes that fill fetched", s.fetched(func() { s.fill(t, room) }), share)
+	const room = shareBytes * 116 / 100
+	s := newSharedCorpus(t)
+	e2e.Equal(t, "bytes that fill fetched", s.fetched(func() { s.fill(t, room) }), shareBytes)
 	m := e2e.Mount(t, s.mountArgs(room)...) // mounting reads a batch of rank 0
 	for i := range 20 {
-		number, most := (3+i+i*i/3)%hosts, int64(share*11/10)
+		number, most := (3+i+i*i/3)%hosts, int64(shareBytes*11/10)
 		if i == 0 {
 			most = 0
 		}
 		// The seed is new, so the kernel has not cached this file.
 		path := fmt.Sprintf("train/rank=%d,seed=%d/batches.bin", number, i)
 		if n := s.fetched(func() { e2e.Run(t, "cat", m.Path(path)) }); n > most {
-			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, want at most %d", i, number, n, share, most)
+			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, want at most %d", i, number, n, shareBytes, most)
 		}
 	}
 	// The last blocks of a share are written after they were read.
@@ -88,10 +88,10 @@ func TestCacheServesShares(t *testing.T) {
 func TestCacheTooSmallForAShare(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
-	const room = share / 2
+	const room = shareBytes / 2
 	// Eight blocks in memory wait to be written, and as many may be on their way.
 	const ahead = 2 * 8 * e2e.StoreBlock
-	s, out := newShares(t), ""
+	s, out := newSharedCorpus(t), ""
 	if n := s.fetched(func() { out = s.fill(t, room) }); n > room+ahead || !strings.Contains(out, "store.cache_bytes") {
 		t.Errorf("fill of a cache with room for %d bytes fetched %d, want hardly more, and store.cache_bytes in the output\n%s", room, n, out)
 	}
@@ -111,7 +111,7 @@ func TestCacheTooSmallForAShare(t *testing.T) {
 	}
 	e2e.Await(t, "a warning in the log", func() bool { return strings.Contains(m.Out.String(), "raise store.cache_bytes") })
 	out, _, err := e2e.Try(t, append([]string{e2e.PlainBatchfs, "doctor", m.Dir}, s.mountArgs(room)...)...)
-	if want := fmt.Sprintf("set store.cache_bytes = %d", share+8*share/e2e.StoreBlock); err == nil || !strings.Contains(out, want) {
+	if want := fmt.Sprintf("set store.cache_bytes = %d", shareBytes+8*shareBytes/e2e.StoreBlock); err == nil || !strings.Contains(out, want) {
 		t.Errorf("doctor prints\n%s\nwant %q", out, want)
 	}
 }

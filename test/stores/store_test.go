@@ -153,7 +153,7 @@ func TestStoreReplaced(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
-	_, data, check := b.InOrder(t, t.TempDir())
+	_, data, check := b.MountInOrder(t, t.TempDir())
 	e2e.NoError(t, check(0))
 	b.Put(t, "train.bin", e2e.RandomBytes(60*e2e.StoreBlock+2))
 	if err := check(12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
@@ -241,7 +241,7 @@ func TestStoreOutage(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
-	m, _, check := b.InOrder(t, t.TempDir())
+	m, _, check := b.MountInOrder(t, t.TempDir())
 	e2e.Await(t, "the first batch", func() bool { return check(0) == nil })
 	worker := e2e.StatusOf(t, m).PID
 	k := 5

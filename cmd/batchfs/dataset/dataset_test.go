@@ -67,7 +67,7 @@ func mustWith(t testing.TB, d *Dataset, path string) *Dataset {
 	return d
 }
 
-func sameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
+func checkSameBatches(t testing.TB, what string, got, want *Dataset, size int64) {
 	t.Helper()
 	for k := range uint64(12) {
 		if !bytes.Equal(readBatch(t, got.Sequence.Read, size, k), readBatch(t, want.Sequence.Read, size, k)) {
@@ -160,7 +160,7 @@ func TestSequencePath(t *testing.T) {
 					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Name, path, back.Sequence.Settings, back.sequencePath(),
 						there.Sequence.Settings, there.sequencePath())
 				}
-				sameBatches(t, there.sequencePath(), back, there.Dataset, there.Sequence.Batch().Bytes())
+				checkSameBatches(t, there.sequencePath(), back, there.Dataset, there.Sequence.Batch().Bytes())
 			}
 		}
 	}
@@ -220,7 +220,7 @@ func TestCannotFollow(t *testing.T) {
 			t.Errorf("%+v: error %v", test, err)
 		}
 		must(t, os.Rename("kept.bin", "a.bin"))
-		now := mustNow(t, s)
+		now := mustCheckAll(t, s)
 		readBatch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-const ofDocuments = `
+const documentsConfig = `
 [batch]
 batch_size = 3
 block_size = 8
@@ -43,7 +43,7 @@ func writeDocuments(t *testing.T) (ends []uint64) {
 		ends = append(ends, (i+1)*(i+2)/2)
 		index = binary.LittleEndian.AppendUint64(index, ends[i])
 	}
-	testfiles.Write(t, map[string]string{"a.bin.index": string(index), "config.toml": ofDocuments})
+	testfiles.Write(t, map[string]string{"a.bin.index": string(index), "config.toml": documentsConfig})
 	return ends
 }
 

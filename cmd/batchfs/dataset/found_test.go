@@ -14,7 +14,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-const maskOf120 = "\x00\x01\x01\x01\x00\x01"
+const maskPattern = "\x00\x01\x01\x01\x00\x01"
 
 // writePrepared writes 120 tokens, their mask and their vocab.json into each directory, like
 // prepare.
@@ -32,7 +32,7 @@ func writePrepared(t *testing.T) {
 		"plain":   "",
 	} {
 		testfiles.Write(t, map[string]string{
-			dir + "/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), dir + "/a.mask.bin": strings.Repeat(maskOf120, 20),
+			dir + "/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), dir + "/a.mask.bin": strings.Repeat(maskPattern, 20),
 			dir + "/vocab.json": fmt.Sprintf(`{"splits": {"train": {"shards": [{"name": "a.bin", "arrays": [%s]}]}}, %s`, array, chars[1:]),
 		})
 	}
@@ -49,7 +49,7 @@ func mixture(first, second string) string {
 }
 
 // Arrays listed in vocab.json are served like configured ones; x and y do not change.
-func TestArraysBesideTokens(t *testing.T) {
+func TestArraysNextToTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{
 		{"[splits.a]\ntokens = 'sft/a.bin'\n", "[splits.a]\ntokens = 'sft/a.bin'\n" + mask("'sft/a.mask.bin'"), "[splits.a]\ntokens = 'sft/a.bin'\narrays = []"},
@@ -67,8 +67,8 @@ func TestArraysBesideTokens(t *testing.T) {
 		if !strings.Contains(found.Summary(), ", array mask: ") {
 			t.Error(found.Summary())
 		}
-		same(t, newServed(found, nil), newServed(want, nil))
-		sameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
+		checkSame(t, newServed(found, nil), newServed(want, nil))
+		checkSameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
 	}
 }
 
@@ -112,7 +112,7 @@ func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	}
 }
 
-func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
+func TestArraysNextToTokensThatDoNotSuit(t *testing.T) {
 	writePrepared(t)
 	const fix = arraysAdvice
 	for text, want := range map[string][]string{

@@ -34,12 +34,12 @@ func twoTensors(data string) string {
 }
 
 const (
-	ofMask  = "arrays = [{name = 'mask', files = 'a.mask', dtype = 'uint8'}]"
-	shuffle = "order = 'shuffle'"
-	torch   = "order = 'torch'"
-	tensor  = "tokens = 'two.safetensors'\ntoken_dtype = 'int32'\ntensor = 'p'"
-	sources = "sources = [{tokens = 'a.bin', weight = 1}, {tokens = 'b.bin', weight = 3}]"
-	host    = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
+	maskArray = "arrays = [{name = 'mask', files = 'a.mask', dtype = 'uint8'}]"
+	shuffle   = "order = 'shuffle'"
+	torch     = "order = 'torch'"
+	tensor    = "tokens = 'two.safetensors'\ntoken_dtype = 'int32'\ntensor = 'p'"
+	sources   = "sources = [{tokens = 'a.bin', weight = 1}, {tokens = 'b.bin', weight = 3}]"
+	host      = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
 )
 
 // identityCases cover each key of a split: lines configure a split, and change replaces or adds a
@@ -99,13 +99,13 @@ var identityCases = []struct{ key, lines, change string }{
 	{"sources.weight", sources, strings.Replace(sources, "= 1", "= 2", 1)},
 	{"sources.weight", sources, strings.NewReplacer("= 1", "= 2", "= 3", "= 6").Replace(sources)},
 	{"sources.vocab_size", sources, strings.Replace(sources, "= 1", "= 1, vocab_size = 100000", 1)},
-	{"arrays.name", "", ofMask},
-	{"arrays.name", ofMask, strings.Replace(ofMask, "'mask'", "'other'", 1)},
-	{"arrays.files", ofMask, strings.Replace(ofMask, "a.mask", "b.mask", 1)},
-	{"arrays.at", ofMask, strings.Replace(ofMask, "}", ", at = 'x'}", 1)},
-	{"arrays.at", ofMask + "\nlayout = 'rows'", strings.Replace(ofMask, "}", ", at = 'x'}", 1)},
-	{"arrays.format", ofMask, strings.Replace(ofMask, "}", ", format = 'headerless'}", 1)},
-	{"arrays.dtype", ofMask, strings.Replace(ofMask, "uint8", "int8", 1)},
+	{"arrays.name", "", maskArray},
+	{"arrays.name", maskArray, strings.Replace(maskArray, "'mask'", "'other'", 1)},
+	{"arrays.files", maskArray, strings.Replace(maskArray, "a.mask", "b.mask", 1)},
+	{"arrays.at", maskArray, strings.Replace(maskArray, "}", ", at = 'x'}", 1)},
+	{"arrays.at", maskArray + "\nlayout = 'rows'", strings.Replace(maskArray, "}", ", at = 'x'}", 1)},
+	{"arrays.format", maskArray, strings.Replace(maskArray, "}", ", format = 'headerless'}", 1)},
+	{"arrays.dtype", maskArray, strings.Replace(maskArray, "uint8", "int8", 1)},
 	{"arrays.shape", "arrays = [{name = 'p', files = 'big.bin', dtype = 'uint8', shape = [4]}]\ntokens = 'big.bin'",
 		"arrays = [{name = 'p', files = 'big.bin', dtype = 'uint8', shape = [2, 2]}]"},
 	{"arrays.tensor", tensor + "\narrays = [{name = 'p', files = 'two.safetensors', tensor = 'p'}]",
@@ -219,9 +219,9 @@ func TestIdentityOfFollowed(t *testing.T) {
 func TestIdentityIsTheSameElsewhere(t *testing.T) {
 	writeIdentityFiles(t)
 	for lines, want := range map[string]string{
-		sources + "\n" + shuffle:                           "b0f5b5b4706b4b75072a99b2525f4e94",
-		ofMask + "\ndocuments = true\nrank = 1\nworld = 2": "a310d71b2e2b7e404ca46057a0643959",
-		torch + "\ntorch_state = 'rng.bin'":                "0907fdeb8270826560e001bab424350c",
+		sources + "\n" + shuffle:                              "b0f5b5b4706b4b75072a99b2525f4e94",
+		maskArray + "\ndocuments = true\nrank = 1\nworld = 2": "a310d71b2e2b7e404ca46057a0643959",
+		torch + "\ntorch_state = 'rng.bin'":                   "0907fdeb8270826560e001bab424350c",
 	} {
 		d := openLines(t, lines)
 		if got := d.Identity(); got != want {

@@ -76,7 +76,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				return nil
 			})
 			got := underServed(t, worker, paths)
-			sameAll(t, got, want)
+			checkAllSame(t, got, want)
 
 			for file, content := range test.change {
 				replace(t, file, content)
@@ -94,13 +94,13 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			want = serveAll(t, changed, paths)
 			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
-				got[name] = mustNow(t, s)
-				if again := mustNow(t, got[name]); again != got[name] {
+				got[name] = mustCheckAll(t, s)
+				if again := mustCheckAll(t, got[name]); again != got[name] {
 					t.Errorf("%s changes without end", name)
 				}
 			}
-			sameAll(t, got, want)
-			sameAll(t, underServed(t, serve(t, published, nil), paths), want)
+			checkAllSame(t, got, want)
+			checkAllSame(t, underServed(t, serve(t, published, nil), paths), want)
 		})
 	}
 }
@@ -126,7 +126,7 @@ func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served
 	return found
 }
 
-func sameAll(t *testing.T, got, want map[string]*Served) {
+func checkAllSame(t *testing.T, got, want map[string]*Served) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("%d sequences, want %d", len(got), len(want))
@@ -135,7 +135,7 @@ func sameAll(t *testing.T, got, want map[string]*Served) {
 		if got[name] == nil {
 			t.Errorf("%s is not served", name)
 		} else {
-			same(t, got[name], s)
+			checkSame(t, got[name], s)
 		}
 	}
 }
@@ -154,7 +154,7 @@ func checkAll(s *Served) (*Served, error) {
 	return s.LatestWhole(nil)
 }
 
-func mustNow(t *testing.T, s *Served) *Served {
+func mustCheckAll(t *testing.T, s *Served) *Served {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {

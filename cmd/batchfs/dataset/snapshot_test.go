@@ -53,7 +53,7 @@ func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	return all
 }
 
-func same(t testing.TB, a, b *Served) {
+func checkSame(t testing.TB, a, b *Served) {
 	t.Helper()
 	if a.Split.Path() != b.Split.Path() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
 		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())
@@ -98,7 +98,7 @@ func TestChangeIsPublished(t *testing.T) {
 		v := *mix.watch.view.Load()
 		v.retryAt, v.restUntil = 0, 0 // skip the backoff
 		mix.watch.view.Store(&v)
-		if now := mustNow(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
+		if now := mustCheckAll(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)
 		}
 		if err := mix.Read(make([]byte, 1<<7), 0, 0); !errors.Is(err, syscall.ESTALE) {

@@ -64,7 +64,7 @@ func TestReadHuggingFace(t *testing.T) {
 	}
 }
 
-func TestRefusesHuggingFace(t *testing.T) {
+func TestRejectsHuggingFace(t *testing.T) {
 	pre := func(stages ...any) func(f, model map[string]any) {
 		return func(f, model map[string]any) {
 			f["pre_tokenizer"] = map[string]any{"type": "Sequence", "pretokenizers": stages}
