@@ -53,7 +53,7 @@ loss = F.cross_entropy(logits(x, positions, lambda q, k, v: flex_attention(q, k,
 
 alone, documents = torch.zeros(()), 0
 for j in range(B):
-    for d in range(1, document[j].max() + 1):  # each document as if there were no other
+    for d in range(1, document[j].max() + 1):  # each document alone
         here = document[j] == d
         one = logits(x[j, here][None], torch.arange(here.sum())[None],
                      lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))

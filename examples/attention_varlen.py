@@ -39,7 +39,7 @@ qkv, out = torch.randn(H * D, 3 * H * D) / D ** 0.5, torch.randn(H * D, V) / D *
 
 
 def attend(q, k, v, cu_seqlens):
-    """Each (tokens, H, D). On a GPU: flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, T, T, causal=True)"""
+    """q, k and v are (tokens, H, D). On a GPU, use flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, T, T, causal=True)."""
     documents = []
     for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):
         part = (a[begin:end].transpose(0, 1) for a in (q, k, v))
@@ -56,7 +56,7 @@ def logits(x, positions, cu_seqlens):
 loss = F.cross_entropy(logits(x.flatten(), positions.flatten(), cu_seqlens), y.flatten(), reduction="sum")
 
 alone = torch.zeros(())
-for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):  # each document by itself
+for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):  # each document alone
     n = end - begin
     one = logits(x.flatten()[begin:end], torch.arange(n), torch.tensor([0, n]))
     alone += F.cross_entropy(one, y.flatten()[begin:end], reduction="sum")

@@ -23,7 +23,7 @@ torch.manual_seed(1337)
 # documents.
 size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 config = LlamaConfig(vocab_size=train.info["vocab_size"], use_cache=False, **size)
-# On a GPU, in bfloat16: "flash_attention_2".
+# On a GPU, with bfloat16 weights, use "flash_attention_2" instead of "sdpa".
 model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(batches.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -34,12 +34,12 @@ if os.path.exists("checkpoint.pt"):
     batches.load_state_dict(checkpoint["batches"])
 
 for step, batch in batches:
-    # flash_attention_2 needs all rows as one. When positions restart, it begins a new sequence, and
-    # sdpa a new block of its mask.
+    # flash_attention_2 needs all rows in one. When positions restart, it begins a new sequence, and
+    # sdpa begins a new block of its mask.
     x, y, mask, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "mask", "positions"))
     logits = model(input_ids=x, position_ids=positions.long()).logits
-    # y is shifted already; the model's own loss would shift it again. It is -100 where a document
-    # ends.
+    # y is already shifted, and -100 at the end of a document. The model's own loss would shift it
+    # again.
     loss = F.cross_entropy(logits[0], y[0].masked_fill(mask[0] == 0, -100))
     loss.backward()
     optimizer.step()

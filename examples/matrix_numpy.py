@@ -6,7 +6,7 @@
         --set 'splits.train.shape=[4096]' --set batch.order=shuffle --set batch.batch_size=64 MOUNTPOINT
     python3 examples/matrix_numpy.py matrix.bin MOUNTPOINT
 
-A memmap grows to the size of the file, and is killed in a container with less memory. From the mount, memory holds one batch.
+With np.memmap, the process grows to the size of the file, and is killed in a container with less memory. With the mount, it holds one batch.
 """
 import json
 import sys
@@ -20,7 +20,7 @@ B, N, row = info["batch_size"], info["rows_per_epoch"], tuple(info["shape"][1:])
 
 
 def resident():
-    """MiB of this process that are in memory."""
+    """Returns the resident memory of this process, in MiB."""
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("VmRSS")) / 1024
 

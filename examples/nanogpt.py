@@ -2,7 +2,7 @@
 # --init_from=resume.
 import batchfs
 mount = batchfs.open(data_dir, batch_size=batch_size, block_size=block_size, order="shuffle")
-def batches(split, training):  # starts at its first batch, when iter_num is known
+def batches(split, training):  # starts with the first next(), when iter_num is known
     while True:  # training reads each batch once; every evaluation reads the same ones
         start, stop = (iter_num * gradient_accumulation_steps, None) if training else (0, eval_iters)
         yield from mount.split(split).torch(device, start, stop)

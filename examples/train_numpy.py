@@ -14,8 +14,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-# Matrices this small are multiplied as fast on one core. OpenBLAS would use all cores, including
-# the one that computes batches.
+# One core multiplies matrices this small as fast as several. OpenBLAS would use all cores,
+# including the one that computes batches.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
@@ -37,7 +37,7 @@ rng = np.random.default_rng(1337)
 
 
 def get_batch(split):
-    x, y = np.load(f"{args.mountpoint}/{split}/next.npy").astype(int)  # every open is a fresh batch
+    x, y = np.load(f"{args.mountpoint}/{split}/next.npy").astype(int)  # each open is another batch
     return x, y[:, C - 1:].ravel()  # (B, T), (B*L,)
 
 
@@ -55,7 +55,7 @@ params = [wte, *W, *b]
 
 def forward(x):
     context = np.lib.stride_tricks.sliding_window_view(x, C, axis=1)  # (B, L, C)
-    acts = [wte[context].reshape(-1, C * D)]  # what goes into each layer: (B*L, its width)
+    acts = [wte[context].reshape(-1, C * D)]  # input of each layer: (B*L, its width)
     for i in range(len(W) - 1):
         acts.append(np.maximum(acts[i] @ W[i] + b[i], 0))
     logits = acts[-1] @ W[-1] + b[-1]  # (B*L, V)
@@ -93,7 +93,7 @@ def val_loss(predict):
 
 
 def resident():
-    """Returns how many MB of memory the process that serves the mount has."""
+    """Returns the resident memory of the process that serves the mount, in MB."""
     with open(f"{args.mountpoint}/status.json") as f:
         return json.load(f)["resident_bytes"] / 1e6
 
@@ -137,7 +137,7 @@ def draw(done):
 
 m = [np.zeros_like(w) for w in params]
 v = [np.zeros_like(w) for w in params]
-least = 600  # steps, which take longer on a busy machine
+least = 600  # steps, even if they take longer than --seconds
 step, done, waited = 0, 0.0, 0.0  # done: completed fraction of the training, for the learning rate
 reader = ThreadPoolExecutor(1)    # reads the next batch during a step, as GPU trainers do
 following = reader.submit(get_batch, "train")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train with Hugging Face's Trainer. The same command again resumes a run that was killed, without reading the batches before.
+"""Train with Hugging Face's Trainer. If it is killed, the same command resumes it, without reading earlier batches.
 
     batchfs mount -d --data data /mnt/batches
     python3 examples/train_transformers.py /mnt/batches/train

@@ -1,5 +1,5 @@
-// Package test checks the source as a whole: imports, the commands in README.md and docs, and
-// releases. The packages below it mount the built program and read it as users do.
+// Package test checks the repository as a whole: imports, the commands in README.md and docs, and
+// releases. The packages below it mount the built program and read the mounts as users do.
 package test
 
 import (
@@ -131,7 +131,7 @@ func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	}
 }
 
-// Only the command ends the process.
+// Only package main ends the process.
 func TestOneExit(t *testing.T) {
 	out, _, _ := e2e.Try(t, "grep", "-rnE", `os\.Exit|log\.Fatal|syscall\.Exit|unix\.Exit`, "--include=*.go", "--exclude=*_test.go", "..")
 	for line := range strings.Lines(out) {

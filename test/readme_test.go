@@ -15,7 +15,7 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 
-// pages returns README and the pages of docs, in the order in which README links them.
+// pages returns README.md and the pages of docs, in the order in which README.md links to them.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
 	paths = []string{"README.md"}
@@ -37,7 +37,7 @@ func lacksLibrary(code string) bool {
 	return m != nil && exec.Command(e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
-// The commands on the pages work, in their order. CI runs README's make commands.
+// All commands on the pages work, in their order. CI runs the make commands of README.md.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -109,7 +109,8 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// README names every page of docs, and every link on a page leads to a file or a heading.
+// README.md links to every page of docs, and every link on a page leads to an existing file and
+// heading.
 func TestPages(t *testing.T) {
 	paths := e2e.Must(filepath.Glob("../docs/*.md"))(t)
 	if listed := pages(t); len(listed) != len(paths)+1 {

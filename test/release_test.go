@@ -21,7 +21,7 @@ func copyOfSource(t *testing.T) string {
 	return dir
 }
 
-// CHANGELOG begins with the coming version, and a tag with any other version cannot be released.
+// CHANGELOG.md begins with the next version, and a tag with another version cannot be released.
 func TestReleaseVersion(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^## (.*)$`).FindStringSubmatch(e2e.ReadPage(t, "CHANGELOG.md"))[1]
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+( \(unreleased\))?$`).MatchString(version) {
@@ -38,8 +38,8 @@ func TestReleaseVersion(t *testing.T) {
 	e2e.Contains(t, "standard error of release", stderr, `head it with "## 98.7.6"`)
 }
 
-// nfpm makes packages that depend on fuse3. The version of a build before a release is lower than
-// the release.
+// nfpm makes packages that depend on fuse3. A build before a release has a lower version than the
+// release.
 func TestPackages(t *testing.T) {
 	e2e.SkipIfShort(t)
 	nfpm := regexp.MustCompile(`(?m)^nfpm=(\S+)$`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/release"))[1]

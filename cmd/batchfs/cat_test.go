@@ -9,7 +9,8 @@ import (
 	"batchfs/fs/header"
 )
 
-// Raw output has only the main arrays of each batch, even if a batch is larger than the buffer.
+// Raw output contains only the main arrays of each batch, even if a batch is larger than the
+// buffer.
 func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 	for _, columns := range []int{5, 300_000} {
 		shape := []int{1, columns}

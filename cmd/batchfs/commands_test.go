@@ -49,8 +49,8 @@ func commandsPage(root *cobra.Command) string {
 	return b.String()
 }
 
-// writeCommand writes sections for a command and its subcommands. level marks their headings, such
-// as ##.
+// writeCommand writes sections for a command and its subcommands. level is the Markdown mark of
+// their headings, such as ##.
 func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
 	if cmd.Hidden {
 		return

@@ -11,7 +11,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// newTestDoctor returns a doctor for a machine with these files, and its output.
+// newTestDoctor returns a doctor that sees only these files, and the buffer for its output.
 func newTestDoctor(t *testing.T, files map[string]string) (d *doctor, out *bytes.Buffer) {
 	t.Helper()
 	out = new(bytes.Buffer)

@@ -35,7 +35,7 @@ func inspect(t testing.TB, args ...string) string {
 	return out
 }
 
-// rowTexts returns the text of each row, which inspect indents.
+// rowTexts returns the text of each row in the output of inspect, without its indentation.
 func rowTexts(out string) (all []string) {
 	for _, row := range strings.Split(strings.TrimSuffix(out, "\n"), "\n\nrow ")[1:] {
 		_, text, _ := strings.Cut(row, "\n    ")
@@ -104,7 +104,7 @@ func TestInspectWithoutText(t *testing.T) {
 		case want == "" && (err != nil || strings.Contains(out, "\n    ") || strings.Count(out, "\nrow ") != 12):
 			t.Errorf("%q: %v, and\n%s", vocab, err, out)
 		}
-		// JSON has no text, so it does not need the vocabulary.
+		// The JSON contains no text, so it does not need the vocabulary.
 		inspect(t, append(args, "--json", "--set", "batch.vocab_size=60000")...)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Logging to a full pipe does not block. Once the pipe is read, whole lines follow.
+// Logging to a full pipe does not block. When the pipe is read, only whole lines follow.
 func TestLogToAFullPipe(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		read, write, err := os.Pipe()
@@ -46,8 +46,8 @@ func TestLogToAFullPipe(t *testing.T) {
 	}
 }
 
-// A blocked file delays only one line, and only briefly. Once it accepts data, it gets the queued
-// lines.
+// A file that blocks delays only one line, and only briefly. When it accepts data again, it gets
+// the queued lines.
 func TestLogToAHangingFile(t *testing.T) {
 	read, write := io.Pipe() // each write blocks until it is read
 	w := newLineWriter(write)

@@ -1,4 +1,4 @@
-"""Tests of the package against real mounts. BATCHFS_PROGRAM names the program; test/python_test.go runs them."""
+"""Tests of the package against real mounts. BATCHFS_PROGRAM names the program; test/commands/python_test.go runs them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def wait_until(what: str, done: Callable[[], bool]) -> None:
 
 
 def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
-    """Starts another Python that has the package, and data as the directory of this test's tokens."""
+    """Starts another Python that has imported the package."""
     code = f"import os, sys, signal; sys.path.insert(0, {str(HERE.parents[1])!r}); import batchfs\n" + textwrap.dedent(code)
     return subprocess.Popen(
         [sys.executable, "-c", code, *args], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}
@@ -100,12 +100,12 @@ def loader_of(dataset: Any, stateful: bool = False, **options: Any) -> Any:
 
 
 def read_all(loader: Any, most: int | None = None) -> list[Any]:
-    """Returns what a loop over a loader gets, or only the first ``most`` items of that."""
+    """Returns the items of a loop over a loader, or only the first ``most`` of them."""
     return [*itertools.islice(loader, most)]
 
 
 class Case(unittest.TestCase):
-    """A test with a mount of its class, of tokens that are their own positions."""
+    """A test with a mount that its class shares. The value of each token is its position."""
 
     directory: tempfile.TemporaryDirectory[str]
     config: str
@@ -126,7 +126,7 @@ class Case(unittest.TestCase):
         cls.directory.cleanup()
 
     def both(self, name: str, **settings: Any) -> list[batchfs.Split]:
-        """Returns a split as a mount and as a pipe have it."""
+        """Returns a split of the mount, and the same split of the pipe."""
         return [self.m.split(name, **settings), self.piped.split(name, **settings)]
 
 
@@ -258,7 +258,7 @@ def no_integers() -> list[Any]:
 
 
 class TestArguments(Case):
-    """Every type of integer gives the same batch as an int, and anything else raises an error that names the argument."""
+    """Every type of integer is accepted like an int, and anything else raises an error that names the argument."""
 
     def test_integers(self) -> None:
         for train in self.both("train"):
@@ -443,7 +443,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 
 
 class TestOtherRuns(unittest.TestCase):
-    """A state continues with exactly the rows that the run would have read next, or it is refused."""
+    """A state continues with exactly the rows that the run would have read next, or it is rejected."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -686,7 +686,7 @@ class TestProcesses(Case):
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_sending(self) -> None:
-        """A batch is sent while the one before it is in use, and its memory is filled again when it has been sent."""
+        """A batch is sent while the previous one is in use, and its memory is filled again once it was sent."""
         import torch
 
         more = self.m.split("more")
@@ -726,7 +726,7 @@ class TestProcesses(Case):
 
 
 class Place(unittest.TestCase):
-    """A test with a directory of its own, which has tokens and a mountpoint."""
+    """A test with its own directory, which has tokens and a mountpoint."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -744,7 +744,7 @@ class TestLife(Place):
     """What is mounted, and what runs, when a process ends."""
 
     def ends(self, code: str, status: int) -> None:
-        """Runs code after a mount, and expects a status and that nothing is mounted soon."""
+        """Runs code in a process with a mount. Checks its exit status, and that the mount is gone soon after it."""
         process = python(
             f"m = batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}, set={{'mount.grace': '1s'}})\n"
             f"train = m.split('train'); first = train[0]\n{textwrap.dedent(code)}"
@@ -810,7 +810,7 @@ class TestLife(Place):
         m.close()
 
     def test_mounts_of_its_own(self) -> None:
-        """Mounts of other threads and of garbage: the first lives on after its thread, and the second does not."""
+        """A mount outlives the thread that made it, but not the last reference to it."""
         made: list[batchfs.Mount] = []
         thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)))
         thread.start()
@@ -860,7 +860,7 @@ class TestLife(Place):
 
 
 class TestSameSequence(Place):
-    """A split gives batches of the sequence that it was created with, or raises an error, whatever is mounted or written later."""
+    """A split returns batches of the sequence that it was created with, or raises an error, whatever is mounted or written later."""
 
     def test_remount(self) -> None:
         """A reader that continues after an error notices if another sequence is mounted at its path."""
@@ -896,7 +896,7 @@ class TestSameSequence(Place):
             self.assertTrue(same(train.read(1), first) and same(copy.read(1), first))
 
     def test_replaced_tokens(self) -> None:
-        """A pipe that starts its program again fails if the tokens were replaced, and reads again once they are put back."""
+        """A pipe that starts its program again fails if the tokens were replaced, until they are put back."""
         for name, header in (("train", False), ("more", True)):
             piped = batchfs.Piped(["-c", self.config]).split(name)
             first, jump = piped.read(0), next(piped.steps(300))[1]
@@ -932,7 +932,7 @@ class TestSameSequence(Place):
             list(loader)
 
     def test_followed_tokens(self) -> None:
-        """Under on_change = "follow" replaced tokens are not an error."""
+        """With on_change = "follow", replaced tokens are not an error."""
         flags = ["-c", self.config, "--set", "splits.train.on_change=follow"]
         piped = batchfs.Piped(flags).split("train")
         first = piped.read(0)
@@ -1070,7 +1070,7 @@ class TestErrors(Place):
 
     @unittest.skipUnless(os.geteuid() == 0, "a full disk needs root")
     def test_full_disk(self) -> None:
-        """Only a place for a mountpoint is missed. A log in a file would be lost."""
+        """On a full disk, only making a mountpoint fails. The log is not lost, because it is in memory."""
         out, err = self.elsewhere(
             f"""
             import tempfile
@@ -1088,7 +1088,7 @@ class TestErrors(Place):
         self.assertRegex(out, f"(?i)no space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
 
     def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
-        """Returns what Python prints in a mount namespace of its own, after a command of the shell, and run by another program."""
+        """Returns what Python prints in its own mount namespace, where the shell first runs ``before`` and ``run`` is a prefix of the command."""
         if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
             self.skipTest("no mount namespace can be made, as in a chroot")
         program = self.directory / "python"

@@ -1,4 +1,4 @@
-"""Tests a wheel that BATCHFS_WHEEL names, or builds one: its files, its bytes, and an installation that mounts."""
+"""Tests the wheel that BATCHFS_WHEEL names, or one that it builds: its files, its bytes, and an installation that mounts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TestWheel(unittest.TestCase):
             subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(self.wheel)], check=True)
             (there / "data").mkdir()
             np.arange(1000, dtype=np.uint16).tofile(there / "data/train.bin")
-            # Uses the NumPy of these tests, so that no registry is asked.
+            # The installation uses the NumPy of these tests, so that nothing is downloaded.
             env = {name: value for name, value in os.environ.items() if name != "BATCHFS_PROGRAM"}
             env.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH=str(Path(np.__file__).parents[1]))
             run = subprocess.run([python, "-c", USE, str(there / "data")], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,7 +1,7 @@
 """Writes random conversations and their tokens: chat.py TOKENIZER CONFIG N DIR
 
 DIR/chat.jsonl has one line per conversation, with its turns: the text that the chat template in
-CONFIG (a tokenizer_config.json) renders for each message. DIR/want has what Hugging Face tokenizers
+CONFIG (a tokenizer_config.json) renders for each message. DIR/want has what Hugging Face's tokenizers
 makes of the whole conversations: the tokens (train.bin), a mask that is 1 for tokens of the
 assistant (train.mask.bin), and the end of each conversation (train.bin.index).
 """
@@ -58,7 +58,7 @@ def fail(message):
     raise ValueError(message)
 
 
-# The same environment as in transformers.
+# The environment in which transformers renders chat templates.
 environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 environment.filters["tojson"] = lambda x, **_: json.dumps(x, ensure_ascii=False)
 environment.globals["raise_exception"] = fail

@@ -19,7 +19,7 @@ static atomic_int started, opened, over;
 
 static void *reads(void *arg)
 {
-	/* All threads share a buffer, since its content is not used. */
+	/* All threads share a buffer, because its content is not used. */
 	char *buf = arg;
 	int fd = open(paths[atomic_fetch_add(&started, 1) % npaths], O_RDONLY);
 

@@ -36,13 +36,15 @@ def check(file, want, got, offset=0):
 
 
 def header_of(data):
-    """Returns the shape that the header of a .npy file gives."""
+    """Returns the shape in the header of a .npy file."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     return np.lib.format.read_array_header_1_0(file)[0]
 
 
 class Directory:
+    """A split or settings directory in the mount, with the sequence that the reference computes."""
+
     def __init__(self, path, settings):
         self.path, self.sequence = path, Sequence(**settings)
         with open(f"{path}/info.json") as f:
@@ -61,7 +63,7 @@ class Directory:
         self.next_fd = None
 
     def raw(self, k, name=None):
-        """Returns the bytes of the main arrays of batch k, or of the array with a name."""
+        """Returns the bytes of the main arrays of batch k, or of the named array."""
         arrays = self.arrays_of(k)[1]
         return b"".join(arrays[n].tobytes() for n in ([name] if name else self.main))
 

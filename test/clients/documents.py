@@ -19,7 +19,7 @@ import numpy as np
 
 from reference import Mixture, Source, U64, decimal, fnv1a, shuffled, uniform
 
-GROUP = 4096  # number of documents that are packed together
+GROUP = 4096  # documents that are packed together
 NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
 
 
@@ -32,7 +32,7 @@ def cut(begin, end, t):
 
 def pack(pieces, size):
     """Packs pieces into rows of `size` positions, by best fit decreasing."""
-    rows, rooms = [], {}  # rooms: free positions to rows, with the most recently changed row last
+    rows, rooms = [], {}  # rooms maps numbers of free positions to rows, the last changed row last
     for piece in sorted(pieces, key=lambda piece: -piece[1]):
         room = min((r for r in rooms if r >= piece[1] and rooms[r]), default=None)
         if room is None:
@@ -88,7 +88,7 @@ class Sequence:
     def row(self, s):
         """Returns the source of global row s, and arrays of positions and documents of its tokens.
 
-        Padding has position -1. In packed rows, the array counts pieces instead of documents.
+        Padding has position -1. In packed rows, the second array numbers pieces instead of documents.
         """
         t = self.block_size
         i, s = self.mixture.place(s)

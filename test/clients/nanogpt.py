@@ -1,7 +1,7 @@
 """Trains a small model the way nanoGPT's train.py does: nanogpt.py (DATA STATE GET_BATCH)...
 
-Each group of three arguments is one run, which prints hashes of its batches, and its losses. The
-run writes the state of PyTorch's generator before the first batch to the file STATE. GET_BATCH is
+Each group of three arguments is one run, which prints hashes of its batches, and its losses. It
+writes the state that PyTorch's generator has before the first batch to the file STATE. GET_BATCH is
 Python code that may replace get_batch(split).
 """
 
@@ -52,7 +52,7 @@ def run(data, state, code):
             batch = next_batch("train")  # nanoGPT reads it while the GPU computes
             last.backward()
         with torch.no_grad():
-            # PyTorch's optimizers would take longer to import than everything else here takes.
+            # Importing PyTorch's optimizers would take longer than the rest of this program.
             for weight in model.parameters():
                 weight -= 1e-2 * weight.grad
                 weight.grad = None

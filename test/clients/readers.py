@@ -37,7 +37,7 @@ def or_errno(f):
 
 @contextmanager
 def opened(path):
-    """Opens a file with os.open, which doesn't read ahead, and yields its descriptor and size."""
+    """Opens a file with os.open, which does not buffer, and yields its descriptor and size."""
     fd = os.open(path, os.O_RDONLY)
     try:
         yield fd, os.fstat(fd).st_size
@@ -143,7 +143,7 @@ def mmap_private(path):
     return mapped(path, mmap.MAP_PRIVATE)
 
 
-# NumPy. For a .npy file, the line is about its array, without the header.
+# NumPy. For a .npy file, the line describes only its array, not the header.
 
 @method
 def fromfile(path):
@@ -182,7 +182,7 @@ def each(path, *names):
         yield METHODS[name](path)
 
 
-# Many reads. Each read of `next` gets another batch.
+# Repeated reads. Each read of `next` gets another batch.
 
 @method
 def pread_kept(path, n):
@@ -417,7 +417,7 @@ def changing(directory, *ways):
     from concurrent.futures import ThreadPoolExecutor
     from threading import Condition
     rounds, turn = [1, False], Condition()
-    # With the default, threads that read from the page cache would hold up the others.
+    # With the default interval, threads that read from the page cache would delay the others.
     sys.setswitchinterval(0.0005)
 
     def reads(way):
@@ -522,7 +522,7 @@ def under_signals(path, n):
 
 @method
 def first_comers(path, processes, n):
-    """Reads n files in all processes at the same moment; {} in path stands for 0 to n - 1."""
+    """Lets all processes read each of n files at the same time. {} in path stands for 0 to n - 1."""
     import multiprocessing
     processes, n = int(processes), int(n)
     context = multiprocessing.get_context("fork")
@@ -564,7 +564,7 @@ def looks(path, first, end, processes):
 
 @method
 def writes(directory):
-    """Tries to change a mount in every possible way, and prints the error of each."""
+    """Tries to change a mount in many ways, and prints the error of each attempt."""
     def inside(name):
         return os.path.join(directory, name)
 

@@ -35,7 +35,7 @@ TYPES = {
     "uint64": "<u8", "int64": "<i8", "float16": "<f2", "float32": "<f4", "float64": "<f8",
     "bfloat16": "<u2",  # NumPy has no bfloat16
 }
-WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # smallest range for which a draw takes 64 bits
+WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # smallest n for which a draw takes 64 bits
 U64 = 2**64
 
 
@@ -91,7 +91,7 @@ def permute(r, key, epoch, i, stream=0):
             return i
 
 
-MIXED = 16  # number of blocks that are shuffled together
+MIXED = 16  # blocks that are shuffled together
 
 
 def shuffled(r, size, key, s):
@@ -230,12 +230,12 @@ class Source:
         self.order = settings.order
         if settings.join:
             lengths = [sum(lengths)]
-        # Numbers of elements in a row, and from the start of one disjoint row to the next.
+        # size is the number of elements in a row, step that from one disjoint row to the next.
         size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
-        # Cumulative numbers of positions or windows to choose from, and the beginning of each file.
+        # choices are cumulative numbers of positions or windows, begins is where each file begins.
         if self.order == "random":
             self.step, choices = 1, [n - size + 1 for n in lengths]
         else:
@@ -244,7 +244,7 @@ class Source:
         self.begins = list(accumulate(lengths, initial=begin))
 
     def start(self, s):
-        """Returns the begin of row s."""
+        """Returns the start of row s."""
         n = self.choices[-1]
         if self.order == "random":
             return self.locate(uniform(n, self.key, s))
@@ -290,7 +290,7 @@ class Share:
         self.size = min(max(block // (self.step * width), 1), len(self.windows))
 
     def start(self, s):
-        """Returns the begin of row s of the host."""
+        """Returns the start of row s of the host."""
         return self.windows[shuffled(len(self.windows), self.size, self.key, s)]
 
 
@@ -309,7 +309,7 @@ class Sequence:
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
-        self.hash_all = False  # whether line also hashes aligned arrays
+        self.hash_all = False  # whether line also hashes the other arrays
         if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
             raise ValueError(f"no reference for order {self.order}")
         if self.layout not in ("xy", "tokens", "rows"):
@@ -325,7 +325,7 @@ class Sequence:
             least, most = int(self.tokens.min()), int(self.tokens.max())
             if least < limits.min or most > limits.max:
                 raise ValueError(f"{least} or {most} does not fit {self.type}")
-        # The aligned arrays, and the paths of all files in the order of the fingerprint.
+        # aligned holds the aligned arrays, and paths all files in the order of the fingerprint.
         self.aligned, self.paths = [], []
         for source in sources:
             self.paths += source["files"] + [path for b in source.get("arrays", []) for path in b["files"]]
@@ -356,7 +356,7 @@ class Sequence:
             self.generator = Mersenne(self.seed + self.rank, self.torch_state)
 
     def starts(self, k):
-        """Returns the begins of the rows of batch k."""
+        """Returns the starts of the rows of batch k."""
         if self.order in WIDE_FROM:
             n = len(self.tokens) - (0 if self.layout == "rows" else self.block_size)
             return self.generator.randint(n, k * self.batch_size, self.batch_size, WIDE_FROM[self.order])
@@ -481,7 +481,7 @@ def selftest():
         0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]
     # Published test vectors.
     assert fnv1a(b"") == 0xCBF29CE484222325 and fnv1a(b"foobar") == 0x85944171F73967E8
-    # Lemire's method rejects almost half of the words for n = 2^63 + 1: some rows need two blocks.
+    # For n = 2^63 + 1, Lemire's method rejects almost half of the words. Some rows need two blocks.
     n, second = 2**63 + 1, 0
     for s in range(200):
         words = [word for attempt in range(4) for word in philox(5, s, attempt)]
@@ -502,7 +502,7 @@ def selftest():
     bits.state = {"bit_generator": "MT19937", "state": mersenne.state}
     bits.random_raw(2**25 + 12345, output=False)
     assert mersenne.words(2**25 + 12345, 3) == bits.random_raw(3).tolist()
-    # Among the first n rows, each source has its weight to within one row, for any n.
+    # Among the first n rows, for any n, the number of rows of each source is exact to within one.
     for weights in ([7, 2, 1], [0.7, 0.3], [1, 1, 1], [97, 2, 1, 50, 50]):
         mixture, have = Mixture(list(map(decimal, weights))), [0] * len(weights)
         total = sum(mixture.shares)

@@ -1,4 +1,4 @@
-"""Prints the processor time in which a library encodes texts: speed.py tiktoken|gigatoken RANKS
+"""Prints the processor time that a library takes to encode texts: speed.py tiktoken|gigatoken RANKS
 
 The unit is seconds. Each text on standard input follows its length, a little-endian uint32.
 """

@@ -49,7 +49,7 @@ int main(int argc, char **argv)
 		if (got < 0) {
 			why = errno;
 			failed++;
-			/* The mount may have been replaced. */
+			/* The file or the mount may have been replaced. */
 			int again = open(argv[1], O_RDONLY);
 
 			if (again >= 0) {

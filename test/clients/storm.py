@@ -178,7 +178,7 @@ def mapped():
 
 
 def tokens():
-    """Reads some of tokens.bin, once with read and once from a map."""
+    """Reads a part of tokens.bin, once with read and once from a map."""
     n, first = B * T, random.randrange(STEPS) * B * T
     fd = os.open(f"{split}/tokens.bin", os.O_RDONLY)
     try:
@@ -214,7 +214,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
             numbers[k] += 1
     except OSError as e:
         failed[errno.errorcode[e.errno]] += 1
-        # Opens the replaced file or mount again.
+        # The file or the mount may have been replaced.
         again = sys.argv[1] in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
         while again:
             time.sleep(0.001)

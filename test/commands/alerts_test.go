@@ -47,7 +47,7 @@ func fetch(t *testing.T, url string) (status int, text string, err error) {
 	return response.StatusCode, string(e2e.Must(io.ReadAll(response.Body))(t)), nil
 }
 
-// A watch collects what Prometheus would store about the mounts of a job.
+// A watch collects the time series that Prometheus would store about the mounts of a job.
 type watch struct {
 	*testing.T
 	job    string
@@ -68,8 +68,8 @@ func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 	return nil
 }
 
-// during scrapes a mount before and after an action. The series then repeats the action for two
-// hours.
+// during scrapes a mount before and after an action. In the series that it adds, the action
+// continues for two hours.
 func (w *watch) during(m *e2e.Mounted, do func()) {
 	first, began := w.scrape(m), time.Now()
 	if first == nil {
@@ -128,8 +128,8 @@ func (w *watch) mountTokens(program string) (m *e2e.Mounted, tokens string) {
 	return w.mount(program, "-c", config), filepath.Join(filepath.Dir(config), "train.bin")
 }
 
-// mountStore mounts 30 blocks in a store, of which few fit in memory. A faulty store answers every
-// eighth request with 503.
+// mountStore mounts an object of 30 blocks, few of which fit in memory. A faulty store replies to
+// every eighth request with 503.
 func (w *watch) mountStore(faulty bool, split string, args ...string) *e2e.Mounted {
 	w.Helper()
 	b := e2e.NewBucket(w)
@@ -149,7 +149,7 @@ func (w *watch) mountStore(faulty bool, split string, args ...string) *e2e.Mount
 	return m
 }
 
-// inOrder makes a reader finish with a block while it is in memory.
+// inOrder holds settings of a split whose readers finish with a block while it is in memory.
 const inOrder = "layout = \"tokens\"\norder = \"sequential\"\nbatch_size = 12"
 
 func dashboardExpressions(t *testing.T) (expressions []string) {
@@ -167,6 +167,7 @@ func dashboardExpressions(t *testing.T) (expressions []string) {
 
 const dashboardFile = "../deploy/prometheus/dashboard.json"
 
+// The dashboard conforms to Grafana's schema.
 func TestDashboard(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -179,8 +180,8 @@ func TestDashboard(t *testing.T) {
 	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
 }
 
-// Each thing that can go wrong fires its own alert and no other. promtool evaluates the rules on
-// metrics of real mounts. Every panel of the dashboard shows something.
+// Each thing that can go wrong fires its own alerts and no others. promtool evaluates the rules on
+// metrics of real mounts. Every panel of the dashboard shows data.
 func TestAlerts(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()

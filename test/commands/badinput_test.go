@@ -19,8 +19,8 @@ var (
 	stackTrace   = regexp.MustCompile(`(?m)^(goroutine \d|panic:|fatal error:|runtime error|SIG[A-Z]+)`)
 )
 
-// runBad runs the program on input that may be bad. It must succeed, or say in one line why not.
-// runBad returns the first bytes of its output.
+// runBad runs the program on input that may be bad, and returns the first bytes of its output. The
+// program must succeed, or report in one line why it does not.
 func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
@@ -29,7 +29,7 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	pipe := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	out, _ = io.ReadAll(io.LimitReader(pipe, 1<<16))
-	if len(out) == 1<<16 { // it serves batches, perhaps for hours
+	if len(out) == 1<<16 { // it prints batches, perhaps for hours
 		cmd.Process.Kill()
 		cmd.Wait()
 		return out, true

@@ -75,7 +75,7 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	done := e2e.Begin(t, cmd)
 	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
-	e2e.Await(t, "the end", func() bool { // a user presses Ctrl-C again and again
+	e2e.Await(t, "the end", func() bool { // a user presses Ctrl-C repeatedly
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:

@@ -54,8 +54,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// The doctor tells apart a mount that serves, one that is stuck and one that is dead, and its
-// advice works.
+// The doctor distinguishes mounts that serve, are stuck or are dead, and its advice works.
 func TestDoctorOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -83,8 +82,8 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 
-// If tokens changed or cannot be read, the doctor and a restart name the file and the remedy, even
-// if its disk hangs.
+// If a token file has changed or cannot be read, even because its disk hangs, the doctor and a
+// restart name the problem and the remedy.
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))

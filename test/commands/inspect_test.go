@@ -10,7 +10,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// inspect --json prints exactly what the batch's .json file contains, also under the settings of a
+// inspect --json prints exactly the content of the batch's .json file, under the settings of any
 // path.
 func TestInspectIsTheFileInTheMount(t *testing.T) {
 	dir := t.TempDir()
@@ -73,8 +73,8 @@ batch_size = 65537
 	e2e.Equal(t, "rows that inspect prints of it", strings.Count(words, "\nrow "), 65537)
 }
 
-// Python finds the files that JSON names, even if their names are not UTF-8. The name of a process
-// cannot send control sequences to a terminal.
+// Python finds the files that JSON names, even if their names are not UTF-8. unmount escapes
+// control sequences in the name of a process.
 func TestOddNames(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
 	for _, name := range []string{"train.bin", "val.bin"} {

@@ -94,7 +94,7 @@ func TestBackground(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	// This pipe ends only if the mount does not keep files of its caller open.
+	// Reads of this pipe end only if the mount keeps no files of its caller open.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
@@ -113,6 +113,7 @@ func TestBackground(t *testing.T) {
 	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }
 
+// A mount raises the read-ahead of the kernel to 1 MiB.
 func TestReadAhead(t *testing.T) {
 	e2e.NeedRoot(t, "only root may set it")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
@@ -127,7 +128,7 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
-// A mount keeps serving after the reader of its output has gone.
+// A mount keeps serving after nobody can read its output any more.
 func TestNobodyListens(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()

@@ -61,7 +61,8 @@ func (s *screen) String() string {
 	return s.text.String()
 }
 
-// unreadOutput returns a full pipe or a stopped terminal, and begin, which starts reading it.
+// unreadOutput returns a full pipe or a stopped terminal. begin starts to copy what is written to
+// it.
 func unreadOutput(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)) {
 	t.Helper()
 	if !terminal {
@@ -89,7 +90,7 @@ func unreadOutput(t *testing.T, terminal bool) (out *os.File, begin func(to io.W
 }
 
 // A log that nobody reads delays neither a trainer nor the successor of a worker that dies with a
-// long stack trace. It continues when it is read again.
+// long stack trace. Once it is read, further lines follow.
 func TestNobodyReadsTheLog(t *testing.T) {
 	for name, terminal := range map[string]bool{"pipe": false, "terminal": true} {
 		t.Run(name, func(t *testing.T) {

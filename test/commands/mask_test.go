@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// checkMask checks that all files have the same mask. It prints "upper" if the mask is 1 exactly where
-// the target is an upper-case letter, or "lower" for lower-case ones.
+// checkMask is Python that checks that all files have the same mask. It prints "upper" if the mask
+// is 1 exactly for targets that are upper-case letters, or "lower" for lower-case ones.
 const checkMask = `
 import json, struct, sys
 import numpy as np
@@ -29,8 +29,8 @@ for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y 
         print(case)
 `
 
-// The mount command that prepare prints serves the mask, with every worker, and follows a mask that
-// is prepared later. The mask does not change x and y.
+// The mount command that prepare prints serves the mask, also from later workers, and follows a
+// mask that is prepared later. x and y are the same as without the mask.
 func TestPreparedMask(t *testing.T) {
 	dir := t.TempDir()
 	var lines strings.Builder

@@ -41,7 +41,7 @@ func TestMovedMount(t *testing.T) {
 	}
 }
 
-// Commands understand a path in a bind mount of a single split, as docker -v makes it.
+// Commands accept a path in a bind mount of a single split, such as docker -v makes.
 func TestMountOfOneSplit(t *testing.T) {
 	e2e.NeedRoot(t, "only root may bind mount")
 	config, _ := e2e.SmallConfig(t, 1)
@@ -67,7 +67,7 @@ func TestMountOfOneSplit(t *testing.T) {
 	e2e.CheckFails(t, "next", e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5")
 }
 
-// cat and inspect end at the first signal, even while a disk does not answer.
+// cat and inspect end at the first signal, even while a disk does not respond.
 func TestInterruptedCommands(t *testing.T) {
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.train.order=sequential")
@@ -76,7 +76,7 @@ func TestInterruptedCommands(t *testing.T) {
 		{"cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
 		{"inspect", "train", "9", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
 	} {
-		// Which thread reads is random, so the test tries several times.
+		// Which thread reads is random, so the test makes several attempts.
 		for i := range 8 {
 			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.Set(t, e2e.Hang)
@@ -105,7 +105,7 @@ func TestInterruptedMount(t *testing.T) {
 	for range 3999 {
 		fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1\n", intact)
 	}
-	// This weight makes the first batch take rows from this source.
+	// With this weight, the first batch takes rows from this source.
 	fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1e6\n", d.Path)
 	config := e2e.Write(t, filepath.Join(t.TempDir(), "config.toml"), text.String())
 	for name, args := range map[string][]string{"foreground": nil, "background": {"-d", "--log", filepath.Join(t.TempDir(), "log")}} {
@@ -118,7 +118,7 @@ func TestInterruptedMount(t *testing.T) {
 				cmd.Stderr = &stderr
 				ended := e2e.Begin(t, cmd)
 				// This runs before the cleanup of Begin, which waits for a process that may hang
-				// until then.
+				// until d is healthy.
 				t.Cleanup(func() { d.Set(t, e2e.Healthy) })
 				d.AwaitHanging(t, 1)
 				began := time.Now()

@@ -12,7 +12,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// estimates are what plan prints as JSON.
+// estimates holds the estimates that plan prints as JSON.
 type estimates struct {
 	Epoch      int     `json:"epoch_steps"`
 	Requests   float64 `json:"host_requests"`
@@ -21,7 +21,7 @@ type estimates struct {
 	Mount      float64 `json:"mount_requests"`
 }
 
-// counts counts requests to a store. Requests for anything but blocks are others.
+// requestCounts counts requests to a store. others are all requests except those for blocks.
 type requestCounts struct{ others, blocks, bytes atomic.Int64 }
 
 func (c *requestCounts) count(_ http.ResponseWriter, r *http.Request) bool {

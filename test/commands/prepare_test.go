@@ -15,7 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// On a full disk, prepare leaves no token file, and resumes when there is room.
+// On a full disk, prepare leaves no token file. It resumes once there is room.
 func TestPrepareDiskFull(t *testing.T) {
 	e2e.NeedRoot(t, "only root may mount a tmpfs")
 	dir := t.TempDir()
@@ -43,12 +43,12 @@ func TestPrepareWorkplace(t *testing.T) {
 		make func(workplace, victim string) error
 		want string // empty if prepare succeeds
 	}{
-		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is not a directory"},
-		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is not a directory"},
-		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is not a directory"},
-		"another user": {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to user 65534"},
-		"all write":    {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "others may write to"},
-		"a guest": {func(w, _ string) error {
+		"link":          {func(w, victim string) error { return os.Symlink(victim, w) }, "is not a directory"},
+		"relative link": {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is not a directory"},
+		"file":          {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is not a directory"},
+		"another user":  {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to user 65534"},
+		"all write":     {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "others may write to"},
+		"other files": {func(w, _ string) error {
 			return cmp.Or(os.MkdirAll(filepath.Join(w, "dir"), 0o755), os.WriteFile(filepath.Join(w, "notes"), nil, 0o644))
 		}, ""},
 	} {
@@ -81,7 +81,7 @@ func TestPrepareWorkplace(t *testing.T) {
 }
 
 // prepare never resumes a run that read a pipe, not even one that failed only when it published its
-// files, because a pipe has another text each time.
+// files, because a pipe may supply other text the next time.
 func TestPrepareReadOnce(t *testing.T) {
 	e2e.NeedRoot(t, "only root may mount")
 	dir := t.TempDir()

@@ -9,7 +9,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// deploy/release/packages tests the wheel.
+// This runs the unit tests. deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
 	e2e.NeedFUSE(t)
 	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs", "tests.test_writer")
@@ -19,7 +19,8 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
-// Commands work on a mount of the Python package, whose log is a memfd, like the shared memory.
+// Commands work on a mount that the Python package made. Its log is a memfd, like its shared
+// memory.
 func TestCommandsOnAMountOfPython(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

@@ -19,7 +19,7 @@ import (
 type recipe struct {
 	file       string
 	runner     []string // arguments of Python before the file
-	readsMount bool     // whether its argument is a mounted split
+	readsMount bool     // whether it takes a mounted split as its argument
 	check      string   // appended code that checks the results
 }
 
@@ -37,8 +37,8 @@ var (
 	}
 )
 
-// checkDocuments checks that each document of the last batch has the same logits as alone, and that
-// the loss covers only completions.
+// checkDocuments checks that each document of the last batch has the same logits as it has alone,
+// and that the loss covers only completions.
 const checkDocuments = `
 begins = (positions[0] == 0).nonzero().flatten().tolist() + [positions.numel()]
 with torch.no_grad():
@@ -68,7 +68,7 @@ func TestRecipes(t *testing.T) {
 			}
 			uninterrupted, interrupted := r.copyTo(t, data), r.copyTo(t, data)
 			want := r.train(t, uninterrupted, "", args...)
-			// It saves at step 20, perhaps in the background, and at step 40.
+			// A recipe saves a checkpoint at step 20, perhaps in the background, and at step 40.
 			killed := r.train(t, interrupted, "step 42:", args...)
 			resumed := r.train(t, interrupted, "", args...)
 			t.Logf("%d losses, %d before the kill, %d after it", len(want), len(killed), len(resumed))
@@ -115,8 +115,8 @@ func (r recipe) copyTo(t *testing.T, data string) (path string) {
 
 var lossOfStep = regexp.MustCompile(`^step (\d+.*): loss ([0-9.]+)$`)
 
-// train runs a copy of the recipe and returns the losses that it prints, by step. It kills all of
-// its processes when they print a line that begins with until.
+// train runs a copy of the recipe and returns the losses that it prints, by step. It kills the
+// processes of the recipe when a line begins with until, unless that is empty.
 func (r recipe) train(t *testing.T, path, until string, args ...string) (losses map[string]string) {
 	t.Helper()
 	here := e2e.Must(os.Getwd())(t)
@@ -130,7 +130,7 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	// The socket buffers only a few lines, so that the run cannot end before it is killed.
+	// The socket buffers only a few lines, so the run cannot end before it is killed.
 	ends := e2e.Must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	ours, theirs := os.NewFile(uintptr(ends[0]), "ours"), os.NewFile(uintptr(ends[1]), "theirs")
 	defer ours.Close()

@@ -86,7 +86,7 @@ func settingWords(text, name string) []string {
 	return words
 }
 
-// limitCapabilities returns the start of a command that has only the capabilities of a unit.
+// limitCapabilities returns a command prefix that limits a program to the capabilities of a unit.
 func limitCapabilities(t *testing.T, unit string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
@@ -99,7 +99,7 @@ func limitCapabilities(t *testing.T, unit string) []string {
 	return []string{"setpriv", "--no-new-privs", "--bounding-set", set}
 }
 
-// The capabilities that the unit leaves to root are sufficient.
+// The capabilities that the unit allows root are sufficient.
 func TestUnitsCapabilities(t *testing.T) {
 	service, _ := readUnit(t)
 	words := append(limitCapabilities(t, service), e2e.Batchfs)

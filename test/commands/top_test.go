@@ -51,8 +51,8 @@ func startTop(t *testing.T, mountpoint string) func() *topMount {
 	}
 }
 
-// In a pipe, top prints JSON every second: who reads next, what part of the time each reader waits,
-// and counters, which survive workers that die.
+// In a pipe, top prints JSON every second: who reads next, which part of the time each reader
+// waits, and counters. These survive workers that die.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -95,7 +95,8 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
-// writeMixtureConfig writes a configuration of sources with these weights, in batches of 7 rows.
+// writeMixtureConfig writes a configuration of sources with these weights, and of batches of 7
+// rows.
 func writeMixtureConfig(t testing.TB, weights ...int) (config string) {
 	dir, text := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
 	for i, weight := range weights {
@@ -126,8 +127,8 @@ func TestSourceRows(t *testing.T) {
 	}
 }
 
-// Metrics over HTTP are those in the mount's file metrics, even while the worker is stopped. Other
-// paths, other sites and a port that is in use are rejected.
+// Metrics over HTTP are the same as those in the file metrics, even while the worker is stopped.
+// Other paths, other sites and a port that is in use are rejected.
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
@@ -152,6 +153,7 @@ func TestMetricsListen(t *testing.T) {
 	e2e.CheckFails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
+// stateInList returns a condition for Await: that list shows a mount in a state.
 func stateInList(t *testing.T, mountpoint, state string) func() bool {
 	return func() bool {
 		for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {

@@ -11,8 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A token beyond the vocabulary is an error that names it. A restart applies another vocab_size,
-// and files that were open stay readable.
+// A batch with a token beyond the vocabulary fails with an error that names the token. A restart
+// applies another vocab_size, also to files that were open.
 func TestTokenBeyondVocabulary(t *testing.T) {
 	dir := t.TempDir()
 	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")

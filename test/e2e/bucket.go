@@ -25,8 +25,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
-// Install returns a program that it builds in a directory below test and caches under name, which
-// includes the version.
+// Install builds the package pkg in a directory below test, and returns the path of the program,
+// which it caches under name. The name includes the version.
 func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
@@ -63,17 +63,17 @@ type Get struct {
 	Range  string // the HTTP Range header
 }
 
-// A process names itself in tokenHeader, and the proxy passes the name on in clientHeader.
+// A process names itself in tokenHeader. The proxy passes that name on in clientHeader.
 const (
 	tokenHeader  = "X-Amz-Security-Token"
 	clientHeader = "X-Client"
 )
 
-// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "".
+// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "" if it has none.
 func ClientOf(r *http.Request) string { return r.Header.Get(tokenHeader) }
 
-// Gets returns the bytes of blocks that each Client has fetched, and the blocks that one Client has
-// fetched repeatedly.
+// Gets returns how many bytes of blocks each Client has fetched, and which Gets a Client has
+// repeated.
 func (b *Bucket) Gets() (bytes map[string]int64, again []Get) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,7 +119,7 @@ func NewBucket(t testing.TB) *Bucket {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Host = r.In.Host
-			if client := ClientOf(r.In); client != "" { // the server would reject the token
+			if client := ClientOf(r.In); client != "" { // a token that the server would reject
 				r.Out.Header.Del(tokenHeader)
 				r.Out = signer.SignV4(*r.Out, StoreKey, StoreSecret, "", "us-east-1")
 				r.Out.Header.Set(clientHeader, client)
@@ -149,8 +149,8 @@ func NewBucket(t testing.TB) *Bucket {
 	return b
 }
 
-// freeAddress returns an address where nothing listens. The kernel chooses higher ports for
-// connections, so none of them takes the port first.
+// freeAddress returns an address on which nothing listens. Its port is below those that the kernel
+// assigns to connections, so no connection takes it first.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -166,8 +166,8 @@ func freeAddress(t testing.TB) string {
 
 var trustOnce sync.Once
 
-// trust gives all programs that are started later the store's credentials, and makes them trust the
-// certificate that all servers of httptest share.
+// trust passes the credentials of the store to all programs that are started later, and makes them
+// trust the certificate that all httptest servers share.
 func trust(t testing.TB, certificate []byte) {
 	t.Helper()
 	trustOnce.Do(func() {
@@ -186,13 +186,13 @@ func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
-// FailWith makes the proxy call fault for each request, from several goroutines. fault answers the
-// request and returns true, or returns false to let it pass.
+// FailWith makes the proxy call fault for each request, from several goroutines. fault returns true
+// if it has replied to the request, or false to let it pass.
 func (b *Bucket) FailWith(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
 }
 
-// Cut closes the connection of a request without an answer.
+// Cut is a fault that closes the connection without a reply.
 func Cut(w http.ResponseWriter, _ *http.Request) bool {
 	panic(http.ErrAbortHandler)
 }
@@ -200,7 +200,8 @@ func Cut(w http.ResponseWriter, _ *http.Request) bool {
 // Recover makes the proxy pass all requests again.
 func (b *Bucket) Recover() { b.fault.Store(nil) }
 
-// Config writes a configuration of a split train. more has further lines of its table.
+// Config writes a configuration with the split train, and returns its path. more holds further
+// lines of [splits.train].
 func (b *Bucket) Config(t testing.TB, tokens, more string) string {
 	t.Helper()
 	return Write(t, filepath.Join(t.TempDir(), "config.toml"), fmt.Sprintf(`
@@ -226,8 +227,8 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// MountInOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetching. check
-// compares a batch with the object.
+// MountInOrder mounts an object of 60 blocks, in sequential order and without prefetching. Each
+// batch is a row of 100,001 tokens. check compares batch k with the object.
 func (b *Bucket) MountInOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)

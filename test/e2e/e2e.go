@@ -24,7 +24,7 @@ import (
 // Limit bounds every wait of a test, for a command or for a state.
 const Limit = testwait.Limit
 
-// NeedFUSE is like SkipOrFail, on a machine that cannot mount.
+// NeedFUSE calls SkipOrFail if this machine cannot mount.
 func NeedFUSE(t testing.TB) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -44,7 +44,7 @@ func SkipOrFail(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// NeedPython skips a test if Python lacks a module.
+// NeedPython calls SkipOrFail if Python lacks a module.
 func NeedPython(t testing.TB, module string) {
 	t.Helper()
 	if out, err := Command(t, Python, "-c", "import "+module).CombinedOutput(); err != nil {
@@ -85,8 +85,8 @@ func CheckDuration(t testing.TB, what string, took, limit time.Duration) {
 // Await waits until a function returns true, and fails the test after Limit.
 var Await = testwait.Until
 
-// WriteTokens writes a file of n tokens of width bytes, and returns its path. A token's value is its
-// position.
+// WriteTokens writes a file of n tokens of width bytes each, and returns its path. The value of a
+// token is its position.
 func WriteTokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
 	buf := make([]byte, 0, n*width)
@@ -120,8 +120,8 @@ var metricsURL = regexp.MustCompile(`http://\S+/metrics`)
 // request takes two threads.
 func OneThread(program string) *exec.Cmd { return exec.Command("env", "GOMAXPROCS=1", program) }
 
-// Begin starts a command, which is killed at the end of the test. The channel is closed when it has
-// ended.
+// Begin starts a command, which is killed at the end of the test. The channel is closed when the
+// command has ended.
 func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	t.Helper()
 	NoError(t, cmd.Start())
@@ -152,8 +152,8 @@ func Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// KillAfterLimit kills a command after Limit, which ends reads of its output, and fails the test,
-// unless stop is called first.
+// KillAfterLimit kills a command and fails the test after Limit, unless stop is called first. The
+// kill also ends reads of the command's output.
 func KillAfterLimit(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
 	return time.AfterFunc(Limit, func() {
 		t.Errorf("%s did not answer within %v", cmd.Args, Limit)
@@ -181,8 +181,8 @@ func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), err
 }
 
-// Read reads a file with a method of clients/readers.py, and returns its output: "<bytes> <sha256>"
-// for each read.
+// Read reads a file with a method of clients/readers.py, and returns the lines that it prints:
+// "<bytes> <sha256>" for each read.
 func Read(t testing.TB, method, path string, args ...string) []string {
 	t.Helper()
 	return strings.Split(strings.TrimSpace(Run(t, append([]string{Python, "clients/readers.py", method, path}, args...)...)), "\n")
@@ -210,7 +210,7 @@ func Must[T any](v T, err error) func(t testing.TB) T {
 	}
 }
 
-// Repeats returns n. In a soak it returns 10n, and under -short n/10.
+// Repeats returns how often a test repeats something: n times, 10n in a soak, or n/10 under -short.
 func Repeats(n int) int {
 	switch {
 	case InSoak():
@@ -221,7 +221,7 @@ func Repeats(n int) int {
 	return n
 }
 
-// NormalOrSoak returns its first argument, or the second in a soak.
+// NormalOrSoak returns soak in a soak, and otherwise normal.
 func NormalOrSoak[T any](normal, soak T) T {
 	if InSoak() {
 		return soak
@@ -229,7 +229,7 @@ func NormalOrSoak[T any](normal, soak T) T {
 	return normal
 }
 
-// SmallConfig writes a configuration of small batches. It returns its path, and digests of the
+// SmallConfig writes a configuration of small batches. It returns the path, and digests of the
 // first n batches of train.
 func SmallConfig(t testing.TB, n int) (config string, batches []string) {
 	t.Helper()
@@ -260,7 +260,7 @@ func SameSet(t testing.TB, got, want []string) {
 	}
 }
 
-// Digests returns the digests of n batches from number first on, without using a mount.
+// Digests returns the digests of n batches, beginning with number first. It uses no mount.
 func Digests(t testing.TB, split string, first, n int, flags ...string) (batches []string) {
 	t.Helper()
 	data := Cat(t, append([]string{split, "--from", fmt.Sprint(first), "--count", fmt.Sprint(n)}, flags...)...)
@@ -276,7 +276,7 @@ func FileDigest(t testing.TB, m *Mounted, path string) string {
 	return Digest([]byte(Run(t, "cat", m.Path(path))))
 }
 
-// ReadPage returns the text of a page. Its path is relative to the top of the project.
+// ReadPage returns the text of a page. path is relative to the root of the repository.
 func ReadPage(t testing.TB, path string) string {
 	t.Helper()
 	return string(Content(t, filepath.Join("..", path)))
@@ -300,7 +300,7 @@ type Info struct {
 	VocabSize             int `json:"vocab_size"`
 }
 
-// Equal checks that got equals want. what describes them.
+// Equal checks that got equals want. what describes got.
 func Equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
@@ -330,7 +330,7 @@ func Contains(t testing.TB, what, text, want string) {
 	}
 }
 
-// NeedRoot skips a test if its user is not root.
+// NeedRoot skips a test unless it runs as root.
 func NeedRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -341,7 +341,7 @@ func NeedRoot(t testing.TB, why string) {
 // Nobody is the id of a user without privileges.
 const Nobody = 65534
 
-// RunAs runs a command as another user with a single group, and returns its output.
+// RunAs runs a command as another user, who is in a single group, and returns its output.
 func RunAs(t testing.TB, uid, gid uint32, args ...string) (string, error) {
 	cmd := Command(t, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}

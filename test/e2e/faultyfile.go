@@ -20,7 +20,7 @@ type FaultyFile struct {
 	content []byte
 
 	mu          sync.Mutex
-	modeChanged *sync.Cond // signals that mode has changed
+	modeChanged *sync.Cond // uses mu
 	mode        Mode       // guarded by mu
 	hanging     int        // reads and opens that hang; guarded by mu
 }
@@ -33,7 +33,7 @@ const (
 	Denied        // opening fails with EACCES
 	Failing       // reading fails with EIO
 	Half          // reading the second half fails with EIO
-	Gone          // the file does not exist: ENOENT
+	Gone          // the file does not exist (ENOENT)
 	Shorter       // the file has lost its second half
 	Hang          // reading blocks until the mode changes, even if the reader is killed
 	HangOpen      // opening blocks until the mode changes, even if the opener is killed
@@ -64,7 +64,7 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 				syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
 			}
 		}()
-		// A killed process keeps the file open until the kernel has torn it down.
+		// A killed process keeps the file open until the kernel has cleaned up the process.
 		Await(t, "the unmount of "+dir, func() bool {
 			unmounted = server.Unmount() == nil
 			return unmounted
@@ -73,14 +73,14 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	return f
 }
 
-// Set changes the mode. The kernel drops what it has cached of the file, except data that is being
-// read while the file begins to hang. A file that hangs becomes healthy before earlier mounts are
-// unmounted.
+// Set changes the mode. The kernel drops what it has cached of the file, except for data that is
+// being read when the file begins to hang. At the end of the test, a file that hangs becomes
+// healthy before earlier mounts are unmounted.
 func (f *FaultyFile) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
 		t.Cleanup(func() { f.Set(t, Healthy) })
-		f.dropCache(t) // afterwards, this would wait for reads that hang
+		f.dropCache(t) // once reads hang, this would wait for them
 	}
 	f.mu.Lock()
 	f.mode = m
@@ -97,7 +97,7 @@ func (f *FaultyFile) Set(t testing.TB, m Mode) {
 	}
 }
 
-// AwaitHanging waits until at least n reads and opens hang.
+// AwaitHanging waits until at least n reads or opens hang.
 func (f *FaultyFile) AwaitHanging(t testing.TB, n int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("%d reads and opens that hang", n), func() bool {
@@ -107,6 +107,7 @@ func (f *FaultyFile) AwaitHanging(t testing.TB, n int) {
 	})
 }
 
+// dropCache makes the kernel drop what it has cached of the file.
 func (f *FaultyFile) dropCache(t testing.TB) {
 	t.Helper()
 	// ENOENT: nothing is cached.

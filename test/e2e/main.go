@@ -16,26 +16,28 @@ import (
 var (
 	Batchfs       string // the program, built with the race detector if the tests are
 	PlainBatchfs  string // the program as users have it
-	FaultyBatchfs string // built with failpoints; dies where BATCHFS_FAULTS says
+	FaultyBatchfs string // built with failpoints, at which BATCHFS_FAULTS can kill it
 	CReader       string
 	CStorm        string
 	CCrowd        string
-	Python        string // interpreter that has NumPy
+	Python        string // an interpreter with NumPy
 )
 
 // Main runs the tests of a package, alongside those of other packages. Their working directory is
-// test.
+// test/.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
 // MainExclusive runs the tests of a package while no others run on this machine.
 func MainExclusive(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
 
+// run builds the programs and runs the tests. In a child of NewSlowFS, it serves the file system
+// instead.
 func run(m *testing.M, lock int) (status int) {
 	if source := os.Getenv(slowFSVariable); source != "" {
 		serveSlowFS(source, os.Getenv(slowFSVariable+"_DIR"))
 		return 0
 	}
-	// Without this, every race-enabled program sleeps for a second at its end.
+	// Without this, every program built with -race sleeps for a second when it exits.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	dir, err := os.MkdirTemp("", "batchfs-test-")
 	must(err)
@@ -60,8 +62,8 @@ func run(m *testing.M, lock int) (status int) {
 	return m.Run()
 }
 
-// build builds the programs into a directory and reports whether it succeeded. It first links them
-// in the user's cache directory, where Go links only what has changed.
+// build builds the programs into a directory, and reports whether it succeeded. It links them in
+// the user's cache directory, where Go links only what has changed.
 func build(dir string) bool {
 	cache, err := os.UserCacheDir()
 	must(err)
@@ -100,6 +102,7 @@ func build(dir string) bool {
 	return built
 }
 
+// lockFile waits for a lock of flock(2).
 func lockFile(path string, how int) (unlock func() error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	must(err)

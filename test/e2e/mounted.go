@@ -64,8 +64,8 @@ func (m *Mounted) Metrics(t testing.TB) (url string) {
 	return url
 }
 
-// A LogFile is the path of a process's output. Text that the process prints before it replies is
-// there when the reply arrives.
+// A LogFile is the path of a file with a process's output. What the process prints before a reply
+// is in the file when the reply arrives.
 type LogFile string
 
 func (f LogFile) String() string {
@@ -73,7 +73,8 @@ func (f LogFile) String() string {
 	return string(text)
 }
 
-// StartMount starts a command that mounts on a directory. It is stopped at the end of the test.
+// StartMount starts a command that mounts on a directory. The mount is stopped at the end of the
+// test.
 func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 	t.Helper()
 	NeedFUSE(t)
@@ -108,7 +109,7 @@ func (m *Mounted) AwaitEnd(t testing.TB) {
 }
 
 // AwaitExitStatus waits until the process ends by itself. It checks the exit status, and that
-// nothing is mounted.
+// nothing stays mounted.
 func (m *Mounted) AwaitExitStatus(t testing.TB, status int) {
 	t.Helper()
 	m.AwaitEnd(t)
@@ -122,7 +123,8 @@ func NotMounted(t testing.TB, dir string) {
 	Equal(t, dir+" is mounted", IsMounted(t, dir), false)
 }
 
-// Stop ends the mount, whatever its state, and checks that it ended without data races.
+// Stop ends the mount, whatever its state. It checks that nothing stays mounted, and that no data
+// race was reported.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()
 	m.Cmd.Process.Signal(syscall.SIGTERM)
@@ -154,7 +156,7 @@ func IsMounted(t testing.TB, dir string) bool {
 // Path returns the path of a file in the mount.
 func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
 
-// Cursor returns the content of a split's file cursor.
+// Cursor returns the content of the file cursor in a split or settings directory.
 func (m *Mounted) Cursor(t testing.TB, split string) string {
 	t.Helper()
 	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))
@@ -178,7 +180,8 @@ func (m *Mounted) Info(t testing.TB, path string) Info {
 	return JSON[Info](t, "cat", m.Path(path+"/info.json"))
 }
 
-// Seek sets a cursor, and checks that the file cursor shows it immediately.
+// Seek sets a cursor, and checks what seek prints and that the file cursor shows the number
+// immediately.
 func (m *Mounted) Seek(t testing.TB, path string, number, previous int) {
 	t.Helper()
 	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))

@@ -12,7 +12,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// WriteCompressedLines writes a .jsonl.zst file of random text, about size bytes before compression.
+// WriteCompressedLines writes a .jsonl.zst file of random text of about size bytes.
 func WriteCompressedLines(t testing.TB, path string, size int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))

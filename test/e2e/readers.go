@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TokensOfVersion returns n tokens that show their position and a version, from 0 to 5. No two
-// versions share a batch.
+// TokensOfVersion returns n tokens whose values are 10,000 v plus their positions modulo 10,000. v
+// is from 0 to 5. No two versions share a batch.
 func TokensOfVersion(v, n int) []byte {
 	var raw []byte
 	for i := range n {
@@ -21,8 +21,8 @@ func TokensOfVersion(v, n int) []byte {
 	return raw
 }
 
-// A Client is a running program that reads a mount until its standard input ends. It prints "ready"
-// when it has begun.
+// A Client is a running program that reads a mount until its standard input ends. Some print
+// "ready" when they have begun.
 type Client struct {
 	Cmd *exec.Cmd
 	In  io.WriteCloser
@@ -49,13 +49,13 @@ func (c *Client) ReadLine(t testing.TB) string {
 	return strings.TrimSuffix(Must(c.Out.ReadString('\n'))(t), "\n")
 }
 
-// AwaitReady waits until the program has begun.
+// AwaitReady waits until the program prints "ready".
 func (c *Client) AwaitReady(t testing.TB) {
 	t.Helper()
 	Equal(t, fmt.Sprint(c.Cmd.Args), c.ReadLine(t), "ready")
 }
 
-// End ends the program and returns the rest of its output.
+// End ends the input of the program, which must then succeed, and returns the rest of its output.
 func (c *Client) End(t testing.TB) string {
 	t.Helper()
 	defer KillAfterLimit(t, c.Cmd)()
@@ -73,7 +73,7 @@ type Handles struct {
 	t testing.TB
 }
 
-// StartHandles starts a reader of files in a directory, which ends with the test.
+// StartHandles starts a reader of files in a directory. It ends with the test.
 func StartHandles(t testing.TB, dir string) *Handles {
 	t.Helper()
 	c := StartClient(t, exec.Command(Python, "clients/readers.py", "handles", dir))

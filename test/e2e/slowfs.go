@@ -68,7 +68,8 @@ func (s *SlowFS) Count(t testing.TB, request string) int {
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
 }
 
-// tell sends a command to the server, see slowServer.executeCommand, and returns its reply.
+// tell sends a command to the server, which slowServer.executeCommand executes, and returns the
+// reply.
 func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
 	t.Helper()
 	s.mu.Lock()
@@ -77,8 +78,8 @@ func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) str
 	return s.client.ReadLine(t)
 }
 
-// slowFSVariable is the environment variable with the directory to show. If it is set, the test
-// binary serves a SlowFS and runs no tests.
+// slowFSVariable is the environment variable that names the source directory. If it is set, the
+// test binary serves a SlowFS and runs no tests.
 const slowFSVariable = "BATCHFS_TEST_SLOWFS"
 
 // A slowServer serves a SlowFS in its own process.
@@ -89,15 +90,16 @@ type slowServer struct {
 	kinds map[string]slowedRequest // keyed by kind of request, such as "read"
 }
 
+// A slowedRequest describes one kind of request.
 type slowedRequest struct {
 	delay time.Duration
 	n, m  int // n of every m requests are interrupted; m is 0 if none are
 	count int // requests received
 }
 
-// serveSlowFS serves source at dir until its standard input ends, and then unmounts.
+// serveSlowFS serves source at dir until standard input ends, and then unmounts.
 func serveSlowFS(source, dir string) {
-	runtime.GOMAXPROCS(256) // each delay occupies one
+	runtime.GOMAXPROCS(256) // because each delayed request occupies one
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
 	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]slowedRequest{}}
@@ -109,14 +111,14 @@ func serveSlowFS(source, dir string) {
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
 		fmt.Println(slow.executeCommand(commands.Text()))
 	}
-	// A killed process keeps its files open until the kernel has torn it down.
+	// A killed process keeps its files open until the kernel has cleaned up the process.
 	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// executeCommand executes a command line from SlowFS.tell, and returns how many requests of its
-// kind there were.
+// executeCommand executes a command from SlowFS.tell, and returns how many requests of its kind
+// were received.
 func (s *slowServer) executeCommand(command string) int {
 	var verb, name string
 	var n int64
@@ -136,8 +138,8 @@ func (s *slowServer) executeCommand(command string) int {
 	return r.count
 }
 
-// countAndDelay counts a request, delays it, and returns EINTR or OK. time.Sleep may take a
-// millisecond longer.
+// countAndDelay counts a request, delays it, and returns EINTR or OK. It calls nanosleep(2),
+// because time.Sleep may take a millisecond longer.
 func (s *slowServer) countAndDelay(name string) fuse.Status {
 	s.mu.Lock()
 	r := s.kinds[name]

@@ -9,10 +9,11 @@ import (
 	"testing"
 )
 
-// An epoch of a storm has StormBatches batches of StormB rows of StormT tokens.
+// A storm reads a split in every way at once. An epoch has StormBatches batches of StormB rows of
+// StormT tokens.
 const StormB, StormT, StormBatches = 4, 256, 4096
 
-// StormTokens returns positions, with a version of the file in the upper bits.
+// StormTokens returns positions as tokens, with a version of the file in the upper 8 bits.
 func StormTokens(version int) []byte {
 	var raw []byte
 	for i := range StormB*StormT*StormBatches + 1 {
@@ -21,8 +22,8 @@ func StormTokens(version int) []byte {
 	return raw
 }
 
-// StormConfig writes the tokens of a storm, an aligned array and their configuration. more has
-// further keys of the split.
+// StormConfig writes a configuration, the tokens of a storm, and an array that is aligned with
+// them. more holds further keys of the split.
 func StormConfig(t testing.TB, more string) (config, data string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,13 +49,13 @@ dtype = "uint32"
 	return config, data
 }
 
-// AlignedPath returns the path of the array that is aligned with the tokens.
+// AlignedPath returns the path of the aligned array.
 func AlignedPath(data string) string { return data + ".at" }
 
 // A StormResult sums up the reports of all readers of a storm.
 type StormResult struct {
 	Taken   int            // batches that next delivered
-	Missing int            // batches of Taken that no reader got
+	Missing int            // delivered batches that no reader got
 	Failed  map[string]int // failed reads, by errno
 	Slowest float64        // slowest read, in seconds
 	Reads   int
@@ -79,7 +80,7 @@ func StartStorms(t testing.TB, m *Mounted) (clients []*Client) {
 func EndStorms(t testing.TB, m *Mounted, readers []*Client) (got StormResult) {
 	t.Helper()
 	got.Failed = map[string]int{}
-	// Batches of next that readers got, by their place in an epoch.
+	// numbers counts the reads of next, by the place of their batch in an epoch.
 	var numbers [StormBatches]int
 	for _, r := range readers {
 		for line := range strings.Lines(r.End(t)) {
@@ -100,7 +101,7 @@ func EndStorms(t testing.TB, m *Mounted, readers []*Client) (got StormResult) {
 	}
 	got.Taken = m.NextNumber(t, "train")
 	for p, n := range numbers {
-		// The number of epochs in which next has delivered this place.
+		// want is the number of epochs in which next has delivered batch p.
 		want := (got.Taken - p + StormBatches - 1) / StormBatches
 		if n > want {
 			t.Errorf("%d reads got batch %d of an epoch, want at most %d", n, p, want)
@@ -115,7 +116,7 @@ func (r StormResult) String() string {
 	return fmt.Sprintf("%d reads, %d batches of next, %d numbers missing, reads failed %v, slowest %.3f s", r.Reads, r.Taken, r.Missing, r.Failed, r.Slowest)
 }
 
-// ScanLine reports whether a line has a format, and reads its values.
+// ScanLine parses the values in a line, and reports whether the line matches the format.
 func ScanLine(line, format string, values ...any) bool {
 	n, _ := fmt.Sscanf(line, format, values...)
 	return n == len(values)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A Status has fields of status.json.
+// A Status holds the fields of status.json that tests use.
 type Status struct {
 	PID     int
 	Waiting int
@@ -45,7 +45,7 @@ func Ended(pid int) bool {
 	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
-// AwaitEnded waits until processes have ended. A killed process ends only when it gets a processor.
+// AwaitEnded waits until processes have ended. A killed process ends only once it gets a processor.
 func AwaitEnded(t testing.TB, pids ...int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("the end of the processes %v", pids), func() bool {
@@ -53,11 +53,11 @@ func AwaitEnded(t testing.TB, pids ...int) {
 	})
 }
 
-// Kill kills a worker.
+// Kill kills a worker. Its parameters are those of KillOrRestart.
 func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKILL) }
 
-// StopAndKill kills a process as its supervisor does: after stopping it, so that the kernel is not
-// copying a request to it.
+// StopAndKill kills a worker as its supervisor does: after stopping it, so that it does not die
+// while the kernel copies a request to it.
 func StopAndKill(t testing.TB, m *Mounted, worker int) {
 	send(t, worker, syscall.SIGSTOP)
 	Await(t, "a process to stop", func() bool { return isStopped(worker) })
@@ -72,7 +72,7 @@ func send(t testing.TB, pid int, sig syscall.Signal) {
 	syscall.Kill(pid, sig)
 }
 
-// KillOrRestart kills a worker in one of two ways, or replaces it by a restart.
+// KillOrRestart kills a worker, stops and kills it, or restarts the mount, at random.
 func KillOrRestart(t testing.TB, m *Mounted, worker int) {
 	switch rand.IntN(3) {
 	case 0:
@@ -96,7 +96,7 @@ func isStopped(pid int) bool {
 	return true
 }
 
-// Worker returns the process that serves the mount, or 0 if there is none.
+// Worker returns the id of the process that serves the mount, or 0 if there is none.
 func (m *Mounted) Worker(t testing.TB) int {
 	t.Helper()
 	if pids := m.Workers(t); len(pids) > 0 {
@@ -105,7 +105,7 @@ func (m *Mounted) Worker(t testing.TB) int {
 	return 0
 }
 
-// AwaitWorker waits until a process serves the mount, and returns it.
+// AwaitWorker waits until a process serves the mount, and returns its id.
 func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	t.Helper()
 	Await(t, "a worker", func() bool {
@@ -115,7 +115,7 @@ func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	return worker
 }
 
-// Workers returns the children of the supervisor: the serving worker, then the standby.
+// Workers returns the ids of the children of the supervisor: the serving worker, then the standby.
 func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	t.Helper()
 	threads := Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid)))(t)
@@ -130,7 +130,7 @@ func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	return pids
 }
 
-// AwaitStandby waits for a worker and a standby, and returns them in this order.
+// AwaitStandby waits for a worker and a standby, and returns their ids in this order.
 func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 	t.Helper()
 	Await(t, "a standby", func() bool {
@@ -173,8 +173,8 @@ func CheckNothingLeft(t testing.TB, dir, text string) {
 	}
 }
 
-// AwaitDoctor waits until the doctor prints each of these texts for a path. It must fail if one of
-// them contains FIX, stuck or dead.
+// AwaitDoctor waits until the doctor prints all of these texts for a path. The doctor must fail
+// exactly if one of them contains FIX, stuck or dead.
 func AwaitDoctor(t testing.TB, path string, wants ...string) {
 	t.Helper()
 	joined := strings.Join(wants, "; ")
@@ -187,7 +187,7 @@ func AwaitDoctor(t testing.TB, path string, wants ...string) {
 	})
 }
 
-// CheckLogAndStatus checks that the log and status.json contain each of these texts.
+// CheckLogAndStatus checks that both the log and status.json contain all of these texts.
 func CheckLogAndStatus(t testing.TB, m *Mounted, wants ...string) {
 	t.Helper()
 	for where, text := range map[string]string{"the log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {

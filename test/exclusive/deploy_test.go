@@ -16,7 +16,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A container has the fields that tests check.
+// A container holds the fields of a container that tests check.
 type container struct {
 	Name            string
 	Command, Args   []string
@@ -41,7 +41,7 @@ type podSpec struct {
 	Tolerations                []struct{ Key, Operator, Effect string }
 }
 
-// manifests returns all pods and configurations, by kind and name.
+// manifests returns all pods and configurations, keyed by kind and name.
 func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
 	t.Helper()
 	files := e2e.Must(filepath.Glob("../deploy/kubernetes/*.yaml"))(t)
@@ -74,8 +74,8 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 	return pods, configs
 }
 
-// The API server would accept the manifests, and they request only the privileges that the
-// containers need.
+// The API server would accept the manifests, and containers have only the privileges that they
+// need.
 func TestManifests(t *testing.T) {
 	e2e.SkipIfShort(t)
 	pods, configs := manifests(t)
@@ -83,7 +83,7 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("the manifests have %d pods and %d configurations, want 4 and 3", len(pods), len(configs))
 	}
 	for name, config := range configs {
-		// Without it, every node fetches the whole corpus.
+		// Without shuffle_block, every node fetches the whole corpus.
 		e2e.Contains(t, name, config, "shuffle_block")
 	}
 	var fleet struct {
@@ -127,8 +127,8 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// The program runs in the image as on a node: the root is read-only, and the probe fails until
-// batches can be read.
+// The program runs in the image with a read-only root, as on a node. The probe fails until batches
+// can be read.
 func TestImage(t *testing.T) {
 	e2e.SkipIfShort(t)
 	needNamespaces(t)
@@ -187,15 +187,15 @@ func TestImage(t *testing.T) {
 	e2e.Equal(t, "the output of the node", out, want)
 }
 
-// A slurm runs the scripts in place of Slurm and a trainer.
+// A slurm runs the scripts of deploy/slurm in place of Slurm and a trainer.
 type slurm struct {
 	root, config, dir, log string
-	jobOutput              string
+	jobOutput              string // expected output of the job
 }
 
 const job, jobUser = "4711", 1234
 
-// newSlurm copies the scripts, with paths below a directory of the test.
+// newSlurm copies the scripts and moves their paths into a directory of the test.
 func newSlurm(t *testing.T) slurm {
 	t.Helper()
 	needNamespaces(t)
@@ -260,8 +260,8 @@ func (s slurm) logText() string {
 	return string(text)
 }
 
-// The scripts mount for a job, whose tasks read their own shares, and unmount after it, however
-// often they run.
+// The scripts mount before a job and unmount after it, however often they run. Each task of the job
+// reads its own batches.
 func TestSlurm(t *testing.T) {
 	s := newSlurm(t)
 	e2e.NoError(t, s.run(t, "prolog"))

@@ -13,7 +13,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// mountFor mounts like a driver that serves nothing itself, and returns the descriptor to hand
+// mountFor makes a mount without serving it, as a driver does, and returns the descriptor to hand
 // over.
 func mountFor(t *testing.T, dir string) *os.File {
 	t.Helper()
@@ -32,7 +32,8 @@ func mountFor(t *testing.T, dir string) *os.File {
 // unprivileged unmounts $0 in its own namespace, and runs a command without privileges.
 const unprivileged = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
-// handOver starts a batchfs without privileges, which serves a mount that it cannot see.
+// handOver starts a batchfs without privileges. It serves a mount that is not in its mount
+// namespace.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
 	words := []string{"--mount", "--propagation", "private", "sh", "-c", unprivileged, dir, e2e.Batchfs, "mount", "--fd", "3"}
@@ -45,7 +46,7 @@ func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mo
 }
 
 // A process that may not mount serves what another one mounted, even if its worker is killed.
-// Commands find the mount. When it ends, readers get errors, and whoever mounted must unmount.
+// Commands find the mount. When it ends, readers get errors, and whoever made it must unmount it.
 func TestHandedOver(t *testing.T) {
 	needNamespaces(t)
 	dir := t.TempDir()
@@ -80,7 +81,8 @@ func TestHandedOver(t *testing.T) {
 			t.Errorf("batchfs %s printed %s, want %q", test.args, output, test.want)
 		}
 	}
-	// Commands also work if the mount cannot be seen, as in the container that serves it.
+	// Commands also work in a mount namespace without the mount, as in the container that serves
+	// it.
 	hidden := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", unprivileged, dir, e2e.Batchfs}
 	for _, args := range [][]string{{"doctor", dir}, {"doctor", "--mounted", dir}} {
 		e2e.CheckOutput(t, "is mounted, served by process", slices.Concat(hidden, args)...)

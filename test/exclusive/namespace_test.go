@@ -13,11 +13,11 @@ import (
 	"batchfs/test/e2e"
 )
 
-// startInNamespace starts a process in its own mount namespace, where a mount stays when it is unmounted
-// here.
+// startInNamespace starts a process in its own mount namespace. There, a mount on dir stays when it
+// is unmounted here.
 func startInNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// The namespace unmounts other FUSE file systems, so that they can end meanwhile.
+	// The namespace unmounts other FUSE file systems, so that they can end while it exists.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
 	e2e.StartClient(t, cmd).AwaitReady(t)
@@ -25,7 +25,7 @@ func startInNamespace(t *testing.T, dir string) *os.Process {
 }
 
 // In another PID namespace, a mount's process ids belong to other processes, even if /proc is not
-// remounted. Commands there say that they cannot tell, and leave the mount alone.
+// remounted. Commands there report that the mount is in another PID namespace, and leave it alone.
 func TestOtherPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make PID namespaces")
@@ -56,8 +56,8 @@ func TestOtherPIDNamespace(t *testing.T) {
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 
-	// A mount that was made in a namespace is found there only with the namespace's own /proc. A
-	// detached /proc may still be in use.
+	// A mount that was made in a namespace is found there only while the namespace's own /proc is
+	// mounted. /proc is detached, because it may be in use.
 	inside := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(inside, syscall.MNT_DETACH) })
 	out := e2e.Run(t, "unshare", "--pid", "--fork", "--mount-proc", "--propagation", "private", "sh", "-ec", `
@@ -109,8 +109,8 @@ func TestDeadElsewhere(t *testing.T) {
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
-// unmount says that the file system lives on elsewhere, and how to find it. --force ends it
-// everywhere.
+// If the file system is mounted elsewhere too, unmount reports that, and how to find the other
+// mounts. --force ends it everywhere.
 func TestUnmountElsewhere(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make mount namespaces")

@@ -1,4 +1,4 @@
-// Package exclusive has the tests that must not run while other tests do: their namespaces keep a
+// Package exclusive holds the tests that must not run alongside others: their namespaces keep a
 // copy of every mount, and they change who may mount.
 package exclusive
 
@@ -29,7 +29,7 @@ func letUsersMount(t *testing.T) {
 	info := e2e.Must(os.Stat("/dev/fuse"))(t)
 	e2e.NoError(t, os.Chmod("/dev/fuse", 0o666))
 	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
-	// fusermount3 reads it to find who mounted a directory.
+	// fusermount3 reads /etc/mtab to find who mounted a directory.
 	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {
 		t.Cleanup(func() { os.Remove("/etc/mtab") })
 	}
@@ -93,7 +93,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
 		fails("user_allow_other", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 	}
-	// A worker that dies or a dead mount is replaced.
+	// A worker that dies is replaced, and so is a dead mount.
 	m := &e2e.Mounted{Dir: dir, Cmd: &exec.Cmd{Process: &os.Process{Pid: supervisor}}}
 	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
 	checkOutput("", "head", "-c", "10", filepath.Join(dir, "train/next"))

@@ -16,13 +16,13 @@ import (
 // A group is the path of a cgroup.
 type group string
 
-// version1Names maps names of files in cgroup2 to names in version 1, if they differ.
+// version1Names maps the names of files in cgroup v2 to those in v1, if they differ.
 var version1Names = map[string]string{
 	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
 }
 
-// newGroup makes a cgroup that supports a limit, named as in cgroup2. It must be empty at the end
-// of the test.
+// newGroup makes a cgroup that supports a limit, named as in cgroup v2. Its processes must end with
+// the test.
 func newGroup(t *testing.T, limit string) group {
 	t.Helper()
 	const root = "/sys/fs/cgroup"
@@ -49,7 +49,7 @@ func (g group) setLimit(t *testing.T, file, value string) {
 	t.Helper()
 	path := g.file(file)
 	if filepath.Base(path) != file {
-		value, _, _ = strings.Cut(value, " ") // version 1 has the period of cpu.max in another file
+		value, _, _ = strings.Cut(value, " ") // v1 has the period of cpu.max in another file
 	}
 	e2e.NoError(t, os.WriteFile(path, []byte(value), 0))
 }
@@ -66,7 +66,8 @@ func (g group) command(args ...string) *exec.Cmd {
 	return exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, string(g)}, args...)...)
 }
 
-// While no process can be started, or each is killed, reads wait. The log says once what is wrong.
+// While workers cannot be started, or die when they start, reads wait. The log reports the problem
+// only once.
 func TestNoProcesses(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -76,7 +77,7 @@ func TestNoProcesses(t *testing.T) {
 	readers := e2e.StartStorms(t, m)
 	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
 	const message = "the machine lacks memory or processes"
-	// The first limit allows no process, the second one only processes with too few threads.
+	// The first limit allows no worker, and the second only workers with too few threads.
 	for i, most := range []int{1, len(threads) + 3} {
 		workers := m.AwaitStandby(t)
 		g.setLimit(t, "pids.max", strconv.Itoa(most))
@@ -123,7 +124,8 @@ func TestNoProcessor(t *testing.T) {
 }
 
 // When memory runs out, the kernel kills workers, then the processes that take the memory, but not
-// the supervisor. Afterwards, batches are served, and no number was lost or used twice.
+// the supervisor. Afterwards, batches are served, and no number is used twice or missing without an
+// error.
 func TestNoMemory(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -139,8 +141,8 @@ func TestNoMemory(t *testing.T) {
 	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
 	for end := time.Now().Add(e2e.NormalOrSoak(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
 		m.AwaitStandby(t)
-		// Together they want more memory than there is. Each takes more than the supervisor, and
-		// less than a worker counts for with its raised oom_score_adj.
+		// Together, the eaters need more memory than the group may use. The OOM killer ranks each
+		// of them above the supervisor, but below a worker, whose oom_score_adj is raised.
 		var eaters [5]*exec.Cmd
 		for i := range eaters {
 			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 32*MiB))

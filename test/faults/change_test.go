@@ -39,7 +39,8 @@ type reading struct {
 	output string
 }
 
-// startReaderProcess reads files of a directory in several ways of clients/readers.py.
+// startReaderProcess starts a process that reads files of a directory in several ways of
+// clients/readers.py.
 func startReaderProcess(t *testing.T, dir string, ways ...string) *readerProcess {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.Python, append([]string{"clients/readers.py", "changing", dir}, ways...)...))
@@ -131,9 +132,9 @@ func (c catalogue) add(t *testing.T, version, split string, n int, flags ...stri
 	}
 }
 
-// judge checks that each reading is a batch or an error that may returns (any error of a mapping is
-// EFAULT), and that no number of a next file went to two reads. It counts batches by version, and
-// errors, by way.
+// judge checks that each reading is a batch of a version or the error that allowed returns for it
+// (any error of a mapping is EFAULT), and that no number of a next file went to two reads. For each
+// way, it counts the batches of each version, and the errors.
 func (c catalogue) judge(
 	t *testing.T, lines []reading, allowed func(reading) (versions []string, errno string),
 ) (seen map[string]map[string]int) {
@@ -180,7 +181,7 @@ var changes = []struct {
 		e2e.NoError(t, os.Link(path, path+".old"))
 		e2e.NoError(t, os.Rename(path+".new", path))
 	}, "another file is in its place"},
-	// A single write within a page. Otherwise, the file would have other sizes in between.
+	// A single write within a page gives the file no intermediate size.
 	{"appended", func(t *testing.T, path string) {
 		f := e2e.Must(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))(t)
 		e2e.Must(f.Write(e2e.TokensOfVersion(1, 1000)))(t)
@@ -198,9 +199,10 @@ var changes = []struct {
 	}, "written to at "},
 }
 
-const changeTokens = 200_000
+const changeTokens = 200_000 // size of a file before it changes
 
-// rankDir is a settings directory. With the seed of train, its rows would be among those of train.
+// rankDir is a settings directory. Its seed differs from that of train, because otherwise train
+// would contain the same rows.
 const rankDir = "train/rank=1,seed=7,world=2"
 
 var rankSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
@@ -211,7 +213,7 @@ func fingerprintOf(t *testing.T, dir string) string {
 }
 
 // Whatever happens to a token file with on_change = "follow", and however it is read, each batch
-// has only old tokens or only new ones, or is ESTALE.
+// has only old tokens or only new ones, or reading it fails with ESTALE.
 func TestTokensChangeUnderReaders(t *testing.T) {
 	ways := []string{
 		"opens:train/next", "keeps:train/next", "frames:train/next.npy", "numbered:train/batch", "preads:train/batches.bin",
@@ -253,7 +255,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 
 			known := catalogue{}
 			for path, rank := range map[string][]string{"train": {}, rankDir: rankSettings} {
-				n := max(m.NextNumber(t, path), 2000) // more than batches.* have
+				n := max(m.NextNumber(t, path), 2000) // more than batches.* contain
 				for _, v := range []string{"old", "new"} {
 					known.add(t, v, "train", n, slices.Concat([]string{"--data", inDir(v)}, settings, rank)...)
 				}
@@ -290,12 +292,11 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 	}
 }
 
-// A version is what a token file contains. lines are digests of its batches, whole is that of all
-// together.
+// A version is the content of a token file.
 type version struct {
 	data  []byte
-	lines []string
-	whole string
+	lines []string // digests of its batches
+	whole string   // digest of all batches together
 }
 
 // checkFiles checks that every file of train shows this version, first from the worker and then
@@ -353,7 +354,8 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	for k := range 5 {
 		e2e.Equal(t, fmt.Sprint("batch of next, number ", k), h.Do("read %d 0 %d", next, size), lines[k])
 	}
-	// batches.* of one of two ranks ends here, where the kernel has not read.
+	// rank=1,world=2/batches.* has half as many batches and ends here. The kernel has not read its
+	// end yet.
 	end := len(lines) / 2 * size
 	h.Do("map 4 0 %d", size)
 	for changes := 1; changes <= 20; changes++ {
@@ -372,19 +374,20 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		} {
 			got := h.Do("%s", way)
 			stale := got == "errno ESTALE" || got == "errno EFAULT" && strings.HasPrefix(way, "map")
-			// Inodes of batch/ are reused after 8 changes, and the kernel gives up the old one.
+			// Inode numbers in batch/ are reused after 8 changes, and the kernel marks the old
+			// inode as bad.
 			stale = stale || got == "errno EIO" && changes >= 8 && strings.HasPrefix(way, "read 0")
 			if got != want && !stale {
 				t.Errorf("%d changes after it was opened, %s: %s, want %s or ESTALE", changes, way, got, want)
 			}
 		}
 	}
-	// The next garbage collections close the files of the replaced tokens.
+	// Garbage collection closes the files of the replaced tokens.
 	e2e.Await(t, "few open files", func() bool { return len(e2e.OpenFiles(t, worker)) <= descriptors+20 })
 }
 
 // If one of 65 files changes, opening a batch of that file fails, and soon opening any batch of the
-// split. With on_change = "follow", nothing fails.
+// split fails too. With on_change = "follow", nothing fails.
 func TestOneOfSeveralFilesChanges(t *testing.T) {
 	const third = 400 // a batch that is read from the third file
 	for _, onChange := range []string{"error", "follow"} {
@@ -443,7 +446,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 	}
 }
 
-// A run that states the fingerprint of its data does not start or continue with other data.
+// A mount with expect_fingerprint neither starts nor continues with other data.
 func TestExpectedFingerprint(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()
@@ -479,8 +482,8 @@ func TestExpectedFingerprint(t *testing.T) {
 	}
 }
 
-// A mount in the background, whose paths are relative to a directory that it has left, also finds
-// new files.
+// A mount in the background also finds new files, although it has left the directory to which its
+// paths are relative.
 func TestFollowingInTheBackground(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()

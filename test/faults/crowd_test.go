@@ -10,7 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// startCrowd starts n threads that repeatedly read the first bytes of the paths. end stops them.
+// startCrowd starts n threads that repeatedly read the first size bytes of a path each. end stops
+// them and counts their reads.
 func startCrowd(t *testing.T, n, size int, paths ...string) (end func() (reads, failed int)) {
 	t.Helper()
 	c := e2e.StartClient(t, exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(size)}, paths...)...))
@@ -21,8 +22,8 @@ func startCrowd(t *testing.T, n, size int, paths ...string) (end func() (reads, 
 	}
 }
 
-// Readers of large batches are served in turn, so that the memory of their replies is bounded. A
-// reader of small batches is served meanwhile.
+// Readers of large batches are served in turn, which bounds the memory of their replies. A reader
+// of small batches is served meanwhile.
 func TestCrowd(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const n, budget = 300, 64 // the budget is in MiB
@@ -68,8 +69,8 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 		"--set", "mount.timeout=1h", "--set", "memory.access=pread")
 	want := e2e.FileDigest(t, m, "train/batch/1")
 	serving, before := m.Worker(t), e2e.ProcNumber(m.Worker(t), "Threads")
-	// The kernel limits the reads that fill the page cache, in all splits together. batchfs raises
-	// that limit.
+	// The kernel limits how many reads fill the page cache at a time, in all splits together.
+	// batchfs raises that limit.
 	paths := []string{m.Path("train/next")}
 	for k := range 700 {
 		paths = append(paths, m.Path(fmt.Sprint("train/batch/", 1000+k)))

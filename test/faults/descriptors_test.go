@@ -10,8 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A mount reads more shards than its process may have descriptors, with every access, and keeps few
-// open.
+// With every access, a mount can read more shards than its process may have descriptors, and keeps
+// few of them open.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	const shards, limit, tokens = 1000, 256, 200

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// A fault is something that happens to a token file, whose split has the same name.
+// A fault is something that happens to a token file. The split of the file has its name.
 type fault struct {
 	name           string
 	errno          string // error that its readers get
@@ -26,7 +26,7 @@ type fault struct {
 	mayGoUnnoticed bool   // readers that have mapped or read the file may get no error
 }
 
-// newFaults returns all faults, each with a healthy token file.
+// newFaults returns all faults. Their token files are healthy at first.
 func newFaults(t *testing.T, dir string) (faults []fault) {
 	t.Helper()
 	content, mtime := e2e.TokensOfVersion(0, changeTokens), time.Now().Add(-time.Hour)
@@ -58,7 +58,7 @@ func newFaults(t *testing.T, dir string) (faults []fault) {
 }
 
 // Whatever happens to a token file, its readers get its batches or an error, and readers of another
-// file notice nothing. Everything recovers with the file.
+// file notice nothing. When the file recovers, so do its readers.
 func TestFaults(t *testing.T) {
 	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestFaults(t *testing.T) {
 				settings = append(settings, "--set", "splits."+f.name+".tokens="+f.path)
 			}
 			m := e2e.Mount(t, settings...)
-			var ways []string // those of the healthy split first
+			var ways []string // the ways of the healthy split come first
 			for _, s := range splits {
 				ways = append(ways, "keeps:"+s+"/next", "numbered:"+s+"/batch", "preads:"+s+"/batches.bin", "maps:"+s+"/batches.npy")
 			}
@@ -123,8 +123,8 @@ func TestFaults(t *testing.T) {
 			t.Logf("%d reads: %v", len(lines), seen)
 			for _, way := range ways[4:] {
 				_, f := faultOf(way)
-				// A mapped file needs no permission any more, and the kernel has cached part of
-				// batch/.
+				// A file that is already mapped needs no permission, and the kernel has cached part
+				// of batch/.
 				blind := f.name == "denied" && access == "advise" || f.mayGoUnnoticed && strings.HasPrefix(way, "numbered:")
 				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
 					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.description)

@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Batch k is read from file k mod followedFiles, so there are always batches that the kernel has
-// not cached.
+// followedFiles is the number of token files. Batch k is read from file k mod followedFiles, so
+// each file has batches that the kernel has not cached.
 const followedFiles = 100
 
 // A followedMount serves a split that follows changes. Each of its files takes 30 ms to open.
@@ -40,8 +40,8 @@ func mountFollowed(t *testing.T) *followedMount {
 
 func (f *followedMount) file(i int) string { return filepath.Join(f.dir, fmt.Sprintf("%03d.bin", i)) }
 
-// read reads batches of a file with several readers, until each has read enough of them and the
-// time is over. Reads may fail only with ESTALE.
+// read reads batches of a file with several readers, until each has read at least enough batches
+// and the time last is over. Reads may fail only with ESTALE.
 func (f *followedMount) read(t *testing.T, file, readers, enough int, last time.Duration) (slowest time.Duration, reads, failed int) {
 	var running sync.WaitGroup
 	var mu sync.Mutex
@@ -78,8 +78,9 @@ func (f *followedMount) readBatch(k int) error {
 	return err
 }
 
-// While a changed file cannot be served, its readers share attempts to reload the split, at least a
-// second apart. Batches of other files are served, and its own once it is repaired.
+// While a changed file cannot be served, its readers share attempts to reload the split, which are
+// at least a second apart. Batches of other files are served. Batches of the changed file are
+// served again once it is repaired.
 func TestReadersShareAReload(t *testing.T) {
 	const changed, last = 37, 4 * time.Second
 	f := mountFollowed(t)

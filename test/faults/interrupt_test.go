@@ -8,8 +8,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// No read fails, nor a page fault of a mapping, while the file system of the tokens interrupts most
-// requests.
+// While the file system of the tokens interrupts most requests, no read fails, and neither does a
+// page fault of a mapping.
 func TestInterruptedFileSystem(t *testing.T) {
 	t.Parallel()
 	const shards, batches = 4, 8
@@ -28,7 +28,7 @@ func TestInterruptedFileSystem(t *testing.T) {
 			for _, request := range []string{"lookup", "getattr", "open"} {
 				slow.Interrupt(t, request, 1, 2)
 			}
-			// Five interruptions cover the read-ahead and two attempts to map a page.
+			// Five interruptions in a row affect the read-ahead and two attempts to map a page.
 			slow.Interrupt(t, "read", 5, 6)
 			for k := range batches {
 				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.FileDigest(t, m, fmt.Sprint("train/batch/", k)), want[k])

@@ -23,7 +23,7 @@ func TestTimeLimit(t *testing.T) {
 			}
 			t.Parallel()
 			const readers = 30 // more than the permits of a split
-			// Even on a busy machine, reads that do not hang take less.
+			// Even on a busy machine, reads that do not hang take less time.
 			const timeout = 5 * time.Second
 			d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))
 			intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.TokensOfVersion(2, changeTokens))
@@ -58,7 +58,7 @@ func TestTimeLimit(t *testing.T) {
 				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/batch/1"))
 				return err == nil
 			})
-			// A failed read may lose its number if a later one was taken meanwhile.
+			// The number of a failed read may be lost if a later number was taken meanwhile.
 			cursor := m.NextNumber(t, "train")
 			if cursor > 1+readers/3 {
 				t.Errorf("the cursor is %d after one batch and %d errors, want less", cursor, readers/3)
@@ -67,7 +67,8 @@ func TestTimeLimit(t *testing.T) {
 				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.FileDigest(t, m, "train/next"), want[k])
 			}
 			e2e.Equal(t, "the worker", m.Worker(t), serving)
-			// From here on, no handler of a timed-out read is left that could count a batch.
+			// When the doctor reports this, no handler of a timed-out read is left that could count
+			// a batch.
 			e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
 			const delivered = 4 // batch 0, batch/1, and two batches of next
 			e2e.CheckOutput(t, fmt.Sprintf("\nbatchfs_batches_total{settings=\"\",split=\"train\"} %d\n", delivered), "cat", m.Path("metrics"))
@@ -75,8 +76,8 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// checkReadsFail reads n files of train that do not respond. Each read must fail, except of
-// info.json, which may be cached.
+// checkReadsFail reads n files of train, whose token files do not respond. Each read must fail,
+// except reads of info.json, which may be cached.
 func checkReadsFail(t *testing.T, m *e2e.Mounted, n int) {
 	t.Helper()
 	var running sync.WaitGroup
@@ -94,7 +95,7 @@ func checkReadsFail(t *testing.T, m *e2e.Mounted, n int) {
 }
 
 // If a worker waits for a disk and cannot even be killed, another one takes over, and the mount can
-// end.
+// still be ended.
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))

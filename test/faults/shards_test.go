@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A shard is a file of one row, and a batch is read from batchShards of them. No batch of this rank
-// is read from the last shard if the number of shards is a multiple of 2*batchShards.
+// batchShards is the number of shards from which a batch is read, one row each. If the number of
+// all shards is a multiple of 2*batchShards, no batch of rank 0 of 2 is read from the last shard.
 const batchShards = 8
 
 var shardSettings = []string{"-c", "/dev/null", "--set", "batch.order=sequential", "--set", "batch.block_size=64", "--set", "batch.world=2",
@@ -42,7 +42,8 @@ func newSlowShards(t *testing.T, n int) *shards {
 }
 
 // requestedLookups returns how many shards were looked up for requests. It waits until no pass over
-// all shards is running. Only passes look up the last shard, so its lookups count them.
+// all shards is running. Only passes look up the last shard, so the number of its lookups is that
+// of passes.
 func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	t.Helper()
 	e2e.Await(t, "a pause between passes", func() bool {
@@ -97,8 +98,8 @@ func TestManyShards(t *testing.T) {
 	t.Logf("the slowest of %d reads took %v", reads, slowest)
 }
 
-// Batches are read as fast from many shards as from few. Requests look up as many files, and none
-// waits for a check of all of them.
+// Batches are read as fast from many shards as from few. Requests look up equally many files, and
+// none waits for a check of all files.
 func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const batches, rounds, hang = 50, 5, 5 * time.Second
@@ -148,8 +149,8 @@ func TestManyShardsAreAsFastAsFew(t *testing.T) {
 	}
 }
 
-// While the check of one shard hangs, doctor, list and metrics say so, and other batches are read
-// as usual.
+// While the check of one shard hangs, doctor, list and metrics report that, and batches of other
+// shards are read as usual.
 func TestHangingCheck(t *testing.T) {
 	t.Parallel()
 	const hang = 10 * time.Second

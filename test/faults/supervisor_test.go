@@ -14,8 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A supervisor that is killed takes its workers with it. unmount and a new mount on the same
-// directory can handle the dead mount.
+// If a supervisor is killed, its workers end too. Afterwards, unmount removes the dead mount, and
+// so does a new mount on the same directory.
 func TestKilledSupervisor(t *testing.T) {
 	t.Parallel()
 	config, want := e2e.SmallConfig(t, 1)
@@ -46,7 +46,8 @@ func TestKilledSupervisor(t *testing.T) {
 	}
 }
 
-// A restart applies a new program and a new configuration, unless readers would see other batches.
+// A restart applies a new program and a new configuration. A configuration that cannot replace the
+// mounted one is rejected.
 func TestRestart(t *testing.T) {
 	config, want := e2e.SmallConfig(t, 4)
 	text := e2e.Content(t, config)
@@ -122,7 +123,7 @@ func TestRestartAcceptsChange(t *testing.T) {
 	e2e.Equal(t, "batch 0 after the last restart", e2e.Read(t, "read", m.Path("train/batch/0"))[0], want[0])
 }
 
-// A read that ends every process that tries to answer it gets an error.
+// A read that crashes every worker that handles it fails.
 func TestPoisonousRead(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	cmd := exec.Command(e2e.FaultyBatchfs)
@@ -132,8 +133,8 @@ func TestPoisonousRead(t *testing.T) {
 	e2e.CheckOutput(t, "5 workers crashed before they could answer it", "cat", m.Path("status.json"))
 }
 
-// After SIGTERM, open files can be read for the grace period, and no more can be opened. Then reads
-// fail.
+// After SIGTERM, open files can be read for the grace period, and no other files can be opened.
+// After that period, reads fail.
 func TestGrace(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -175,7 +176,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// unmount names the processes that use a mount. --force unmounts in spite of them.
+// unmount names the processes that use a mount. unmount --force does not wait for them.
 func TestUnmountSaysWho(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)

@@ -18,7 +18,7 @@ func TestAttentionWithinDocuments(t *testing.T) {
 	e2e.NeedPython(t, "torch.nn.attention.flex_attention")
 	dir, r := t.TempDir(), rand.New(rand.NewPCG(1, 2))
 	var raw, index []byte
-	for range 500 { // most of them short
+	for range 500 { // documents, most of them short
 		for range 1 + r.IntN(1+r.IntN(100)) {
 			raw = binary.LittleEndian.AppendUint16(raw, uint16(len(raw)/2*7919%1000))
 		}
@@ -32,7 +32,7 @@ splits.windows = {tokens = "a.bin", rows = "windows"}
 splits.packed = {tokens = "a.bin", rows = "packed"}
 `)
 	m := e2e.Mount(t, "-c", config)
-	// With attention across documents, the example must notice that the losses differ.
+	// If attention crosses documents, the example must detect that the losses differ.
 	flex := "../examples/attention_flex.py"
 	across := e2e.Write(t, filepath.Join(t.TempDir(), "across.py"), bytes.Replace(e2e.Content(t, flex),
 		[]byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))

@@ -7,7 +7,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// npyRows writes arrays of every dtype with NumPy, or compares them with what a mount serves.
+// npyRows is Python that writes arrays of every dtype with NumPy, or compares them with what a
+// mount serves.
 const npyRows = `
 import os, sys
 import numpy as np

@@ -1,4 +1,4 @@
-// Package integrations tests that the programs and libraries of others read a mount correctly: the
+// Package integrations tests that third-party programs and libraries read a mount correctly: the
 // standard libraries of many languages, NumPy, safetensors, PyTorch and nanoGPT.
 package integrations
 
@@ -105,7 +105,7 @@ func languages(dir string) []language {
 
 // Readers in many languages get whole batches of next, each number once, whether or not they keep
 // it open. If the tokens changed or cannot be read, they get an error, except in the ways that
-// README names.
+// docs/languages.md names.
 func TestLanguages(t *testing.T) {
 	e2e.SkipIfShort(t)
 	const (
@@ -179,8 +179,8 @@ type program struct {
 	seed int // seed of the last settings directory, which has the cursor
 }
 
-// read lets the program read a file n times in a new settings directory, dir. failure is its error,
-// if any.
+// read lets the program read a file n times in dir, a new settings directory. failure is the error
+// of the program, if any.
 func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, out, failure string) {
 	t.Helper()
 	p.seed++
@@ -194,8 +194,8 @@ func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, o
 	return dir, out, failure
 }
 
-// checkBatches checks that n reads get the first taken batches of a cursor, repeatedly if n is
-// larger, and move the cursor to taken.
+// checkBatches checks that n reads get batches 0 to taken-1, repeatedly if n is larger, and move
+// the cursor to taken.
 func (p *program) checkBatches(t *testing.T, way, settings string, n, taken int) {
 	t.Helper()
 	dir, got, failure := p.read(t, way, "train", settings, n)

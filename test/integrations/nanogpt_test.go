@@ -23,12 +23,12 @@ func TestNanoGPT(t *testing.T) {
 	if recipe == nil {
 		t.Fatal("docs/runs.md has no Python block that begins with # nanoGPT")
 	}
-	// The length is prime, so that rows that begin 2^16 tokens apart differ.
+	// The length of the ramp is prime, so rows that begin 2^16 tokens apart differ.
 	var ramp []byte
 	for i := range 65_521 {
 		ramp = binary.LittleEndian.AppendUint16(ramp, uint16(i*i%293))
 	}
-	// From 2^28 tokens on, a row takes two random words.
+	// In files of 2^28 tokens or more, each row takes two random words.
 	const small, large = 1, 1<<28/65_521 + 2
 	// Arguments of clients/nanogpt.py, three for each run. One process does several runs, because
 	// PyTorch takes long to start.

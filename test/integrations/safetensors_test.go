@@ -6,7 +6,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// loaded compares what the library reads with the raw files and info.json of a directory.
+// loaded is Python that compares what the library reads with the raw files and info.json of a
+// directory.
 const loaded = `
 import json, sys
 import numpy as np

@@ -17,6 +17,8 @@ FRAMES = 4  # frames that a page may need to draw itself after a resize or an an
 
 
 class Browser:
+    """A headless Chromium with one tab."""
+
     def __init__(self):
         self.profile = tempfile.mkdtemp()
         self.process = subprocess.Popen(
@@ -70,7 +72,7 @@ class Browser:
             self.events.append(message)
 
     def js(self, code):
-        """Evaluates an expression on the page, and returns its value or that of its promise."""
+        """Evaluates an expression on the page, and returns its value. If the value is a promise, waits for its result."""
         answer = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, f"{code}: {answer}"
         return answer["result"].get("value")

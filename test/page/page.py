@@ -44,7 +44,7 @@ class Served:
         assert (status := self.process.wait(60)) == 0, f"exit status {status} after SIGINT, want 0"
 
     def get(self, path, below=None, **headers):
-        """Gets a path below the address of the page or below another path; returns status and body."""
+        """Requests a path below the address of the page, or below another path, and returns status and body."""
         url = urllib.parse.urlsplit(self.address)
         connection = http.client.HTTPConnection(url.hostname, url.port)
         connection.request("GET", (below or url.path) + path, headers=headers)
@@ -53,7 +53,7 @@ class Served:
 
 
 def make_data():
-    """Writes splits of text, of chats with masks, of hostile tokens, and of numbers."""
+    """Writes splits with texts, chats with masks, hostile tokens and numbers."""
     draw = random.Random(1)
     words = "the of a batch row token reads kernel mount where file trainer number epoch shard and opens seed it in one".split()
     sentence = lambda n: " ".join(draw.choice(words) for _ in range(n)).capitalize() + ". "
@@ -95,7 +95,7 @@ def text_of(row):
 
 
 def footer_value(name):
-    """Returns the value that the line at the bottom shows for a name."""
+    """Returns the value that the footer shows next to a name."""
     return browser.js(f"[...document.querySelectorAll('footer div')].find(e => e.firstChild?.textContent === {json.dumps(name)})?.lastChild.textContent")
 
 
@@ -286,8 +286,8 @@ def check_keyboard():
         assert browser.js("document.querySelector('#k').value") == "1", "after the help is closed, the right arrow must show the next batch"
 
 
-# Scrolls through the list, and returns the largest numbers of elements and rows, the number of rows
-# created, and the number of frames in which a part of the list was empty.
+# SCROLL scrolls through the list. It returns the largest numbers of elements and rows, the number
+# of rows created, and the numbers of frames with an empty part and of all frames.
 SCROLL = """(async () => {
     const list = document.querySelector('.list'), rows = list.firstElementChild, seen = {nodes: 0, rows: 0, made: 0, bare: 0, frames: 0}
     const watch = new MutationObserver(all => { for (const m of all) seen.made += m.addedNodes.length })

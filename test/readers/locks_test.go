@@ -31,11 +31,11 @@ func buildCounted(t *testing.T) (program string) {
 }
 
 // A warm READ of next takes few locks before its reply is sent. Afterwards, Done takes some to
-// prefetch, for which no reader waits. The pause lets the next batch be prefetched. Locks of other
-// goroutines count too.
+// prefetch, and no reader waits for them. During the pause, the next batch is prefetched. Locks
+// that other goroutines take are counted too.
 func TestLocksOfARead(t *testing.T) {
-	e2e.SkipIfShort(t) // it builds the program
-	const most, background = 7, 0.5
+	e2e.SkipIfShort(t)              // it builds the program
+	const most, background = 7, 0.5 // locks of a READ, and of other goroutines during it
 	program := buildCounted(t)
 	config, _ := e2e.SmallConfig(t, 1)
 	for _, test := range []struct {

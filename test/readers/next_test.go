@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// Many processes that open next at once get a different number each.
+// If many processes open next at the same time, each gets a different number.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
 	const processes, opens = 16, 150
 	config, batches := e2e.SmallConfig(t, processes*opens)
@@ -47,14 +47,14 @@ func TestLookingTakesNothing(t *testing.T) {
 		}
 	}
 	m.Stop(t)
-	// The number of a batch that was read in part is returned when the kernel reports the close,
-	// which may be a little later.
+	// The number of a batch that was only partly read is returned when the kernel reports the
+	// close, which may be a little later.
 	m = e2e.Mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && file -P bytes=65536 train/* train/batch/5")
 	e2e.Await(t, "a cursor of 0 after the command file", func() bool { return m.Cursor(t, "train") == "0" })
 }
 
-// Rows may be read in any order, and repeatedly. C's stdio reads no more than the program asks for.
+// Rows may be read in any order, and repeatedly. C's stdio reads no further than the program does.
 func TestEachByteOnce(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
@@ -70,8 +70,9 @@ func TestEachByteOnce(t *testing.T) {
 	}
 }
 
-// Threads and processes that share a handle get whole, different batches, even if the kernel splits
-// each read(2), because a batch is larger than a request or the buffer is not aligned to a page.
+// Threads and processes that share a handle get whole and different batches, even if the kernel
+// splits each read(2) because a batch is larger than a request or the buffer is not aligned to a
+// page.
 func TestSharedHandlesOfLargeBatches(t *testing.T) {
 	t.Parallel()
 	const most = 4 * 20
@@ -110,6 +111,7 @@ func TestHandleOfNext(t *testing.T) {
 	}
 }
 
+// testHandle checks that several ways to read next get the batches want, in order.
 func testHandle(t *testing.T, m *e2e.Mounted, want []string) {
 	t.Helper()
 	next := m.Path("train/next")

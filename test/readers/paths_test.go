@@ -8,7 +8,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A settings directory has the files of a split, with the batches that its settings give elsewhere.
+// A settings directory has the same files as a split. Its batches are those of a split with the
+// same settings.
 func TestSettingsInPaths(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
@@ -69,7 +70,7 @@ func TestRejectedPaths(t *testing.T) {
 	}
 }
 
-// Processes that look up the same new settings at once get a different number each.
+// If processes look up the same new settings at the same time, each gets a different number.
 func TestRaceToSettings(t *testing.T) {
 	const processes = 3
 	n := 100

@@ -14,7 +14,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Batches of about the size of a request are read in every way that readers are known to use.
+// In every way that programs are known to read, they get whole batches of about the size of a
+// request.
 func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	sizes := []struct {
 		name   string
@@ -67,6 +68,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	}
 }
 
+// checkFile checks that every way to read a file returns data.
 func checkFile(t *testing.T, path string, data []byte) {
 	t.Helper()
 	digest := e2e.Digest(data)
@@ -85,7 +87,7 @@ func checkFile(t *testing.T, path string, data []byte) {
 	}
 }
 
-// checkNext reads next in every way. Every read of the whole file takes the following number.
+// checkNext checks every way to read next. Each read of the whole file takes a number.
 func checkNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	t.Helper()
 	k := 0
@@ -112,7 +114,8 @@ func checkNext(t *testing.T, m *e2e.Mounted, split, config string) {
 	}
 }
 
-// readEach reads a file with several methods in one process, and yields what each read.
+// readEach reads a file with several methods in one process, and yields each method with its
+// result.
 func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, string] {
 	t.Helper()
 	lines := e2e.Read(t, "each", path, methods...)
@@ -128,7 +131,7 @@ func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, st
 	}
 }
 
-// fnv returns what clients/reader.c prints for data.
+// fnv returns the line that clients/reader.c prints for data.
 func fnv(data []byte) string {
 	h := fnv1a.New64a()
 	h.Write(data)

@@ -12,7 +12,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A run whose mount was killed resumes at the trainer's own step, with the batches of an
+// A run whose mount was killed resumes at the step that the trainer knows, with the batches of an
 // uninterrupted run.
 func TestResume(t *testing.T) {
 	const steps = 2000
@@ -41,7 +41,7 @@ func TestResume(t *testing.T) {
 			if byNumber {
 				trainer = []string{"stretch", m.Path("train/batch"), "0", fmt.Sprint(steps)}
 			}
-			// A pipe holds at most a thousand lines that the reader is ahead.
+			// The reader is at most a thousand lines ahead, because a pipe holds no more.
 			got := runInterrupted(t, trainer, after, func() {
 				processes := append(m.Workers(t), m.Cmd.Process.Pid)
 				m.Cmd.Process.Kill()
@@ -76,8 +76,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// runInterrupted runs a method of clients/readers.py, calls interrupt after the given number of lines,
-// and returns all lines. The method must fail.
+// runInterrupted runs a method of clients/readers.py, calls interrupt when it has printed more than
+// after lines, and returns all lines. The method must fail.
 func runInterrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
 	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)

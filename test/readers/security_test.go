@@ -10,8 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Only the user who mounts can read, unless mount.allow_other is set. Then mode, uid and gid
-// decide.
+// Only the user who mounts can read, unless mount.allow_other is set. In that case, mount.mode,
+// mount.uid and mount.gid decide.
 func TestOtherUsers(t *testing.T) {
 	e2e.NeedRoot(t, "only root can be several users")
 	config, _ := e2e.SmallConfig(t, 1)
@@ -31,7 +31,7 @@ func TestOtherUsers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, append(test.args, "-c", config)...)
-			// Other users must be able to enter the directory of TempDir.
+			// Other users must be able to enter the parent directory.
 			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func TestReadOnly(t *testing.T) {
 	}
 	tried := e2e.Read(t, "writes", m.Dir)
 	for _, got := range tried {
-		// To map a file for writing, a program must have opened it for writing.
+		// Mapping a file for writing fails with EACCES, because it is not open for writing.
 		if attempt, errno, _ := strings.Cut(got, ": "); errno != "errno EROFS" && (attempt != "map" || errno != "errno EACCES") {
 			t.Errorf("%s, want errno EROFS", got)
 		}

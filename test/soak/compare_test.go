@@ -21,12 +21,12 @@ type comparedFile struct {
 	m      *e2e.Mounted
 	file   *os.File
 	offset int64 // offset of the next batch in batches.bin
-	// Time between two reads in which the reader keeps a processor busy, like a trainer.
+	// compute is how long the reader keeps a processor busy before each read, like a trainer.
 	compute time.Duration
 }
 
-// A batch takes at most 1.05 times the processor time that it takes with the program BATCHFS_REF,
-// which is mounted too and read alternately. `make bench-compare` runs this.
+// A batch takes at most 1.05 times the processor time that it takes with the program BATCHFS_REF.
+// The mounts of both programs are read alternately. `make bench-compare` runs this test.
 func TestCompare(t *testing.T) {
 	ref := os.Getenv("BATCHFS_REF")
 	if ref == "" {
@@ -56,8 +56,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// compare fails the test if a batch took more than 1.05 times the time in 32 of 50 rounds, which
-// happens by chance once in thirty times.
+// compare fails the test if a batch took more than 1.05 times the time in at least 32 of 50 rounds.
+// For a factor of exactly 1.05, that happens once in thirty runs.
 func compare(t *testing.T, both []*comparedFile) {
 	t.Helper()
 	const rounds, most = 50, 1.05
@@ -65,7 +65,7 @@ func compare(t *testing.T, both []*comparedFile) {
 	for round := range rounds + 1 {
 		var cost [2]float64
 		for i := range both {
-			i = (i + round) % 2 // each begins every other round
+			i = (i + round) % 2 // they take turns in going first
 			cost[i] = both[i].measureCost(t)
 		}
 		if round > 0 { // the first round warms up
@@ -79,7 +79,7 @@ func compare(t *testing.T, both []*comparedFile) {
 	}
 }
 
-// measureCost reads for a while, and returns the processor time per batch, in nanoseconds.
+// measureCost reads for 200 ms, and returns the processor time per batch, in nanoseconds.
 func (c *comparedFile) measureCost(t *testing.T) float64 {
 	t.Helper()
 	buf, batches := make([]byte, comparedBytes), 0
@@ -93,7 +93,7 @@ func (c *comparedFile) measureCost(t *testing.T) float64 {
 		}
 	}
 	took := c.processorTime(t) - before
-	// No batch may be read again from the page cache.
+	// The page cache must not serve these batches again.
 	unix.Fadvise(int(c.file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	return float64(took) / float64(batches)
 }

@@ -30,7 +30,7 @@ func configTable(t testing.TB, head string, settings keys) string {
 	return text
 }
 
-// randomSplits is a configuration of random splits, with the files that it names.
+// A randomSplits is a configuration of random splits, with the files that it names.
 type randomSplits struct {
 	t      testing.TB
 	chance *rand.Rand
@@ -39,8 +39,8 @@ type randomSplits struct {
 	config string
 }
 
-// writeFile writes a file of n random elements of size bytes. If fill is not nil, it then changes each
-// element.
+// writeFile writes a file of n random elements of size bytes each. If fill is not nil, it then
+// changes each element.
 func (r *randomSplits) writeFile(n, size int, fill func(element []byte)) string {
 	r.t.Helper()
 	r.files++
@@ -56,13 +56,13 @@ func (r *randomSplits) writeFile(n, size int, fill func(element []byte)) string 
 	return e2e.Write(r.t, filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), data)
 }
 
-// widths has the size of a number of each dtype, in bytes.
+// widths holds the size of a number of each dtype, in bytes.
 var widths = map[string]int{
 	"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
 	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }
 
-// integers are the values of dtype in a path that can hold numbers below 128.
+// integers are the values that a path may set dtype to, if all numbers are below 128.
 var integers = []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 
 func (r *randomSplits) dtype() string {
@@ -81,7 +81,8 @@ func elementSize(dtype string, shape any) int {
 	return n
 }
 
-// validElements returns a function that makes the bytes of bool 0 or 1, or nil for other dtypes.
+// validElements returns a function that makes each byte of a bool 0 or 1. For other dtypes, it
+// returns nil.
 func validElements(dtype string) func([]byte) {
 	if dtype != "bool" {
 		return nil
@@ -93,11 +94,11 @@ func validElements(dtype string) func([]byte) {
 	}
 }
 
-// A randomSplit has the settings of a split, the values that paths may set, and what its files
-// hold.
+// A randomSplit describes a split: its settings, the values that paths may set, and the content of
+// its files.
 type randomSplit struct {
 	layouts, dtypes []any
-	leastBlock      int
+	leastBlock      int // exclusive lower limit of block_size
 	batch           keys
 	rowLen          int                  // elements
 	size            int                  // size of an element in bytes
@@ -109,7 +110,8 @@ func (r *randomSplits) tokens() randomSplit {
 	dtype := oneOf(chance, "uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string)
 	s := randomSplit{layouts: []any{"xy", "tokens"}, dtypes: []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}, size: widths[dtype]}
 	most := 50_000
-	// Blocks of a single token need many different tokens. Otherwise two batches might be equal.
+	// With blocks of a single token, there must be many different tokens, or two batches might be
+	// equal.
 	if dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0 {
 		most, s.dtypes, s.leastBlock = 100, integers, 16
 	}
@@ -139,7 +141,7 @@ func (r *randomSplits) rows() randomSplit {
 	s := randomSplit{layouts: []any{"rows"}, dtypes: []any{"native"}, rowLen: 1, size: elementSize(dtype, shape), fill: validElements(dtype)}
 	// With fewer rows, two batches that next returns at about the same time might be equal.
 	s.batch = keys{"batch_size": 4 + chance.IntN(12), "block_size": 1 + chance.IntN(400), "token_dtype": dtype, "shape": shape}
-	// These are numbers that every integer dtype holds.
+	// Every integer dtype holds these numbers.
 	if strings.Contains(dtype, "int") && chance.IntN(2) == 0 {
 		s.dtypes = integers
 		s.fill = func(element []byte) {
@@ -155,7 +157,7 @@ func (r *randomSplits) rows() randomSplit {
 
 const world = 3
 
-// writeFiles writes the files of a split, or of a source, and of its aligned arrays.
+// writeFiles writes the files of a split or of a source, and of its aligned arrays.
 func (r *randomSplits) writeFiles(s randomSplit, aligned []keys) (files []string, arrays []keys) {
 	r.t.Helper()
 	chance, elements := r.chance, 0
@@ -172,7 +174,8 @@ func (r *randomSplits) writeFiles(s randomSplit, aligned []keys) (files []string
 	for _, kind := range aligned {
 		dtype := kind["dtype"].(string)
 		size, fill := elementSize(dtype, kind["shape"]), validElements(dtype)
-		// An array has one file more than the tokens. With as many, the sizes would have to match.
+		// An array has one file more than the tokens. With the same number of files, their sizes
+		// would have to match.
 		var paths []string
 		left := elements
 		for range files {
@@ -186,7 +189,8 @@ func (r *randomSplits) writeFiles(s randomSplit, aligned []keys) (files []string
 	return files, arrays
 }
 
-// add adds a split. It returns the split, and its settings by their names in the reference.
+// add adds a split to the configuration. It returns the split, and its settings by their names in
+// the reference.
 func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	r.t.Helper()
 	chance := r.chance
@@ -238,8 +242,8 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	return split, settings
 }
 
-// path returns a random settings directory, in one name or in two, and the settings of its
-// sequence.
+// path returns the path of a random settings directory, with one component or two, and the settings
+// of its sequence.
 func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under keys) {
 	path, under := []string{}, maps.Clone(base)
 	set := func(key string, value any) {
@@ -280,7 +284,8 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 }
 
 // Rows and aligned arrays of any dtype, shape, files and sources are what an independent reference
-// computes, in every file, from any byte on and with every access. BATCHFS_SEED repeats a run.
+// computes, in every file of the mount, from any byte on and with every access. BATCHFS_SEED
+// repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
 	seed := rand.Uint64()
 	if text := os.Getenv("BATCHFS_SEED"); text != "" {
@@ -327,8 +332,8 @@ func TestReference(t *testing.T) {
 	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
 }
 
-// Rows of random documents are what another independent reference computes, which agrees with its
-// golden file.
+// Rows of random documents are what another independent reference computes. That reference agrees
+// with its golden file.
 func TestDocumentsAgreeWithReference(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.Equal(t, "documents.py --golden", e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")

@@ -14,7 +14,7 @@ import (
 type burden struct{ Descriptors, Threads, ResidentKiB int }
 
 // checkFlat calls do until a call adds no memory, files or threads to the worker. A leak grows with
-// every call, but the heap and threads for blocking calls only sometimes.
+// every call. The heap, and the threads for blocking calls, grow only sometimes.
 func checkFlat(t *testing.T, m *e2e.Mounted, do func()) {
 	t.Helper()
 	do()
@@ -42,13 +42,13 @@ func checkFlat(t *testing.T, m *e2e.Mounted, do func()) {
 	}
 }
 
-// Nothing that readers do stays with the worker.
+// Readers leave nothing behind in the worker.
 func TestStaysFlat(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	for _, test := range []struct{ name, path, what, n string }{
-		// That is more than the limit on handles.
+		// This number is above the limit on handles.
 		{"opens of next", "train/next", "opens", fmt.Sprint(e2e.Repeats(100_000))},
 		{"opens of a batch", "train/batch/7.json", "opens", fmt.Sprint(e2e.Repeats(20_000))},
 		{"lookups of splits", "", "looks", fmt.Sprint(e2e.Repeats(10_000))},
@@ -88,7 +88,7 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals do not make a read fail. Go programs send themselves such signals.
+// No read fails because of a signal. Go programs send signals to themselves.
 func TestReaderUnderSignals(t *testing.T) {
 	n := e2e.Repeats(100)
 	config, _ := e2e.SmallConfig(t, 1)

@@ -44,7 +44,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 			t.Errorf("%s: the trainer grew by %d MiB, want at most 4", l.Name, g/MiB)
 		}
 	}
-	// The heap grows a little until its first collections.
+	// The heap grows a little until the first garbage collections.
 	for _, name := range []string{"batchfs remap", "batchfs advise", "batchfs pread"} {
 		if g, ok := grown[name]; !ok || g > 20*MiB {
 			t.Errorf("%s: batchfs grew by %d MiB, want at most 20", name, g/MiB)
@@ -93,7 +93,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
 		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
 		peak := e2e.ProcNumber(m.Worker(t), "VmHWM")
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
-		// The limit is the budget and what every worker takes.
+		// The limit is the budget plus the memory that every worker needs.
 		if peak > (32+40)<<10 {
 			t.Errorf("%s: a worker took %d MiB, want at most %d", access, peak>>10, 32+40)
 		}
@@ -101,7 +101,8 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
 	}
 }
 
-// The matrix example reads each row once. Unlike np.memmap, it needs memory for one batch only.
+// The matrix example reads each row once. From the mount, it needs memory for only one batch,
+// unlike with np.memmap.
 func TestMatrixExample(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	const rows, columns = 16_001, 1024

@@ -94,7 +94,8 @@ func TestPrepareMemory(t *testing.T) {
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
 	e2e.WriteCompressedLines(t, texts, 2<<30)
-	// wait(2) counts the memory of the parent before exec, which is small in Python.
+	// ru_maxrss includes the memory of the parent, which the child has before exec. Python's is
+	// small.
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
@@ -104,7 +105,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
 	}
 }
 
-// Very many small files become a split in which each is a document.
+// Very many small files become splits in which each file is a document.
 func TestPrepareManyFiles(t *testing.T) {
 	e2e.SkipIfShort(t)
 	n := e2e.NormalOrSoak(3000, 100_000)

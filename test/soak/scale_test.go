@@ -12,10 +12,10 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Looking up new settings endlessly takes no memory, and settings that are in use stay.
+// Looking up new settings takes no memory in the long run, and settings that are in use stay.
 func TestManySettings(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
-	const first, warm, most = 1000, 20_000, 8 << 10 // most is in KiB; some is garbage
+	const first, warm, most = 1000, 20_000, 8 << 10 // most is in KiB, and allows for garbage
 	n := e2e.Repeats(100_000)
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)

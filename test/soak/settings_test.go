@@ -12,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// While workers are killed and the kernel forgets settings, each lookup finds its own settings. In
-// the end, only settings in use are left.
+// While workers are killed and the kernel forgets settings, each lookup finds the settings that it
+// names. In the end, only settings in use are left.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")

@@ -11,7 +11,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// steps reads batches in order with pauses, and prints how many milliseconds the first one took.
+// steps is Python that reads batches in order, with pauses, and prints how many milliseconds the
+// first one took.
 const steps = `
 import sys, time
 for k in range(200):

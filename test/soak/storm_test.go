@@ -1,6 +1,5 @@
-// Package soak has the tests that compare random cases with references, look for leaks, measure
-// limits, or kill processes at random. They run for a moment in make test, and for hours in make
-// soak.
+// Package soak holds the tests that compare random cases with references, look for leaks, measure
+// limits, or kill processes at random. They run briefly in make test, and for hours in make soak.
 package soak
 
 import (
@@ -20,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
-// stormInStore stores the tokens of a storm. One request in ten fails or is slow, and the block
-// cache has room for half of the blocks.
+// stormInStore puts the tokens of a storm into a store. One request in ten fails or is slow, and
+// the block cache has room for half of the blocks.
 func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)
@@ -59,12 +58,12 @@ block_bytes = %d
 	return config
 }
 
-// A storm describes what happens to the worker of a mount that is read in every way.
+// A storm describes what happens to the workers of a mount while it is read in every way.
 type storm struct {
 	name         string
 	program      string
 	args         []string
-	faults       string
+	faults       string // BATCHFS_FAULTS
 	strike       func(t testing.TB, m *e2e.Mounted, worker int)
 	readsMayFail bool
 }
@@ -73,9 +72,10 @@ type storm struct {
 // read.
 func TestStorm(t *testing.T) {
 	onDisk, _ := e2e.StormConfig(t, "")
-	strike, skipped := e2e.KillOrRestart, 0 // numbers that seeks skipped
+	strike, skipped := e2e.KillOrRestart, 0 // skipped counts the numbers that seeks skip
 	if testing.Short() {
-		// The command restart gives up on batches that take seconds, as on a busy machine.
+		// The command restart gives up on batches that take seconds, which may happen on a busy
+		// machine.
 		strike = e2e.Kill
 	}
 	for _, s := range []storm{
@@ -92,7 +92,8 @@ func TestStorm(t *testing.T) {
 			if s.name != "strike" {
 				e2e.SkipIfShort(t)
 			}
-			// least is the smallest number of strikes, and apart the longest time between two.
+			// least is the smallest number of strikes. apart is the longest time between two of
+			// them.
 			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond
 			switch s.name {
 			case "store":
@@ -138,8 +139,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// strikeWorkers strikes at least the given number of times, with pauses of at most apart, and in a
-// soak for the given time. The processes must not grow meanwhile.
+// strikeWorkers strikes at least least times, with pauses of at most apart, and in a soak for at
+// least the time lasts. The processes must not grow meanwhile.
 func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
 	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB
@@ -168,7 +169,7 @@ func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apa
 }
 
 // seekAndKill moves the cursor of train forward by a few epochs, and kills the worker at about that
-// time. skipped is how many numbers the seek skipped.
+// time. It returns how many numbers the seek skipped.
 func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) (skipped int) {
 	cursor := m.NextNumber(t, "train")
 	to := cursor + e2e.StormBatches*(1+rand.IntN(3))

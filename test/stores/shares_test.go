@@ -11,14 +11,14 @@ import (
 	"batchfs/test/e2e"
 )
 
-// sharedCorpus is a corpus in a store, in four shares of hosts, with the arguments to read it.
+// A sharedCorpus is a corpus in a store, of which each of several hosts reads a share.
 type sharedCorpus struct {
 	bucket *e2e.Bucket
 	args   []string // arguments of commands, without store.cache_bytes
 }
 
 const hosts, files, fileBytes = 4, 3, 32 * e2e.StoreBlock
-const shareBytes = files * fileBytes / hosts
+const shareBytes = files * fileBytes / hosts // size of the share of a host
 
 func newSharedCorpus(t *testing.T) sharedCorpus {
 	t.Helper()
@@ -72,24 +72,24 @@ func TestCacheServesShares(t *testing.T) {
 			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, want at most %d", i, number, n, shareBytes, most)
 		}
 	}
-	// The last blocks of a share are written after they were read.
+	// The last blocks of a share may be written after they were read.
 	e2e.Await(t, "the share of the last host to be in the cache, by cache status", func() bool {
 		status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, s.mountArgs(room)...)...)
 		_, last, _ := strings.Cut(status, m.Path("train/rank="))
 		var needed, cached int64
 		fmt.Sscanf(last[strings.Index(last, ": ")+1:], "%d bytes needed, %d in the cache", &needed, &cached)
-		// The first blocks may have found no room, and are in memory.
+		// There may have been no room for the first blocks, which are only in memory.
 		return needed > 0 && cached >= needed-2*e2e.StoreBlock
 	})
 }
 
-// If the cache has less room than a share, a request fetches only what it needs, and the log and
+// If a share does not fit in the cache, a request fetches only what it needs, and the log and
 // doctor name the remedy.
 func TestCacheTooSmallForAShare(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
 	const room = shareBytes / 2
-	// Eight blocks in memory wait to be written, and as many may be on their way.
+	// Up to eight blocks in memory wait to be written, and as many may be in transit.
 	const ahead = 2 * 8 * e2e.StoreBlock
 	s, out := newSharedCorpus(t), ""
 	if n := s.fetched(func() { out = s.fill(t, room) }); n > room+ahead || !strings.Contains(out, "store.cache_bytes") {

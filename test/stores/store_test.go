@@ -82,9 +82,9 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// All workers, mounts and `cache fill` fetch a block only once, even after a restart. Neither
-// overwritten blocks nor a directory that others may write to are served. prune removes what no
-// mount reads.
+// All workers, mounts and `cache fill` together fetch each block only once, even after a restart.
+// No overwritten block is served, and a directory that others may write to is rejected. prune
+// removes what no mount reads.
 func TestStoreCache(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -147,8 +147,8 @@ func TestStoreCache(t *testing.T) {
 	}
 }
 
-// An object that was replaced is ESTALE until the old one is back. With on_change = "follow", the
-// new object is served from the next batch on.
+// Reads of an object that was replaced fail with ESTALE until the old object is back. With
+// on_change = "follow", the new object is served instead.
 func TestStoreReplaced(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -172,7 +172,7 @@ func TestStoreReplaced(t *testing.T) {
 	e2e.Await(t, "the new object to be served", func() bool { return first() == "2" })
 }
 
-// Commands accept objects wherever they accept files, or say why not.
+// Commands accept objects as well as files, or say why they do not.
 func TestStoreCommands(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -207,7 +207,7 @@ func TestStoreCommands(t *testing.T) {
 	}
 	e2e.Equal(t, "tokens.bin", e2e.FileDigest(t, m, "train/tokens.bin"), e2e.Digest(data))
 	object := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
-	// The reply to HEAD has a wrong length.
+	// From now on, the reply to HEAD has a wrong length.
 	b.FailWith(func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("ETag", object.ETag)
 		w.Header().Set("Last-Modified", object.LastModified.Format(http.TimeFormat))
@@ -235,8 +235,8 @@ func TestStoreCommands(t *testing.T) {
 	}
 }
 
-// During an outage of the store, cached blocks are still served. Other reads fail, immediately once
-// the outage is known. Afterwards, all reads succeed.
+// During an outage of the store, cached blocks are still served. Other reads fail, immediately if
+// the outage is known. After it, all reads succeed.
 func TestStoreOutage(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()

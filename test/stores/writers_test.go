@@ -14,15 +14,16 @@ import (
 	"batchfs/test/e2e"
 )
 
-// writers are commands that read a corpus in a store and share a cache directory with room for all
-// blocks.
+// A writers runs commands that read a corpus in a store and share a cache directory with room for
+// all blocks.
 type writers struct {
 	*e2e.Bucket
 	data []byte   // content of the corpus
 	args []string // arguments of batchfs
 }
 
-// newWriters stores a corpus of random blocks. A process may hold inMemory blocks in memory.
+// newWriters puts a corpus of random blocks into a store. A process may hold inMemory blocks in
+// memory.
 func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
 	t.Helper()
 	w := writers{Bucket: e2e.NewBucket(t), data: e2e.RandomBytes(blocks * e2e.StoreBlock)}
@@ -63,8 +64,8 @@ func (w writers) holdUntil(n int) {
 	})
 }
 
-// Two fills and two mounts that share a cold cache succeed. None fetches a block twice, or treats
-// the cache as full because another one wrote to it.
+// Two fills and two mounts that share a cold cache succeed. None of them fetches a block twice, or
+// treats the cache as full because another one wrote to it.
 func TestFourWriters(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
@@ -111,7 +112,7 @@ func TestSlowCacheDisk(t *testing.T) {
 	t.Parallel()
 	disk := e2e.NewSlowFS(t, t.TempDir())
 	const blocks = 200
-	// Writing the blocks that are in memory takes longer than a block may wait to be written.
+	// Writing all blocks in memory takes longer than a block may wait to be written.
 	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100)
 	disk.Delay(t, "write", 20*time.Millisecond)
 	w.fill(t, "fill")

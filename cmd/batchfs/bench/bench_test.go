@@ -28,7 +28,7 @@ func TestStatistics(t *testing.T) {
 }
 
 func TestFigure(t *testing.T) {
-	// Read-ahead comes in bursts: many short waits, then a long one. One wait is an outlier.
+	// With read-ahead, many short waits are followed by a long one. One wait is an outlier.
 	var waits []float64
 	for range 5 * 16 {
 		waits = append(waits, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 170)
@@ -45,7 +45,7 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// The advice names only what is slower than an alternative.
+// The advice is to change only what is slower than an alternative.
 func TestAdvice(t *testing.T) {
 	const nothing = "Change nothing: every way to read takes about as long."
 	for _, test := range []struct {

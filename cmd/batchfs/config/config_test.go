@@ -23,7 +23,7 @@ func decodeText(text string, sets ...string) (*Config, error) {
 	return RawConfig{"config.toml", text, sets}.decode()
 }
 
-// withoutLocations returns a copy of a split without the fields that serve only messages.
+// withoutLocations returns a copy of a split without the fields that only error messages use.
 func withoutLocations(s *Split) Split {
 	plain := *s
 	plain.firstMention, plain.keyRefs, plain.storeBlock = keyRef{}, nil, 0
@@ -205,8 +205,8 @@ func TestSet(t *testing.T) {
 		get  func(*Config) any
 		want any
 	}{
-		// Precedence: the split's own key, then [batch], then the default. --set overrides each of
-		// them.
+		// Keys of the split take precedence over those of [batch], and those over the defaults.
+		// --set overrides all of them.
 		{nil, seeds, []uint64{1, 2}},
 		{[]string{"batch.seed=7"}, seeds, []uint64{7, 2}},
 		{[]string{"splits.train.seed=7"}, seeds, []uint64{7, 2}},
@@ -298,7 +298,7 @@ func TestTokenFiles(t *testing.T) {
 	file := filepath.Join(dir, "config.toml")
 	const name = "it's [mine]*/config.toml:2: splits.a.tokens: "
 	for _, test := range []struct {
-		tokens string // value in the file
+		tokens string // value in config.toml
 		set    string // value in --set
 		want   []string
 		err    string
@@ -348,7 +348,7 @@ func TestTokenFiles(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that accepted configurations are valid, and that errors name the line or --set.
+// FuzzConfig checks that accepted configurations are valid, and that errors name a line or --set.
 func FuzzConfig(f *testing.F) {
 	reference, err := os.ReadFile("../../../config.toml")
 	testfiles.NoError(f, err)
@@ -394,7 +394,8 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkValid checks the constraints between keys, and what the kernel and the file tree rely on.
+// checkValid checks the constraints between keys, and those that the kernel and the file tree rely
+// on.
 func checkValid(t testing.TB, c *Config) {
 	t.Helper()
 	names := map[string]bool{}

@@ -8,7 +8,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// --data takes the token files of a split, and rejects directories where that is ambiguous.
+// --data finds the token files of splits in a directory, and rejects it if they are ambiguous.
 func TestData(t *testing.T) {
 	const rule = "--data takes train.bin, or numbered files"
 	for _, test := range []struct{ files, train, val, err string }{

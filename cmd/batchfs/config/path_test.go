@@ -20,7 +20,8 @@ func baseSplit(t testing.TB, text string) *Split {
 	return c.Splits[0]
 }
 
-// under returns the split under a path of nested settings directories, such as "rank=1/world=2".
+// under returns the split with the settings of a path of nested settings directories, such as
+// "rank=1/world=2".
 func under(s *Split, path string) (*Split, error) {
 	for dir := range strings.SplitSeq(path, "/") {
 		var err error
@@ -31,7 +32,7 @@ func under(s *Split, path string) (*Split, error) {
 	return s, nil
 }
 
-// All ways to write the same settings have the same canonical path, which leads to them.
+// All paths with the same settings have the same canonical path.
 func TestPathsHaveOneName(t *testing.T) {
 	base := baseSplit(t, "seed = 7\nworld = 2\nsteps = 5\ndtype = 'uint16'")
 	for name, paths := range map[string][]string{
@@ -80,7 +81,7 @@ func TestLongestName(t *testing.T) {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
 	base.Name = strings.Repeat("x", 100)
-	// With other values, the combination would be rejected.
+	// Without these changes, the combination of settings would be rejected.
 	longest["batch_size"], longest["order"] = 1, sampler.Shuffle
 	s, err := base.With(JoinSettings(longest))
 	testfiles.NoError(t, err)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// manySources returns two configurations that give a split n sources: one as tables, one as a list.
-// last is the weight of the last source.
+// manySources returns two configurations of a split with n sources, one with tables and one with a
+// list. last is the weight of the last source.
 func manySources(n int, last string) (tables, list string) {
 	var t, l strings.Builder
 	for i := range n {

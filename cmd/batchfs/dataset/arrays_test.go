@@ -18,7 +18,8 @@ func openArrays(t *testing.T, more string) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// writeArrays writes a matrix, tokens with aligned arrays, a mixture of those, and a configuration.
+// writeArrays writes a matrix, tokens with aligned arrays, a mixture of tokens, and a
+// configuration. more holds further lines of [batch].
 func writeArrays(t *testing.T, more string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -53,7 +54,7 @@ tokens = "a.bin"
 ` + fmt.Sprintf(arrays, "beside", "a") + source("a") + source("b")})
 }
 
-// If only an aligned array changes, no byte of a batch is served.
+// If any file of a split changes, even an aligned array, no byte of a batch is served.
 func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {
 		all := openArrays(t, "")

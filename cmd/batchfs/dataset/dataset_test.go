@@ -134,7 +134,8 @@ func openMany(t *testing.T) []*Dataset {
 	return mustOpenConfig(t)
 }
 
-// sequencePath leads to the sequence from the split and from any of its directories.
+// The settings in sequencePath lead to the same sequence from the split and from any settings
+// directory.
 func TestSequencePath(t *testing.T) {
 	for _, d := range append(openMany(t), openArrays(t, "")...) {
 		paths := []string{"", "seed=9", "batch_size=5,order=sequential", "start=7,steps=3", "seed=9,dtype=native"}
@@ -187,6 +188,7 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
+// serveOnlySplit serves a split as a worker does, but publishes nothing.
 func serveOnlySplit(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
@@ -225,7 +227,7 @@ func TestCannotFollow(t *testing.T) {
 	}
 }
 
-// rowBytes returns row j of the first array of a batch: x, or tokens.
+// rowBytes returns row j of the first array of a batch, which is x or tokens.
 func rowBytes(d *Dataset, batch []byte, j int) []byte {
 	n := len(batch) / d.Sequence.BatchSize
 	if d.Sequence.Layout == sampler.XY {
@@ -234,8 +236,8 @@ func rowBytes(d *Dataset, batch []byte, j int) []byte {
 	return batch[j*n:][:n]
 }
 
-// The origin of each row is the file and index where its tokens are, and the current epoch of its
-// source.
+// The origin of each row names the file and index at which its tokens begin, and the current epoch
+// of its source.
 func TestOrigins(t *testing.T) {
 	for _, d := range openMany(t) {
 		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint windows, by source
@@ -283,7 +285,7 @@ func TestOrigins(t *testing.T) {
 }
 
 // batch/<k>.json is JSON with the origin of each row. All of these files have the same size, and
-// reading a part returns the same bytes as reading the whole.
+// reading a part returns the same bytes as reading the whole file.
 func TestOriginsOfAnyBytes(t *testing.T) {
 	decoded := func(text []byte) (v any) {
 		decoder := json.NewDecoder(bytes.NewReader(text))

@@ -91,7 +91,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 	}
 }
 
-// A process that takes over does not count rows again.
+// A process that takes over does not count the rows of documents again.
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)
 	want := mustOpenConfig(t)

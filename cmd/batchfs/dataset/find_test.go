@@ -57,7 +57,7 @@ func findIn(t *testing.T, d *Dataset, pos int64, epoch uint64) (f *FoundToken, w
 	return f, out.String()
 }
 
-// placesOf returns the positions of a token in the arrays of a batch.
+// placesOf returns the positions of a token in the arrays of a batch, and checks them.
 func placesOf(t *testing.T, d *Dataset, at occurrence, token []byte) string {
 	t.Helper()
 	d = mustWith(t, d, fmt.Sprintf("rank=%d", at.Rank))

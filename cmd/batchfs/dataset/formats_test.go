@@ -8,7 +8,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// testdataPath returns the absolute path of a file from cache/testdata/make.py.
+// testdataPath returns the absolute path of cache/testdata.
 func testdataPath(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../../cache/testdata")

@@ -16,8 +16,8 @@ import (
 
 const maskPattern = "\x00\x01\x01\x01\x00\x01"
 
-// writePrepared writes 120 tokens, their mask and their vocab.json into each directory, like
-// prepare.
+// writePrepared writes 120 tokens, their mask and a vocab.json into each of several directories,
+// like prepare.
 func writePrepared(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -72,7 +72,8 @@ func TestArraysNextToTokens(t *testing.T) {
 	}
 }
 
-// A run that was killed while its files got their final names is not served without the others.
+// If prepare was killed while it published its files, a split is not served without the missing
+// ones.
 func TestShardsOfTheManifestThatAreMissing(t *testing.T) {
 	t.Chdir(t.TempDir())
 	raw := strings.Repeat("\x00\x00", 120)
@@ -134,8 +135,8 @@ func TestArraysNextToTokensThatDoNotSuit(t *testing.T) {
 	}
 }
 
-// New tokens are not served if their vocab.json lists other arrays, or no longer says how documents
-// end.
+// New tokens are not served if their vocab.json lists other arrays, or no longer says which token
+// ends a document.
 func TestFollowOtherVocabulary(t *testing.T) {
 	for _, test := range []struct{ from, to, keys, want string }{
 		{"sft", "plain", "", `the arrays of a batch were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] and are now ["x uint16 [2 4]" "y uint16 [2 4]"];`},
@@ -149,7 +150,8 @@ func TestFollowOtherVocabulary(t *testing.T) {
 		})
 		must(t, os.Rename(test.from, "data"))
 		s := serveOnlySplit(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
-		// With its old time, the file would be taken for a copy of the old one.
+		// With an unchanged modification time, the new file would be taken for a copy of the old
+		// one.
 		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))
 		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
 			must(t, os.Rename(test.to+"/"+name, "data/"+name))

@@ -42,7 +42,7 @@ const (
 	host      = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
 )
 
-// identityCases cover each key of a split: lines configure a split, and change replaces or adds a
+// identityCases cover each key of a split. lines configure the split, and change replaces or adds a
 // line.
 var identityCases = []struct{ key, lines, change string }{
 	{"split", "", "split = 'other'"},
@@ -145,8 +145,8 @@ func sequenceOf(t *testing.T, d *Dataset) string {
 }
 
 // Two sequences have the same identity exactly if their batches have the same bytes, whichever key
-// differs and however it is written. What a saved state holds differs exactly if the rows of a run
-// do.
+// differs and however it is written. The settings in a saved state differ exactly if the rows of a
+// run do.
 func TestIdentity(t *testing.T) {
 	covered := map[string]bool{"on_change": true} // tested in TestIdentityOfFollowed
 	keys := keysOfSplits(t)
@@ -170,8 +170,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// keysOfSplits returns the keys that config.toml documents for splits. Those of sources and arrays
-// have a prefix, as in sources.weight.
+// keysOfSplits returns the keys that config.toml documents for splits. The keys of sources and
+// arrays have a prefix, as in sources.weight.
 func keysOfSplits(t *testing.T) (keys []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../config.toml")

@@ -27,7 +27,7 @@ const (
 	eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
 )
 
-// changes maps names of tests to configurations and to later contents of their files.
+// changes maps names of tests to configurations, and to the files that later have other contents.
 var changes = map[string]struct {
 	write  func(t *testing.T) // writes the configuration; changes the working directory
 	change map[string]string  // new contents, by file
@@ -51,7 +51,7 @@ var changes = map[string]struct {
 }
 
 // A worker that starts from a snapshot serves the same batches as an opened split. After files have
-// changed it serves the new ones, as does a worker that starts from the published snapshot.
+// changed, it serves the new batches, and so does a worker that starts from the published snapshot.
 func TestWorkersServeWhatOpens(t *testing.T) {
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +105,8 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 	}
 }
 
-// serveAll returns datasets as a mount serves them, by name and with the settings of paths.
+// serveAll returns datasets as a mount serves them, with the settings of each path, keyed by split
+// and path.
 func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
@@ -149,6 +150,7 @@ func withPath(s *Served, path string) (_ *Served, err error) {
 	return s, nil
 }
 
+// checkAll checks all files, and returns the current version of a sequence.
 func checkAll(s *Served) (*Served, error) {
 	s.watch.pass()
 	return s.LatestWhole(nil)
@@ -169,7 +171,7 @@ func replace(t *testing.T, file, content string) {
 	must(t, os.Rename("new", file))
 }
 
-// The goroutine of an idle split ends. The next request starts another one, which follows changes.
+// The watcher of an idle split ends. The next request starts another one, which follows changes.
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
@@ -190,13 +192,13 @@ func TestWatcherRests(t *testing.T) {
 		})
 		replace(t, "a.bin", positions(60+int(changes)))
 		s.watch.mu.Lock()
-		s.watch.lastPass -= int64(3 * checkEvery) // stands for an idle time
+		s.watch.lastPass -= int64(3 * checkEvery) // simulates an idle time
 		s.watch.mu.Unlock()
 	}
 }
 
-// A file that is being overwritten during a pass is followed as soon as its writer closes it,
-// although closing changes nothing more.
+// If a file is being overwritten during a pass, its new tokens are served once the writer closes
+// it, although closing changes nothing more.
 func TestOverwrittenFileIsFollowed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})

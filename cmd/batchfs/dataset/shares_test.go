@@ -107,8 +107,8 @@ func TestOtherMachines(t *testing.T) {
 	}
 }
 
-// epoch_ends separates the rows of the first epoch from those of the second: the ranks that share
-// the first epoch read each of its rows once.
+// epoch_ends separates the rows of the first epoch from those of the second. The ranks that share
+// an epoch read each of its rows once.
 func TestEpochEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50_003, "b.bin": 34_001})

@@ -65,7 +65,7 @@ func checkSame(t testing.TB, a, b *Served) {
 	}
 }
 
-// A worker starts even if the token files are gone; reading them then fails.
+// A worker starts even if token files are gone. Reading them fails.
 func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
 	s := takeSnapshot(t)
@@ -107,7 +107,8 @@ func TestChangeIsPublished(t *testing.T) {
 	}
 }
 
-// A path in a mount has the batches of that mount, even if the configuration has changed since.
+// A path in a mount leads to the batches of that mount, even if the configuration has changed
+// since.
 func TestSnapshotOpenPath(t *testing.T) {
 	want := openMany(t)
 	s := takeSnapshot(t)

@@ -28,7 +28,8 @@ func writeTokens(t *testing.T) {
 
 const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
 
-// The vocab_size of a source takes precedence over the split's, and that over vocab.json.
+// The vocab_size of a source takes precedence over that of the split, which takes precedence over
+// vocab.json.
 func TestVocabSize(t *testing.T) {
 	writeTokens(t)
 	sources := func(first, second string) string {
@@ -91,7 +92,7 @@ func TestVocabSize(t *testing.T) {
 }
 
 // vocab.json provides the dtype of headerless files and the token that ends a document, unless the
-// configuration does. Splits without documents do not change.
+// configuration does. Splits without documents are the same with either.
 func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)

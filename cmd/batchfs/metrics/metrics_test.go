@@ -29,7 +29,7 @@ func newShared(t testing.TB, names ...string) *state.Shared {
 	return shared
 }
 
-// lint parses metrics as Prometheus does, and checks its naming rules.
+// lint parses metrics as Prometheus does, and checks that they follow its naming rules.
 func lint(t testing.TB, text []byte) {
 	t.Helper()
 	problems, err := promlint.New(bytes.NewReader(text)).Lint()
@@ -74,7 +74,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// The metrics are bounded, however many settings directories are open.
+// The size of the metrics is bounded, however many settings directories are open.
 func TestManySequences(t *testing.T) {
 	var names []string
 	for i := range 1500 {

@@ -54,7 +54,7 @@ func checkVerdicts(t *testing.T, n Estimate, words ...string) {
 	}
 }
 
-const largeCache = 1 << 40 // bytes; more than any test needs
+const largeCache = 1 << 40 // in bytes; more than any test needs
 
 // With shuffle_block, each byte is fetched once, by one host. With shuffle and random, a host reads
 // on average four of the 2048 rows of each block in an epoch, so it needs nearly the whole corpus.
@@ -84,7 +84,7 @@ func TestOrders(t *testing.T) {
 	checkNear(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
 }
 
-// The hit rate of a cache is the fraction of the blocks needed again that fit it.
+// The hit rate of a cache is the fraction of the working set that fits in the cache.
 func TestCaches(t *testing.T) {
 	n := runEstimate(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
 	for _, c := range n.Caches {
@@ -95,8 +95,7 @@ func TestCaches(t *testing.T) {
 	checkNear(t, "requests without a cache", uncached.HostRequests, uncached.StepBlocks*float64(uncached.Steps))
 }
 
-// Each source has its own epochs. Epochs that are not simulated cost as much as the last one
-// that is.
+// Each source has its own epochs. Later epochs cost as much as the last one that was simulated.
 func TestSources(t *testing.T) {
 	n := runEstimate(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4

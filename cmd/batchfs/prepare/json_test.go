@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A field has the text that encoding/json finds. A line is rejected if encoding/json rejects it.
+// prepare finds the same text in a field as encoding/json, and rejects a line exactly if
+// encoding/json does.
 func FuzzTextOf(f *testing.F) {
 	for _, line := range []string{
 		`{"text": "a"}`, ` { "text" : "a\n\"\\\/\b\f\r\tb" , "n" : -0.5e+10 } `, `{"text": "a", "text": "b"}`, `{"Text": "a"}`, `{"te\u0078t": "a"}`,

@@ -15,7 +15,7 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Texts in lists are taken once each, in the order of the list. Exactly those that meet the
+// Each text in a list is taken once, in the order of the list. Exactly the texts that meet the
 // conditions of --mask get the mask.
 func TestPrepareLists(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
@@ -55,8 +55,8 @@ func TestPrepareLists(t *testing.T) {
 	wantError(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
 }
 
-// With --special, names of special tokens become these tokens. A run prints which token separates
-// documents, and warns if there is none.
+// With --special, the names of special tokens in a text become these tokens. prepare prints which
+// token separates documents, and warns if there is none.
 func TestPrepareSpecial(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
@@ -89,7 +89,8 @@ func TestPrepareSpecial(t *testing.T) {
 	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }
 
-// --invalid skip leaves out and counts any file, line or row, even one longer than a chunk.
+// --invalid skip leaves out and counts each file, line or row that is not UTF-8, even if it is
+// longer than a chunk.
 func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	writeFilesHere(t, map[string]string{
@@ -107,8 +108,8 @@ func TestPrepareLeavesOut(t *testing.T) {
 	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
 }
 
-// A run that continues says how much is done. A complete run says so, unless the texts or the
-// options have changed.
+// A run that continues prints how much is done. If a run is already complete, prepare says so,
+// unless the texts or the options have changed.
 func TestPrepareSaysWhatItDoes(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(400, 300)

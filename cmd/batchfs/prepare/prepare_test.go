@@ -34,7 +34,7 @@ func runPrepare(ctx context.Context, args ...string) (string, error) {
 	return stdout.String() + stderr.String(), err
 }
 
-// wantError runs the command and checks that its error contains want.
+// wantError runs prepare and checks that its error contains want.
 func wantError(t testing.TB, args, want string) {
 	t.Helper()
 	if said, err := runPrepare(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
@@ -70,8 +70,8 @@ func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 	return b.String()
 }
 
-// checkPrepared checks that the tokens encode text, are numbered by the sorted set of its
-// characters, and that val begins where nanoGPT's does.
+// checkPrepared checks that the tokens encode text, that they are numbered in the order of its
+// sorted characters, and that val begins where nanoGPT's val does.
 func checkPrepared(t *testing.T, text string) {
 	t.Helper()
 	v := readManifest(t)
@@ -278,8 +278,8 @@ func FuzzPrepare(f *testing.F) {
 	for _, text := range []string{
 		"", "x", "ab", "naïve\r\n", strings.Repeat("a", 20), "one\r\ntwo\rthree\nfour", "é\xff", "ab\xe2\x82", "ab\xed\xa0\x80",
 		"naïve 数据 🚀 e\u0301 \u00e9 \ufffd \ufeff \u2028 \U0010ffff", "\\ \" \x00 \x7f </script> & '",
-		// Some characters of three bytes straddle the end of every buffer, because no buffer size
-		// is a multiple of 3.
+		// Some characters of three bytes straddle the ends of buffers, because no buffer size is a
+		// multiple of 3.
 		"x" + strings.Repeat("言葉は", 300_000) + "end",
 	} {
 		f.Add(text)

@@ -86,8 +86,8 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 	}
 }
 
-// golden returns the files by format for the three documents "A", "B" and "CC", which end with
-// token 256.
+// golden returns the files, by format, of the documents "A", "B" and "CC". Each document ends with
+// token 256, and each token has width bytes.
 func golden(width int) map[string]map[string]string {
 	number := func(width int, numbers ...int) (s string) {
 		for _, n := range numbers {
@@ -153,8 +153,8 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
-// A run that is interrupted repeatedly writes the same files as an uninterrupted one, with any
-// number of processors.
+// A run that is repeatedly interrupted and continued writes the same files as an uninterrupted one,
+// with any number of processors.
 func TestPrepareGoesOn(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))

@@ -26,8 +26,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// pairTokenizer merges small letters in pairs from the beginning of a word, so cutting a word
-// changes its tokens. Tokens below 256 are bytes.
+// A pairTokenizer merges lower-case letters in pairs from the beginning of a word, so cutting a
+// word changes its tokens. Tokens below 256 are bytes.
 type pairTokenizer struct{ size int64 }
 
 const pairsEOT = 256
@@ -163,8 +163,8 @@ func prepared(t testing.TB, args string) string {
 
 var runDigestLine = regexp.MustCompile(` "run": "[0-9a-f]*",\n`)
 
-// filesOf returns the contents of the files in a directory, which need not exist, without digests
-// of runs.
+// filesOf returns the contents of the files in a directory, without the digests of runs. The
+// directory need not exist.
 func filesOf(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -288,7 +288,7 @@ func TestPrepareLongText(t *testing.T) {
 	}
 }
 
-// Whatever exceeds the memory limit is rejected by name, however well it is compressed.
+// Whatever exceeds the memory limit is named in an error, however well it is compressed.
 func TestPrepareTooLong(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	long := strings.Repeat("x", maxLine+1)
@@ -305,7 +305,7 @@ func TestPrepareTooLong(t *testing.T) {
 	prepared(t, "word.gz --by byte --val 0 --out out")
 }
 
-// Pages are rejected if they exceed the limit or their header lies about their size.
+// A page is rejected if it exceeds the limit or is larger than its header states.
 func TestPreparePages(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	t.Cleanup(func() { maxPage = 256 << 20 })
@@ -363,8 +363,8 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 }
 
-// Inputs are read once each, in the order of the arguments; those of a glob or directory are sorted
-// by path.
+// Inputs are read in the order of the arguments, and those of a glob or directory in the order of
+// their paths. None may be given twice.
 func TestPrepareGlobs(t *testing.T) {
 	writeFilesHere(t, map[string]string{
 		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
@@ -408,8 +408,8 @@ func TestPrepareGlobs(t *testing.T) {
 	}
 }
 
-// writeTokenizers writes tokenizer files for texts split like GPT-2, Llama 3 and Qwen, and returns
-// their names. The tokens are all bytes, a few pairs, and addedTokens.
+// writeTokenizers writes tokenizers that split texts like GPT-2, Llama 3 and Qwen, and returns the
+// names of their files. Their tokens are all bytes, a few merges, and addedTokens.
 func writeTokenizers(t testing.TB) (names []string) {
 	t.Helper()
 	vocab, merges := map[string]int{}, []string{}
@@ -453,8 +453,8 @@ func writeTokenizers(t testing.TB) (names []string) {
 	return names
 }
 
-// addedTokens are texts. Every fifth one is a special token, and every second one is found in
-// normalized text.
+// addedTokens are the texts of added tokens. Every fifth one is special, and every second one is
+// found in normalized text.
 var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
 
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
@@ -480,7 +480,7 @@ func somePieces(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// A text cut where Cut allows it has the same tokens as the whole text.
+// A text that is cut at a position from Cut has the same tokens as the whole text.
 func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
@@ -511,7 +511,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Texts with many added tokens have the same tokens however small the chunks are.
+// Texts with many added tokens have the same tokens, however small the chunks are.
 func TestPrepareAddedTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(11, 12))

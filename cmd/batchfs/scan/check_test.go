@@ -46,7 +46,7 @@ func saveTokens(t *testing.T, name string, tokens []uint16) {
 	testfiles.Write(t, map[string]string{name: string(raw)})
 }
 
-// load returns the opener of a configuration with the given text.
+// load returns an opener for a configuration with the given text.
 func load(t *testing.T, text string) []*dataset.Opener {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
@@ -57,7 +57,7 @@ func load(t *testing.T, text string) []*dataset.Opener {
 
 const small = "[batch]\nblock_size = 16\nbatch_size = 2\ntoken_dtype = 'uint16'\nvocab_size = 100\n"
 
-// checkAll returns the report on all splits of a configuration with the given text.
+// checkAll checks all splits of a configuration with the given text, and returns the report.
 func checkAll(t *testing.T, text string) *Report {
 	t.Helper()
 	c := load(t, text)
@@ -106,7 +106,7 @@ func TestCheckSumsUp(t *testing.T) {
 	}
 }
 
-// Check reports each fault once, with its place and size, and nothing else.
+// Check reports each fault once, with its position and size, and nothing else.
 func TestCheckFindsFaults(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -231,8 +231,8 @@ func TestCheckContinues(t *testing.T) {
 	}
 }
 
-// WriteIndex replaces a different index only with force, and rejects an eot that the file does not
-// have.
+// WriteIndex replaces a different index only with force, and rejects an eot that does not occur in
+// the file.
 func TestWriteIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
@@ -338,7 +338,7 @@ func TestSurveyOfFormats(t *testing.T) {
 	}
 }
 
-// A Survey reads samples of a large file, or with All the whole file.
+// A Survey reads only samples of a large file, unless All is set.
 func TestSurveySamples(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")

@@ -25,8 +25,8 @@ func randomNumbers(rng *rand.Rand, n int, below uint64) []uint64 {
 	return list
 }
 
-// Two streams with 2w-1 numbers in common have a common run of at least w of them, at any offset,
-// and no other common run is reported.
+// If two streams share a run of at least 2w-1 numbers, a part of it is reported, whatever its
+// offsets. Everything that is reported is in both streams.
 func TestWinnowFindsCommonRuns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {

@@ -18,7 +18,7 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 	}
 }
 
-// Lines report the progress without a terminal, even while it does not advance.
+// Lines reports progress without a terminal, even while nothing advances.
 func TestProgressInLines(t *testing.T) {
 	for total, want := range map[int64]string{2000: "working: 30% of 2.0 kB\n", -1: "working: 600 bytes\n"} {
 		r, w := io.Pipe()

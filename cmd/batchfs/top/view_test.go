@@ -11,8 +11,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// twoFrames returns two frames, one second apart, with a dead mount and a mount whose readers
-// waited for the given fraction of that second.
+// twoFrames returns two frames, one second apart, of a dead mount and a mount whose readers waited
+// for the given fraction of that second.
 func twoFrames(waited float64, readers ...*Reader) (first, second *frame) {
 	poll := func(second int) *frame {
 		s := &SequenceStats{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}

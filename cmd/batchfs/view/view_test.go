@@ -30,7 +30,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	return v, all
 }
 
-// get requests a path below the page. change, if not nil, modifies the request.
+// get requests a path below the page. If change is not nil, it modifies the request.
 func get(v *View, path string, change func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8000/"+v.key+"/"+path, nil)
 	if change != nil {
@@ -83,7 +83,7 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
-// For every kind of split, rows that are requested in parts of any size add up to the batch.
+// For every kind of split, rows that are requested in parts of any size make up the whole batch.
 func TestRows(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, all := open(t, config.Flags{})
@@ -92,7 +92,7 @@ func TestRows(t *testing.T) {
 		want := make([]byte, batch.Bytes())
 		testfiles.NoError(t, d.Sequence.Read(want, 3, 0))
 		for _, n := range []int{1, 3, 100} {
-			got := make([][]byte, len(batch.Arrays)*d.Sequence.BatchSize) // index: array and row
+			got := make([][]byte, len(batch.Arrays)*d.Sequence.BatchSize) // by array, then row
 			for at := 0; at < d.Sequence.BlockSize+1; at += n {
 				var rows []row
 				decode(t, v, fmt.Sprintf("rows?s=%d&k=3&n=9&at=%d&len=%d", s, at, n), &rows)
@@ -112,7 +112,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A rank gets its own rows, and errors explain wrong requests.
+// A rank gets its own rows. Errors explain what is wrong with a request.
 func TestQueries(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, all := open(t, config.Flags{})
@@ -156,8 +156,8 @@ func openText(t *testing.T, first, second string) (*View, []*dataset.Dataset) {
 	return open(t, config.Flags{Data: ".", Sets: []string{"batch.block_size=8", "batch.batch_size=1", "batch.order=sequential"}})
 }
 
-// A character is in the text of its first token. Bytes that are not UTF-8, and HTML, are sent
-// unchanged.
+// A character is in the text of its first token. Bytes that are not UTF-8 are sent as lone
+// surrogates, and HTML is escaped.
 func TestText(t *testing.T) {
 	v, _ := openText(t, "a\u00e9<b>\xff\xf0\x9f\x98\x80\x00", strings.Repeat("x", 20))
 	var rows []struct{ Text []string }

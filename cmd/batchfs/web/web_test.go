@@ -19,7 +19,7 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	handler := checkHost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	// The server has the address 10.0.0.7.
+	// The address of the server is 10.0.0.7.
 	here := []string{"127.0.0.1:52000", "[::1]:52000", "[::ffff:127.0.0.1]:52000", "10.0.0.7:52000", ""}
 	there := "10.0.0.8:52000"
 	for host, allowed := range map[string]bool{

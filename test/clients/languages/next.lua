@@ -3,7 +3,7 @@ local way, path, n, size = arg[1], arg[2], tonumber(arg[3]), tonumber(arg[4])
 
 local function opened() return assert(io.open(path, "rb")) end
 
--- Opens the file for each batch.
+-- Returns a function that opens the file and reads a batch.
 local function once(what)
   return function()
     local f <close> = opened()

@@ -74,7 +74,7 @@ def load_mmap():
 
 
 class seek:
-    """Keeps the file open."""
+    """Keeps the file open between reads."""
 
     def __init__(self):
         self.file = open(path, "rb", buffering=0)

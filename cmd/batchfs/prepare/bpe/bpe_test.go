@@ -14,7 +14,7 @@ import (
 
 var createdTokenizers = map[string]*Tokenizer{}
 
-// Creating a tokenizer is slow.
+// cachedTokenizer creates each tokenizer only once, because that is slow.
 func cachedTokenizer(t testing.TB, name string) *Tokenizer {
 	t.Helper()
 	if createdTokenizers[name] == nil {
@@ -33,7 +33,7 @@ func decode(t *Tokenizer, tokens []uint32) []byte {
 	return text
 }
 
-// Unlike the tests in test/, this one needs no Python.
+// Unlike the comparisons with tiktoken in test/soak, this test needs no Python.
 func TestGolden(t *testing.T) {
 	const text = "Hello, world! it'll don'T\r\n\n  CamelCase 12345 naïve 中文 👍🏽 <|endoftext|> \n "
 	for name, want := range map[string][]uint32{
@@ -85,6 +85,7 @@ func TestNamed(t *testing.T) {
 	}
 }
 
+// encodeByDefinition repeatedly merges the pair that comes first in the list of merges.
 func encodeByDefinition(t *Tokenizer, piece []byte) []uint32 {
 	if token, ok := t.wholePieces[string(piece)]; ok {
 		return []uint32{token}
@@ -107,7 +108,7 @@ func encodeByDefinition(t *Tokenizer, piece []byte) []uint32 {
 	}
 }
 
-// Pieces of any length get the tokens of the definition, from both implementations.
+// Both implementations give pieces of any length the tokens of the definition.
 func TestMerge(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tokenizer := cachedTokenizer(t, "o200k")
@@ -159,8 +160,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// The pieces and the tokens of any bytes decode to these bytes, and each piece has the tokens of
-// the definition.
+// The tokens of any bytes decode to these bytes, and each piece has the tokens of the definition.
 func FuzzEncode(f *testing.F) {
 	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",
 		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA",

@@ -10,7 +10,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// writeSmallTokenizer returns a tokenizer.json with all bytes and three merges, changed by edit.
+// writeSmallTokenizer writes a tokenizer.json with all bytes and three more tokens, which edit may
+// change.
 func writeSmallTokenizer(t *testing.T, edit func(f, model map[string]any)) string {
 	t.Helper()
 	vocab := map[string]int{"ab": 256, "abc": 257, "Ġab": 258}
