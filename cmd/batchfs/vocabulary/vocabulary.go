@@ -77,7 +77,8 @@ type Shard struct {
 	MaskOnes int64       `json:"mask_ones,omitempty"` // tokens whose mask is 1
 }
 
-// An ArrayFile is a headerless file with one element, of the given shape, for each token of a shard.
+// An ArrayFile is a headerless file with one element, of the given shape, for each token of a
+// shard.
 type ArrayFile struct {
 	Name  string `json:"name"`
 	File  string `json:"file"` // file name, in the directory of the manifest
