@@ -22,7 +22,7 @@ type BatchList interface {
 	Read(dst []byte, k uint64, off int64) error
 
 	// ReadTokens fills dst with the bytes of tokens.bin from byte off on. The range must lie within
-	// Spec.TokensLen.
+	// Spec.TokensFileSize.
 	ReadTokens(dst []byte, off int64) error
 
 	// ReadBatchJSON fills dst with the bytes of batch/<k>.json from byte off on. The range must lie
@@ -69,7 +69,7 @@ type Spec struct {
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceWeights  []float64         // fraction of rows from each source; nil for a single source
-	TokensLen      int64             // size of tokens.bin, in bytes
+	TokensFileSize int64             // size of tokens.bin, in bytes
 	Metadata       map[string]string // metadata of .safetensors files
 	Version        Version
 	FollowsChanges bool // whether changed token files are opened again; otherwise, reads fail

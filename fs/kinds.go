@@ -160,7 +160,7 @@ func (batchJSONContent) read(i inode, s BatchList, dst []byte, off int64) error 
 
 type tokensContent struct{}
 
-func (tokensContent) size(_ *tree, _ inode, s BatchList) int64 { return s.Spec().TokensLen }
+func (tokensContent) size(_ *tree, _ inode, s BatchList) int64 { return s.Spec().TokensFileSize }
 
 func (tokensContent) read(_ inode, s BatchList, dst []byte, off int64) error {
 	return s.ReadTokens(dst, off)

@@ -37,10 +37,10 @@ func (d *doubt) reset() {
 
 // reconcile asks the kernel about the directories of sequences in doubt, until no sequence is in
 // doubt. It must not run inside a request, because knows waits for the kernel.
-func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
+func (t *sequenceTable) reconcile(knows func(directory uint64) bool) {
 	for pause := minAskPause; ; {
 		time.Sleep(pause)
-		left, unknown := q.askKernel(knows)
+		left, unknown := t.askKernel(knows)
 		switch {
 		case left == 0:
 			return
@@ -54,30 +54,30 @@ func (q *sequenceTable) reconcile(knows func(directory uint64) bool) {
 
 // askKernel asks the kernel once about each sequence in doubt. It returns how many remain in doubt,
 // and how many of those the kernel did not know.
-func (q *sequenceTable) askKernel(knows func(directory uint64) bool) (left, unknown int) {
-	q.mu.Lock()
-	numbers := slices.Collect(maps.Keys(q.doubts))
-	q.mu.Unlock()
+func (t *sequenceTable) askKernel(knows func(directory uint64) bool) (left, unknown int) {
+	t.mu.Lock()
+	numbers := slices.Collect(maps.Keys(t.doubts))
+	t.mu.Unlock()
 	for _, number := range numbers {
-		if directories := q.beginAsking(number); q.endAsking(number, slices.ContainsFunc(directories, knows)) {
+		if directories := t.beginAsking(number); t.endAsking(number, slices.ContainsFunc(directories, knows)) {
 			unknown++
 		}
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.doubts), unknown
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.doubts), unknown
 }
 
 // beginAsking counts a miss of a sequence in doubt, and returns its directories. If some are not
 // recorded, it ends the doubt; then only forget can end the sequence.
-func (q *sequenceTable) beginAsking(number int) []uint64 {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	directories, ok := q.shared.Directories(number)
+func (t *sequenceTable) beginAsking(number int) []uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	directories, ok := t.shared.Directories(number)
 	if !ok {
-		delete(q.doubts, number)
+		delete(t.doubts, number)
 	}
-	if d := q.doubts[number]; d != nil {
+	if d := t.doubts[number]; d != nil {
 		d.misses++ // counted before asking, because reset may be called in the meantime
 	}
 	return directories
@@ -85,10 +85,10 @@ func (q *sequenceTable) beginAsking(number int) []uint64 {
 
 // endAsking records whether the kernel knows a sequence, and retires the sequence after
 // missesToRetire misses in a row. It reports whether the sequence was missed but not retired.
-func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	d := q.doubts[number]
+func (t *sequenceTable) endAsking(number int, known bool) (again bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.doubts[number]
 	switch {
 	case d == nil:
 		return false
@@ -98,11 +98,11 @@ func (q *sequenceTable) endAsking(number int, known bool) (again bool) {
 	case d.misses < missesToRetire:
 		return true
 	}
-	if q.drop(number) {
-		q.shared.Retire(number)
-		q.retiredNumbers = append(q.retiredNumbers, number)
+	if t.drop(number) {
+		t.shared.Retire(number)
+		t.retiredNumbers = append(t.retiredNumbers, number)
 	} else {
-		q.shared.Sequences[number].Lookups.Store(0)
+		t.shared.Sequences[number].Lookups.Store(0)
 	}
 	return false
 }

@@ -10,9 +10,9 @@ import (
 	"batchfs/fs/state"
 )
 
-// A kernel simulates lookups and FORGETs of settings while workers die, and some of their replies
-// and some FORGETs are lost.
-type kernel struct {
+// A fakeKernel simulates lookups and FORGETs of settings while workers die, and some of their
+// replies and some FORGETs are lost.
+type fakeKernel struct {
 	tree        *tree
 	train       inode
 	known       map[uint64]string // settings, by node
@@ -23,7 +23,7 @@ type kernel struct {
 
 // lookUp looks settings up. If lost is set, the worker dies before it replies, and the request is
 // sent again.
-func (k *kernel) lookUp(t *testing.T, seed int, lost bool) {
+func (k *fakeKernel) lookUp(t *testing.T, seed int, lost bool) {
 	t.Helper()
 	header := fuse.InHeader{NodeId: uint64(k.train), Unique: lastUnique.Add(2)}
 	name := fmt.Sprint("seed=", seed)
@@ -40,7 +40,7 @@ func (k *kernel) lookUp(t *testing.T, seed int, lost bool) {
 	k.unprocessed = append(k.unprocessed, out)
 }
 
-func (k *kernel) processReplies() {
+func (k *fakeKernel) processReplies() {
 	for _, out := range k.unprocessed {
 		k.known[out.NodeId] = k.namesSent[out.NodeId]
 		k.lookups[out.NodeId]++
@@ -48,7 +48,7 @@ func (k *kernel) processReplies() {
 	k.unprocessed = nil
 }
 
-func (k *kernel) forget(node uint64, lost bool) {
+func (k *fakeKernel) forget(node uint64, lost bool) {
 	n := k.lookups[node]
 	delete(k.known, node)
 	delete(k.lookups, node)
@@ -57,9 +57,9 @@ func (k *kernel) forget(node uint64, lost bool) {
 	}
 }
 
-func (k *kernel) knows(node uint64) bool { return k.lookups[node] > 0 }
+func (k *fakeKernel) knows(node uint64) bool { return k.lookups[node] > 0 }
 
-func (k *kernel) takeover(t *testing.T) {
+func (k *fakeKernel) takeover(t *testing.T) {
 	k.tree = takeOver(t, k.tree.shared, k.tree.sequences.get(1))
 }
 
@@ -68,7 +68,7 @@ func (k *kernel) takeover(t *testing.T) {
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tr := newTestTree(t, countingBatches("train", 100))
-	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, namesSent: map[uint64]string{}}
+	k := &fakeKernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, namesSent: map[uint64]string{}}
 	check := func() {
 		t.Helper()
 		for node, name := range k.known {

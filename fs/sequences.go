@@ -67,7 +67,7 @@ func newSequenceTable(splits []BatchList, shared *state.Shared, access Permissio
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
-	q := &sequenceTable{
+	t := &sequenceTable{
 		shared:         shared,
 		log:            newLimitedLog(log),
 		access:         access,
@@ -76,26 +76,26 @@ func newSequenceTable(splits []BatchList, shared *state.Shared, access Permissio
 		doubts:         map[int]*doubt{},
 		settingsByUser: map[uint32]int{},
 	}
-	q.tooManyNames = sync.NewCond(&q.mu)
+	t.tooManyNames = sync.NewCond(&t.mu)
 	shared.ResumeLookups()
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
-			q.add(s, access.UID)
+			t.add(s, access.UID)
 		}
-		return q, nil
+		return t, nil
 	}
-	return q, q.resume(splits)
+	return t, t.resume(splits)
 }
 
 // resume takes over the sequences in the shared state from an earlier worker.
-func (q *sequenceTable) resume(splits []BatchList) error {
+func (t *sequenceTable) resume(splits []BatchList) error {
 	bySplit := map[string]BatchList{}
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
 	mounted := 0
-	for number := 1; number <= q.shared.SequencesUsed(); number++ {
-		seq := &q.shared.Sequences[number]
+	for number := 1; number <= t.shared.SequencesUsed(); number++ {
+		seq := &t.shared.Sequences[number]
 		split, settings, _ := strings.Cut(seq.Name(), "/")
 		s := bySplit[split]
 		switch {
@@ -103,31 +103,31 @@ func (q *sequenceTable) resume(splits []BatchList) error {
 		case settings == "" && s == nil:
 			return fmt.Errorf("split %s is mounted, but not in the configuration", split)
 		case settings == "":
-			q.byNumber[number].Store(&s)
-			q.describe(number, s)
+			t.byNumber[number].Store(&s)
+			t.describe(number, s)
 			mounted++
 		case seq.Lookups.Load() == 0 && !seq.CursorMoved():
 			// The earlier worker was killed before it counted a lookup or removed the sequence.
-			q.shared.Remove(number)
+			t.shared.Remove(number)
 		}
 		if !seq.Used() {
 			continue
 		}
-		q.indexName(number, seq.Name(), seq.User())
-		if number > q.splitCount && seq.Lookups.Load() > 0 {
-			q.doubts[number] = &doubt{}
+		t.indexName(number, seq.Name(), seq.User())
+		if number > t.splitCount && seq.Lookups.Load() > 0 {
+			t.doubts[number] = &doubt{}
 		}
 	}
-	q.freeNumbers, q.retiredNumbers = q.shared.FreeNumbers()
-	if mounted < q.splitCount {
+	t.freeNumbers, t.retiredNumbers = t.shared.FreeNumbers()
+	if mounted < t.splitCount {
 		return errors.New("the configuration has splits that are not mounted")
 	}
 	return nil
 }
 
 // peek returns the sequence of a number, or nil if this process has not created it.
-func (q *sequenceTable) peek(number int) BatchList {
-	if s := q.byNumber[number].Load(); s != nil {
+func (t *sequenceTable) peek(number int) BatchList {
+	if s := t.byNumber[number].Load(); s != nil {
 		return *s
 	}
 	return nil
@@ -135,94 +135,94 @@ func (q *sequenceTable) peek(number int) BatchList {
 
 // get returns the sequence of a number, which it creates if needed. It returns nil if the number is
 // not in use or if the settings no longer suit the tokens.
-func (q *sequenceTable) get(number int) BatchList {
-	if s := q.peek(number); s != nil || number <= q.splitCount {
+func (t *sequenceTable) get(number int) BatchList {
+	if s := t.peek(number); s != nil || number <= t.splitCount {
 		return s
 	}
-	q.mu.Lock()
-	seq := &q.shared.Sequences[number]
+	t.mu.Lock()
+	seq := &t.shared.Sequences[number]
 	used, name := seq.Used(), seq.Name()
-	q.mu.Unlock()
+	t.mu.Unlock()
 	if !used {
 		return nil
 	}
-	split, _ := q.latest(q.splitOf(number)) // reads of batches report the error
+	split, _ := t.latest(t.splitOf(number)) // reads of batches report the error
 	_, settings, _ := strings.Cut(name, "/")
 	s, err := split.With(settings)
 	if err != nil {
-		q.log.tryLog(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
+		t.log.tryLog(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if !seq.Used() || seq.Name() != name {
 		return nil // its last file was forgotten in the meantime
 	}
-	q.byNumber[number].CompareAndSwap(nil, &s)
-	return q.peek(number)
+	t.byNumber[number].CompareAndSwap(nil, &s)
+	return t.peek(number)
 }
 
 // add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
 // holds mu, unless nobody else uses the table yet.
-func (q *sequenceTable) add(s BatchList, user uint32) (number int) {
-	if n := len(q.freeNumbers); n > 0 {
-		number, q.freeNumbers = q.freeNumbers[n-1], q.freeNumbers[:n-1]
-	} else if number = q.shared.NewNumber(); number == 0 {
-		if len(q.retiredNumbers) == 0 {
+func (t *sequenceTable) add(s BatchList, user uint32) (number int) {
+	if n := len(t.freeNumbers); n > 0 {
+		number, t.freeNumbers = t.freeNumbers[n-1], t.freeNumbers[:n-1]
+	} else if number = t.shared.NewNumber(); number == 0 {
+		if len(t.retiredNumbers) == 0 {
 			return 0
 		}
-		number, q.retiredNumbers = q.retiredNumbers[0], q.retiredNumbers[1:]
+		number, t.retiredNumbers = t.retiredNumbers[0], t.retiredNumbers[1:]
 	}
-	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
-	q.byNumber[number].Store(&s)
-	q.describe(number, s)
-	q.indexName(number, s.Spec().Name, user)
+	t.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
+	t.byNumber[number].Store(&s)
+	t.describe(number, s)
+	t.indexName(number, s.Spec().Name, user)
 	return number
 }
 
 // describe records the properties of a sequence in the shared state.
-func (q *sequenceTable) describe(number int, s BatchList) {
+func (t *sequenceTable) describe(number int, s BatchList) {
 	sources := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
 		sources = nil // rows are counted only for splits, because the counters take 1 KiB
 	}
-	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
+	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
 // indexName records the name and split of a sequence that user looked up. The caller holds mu,
 // unless nobody else uses the table yet.
-func (q *sequenceTable) indexName(number int, name string, user uint32) {
+func (t *sequenceTable) indexName(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
-	q.byName[name] = number
-	q.settingsByUser[user]++
-	q.splitNumbers[number].Store(uint32(q.byName[split]))
+	t.byName[name] = number
+	t.settingsByUser[user]++
+	t.splitNumbers[number].Store(uint32(t.byName[split]))
 }
 
 // splitOf returns the number of the split to which a sequence belongs or belonged, or 0 for number
 // 0.
-func (q *sequenceTable) splitOf(number int) int { return int(q.splitNumbers[number].Load()) }
+func (t *sequenceTable) splitOf(number int) int { return int(t.splitNumbers[number].Load()) }
 
 // lookup returns the sequence of dir under the settings in name, and its number. It counts the
 // lookup, which is request id. If the settings are wrong, err is the reason.
-func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s BatchList, number int, errno syscall.Errno, err error) {
-	parent, _ := q.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
+func (t *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s BatchList, number int, errno syscall.Errno, err error) {
+	parent, _ := t.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
 	}
 	if s, err = parent.With(name); err != nil {
-		q.log.tryLog(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
+		t.log.tryLog(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, 0, syscall.ENOENT, err
 		}
 		return nil, 0, syscall.EINVAL, err
 	}
-	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user, id)
+	number, errno = t.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user, id)
 	switch errno {
 	case syscall.EDQUOT:
-		q.log.tryLog(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
-			"uid", user, "settings_per_user", q.access.SettingsPerUser)
+		t.log.tryLog(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+			"uid", user, "settings_per_user", t.access.SettingsPerUser)
 	case syscall.ENOSPC:
-		q.log.tryLog(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
+		t.log.tryLog(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 	}
 	return s, number, errno, nil
 }
@@ -230,122 +230,122 @@ func (q *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 // acquire returns the number of a sequence, which it adds if needed, and counts the lookup. It
 // fails with EDQUOT if the user has too many settings directories, and with ENOSPC if all numbers
 // are in use.
-func (q *sequenceTable) acquire(s BatchList, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	number, known := q.byName[s.Spec().Name]
+func (t *sequenceTable) acquire(s BatchList, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	number, known := t.byName[s.Spec().Name]
 	if !known {
-		if user != 0 && user != q.access.UID && q.settingsByUser[user] >= q.access.SettingsPerUser {
+		if user != 0 && user != t.access.UID && t.settingsByUser[user] >= t.access.SettingsPerUser {
 			return 0, syscall.EDQUOT
 		}
-		if number = q.add(s, user); number == 0 {
+		if number = t.add(s, user); number == 0 {
 			return 0, syscall.ENOSPC
 		}
 	}
-	if number > q.splitCount {
-		q.shared.RecordDirectory(number, uint64(settingsInode(number, inode(name.Dir), name.Name)))
-		q.addLookup(number, id)
+	if number > t.splitCount {
+		t.shared.RecordDirectory(number, uint64(settingsInode(number, inode(name.Dir), name.Name)))
+		t.addLookup(number, id)
 	}
-	q.shared.RecordName(name)
-	q.tooManyNames.Signal()
+	t.shared.RecordName(name)
+	t.tooManyNames.Signal()
 	return number, 0
 }
 
 // countLookup counts request id as a lookup of a file of a sequence. It ignores splits, because
 // they never end.
-func (q *sequenceTable) countLookup(number int, id uint64) {
-	if number <= q.splitCount {
+func (t *sequenceTable) countLookup(number int, id uint64) {
+	if number <= t.splitCount {
 		return
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.addLookup(number, id)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.addLookup(number, id)
 }
 
 // addLookup is countLookup for callers that hold mu. number must not be a split's.
-func (q *sequenceTable) addLookup(number int, id uint64) {
-	q.shared.CountLookup(number, id)
-	q.doubts[number].reset()
+func (t *sequenceTable) addLookup(number int, id uint64) {
+	t.shared.CountLookup(number, id)
+	t.doubts[number].reset()
 }
 
 // invalidate makes the kernel forget outdated names. It never returns. The next worker invalidates
 // the same names again.
-func (q *sequenceTable) invalidate(server *fuse.Server) {
+func (t *sequenceTable) invalidate(server *fuse.Server) {
 	for {
-		n := q.nextOutdatedName()
+		n := t.nextOutdatedName()
 		server.EntryNotify(n.Dir, n.Name) // harmless if the kernel has already forgotten the name
 	}
 }
 
 // nextOutdatedName waits until a name should be invalidated, and returns it.
-func (q *sequenceTable) nextOutdatedName() (n state.Name) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for q.shared.NamesRecorded()-q.namesInvalidated <= maxValidNames {
-		q.tooManyNames.Wait()
+func (t *sequenceTable) nextOutdatedName() (n state.Name) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.shared.NamesRecorded()-t.namesInvalidated <= maxValidNames {
+		t.tooManyNames.Wait()
 	}
-	q.namesInvalidated, n = q.shared.NameFrom(q.namesInvalidated)
-	q.namesInvalidated++
+	t.namesInvalidated, n = t.shared.NameFrom(t.namesInvalidated)
+	t.namesInvalidated++
 	return n
 }
 
 // forget subtracts lookups that the kernel has forgotten, and drops the sequence if none is left.
-func (q *sequenceTable) forget(number int, lookups uint64) {
-	if number <= q.splitCount {
+func (t *sequenceTable) forget(number int, lookups uint64) {
+	if number <= t.splitCount {
 		return
 	}
 	failpoint.Hit("forget")
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	seq := &q.shared.Sequences[number]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seq := &t.shared.Sequences[number]
 	if !seq.Used() { // retired
 		return
 	}
-	q.doubts[number].reset()
-	if seq.Lookups.Add(-min(lookups, seq.Lookups.Load())) == 0 && q.drop(number) {
-		q.shared.Remove(number)
-		q.freeNumbers = append(q.freeNumbers, number)
+	t.doubts[number].reset()
+	if seq.Lookups.Add(-min(lookups, seq.Lookups.Load())) == 0 && t.drop(number) {
+		t.shared.Remove(number)
+		t.freeNumbers = append(t.freeNumbers, number)
 	}
 }
 
 // drop releases the BatchList of a sequence whose files the kernel has forgotten. It reports
 // whether the sequence ends: one whose cursor has moved does not. The caller holds mu.
-func (q *sequenceTable) drop(number int) (ends bool) {
-	seq := &q.shared.Sequences[number]
-	delete(q.doubts, number)
-	q.byNumber[number].Store(nil) // get can create it again
+func (t *sequenceTable) drop(number int) (ends bool) {
+	seq := &t.shared.Sequences[number]
+	delete(t.doubts, number)
+	t.byNumber[number].Store(nil) // get can create it again
 	if seq.CursorMoved() {
 		return false
 	}
-	delete(q.byName, seq.Name())
-	q.settingsByUser[seq.User()]--
+	delete(t.byName, seq.Name())
+	t.settingsByUser[seq.User()]--
 	return true
 }
 
 // latest, latestFor and latestWhole call the [BatchList] method of that name, and replace the
 // BatchList by the result. They return nil and errForgotten if the number has no sequence.
-func (q *sequenceTable) latest(number int) (BatchList, error) {
-	return q.refresh(number, BatchList.Latest)
+func (t *sequenceTable) latest(number int) (BatchList, error) {
+	return t.refresh(number, BatchList.Latest)
 }
 
-func (q *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (BatchList, error) {
-	return q.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestFor(k, cancel) })
+func (t *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (BatchList, error) {
+	return t.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestFor(k, cancel) })
 }
 
-func (q *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (BatchList, error) {
-	return q.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestWhole(cancel) })
+func (t *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (BatchList, error) {
+	return t.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestWhole(cancel) })
 }
 
-func (q *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, error)) (BatchList, error) {
-	old := q.get(number)
+func (t *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, error)) (BatchList, error) {
+	old := t.get(number)
 	if old == nil {
 		return nil, errForgotten
 	}
 	s, err := latest(old)
-	if current := q.byNumber[number].Load(); s != old && current != nil && *current == old {
+	if current := t.byNumber[number].Load(); s != old && current != nil && *current == old {
 		replacement := s // a copy, so that s is allocated only here
-		if q.byNumber[number].CompareAndSwap(current, &replacement) {
-			q.describe(number, s)
+		if t.byNumber[number].CompareAndSwap(current, &replacement) {
+			t.describe(number, s)
 		}
 	}
 	return s, err
@@ -353,11 +353,11 @@ func (q *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, e
 
 // recordError records the last error of a sequence, counts request id as failed, and returns the
 // sequence's name. Number 0 stands for the whole mount, whose name is empty.
-func (q *sequenceTable) recordError(number int, id uint64, err string) (name string) {
-	seq := &q.shared.Sequences[number]
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.shared.CountOnce(id, func() { seq.Errors.Add(1) })
+func (t *sequenceTable) recordError(number int, id uint64, err string) (name string) {
+	seq := &t.shared.Sequences[number]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.shared.CountOnce(id, func() { seq.Errors.Add(1) })
 	seq.SetLastError(err)
 	return seq.Name()
 }

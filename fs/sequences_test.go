@@ -23,41 +23,41 @@ func trainSequences(t *testing.T) (q *sequenceTable, dir inode) {
 	return tr.sequences, tr.find("train")
 }
 
-func (q *sequenceTable) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
-	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2), nil)
+func (t *sequenceTable) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
+	_, number, errno, _ = t.lookup(dir, name, user, lastUnique.Add(2), nil)
 	return number, errno
 }
 
-func (q *sequenceTable) mustLookUp(t *testing.T, dir inode, name string) int {
-	t.Helper()
-	number, errno := q.lookUpBy(0, dir, name)
+func (t *sequenceTable) mustLookUp(tb testing.TB, dir inode, name string) int {
+	tb.Helper()
+	number, errno := t.lookUpBy(0, dir, name)
 	if errno != 0 {
-		t.Fatalf("lookup of %s: %v", name, errno)
+		tb.Fatalf("lookup of %s: %v", name, errno)
 	}
 	return number
 }
 
 // check checks that every number is free, is retired or has one name, and that the shared state
 // agrees.
-func (q *sequenceTable) check(t *testing.T) {
-	t.Helper()
-	q.mu.Lock()
-	byName, free := maps.Clone(q.byName), slices.Clone(q.freeNumbers)
-	q.mu.Unlock()
-	if len(byName)+len(free)+len(q.retiredNumbers) != q.shared.SequencesUsed() {
-		t.Errorf("%d names, %d free and %d retired numbers of %d used", len(byName), len(free), len(q.retiredNumbers), q.shared.SequencesUsed())
+func (t *sequenceTable) check(tb testing.TB) {
+	tb.Helper()
+	t.mu.Lock()
+	byName, free := maps.Clone(t.byName), slices.Clone(t.freeNumbers)
+	t.mu.Unlock()
+	if len(byName)+len(free)+len(t.retiredNumbers) != t.shared.SequencesUsed() {
+		tb.Errorf("%d names, %d free and %d retired numbers of %d used", len(byName), len(free), len(t.retiredNumbers), t.shared.SequencesUsed())
 	}
 	seen := map[int]bool{}
 	for name, number := range byName {
-		stored := q.shared.Sequences[number].Name()
-		if s := q.get(number); s == nil || s.Spec().Name != name || stored != name || seen[number] {
-			t.Errorf("number %d of %q: sequence %v, name %q in the shared state, seen before: %v", number, name, s, stored, seen[number])
+		stored := t.shared.Sequences[number].Name()
+		if s := t.get(number); s == nil || s.Spec().Name != name || stored != name || seen[number] {
+			tb.Errorf("number %d of %q: sequence %v, name %q in the shared state, seen before: %v", number, name, s, stored, seen[number])
 		}
 		seen[number] = true
 	}
 	for _, number := range free {
-		if q.get(number) != nil || q.shared.Sequences[number].Used() || seen[number] {
-			t.Errorf("free number %d: sequence %v, seen before: %v", number, q.get(number), seen[number])
+		if t.get(number) != nil || t.shared.Sequences[number].Used() || seen[number] {
+			tb.Errorf("free number %d: sequence %v, seen before: %v", number, t.get(number), seen[number])
 		}
 		seen[number] = true
 	}

@@ -57,7 +57,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 func TestCosts(t *testing.T) {
 	s := countingBatches("train", 8000)
 	row := array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
-	s.Batch, s.FollowsChanges, s.TokensLen = array.NewBatch(1, row), true, 1000
+	s.Batch, s.FollowsChanges, s.TokensFileSize = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
 	number := takeOver(t, shared, s).find("train/seed=1").sequence()
 	tr := takeOver(t, shared, s) // the next worker does not have the BatchList of seed=1 yet

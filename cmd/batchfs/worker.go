@@ -132,7 +132,7 @@ func newSequence(s *dataset.Served) *sequence {
 		Start:          s.Split.Start,
 		EpochBatches:   s.EpochBatches(),
 		SourceWeights:  s.SourceWeights(),
-		TokensLen:      s.TokensLen(),
+		TokensFileSize: s.TokensLen(),
 		Metadata:       s.Metadata(),
 		Version:        fs.Version(s.Version),
 		FollowsChanges: s.Split.OnChange == "follow",

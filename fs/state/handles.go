@@ -294,11 +294,11 @@ func (h *Handles) findAssignment(id uint64) *assignment {
 func (h *Handles) recordAssignment(id, number uint64, version Version) *assignment {
 	a := &h.shared.assignments[h.shared.assignmentsRecorded.Add(1)%maxAssignments]
 	a.id.Store(0)
-	failpoint.Hit("note number")
+	failpoint.Hit("assignment-cleared")
 	a.number.Store(number)
 	a.version.Store(uint64(version))
 	a.id.Store(id)
-	failpoint.Hit("noted")
+	failpoint.Hit("assignment-recorded")
 	return a
 }
 
@@ -316,9 +316,9 @@ func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	a.fh.Store(r.FH)
 	a.number.Store(cursor.Load())
 	a.version.Store(uint64(r.Version))
-	failpoint.Hit("want")
+	failpoint.Hit("take-prepared")
 	a.id.Store(r.ID)
-	failpoint.Hit("ask")
+	failpoint.Hit("take-announced")
 	cursor.Store(a.number.Load() + 1)
 	h.completeTake(s)
 	failpoint.Hit("taken")
@@ -329,11 +329,11 @@ func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 // completeTake copies assigning to the slot. It can be repeated.
 func (h *Handles) completeTake(s *slot) {
 	a := &h.shared.assigning
-	failpoint.Hit("note")
+	failpoint.Hit("cursor-moved")
 	s.number.Store(a.number.Load())
-	failpoint.Hit("number")
+	failpoint.Hit("slot-number")
 	s.assignedRequest.Store(a.id.Load())
-	failpoint.Hit("holder")
+	failpoint.Hit("slot-request")
 	s.cutOffset.Store(0)
 	s.reads.Store(0)
 	s.lastCounted.Store(0)

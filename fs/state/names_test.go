@@ -23,7 +23,7 @@ func TestNames(t *testing.T) {
 
 // A resent request is exhausted once MaxAttempts workers have crashed since it was first resent,
 // whatever other requests were resent. Workers that were killed do not count.
-func TestExhausted(t *testing.T) {
+func TestRequestIsExhausted(t *testing.T) {
 	s := newTestHandles(t).shared
 	const id = 2 | Resent
 	for worker := range 3 * MaxAttempts {

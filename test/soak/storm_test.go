@@ -80,8 +80,8 @@ func TestStorm(t *testing.T) {
 	}
 	for _, s := range []storm{
 		{"strike", e2e.PlainBatchfs, nil, "", strike, false},
-		{"kill between steps", e2e.FaultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
-			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
+		{"kill between steps", e2e.FaultyBatchfs, nil, "open:kill:9000 take-prepared:kill:9000 take-announced:kill:9000 cursor-moved:kill:9000 " +
+			"assignment-recorded:kill:9000 slot-number:kill:9000 slot-request:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
 		{"panic", e2e.FaultyBatchfs, nil, "read:panic:2000", nil, true},
 		{"seek", e2e.PlainBatchfs, nil, "", func(t testing.TB, m *e2e.Mounted, worker int) { skipped += seekAndKill(t, m, worker) }, false},
 		{"no resend", e2e.PlainBatchfs, []string{"--no-resend"}, "", e2e.Kill, true},
