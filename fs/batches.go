@@ -21,12 +21,12 @@ type BatchList interface {
 	// batch k.
 	Read(dst []byte, k uint64, off int64) error
 
-	// ReadTokens fills dst with the bytes of tokens.bin from byte off on. The range must lie within
-	// Spec.TokensFileSize.
+	// ReadTokens fills dst with the bytes of tokens.bin, starting at byte off. The range must lie
+	// within Spec.TokensFileSize.
 	ReadTokens(dst []byte, off int64) error
 
-	// ReadBatchJSON fills dst with the bytes of batch/<k>.json from byte off on. The range must lie
-	// within BatchJSONLen, which is the same for every k.
+	// ReadBatchJSON fills dst with the bytes of batch/<k>.json, starting at byte off. The range
+	// must lie within BatchJSONLen, which is the same for every k.
 	ReadBatchJSON(dst []byte, k uint64, off int64) error
 	BatchJSONLen() int64
 
@@ -65,7 +65,7 @@ type Spec struct {
 	Name string
 
 	Batch          array.Batch       // at most array.MaxArrays arrays
-	Steps          uint64            // batches in batches.bin and batches.npy
+	Steps          uint64            // batches in batches.*
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceWeights  []float64         // fraction of rows from each source; nil for a single source

@@ -42,7 +42,8 @@ type sequentialReader struct {
 	next         uint64 // 1 + the highest batch requested since the reader last went back
 	nextRepeated uint64 // 1 + the last batch requested below next-1 and not prefetched; 0 if none
 
-	// buffers holds batch k in element k%len(buffers). It is nil until a second batch is requested.
+	// buffers holds batch k in element k%len(buffers). It is nil until batches are requested in
+	// order, and empty if there is no room for two.
 	buffers []*batchBuffer
 }
 

@@ -187,8 +187,8 @@ func (t *tree) replyLen(i inode, s BatchList, in *fuse.ReadIn) int64 {
 	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
 }
 
-// readByteRanges fills dst with the bytes from offset off on of a file without its header. The file
-// consists of bytes [from, from+size) of each of the batches k, k+1, …
+// readByteRanges fills dst with bytes starting at offset off of a file, not counting its header.
+// The file consists of bytes [from, from+size) of each of the batches k, k+1, …
 func readByteRanges(s BatchList, dst []byte, k uint64, off, from, size int64) error {
 	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
 		return s.Read(dst, k, off)

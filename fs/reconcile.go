@@ -15,7 +15,7 @@ import (
 // sent, or a FORGET may be on its way. A sequence is therefore retired only if the kernel knows
 // none of its directories in missesToRetire successive checks, without a lookup or a FORGET in
 // between. If the kernel knows a file of a retired sequence after all, reading it fails with
-// ESTALE, because the number is reused only when all others are in use.
+// ESTALE, unless the number was reused because all others were in use.
 type doubt struct {
 	misses int // successive checks that found no known directory; guarded by sequenceTable.mu
 }

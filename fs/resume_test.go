@@ -24,7 +24,7 @@ func TestResumeRejectsOtherSplits(t *testing.T) {
 	}
 }
 
-// A handle of a text that an earlier worker opened never shows parts of two texts.
+// A handle of a text that an earlier worker opened never shows parts of texts of two lengths.
 func TestTextsAfterTakeover(t *testing.T) {
 	s := countingBatches("train", 1000)
 	info := "{}\n"

@@ -323,7 +323,7 @@ func (t *sequenceTable) drop(number int) (ends bool) {
 }
 
 // latest, latestFor and latestWhole call the [BatchList] method of that name, and replace the
-// BatchList by the result. They return nil and errForgotten if the number has no sequence.
+// BatchList by the result. They return nil and errForgotten if get returns nil.
 func (t *sequenceTable) latest(number int) (BatchList, error) {
 	return t.refresh(number, BatchList.Latest)
 }
@@ -343,7 +343,7 @@ func (t *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, e
 	}
 	s, err := latest(old)
 	if current := t.byNumber[number].Load(); s != old && current != nil && *current == old {
-		replacement := s // a copy, so that s is allocated only here
+		replacement := s // taking the address of s would allocate it in every call
 		if t.byNumber[number].CompareAndSwap(current, &replacement) {
 			t.describe(number, s)
 		}

@@ -113,8 +113,8 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 	}
 }
 
-// tuneRuntime sets GOGC and GOMAXPROCS for serving, unless the environment sets them. In a standby,
-// a lower GOGC would cost more memory than it frees.
+// tuneRuntime sets GOGC and GOMAXPROCS, unless the environment does. It is called only once the
+// process serves: in a standby, a lower GOGC would cost more memory than it frees.
 func tuneRuntime() {
 	if os.Getenv("GOGC") == "" {
 		// Collect often, so that resident memory does not grow during the first million batches.

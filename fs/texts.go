@@ -9,8 +9,8 @@ import (
 )
 
 // A textCache holds the text of each open handle of a live text. If the texts would exceed
-// maxBytes, it drops all of them. A missing text, for example of a handle that an earlier worker
-// opened, is rendered again when it is read. A textCache is safe for concurrent use.
+// maxBytes, it keeps only the newest. A missing text, for example of a handle that an earlier
+// worker opened, is rendered again when it is read. A textCache is safe for concurrent use.
 //
 // Lock order: mu comes after all other locks.
 type textCache struct {
@@ -55,8 +55,8 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 }
 
 // textForRead returns the text of handle fh of file i, or nil if i is not a text. If the text is
-// not cached, it renders a new one, and returns nil if its length differs and off is not 0, because
-// a reader that has the beginning of a text must not get the end of another.
+// not cached, it renders a new one. If that has another length and off is not 0, it returns nil,
+// because the reader may have the beginning of the old text.
 func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
 	content, isText := i.kind().entry().content.(textContent)
 	if !isText {
@@ -119,7 +119,7 @@ type LiveStatus struct {
 	IdleSettings  int                  // settings that remain only because their cursor has moved
 }
 
-// A LiveSplit is a split, or a settings directory in use.
+// A LiveSplit is a split, or a settings directory that was read or has a moved cursor.
 type LiveSplit struct {
 	*state.SequenceState
 	LastError string

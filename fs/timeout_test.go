@@ -27,8 +27,8 @@ func (t *tree) guarded(splits int) *guard.Guard {
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 
-// The number of a READ that times out goes to the next reader, whether it was assigned before or
-// after the timeout.
+// A READ that times out uses up no number: the next reader gets it, whether the handler took it
+// before the timeout or tries to take it afterwards.
 func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	const size, id = 1000, 1_000_000
 	whole := state.FileRange{Off: 0, Len: size, Size: size}

@@ -2,9 +2,9 @@
 //
 // A file is identified by its inode number, which contains its kind, its sequence and, in batch/,
 // its batch number; kindTable has an entry for each kind. A file of batches is an optional header
-// followed by the bytes of batches, which a [BatchList] computes. Only next, next.npy and
-// next.safetensors keep state per open file, in package state, so that another process can continue
-// from it. [Serve] answers the kernel's requests.
+// followed by the bytes of batches, which a [BatchList] computes. Handles of next, next.npy and
+// next.safetensors have state, which package state keeps, so that another process can continue from
+// it. [Serve] answers the kernel's requests.
 package fs
 
 import (
@@ -67,7 +67,8 @@ func newTree(mountpoint string, splits []BatchList, shared *state.Shared, log *l
 
 func (t *tree) sequence(i inode) BatchList { return t.sequences.get(i.sequence()) }
 
-// isForgotten reports whether file i had a sequence that is gone. s is the result of t.sequence(i).
+// isForgotten reports whether file i needs a sequence and has none: see errForgotten. s is the
+// result of t.sequence(i).
 func (t *tree) isForgotten(i inode, s BatchList) bool { return s == nil && i.sequence() > 0 }
 
 // listDir returns the files in a directory. In batch/, it returns the files of batch k, without the
@@ -135,8 +136,8 @@ const (
 	stdioBlksize = headerBytes // not the page size, which is larger on some machines
 
 	// nextBlksize is for next. Reading its first block again takes a new batch, so the block is
-	// smaller than the pieces that programs read. In files with a header, it contains only the
-	// header.
+	// smaller than the pieces that programs read. In next.npy and next.safetensors, the first block
+	// is the header, which programs read once.
 	nextBlksize = 512
 )
 

@@ -72,6 +72,17 @@ type Pages struct{ From, To uint64 }
 
 // A Guard is a file system with limits and timeouts. It is safe for concurrent use.
 //
+// The following opcodes may block. All other requests go directly to the FileSystem. If a handler
+// succeeds after the timeout, its effects are undone:
+//
+//	opcode   cost                 undone by
+//	LOOKUP   1 row or nothing     FORGET
+//	GETATTR  nothing              -
+//	OPEN     1 row or nothing     RELEASE
+//	READ     its rows and reply   Discard
+//
+// Rollback returns the batch number of a READ at the timeout, without waiting for the handler.
+//
 // Lock order: mu, then the locks that FileSystem.Rollback takes.
 type Guard struct {
 	FileSystem
@@ -108,7 +119,7 @@ type request struct {
 	pages      Pages  // see Cost.Pages
 	ticks      int    // age in ticks; unlike a clock, ticks stop with this process
 	isQueued   bool
-	waited     time.Duration // time in class.queue
+	waited     time.Duration // time in class.queue; not guarded, because only the handler uses it
 	admitted   chan struct{} // receives a value on admission from class.queue
 	timedOut   bool
 	cancel     chan struct{} // closed when the request times out
@@ -136,17 +147,6 @@ func New(inner FileSystem, o Options) *Guard {
 }
 
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
-
-// The following opcodes may block. All other requests go directly to the FileSystem. If a handler
-// succeeds after the timeout, its effects are undone:
-//
-//	opcode   cost                 undone by
-//	LOOKUP   1 row or nothing     FORGET
-//	GETATTR  nothing              -
-//	OPEN     1 row or nothing     RELEASE
-//	READ     its rows and reply   Discard
-//
-// Rollback returns the batch number of a READ at the timeout, without waiting for the handler.
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.serve(header, g.CostOfLookup(header, name), nil,

@@ -45,7 +45,7 @@ const (
 	maxPermits = 32
 
 	maxWaiting = 4096     // most waiting requests per split; each takes a few kilobytes
-	smallReply = 64 << 10 // size of the largest reply that is not limited, in bytes
+	smallReply = 64 << 10 // largest reply that takes nothing from freeReplyBytes, in bytes
 )
 
 var errTooMany = fmt.Errorf("more than %d requests for one split are already waiting (%w)", maxWaiting, syscall.ETIMEDOUT)

@@ -1,8 +1,8 @@
 // Package mount makes, finds and ends mounts.
 //
 // [Connect] mounts and returns the connection to the kernel. The mount is dead once no process
-// holds the connection. [Find] looks up a batchfs in the kernel's table of mounts and its
-// supervisor in /proc. It does not touch the mount, which may hang.
+// holds the connection. [Find] looks up a batchfs in the kernel's table of mounts, without touching
+// the mount, which may hang. The methods of [Mounted] look up its supervisor in /proc.
 package mount
 
 import (

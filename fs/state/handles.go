@@ -30,8 +30,8 @@ type ReadRequest struct {
 type Handles struct {
 	shared *Shared
 
-	// mu guards the fields below. It also serializes all changes of slots and cursors in shared, so
-	// a worker that dies leaves at most one assignment incomplete.
+	// mu guards the fields below. It also serializes changes of slots, and of cursors once their
+	// sequence exists, so a worker that dies leaves at most one assignment incomplete.
 	mu       sync.Mutex
 	free     []uint32                // indexes of released slots
 	inFlight map[uint64]inFlightRead // reads without a reply, by request id
@@ -187,7 +187,7 @@ func (h *Handles) Release(fh uint64) {
 // ErrRanges is the error of a read if too many separate ranges of the batch were read.
 var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ranges: read it in order, or in larger pieces", maxRanges)
 
-// ErrOutdated is the error of a read in the middle of a batch whose tokens have changed.
+// ErrOutdated is the error of a read that continues a batch or file whose tokens have changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
 
 // ErrTimedOut is the error of a request that has already timed out. Nobody sees it, because the
@@ -302,8 +302,8 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 	return a
 }
 
-// takeNumber assigns the next number to a handle. If the worker dies in the middle, NewHandles
-// completes the assignment. The error is ErrShared.
+// takeNumber assigns the next number to a handle. If the worker dies after it has moved the cursor,
+// NewHandles completes the assignment. The error is ErrShared.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	if state != empty && s.wouldInterrupt(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}

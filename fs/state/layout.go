@@ -15,7 +15,8 @@ const MaxSequences = 1 << 16
 
 // Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
 // unless a method or field says otherwise. Any process may read it at any time. Only the serving
-// worker writes it, except for fields marked as the supervisor's.
+// worker writes it, except that the supervisor writes the fields marked as its own, commands set
+// seek, and NewConnection resets the connection's records while no worker runs.
 type Shared struct {
 	*mountState
 	*Counters
@@ -53,7 +54,7 @@ func (s *Shared) sections() []section {
 // mountState describes the mount as a whole. New fields go at its end, because processes of other
 // builds map it too.
 type mountState struct {
-	Began     int64         // time of mounting, and mtime of files, in nanoseconds since 1970
+	Began     int64         // time of mounting, in nanoseconds since 1970; the supervisor's
 	Closing   atomic.Uint32 // nonzero once files can no longer be opened; the supervisor's
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
@@ -63,7 +64,7 @@ type mountState struct {
 	Init      Text // INIT, the kernel's first request on a connection
 	InitReply Text
 
-	HandedOver  Text          // record of mount.Adopt, or empty
+	HandedOver  Text          // record of mount.Adopt, or empty; the supervisor's
 	LastRestart Text          // error of the last restart, or empty; the supervisor's
 	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; the supervisor's
 
@@ -109,7 +110,7 @@ type Gauges struct {
 // SequenceCounters are the counters of a sequence. They outlive workers.
 type SequenceCounters struct {
 	Reads           atomic.Uint64 // requests that delivered batches
-	Bytes           atomic.Uint64 // bytes of batches delivered
+	Bytes           atomic.Uint64 // bytes delivered, including headers
 	Errors          atomic.Uint64 // failed requests
 	NumbersReturned atomic.Uint64 // numbers returned to the cursor
 	Batches         atomic.Uint64 // 1 + the highest batch number delivered, at least in part
@@ -117,7 +118,7 @@ type SequenceCounters struct {
 	Prefetched      atomic.Uint64 // requests that delivered prefetched batches
 	Gap             atomic.Int64  // nanoseconds from replies to the readers' next requests
 	Waited          atomic.Int64  // nanoseconds waited for next, first requests excluded
-	ReplyTimes      WaitHistogram // all requests for next
+	ReplyTimes      WaitHistogram // all successful requests for next
 
 	_ [32 - 9 - 23]uint64 // for later builds: 32 words, less those above
 }
@@ -147,8 +148,8 @@ type SequenceState struct {
 	Lookups atomic.Uint64
 	Cursor  atomic.Uint64 // see Next
 	seek    atomic.Uint64 // 1 + requested cursor, or 0; set by commands, cleared by the worker
-	// WaitingSince is the clock.Now at which the sequence's oldest request began, or 0 if none has
-	// waited for a second.
+	// WaitingSince is the clock.Now at which the oldest request of a split and its settings
+	// directories, or a check of its files, began; 0 if none has waited for a second.
 	WaitingSince atomic.Int64
 
 	SequenceCounters
@@ -195,8 +196,8 @@ const (
 	maxRanges = 128 // most ranges of a list
 )
 
-// An unfinishedRead is a read(2) that the kernel cut into several requests. Before the last of them
-// arrived, another thread began a batch on the handle.
+// An unfinishedRead is a read(2) of a batch that the handle no longer holds, because another thread
+// began the next batch before all requests of the read(2) had succeeded.
 type unfinishedRead struct {
 	fh        atomic.Uint64 // handle; if it is 0 or closed, the element is free
 	thread    atomic.Uint64
@@ -212,7 +213,7 @@ const (
 	hasBatch      = 1 << iota // the handle holds a batch
 	tentative                 // opened with O_NONBLOCK: see Handles.Release
 	hasUnfinished             // the handle may have an unfinishedRead
-	neverReturn               // a seek moved the cursor after the number was taken
+	neverReturn               // do not return the number, because a seek has moved the cursor
 
 	versionShift = 8
 )
@@ -225,7 +226,7 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// A resentRequest has no reply yet. A later request can overwrite it.
+// A resentRequest is a resent request without a reply. A later one may overwrite it.
 type resentRequest struct {
 	id      atomic.Uint64 // request id, or 0
 	crashes atomic.Uint64 // value of Crashes when the request was first resent

@@ -46,8 +46,8 @@ func (s *Shared) BeginWorker() uint64 {
 	return n
 }
 
-// ResumeLookups completes a CountLookup during which the previous worker died. It marks the
-// directories as incomplete if that worker was of an earlier build, which records none.
+// ResumeLookups completes or discards a CountLookup during which the previous worker died. It marks
+// the directories as incomplete if that worker was of an earlier build, which records none.
 func (s *Shared) ResumeLookups() {
 	l := s.lookups
 	if l.worker.Load() != s.Workers.Load() {
@@ -61,8 +61,8 @@ func (s *Shared) ResumeLookups() {
 	l.counting.id.Store(0)
 }
 
-// CountLookup counts a lookup of a file of a sequence. Each request id is counted once, even if a
-// worker dies after counting it and the next one handles it again. Callers must serialize calls of
+// CountLookup counts a lookup of a file of a sequence. A resent request that an earlier worker has
+// counted is counted again only if its record was overwritten. Callers must serialize calls of
 // CountLookup, Add, Remove and the methods below.
 func (s *Shared) CountLookup(number int, id uint64) {
 	if l := s.lookupAt(id); id&Resent != 0 && l.id.Load() == id&^Resent && l.number.Load() == uint64(number) {

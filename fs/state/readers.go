@@ -10,8 +10,10 @@ import (
 
 // WaitHistogram counts how long requests waited for their replies. It is safe for concurrent use.
 type WaitHistogram struct {
-	Sum     atomic.Int64                       // nanoseconds
-	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds, then longer waits
+	Sum atomic.Int64 // nanoseconds
+
+	// Buckets counts waits by the first of WaitBounds above them. The last element has the rest.
+	Buckets [len(WaitBounds) + 1]atomic.Uint64
 }
 
 // WaitBounds are the upper bounds of the buckets: 2 µs, 4 µs, … 2.1 s.
@@ -27,7 +29,7 @@ func (w *WaitHistogram) record(d time.Duration) {
 	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1) // the first bound is 2 µs
 }
 
-// A ReaderStats measures a thread that reads next, from its second request on. It belongs to the
+// A ReaderStats measures a thread that reads next, except for its first request. It belongs to the
 // slot of the thread's handle. When a thread opens next again, it gets the same slot if possible
 // (pickSlot). See Shared for its concurrent use.
 type ReaderStats struct {
@@ -81,7 +83,7 @@ func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, wa
 	return r
 }
 
-// End records that the reply is ready.
+// End records that the reply was sent.
 func (r ReadTimer) End() {
 	if r.reader == nil {
 		return
@@ -95,7 +97,7 @@ func (r ReadTimer) End() {
 	r.sequence.ReplyTimes.record(time.Duration(now - r.began))
 }
 
-// Discard records that the request failed. Its wait is not counted.
+// Discard ends the timer without counting the wait.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
 		r.reader.signedSince.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
@@ -107,7 +109,7 @@ func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].signedSince
 
 // pickSlot returns the index in free of a slot that this thread had for this sequence before, or
 // else the last index. free must not be empty. It checks only the last 64 slots; if more readers
-// open next for each batch, their statistics may be mixed up.
+// open next for each batch, their statistics may start anew.
 func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	last := len(h.free) - 1
 	for i := last; i >= max(0, last-63); i-- {

@@ -3,8 +3,8 @@
 //
 // [Shared] holds what a new worker needs: the agreement with the kernel, the cursor of each
 // sequence, and the batch of each open handle of next. The supervisor owns the memory, the serving
-// worker writes it, and commands such as doctor read it. [Handles] assigns handles and batch
-// numbers in it. A worker may be killed between any two instructions; its successor completes
+// worker writes most of it, and commands such as doctor read it. [Handles] assigns handles and
+// batch numbers in it. A worker may be killed between any two instructions; its successor completes
 // whatever is half done.
 package state
 
@@ -113,7 +113,7 @@ func (s *Shared) SinceHeartbeat() time.Duration {
 	return time.Duration(clock.Now() - s.Heartbeat.Load())
 }
 
-// Unresponsive returns the names of the sequences whose token files have not responded for more
+// Unresponsive returns the names of the splits whose token files have not responded for more
 // than a second, and how long their oldest requests have waited.
 func (s *Shared) Unresponsive() map[string]time.Duration {
 	waiting := map[string]time.Duration{}

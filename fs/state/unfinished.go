@@ -49,7 +49,8 @@ func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinishedRead) {
 
 // otherAssignment returns the assignment of a request for a batch other than its handle's, or nil.
 // Such a request either continues an unfinished read(2), or was resent, in which case a is its
-// earlier assignment. Any other request ends the unfinished read(2) of its thread.
+// earlier assignment. An unfinished read(2) ends with its last request, or with another request of
+// its thread.
 func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)
 	switch {

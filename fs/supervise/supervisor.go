@@ -240,7 +240,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 }
 
 // ping sends a ping, or replaces a worker that hangs. Only the time that the worker could have run
-// counts, because either process may have been stopped or have waited for a processor.
+// counts, because it may have waited for a processor, and this process may have been stopped.
 func (s *supervisor) ping() error {
 	if s.standby != nil {
 		s.shared.Standby.Store(int64(s.standby.cmd.Process.Pid))

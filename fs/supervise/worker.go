@@ -29,8 +29,8 @@ var ErrReplaced = errors.New("another process is serving")
 // ErrPanicked means that a worker should be replaced, because a request panicked.
 var ErrPanicked = errors.New("a request panicked")
 
-// A Worker connects a worker or standby to its supervisor. It belongs to one goroutine, except that
-// any goroutine may call Refuse and Publish.
+// A Worker connects a worker or standby to its supervisor. It is safe for concurrent use, but
+// AwaitPromotion must return before AnswerPings is called.
 type Worker struct {
 	Snapshot   *os.File // supervisor's latest snapshot
 	Shared     *state.Shared

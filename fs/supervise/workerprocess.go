@@ -179,7 +179,7 @@ func (p *workerProcess) status() syscall.WaitStatus {
 	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
-// mainThreadStatus reports whether and how the main thread has ended while others remain.
+// mainThreadStatus reports whether and how the main thread has ended. Others may remain.
 func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return stat.ExitStatus, err == nil && stat.State == 'Z'

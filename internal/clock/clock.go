@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the time of CLOCK_MONOTONIC, in nanoseconds since boot, roughly. It makes no system
-// call, because time.Since makes none.
+// Now returns the time of CLOCK_MONOTONIC: nanoseconds since boot, not counting suspension. It
+// makes no system call, because time.Since makes none.
 func Now() int64 { return base.clock + int64(time.Since(base.time)) }
 
 var base = func() (b struct {

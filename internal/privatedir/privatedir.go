@@ -61,7 +61,7 @@ func protect(dir *os.File, group bool) error {
 	return nil
 }
 
-// Lock calls flock(2), and again if a signal interrupts it.
+// Lock calls flock(2), and repeats the call if a signal interrupts it.
 func Lock(f *os.File, operation int) error {
 	err := error(unix.EINTR)
 	for err == unix.EINTR {
