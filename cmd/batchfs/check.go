@@ -23,18 +23,18 @@ func checkCommand() *cobra.Command {
   files that cannot be read, or do not match the configuration or their header, such as truncated files
   tokens at or above vocab_size: how many, and the first one
   files that end in zeros, as if they were allocated in full but not written to the end
-  identical files, and runs of tokens that occur twice, in one file or in two
+  identical files, and passages that occur twice, in one file or in two
   arrays that do not have one element for each token
   document indexes that do not increase
 
 If you name several splits, check also finds tokens that two of them share, such as
 a validation set inside the training data.
 
-Check finds repeated runs of at least 65,536 tokens, at any position. --overlap sets
-this length. By default, it is smaller for small files (a quarter of a file), and
-larger above 34 billion tokens. The report says which length was used. Check does
-not find copies that differ in a token every few thousand, nor runs in which a few
-numbers repeat over and over.
+Check finds repeated passages of at least 65,536 tokens, at any position. --overlap
+sets this length. By default, it is smaller for small files (a quarter of a file),
+and larger above 34 billion tokens. The report says which length was used. Check does
+not find copies that differ in a token every few thousand, nor passages in which a
+few numbers repeat over and over.
 
 You can interrupt a check with Ctrl-C and continue it with the same command. Its
 progress is saved in the user's cache directory (~/.cache/batchfs) until it is
@@ -54,7 +54,7 @@ mount's configuration applies.`,
 		},
 	}
 	src.Register(cmd)
-	cmd.Flags().Int64Var(&o.CommonRun, "overlap", 0, "report runs of this many `TOKENS` that occur twice")
+	cmd.Flags().Int64Var(&o.CommonRun, "overlap", 0, "report passages of at least this many `TOKENS` that occur twice")
 	cmd.Flags().BoolVar(&o.Restart, "restart", false, "start over instead of continuing an interrupted check")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

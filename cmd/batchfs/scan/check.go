@@ -234,7 +234,7 @@ func (r *Report) Print(out io.Writer) {
 	if !r.OK {
 		result = terminal.Plural(int64(len(r.Problems)), "problem", "problems")
 	}
-	fmt.Fprintf(out, ": %s\nsearched for duplicated runs of %d or more tokens\n", result, r.CommonRun)
+	fmt.Fprintf(out, ": %s\nsearched for duplicate passages of %d or more tokens\n", result, r.CommonRun)
 	if !r.VocabularyKnown {
 		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}
