@@ -137,7 +137,7 @@ const (
 	pageCachePause = time.Millisecond
 )
 
-var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts)
+var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts+1)
 
 // New returns a Guard that wraps inner. The caller must call Run in a goroutine.
 func New(inner FileSystem, o Options) *Guard {

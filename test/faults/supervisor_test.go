@@ -130,7 +130,7 @@ func TestPoisonousRead(t *testing.T) {
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:abort:1")
 	m := e2e.MountProgram(t, cmd, "-c", config)
 	e2e.CheckFails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
-	e2e.CheckOutput(t, "5 workers crashed before they could answer it", "cat", m.Path("status.json"))
+	e2e.CheckOutput(t, "6 workers crashed before they could answer it", "cat", m.Path("status.json"))
 }
 
 // After SIGTERM, open files can be read for the grace period, and no other files can be opened.
