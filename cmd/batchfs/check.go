@@ -47,14 +47,14 @@ mount's configuration applies.`,
   batchfs check /mnt/batches/train --restart`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("overlap") && o.CommonRun < 16 {
-				return fmt.Errorf("--overlap: must be 16 or more (got %d)", o.CommonRun)
+			if cmd.Flags().Changed("overlap") && o.MinPassage < 16 {
+				return fmt.Errorf("--overlap: must be 16 or more (got %d)", o.MinPassage)
 			}
 			return checkSplits(cmd, &src, args, o, asJSON)
 		},
 	}
 	src.Register(cmd)
-	cmd.Flags().Int64Var(&o.CommonRun, "overlap", 0, "report passages of at least this many `TOKENS` that occur twice")
+	cmd.Flags().Int64Var(&o.MinPassage, "overlap", 0, "report passages of at least this many `TOKENS` that occur twice")
 	cmd.Flags().BoolVar(&o.Restart, "restart", false, "start over instead of continuing an interrupted check")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

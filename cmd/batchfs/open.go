@@ -145,11 +145,11 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	if c.Mountpoint == "" {
 		return nil, errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
-	mountpoint, err := f.chooseMountpoint(c)
+	mountpoint, err := f.resolveMountpoint(c)
 	if err != nil {
 		return nil, err
 	}
-	splits, err := openReadable(dataset.NewOpener(c), p)
+	splits, err := openAndTryRead(dataset.NewOpener(c), p)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	return &openMessage{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
-func (f *mountFlags) chooseMountpoint(c *config.Config) (mountpoint string, err error) {
+func (f *mountFlags) resolveMountpoint(c *config.Config) (mountpoint string, err error) {
 	if f.fd >= 0 {
 		return filepath.Abs(c.Mountpoint) // no worker serves the mount yet, so a check would hang
 	}
@@ -180,7 +180,7 @@ func (f *mountFlags) logPath(mountpoint string) (string, error) {
 	return filepath.Abs(f.logFile)
 }
 
-func openReadable(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, error) {
+func openAndTryRead(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, error) {
 	splits, err := o.Open(p)
 	if err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ type bench struct {
 	sets               []string
 	warmFile, coldFile string
 	python             *trainer
-	notCold            bool
+	coldWasCached      bool
 }
 
 // A hostInfo describes the machine that was measured.
@@ -66,7 +66,7 @@ func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
 			return nil, err
 		}
 	}
-	r := &report{Host: b.host, NotCold: b.notCold, Scenes: scenes}
+	r := &report{Host: b.host, ColdWasCached: b.coldWasCached, Scenes: scenes}
 	r.Advice = r.advice()
 	r.print(out)
 	return r, nil
@@ -150,7 +150,7 @@ func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
 	w.waits = append(w.waits, waits...)
 	w.Rounds = append(w.Rounds, sc.typicalWait(waits))
 	if read := diskBytesRead(b.python.cmd.Process.Pid) - before; sc.Cold && w.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
-		b.notCold = true
+		b.coldWasCached = true
 	}
 	return nil
 }

@@ -9,10 +9,10 @@ import (
 )
 
 type report struct {
-	Host    hostInfo `json:"host"`
-	NotCold bool     `json:"not_cold"` // whether the file stayed in the page cache, as on tmpfs
-	Scenes  []*scene `json:"scenes"`
-	Advice  string   `json:"advice"`
+	Host          hostInfo `json:"host"`
+	ColdWasCached bool     `json:"not_cold"` // whether the file stayed in the page cache, as on tmpfs
+	Scenes        []*scene `json:"scenes"`
+	Advice        string   `json:"advice"`
 }
 
 // rootReadAhead is how far the kernel reads ahead in a mount that root made, in KiB.
@@ -66,7 +66,7 @@ func (r *report) print(out io.Writer) {
 		h.WarmBytes>>20, h.ColdBytes>>20, h.DiskReadAhead, h.MountReadAhead)
 	for _, sc := range r.Scenes {
 		fmt.Fprintf(out, "\n%s: %d rows of %d tokens, µs that the trainer waits for a batch\n", strings.ToUpper(sc.Name), sc.Batch, sc.Block)
-		if sc.Cold && r.NotCold {
+		if sc.Cold && r.ColdWasCached {
 			fmt.Fprintln(out, "  not measured, for no file here leaves the page cache (is this a tmpfs?): name a directory on a disk with --dir")
 			continue
 		}

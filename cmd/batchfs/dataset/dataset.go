@@ -38,7 +38,7 @@ type Dataset struct {
 	hint          vocabHint
 	fingerprint   string        // hash of the contents of all token files
 	formatsDigest func() string // see digestFormats; computed by the first call
-	files         int           // files of all arrays, including indexes of documents
+	fileCount     int           // files of all arrays, including indexes of documents
 	groups        [][]int64     // see sampler.Source.Groups; one for each source
 	unleasedFile  string        // file whose writers are unknown, because it has no lease; or empty
 }
@@ -152,7 +152,7 @@ func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHi
 		d.unleasedFile = cmp.Or(d.unleasedFile, a.Unleased())
 	}
 	for range d.blobs() {
-		d.files++
+		d.fileCount++
 	}
 	if err := d.bindSettings(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)

@@ -112,8 +112,8 @@ var identityCases = []struct{ key, lines, change string }{
 		"arrays = [{name = 'p', files = 'two.safetensors', tensor = 'q'}]"},
 }
 
-// openLines opens a split with these lines. A line replaces an earlier one with the same key.
-func openLines(t *testing.T, lines string) *Dataset {
+// openSplitWith opens a split with these lines. A line replaces an earlier one with the same key.
+func openSplitWith(t *testing.T, lines string) *Dataset {
 	t.Helper()
 	const initial = "split = 'train'\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 3\nblock_size = 4\n"
 	all := map[string]string{}
@@ -151,9 +151,9 @@ func TestIdentity(t *testing.T) {
 	covered := map[string]bool{"on_change": true} // tested in TestIdentityOfFollowed
 	keys := keysOfSplits(t)
 	writeIdentityFiles(t)
-	fingerprint := openLines(t, "").fingerprint
+	fingerprint := openSplitWith(t, "").fingerprint
 	for _, c := range identityCases {
-		a, b := openLines(t, c.lines), openLines(t, c.lines+"\n"+strings.Replace(c.change, "FINGERPRINT", fingerprint, 1))
+		a, b := openSplitWith(t, c.lines), openSplitWith(t, c.lines+"\n"+strings.Replace(c.change, "FINGERPRINT", fingerprint, 1))
 		if got, want := a.Identity() == b.Identity(), sequenceOf(t, a) == sequenceOf(t, b); got != want {
 			t.Errorf("%q and then %q: the identity is the same: %v, and the bytes are: %v", c.lines, c.change, got, want)
 		}
@@ -197,7 +197,7 @@ func TestIdentityOfFollowed(t *testing.T) {
 	identities := func(lines string) (list []string) {
 		writeIdentityFiles(t)
 		for range 2 {
-			d := openLines(t, lines)
+			d := openSplitWith(t, lines)
 			list = append(list, d.Identity()+fmt.Sprint(d.rowSettings()))
 			testfiles.Positions(t, map[string]int{"0.bin": 5, "a.bin": 900})
 		}
@@ -223,7 +223,7 @@ func TestIdentityIsTheSameElsewhere(t *testing.T) {
 		maskArray + "\ndocuments = true\nrank = 1\nworld = 2": "a310d71b2e2b7e404ca46057a0643959",
 		torch + "\ntorch_state = 'rng.bin'":                   "0907fdeb8270826560e001bab424350c",
 	} {
-		d := openLines(t, lines)
+		d := openSplitWith(t, lines)
 		if got := d.Identity(); got != want {
 			t.Errorf("%q has the identity %s, want %s", lines, got, want)
 		}

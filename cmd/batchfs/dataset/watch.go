@@ -373,7 +373,7 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	list := blobLists.Get().(*[]blob.Blob)
 	defer blobLists.Put(list)
 	*list = (*list)[:0]
-	if d.files <= d.Sequence.BatchSize {
+	if d.fileCount <= d.Sequence.BatchSize {
 		for _, a := range d.arrays {
 			*list = slices.AppendSeq(*list, a.Blobs())
 		}

@@ -31,15 +31,15 @@ type corpusSource struct {
 	windows int64 // windows in an epoch
 }
 
-// A sourceSize describes a source by its size alone.
-type sourceSize struct {
+// An assumedSource is a source that need not exist, described by its size.
+type assumedSource struct {
 	name                string
 	tokens, shardTokens int64
 	weight              float64
 }
 
-// sourceSizes returns the sources that --tokens or --source describe, if any.
-func (o *options) sourceSizes() (list []sourceSize, err error) {
+// assumedSources returns the sources that --tokens or --source describe, if any.
+func (o *options) assumedSources() (list []assumedSource, err error) {
 	shard, err := parseQuantity("--shard-tokens", o.shardTokens, counts, 1, maxTokens, "1G")
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (o *options) sourceSizes() (list []sourceSize, err error) {
 		if n/shard > maxShards {
 			return nil, fmt.Errorf("--shard-tokens: %s tokens make %.0f objects of %s; set it to %s or more", tokens, n/shard, o.shardTokens, formatCount(n/maxShards))
 		}
-		list = append(list, sourceSize{name, int64(n), int64(shard), w})
+		list = append(list, assumedSource{name, int64(n), int64(shard), w})
 	}
 	return list, nil
 }
@@ -78,7 +78,7 @@ const (
 
 // array returns an array of this size, divided into files of about equal length, which need not
 // exist.
-func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
+func (s assumedSource) array(split *config.Split) (*cache.Array, error) {
 	var m cache.Manifest
 	n := (s.tokens + s.shardTokens - 1) / s.shardTokens
 	for i := range n {
@@ -97,7 +97,7 @@ func (s sourceSize) array(split *config.Split) (*cache.Array, error) {
 
 // openCorpus returns the corpus that --tokens or --source describe, or the split at path.
 func (o *options) openCorpus(path string) (*corpus, error) {
-	sizes, err := o.sourceSizes()
+	sizes, err := o.assumedSources()
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 }
 
 // synthesize sets up sources of the given sizes, under the settings of [batch].
-func (c *corpus) synthesize(from *config.Config, sizes []sourceSize) error {
+func (c *corpus) synthesize(from *config.Config, sizes []assumedSource) error {
 	split, err := from.Named("plan")
 	if err == nil {
 		err = requireWindows(split)

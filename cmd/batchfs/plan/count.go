@@ -124,8 +124,8 @@ type need struct {
 	step uint64
 }
 
-// A blockExtent holds the bounds of a source's elements in one block: [begin, end).
-type blockExtent struct {
+// A blockElements is the range of a source's elements in one block: [begin, end).
+type blockElements struct {
 	source     int
 	begin, end int64
 }
@@ -162,7 +162,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 		f := sort.Search(len(files), func(f int) bool { return before[f+1] > number })
 		from := (number - before[f]) * size
 		to := min(from+size, files[f])
-		block := blockExtent{source: i}
+		block := blockElements{source: i}
 		block.begin, block.end = a.ElementsIn(f, from, to)
 		needs, err := c.needsOf(block, n.steps, r)
 		if err != nil {
@@ -181,7 +181,7 @@ func (c *corpus) rowsPerStep(source int) float64 {
 }
 
 // needsOf returns which hosts need a block in which of the first steps, sorted by host and step.
-func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs []need, err error) {
+func (c *corpus) needsOf(block blockElements, steps uint64, r *rand.Rand) (needs []need, err error) {
 	q := c.sequence
 	if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
 		needs, err = c.findNeeds(block, steps)
@@ -200,7 +200,7 @@ func (c *corpus) needsOf(block blockExtent, steps uint64, r *rand.Rand) (needs [
 }
 
 // findNeeds does the same as needsOf, for orders that Find can invert.
-func (c *corpus) findNeeds(block blockExtent, steps uint64) (needs []need, err error) {
+func (c *corpus) findNeeds(block blockElements, steps uint64) (needs []need, err error) {
 	for epoch := uint64(0); ; epoch++ {
 		known := len(needs)
 		for pos := block.begin; pos < block.end; pos = min(pos+int64(c.stride()), max(block.end-1, pos+1)) {

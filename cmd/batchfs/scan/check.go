@@ -20,10 +20,10 @@ import (
 
 // CheckOptions configures [Check].
 type CheckOptions struct {
-	// CommonRun is the length of the shortest duplicated run to report, in tokens; 0 chooses it by
-	// the sizes of the files.
-	CommonRun int64
-	Restart   bool // whether to discard the results of an interrupted check
+	// MinPassage is the length of the shortest duplicated passage to report, in tokens; 0 chooses
+	// it by the sizes of the files.
+	MinPassage int64
+	Restart    bool // whether to discard the results of an interrupted check
 }
 
 // A Report is the result of a check. It belongs to one goroutine.
@@ -34,8 +34,8 @@ type Report struct {
 	Tokens  int64    `json:"tokens"`        // elements of the main arrays
 	Bytes   int64    `json:"bytes"`         // bytes of all arrays
 	Resumed int64    `json:"bytes_resumed"` // bytes read before, by an interrupted check
-	// CommonRun is the number of tokens from which on all duplicated runs are found.
-	CommonRun       int64     `json:"common_run"`
+	// MinPassage is the length, in tokens, at and above which every duplicated passage is found.
+	MinPassage      int64     `json:"common_run"`
 	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
 	Problems        []Problem `json:"problems"`
 
@@ -50,7 +50,7 @@ const (
 	Vocabulary = "vocabulary" // tokens are not below vocab_size
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files have the same content
-	Overlap    = "overlap"    // a run of tokens occurs twice
+	Overlap    = "overlap"    // a passage occurs twice
 	Documents  = "documents"  // the ends of documents do not increase
 	Rejected   = "split"      // mount rejects the split for another reason
 )
@@ -77,8 +77,8 @@ type checkedFile struct {
 	array      *cache.Array // nil if the file cannot be opened
 	numbers    int64
 	offset     int64    // position of the first number in the concatenated main arrays
-	results    []result // one for each segment
-	failed     bool     // whether a segment could not be read
+	results    []result // one for each part
+	failed     bool     // whether a part could not be read
 }
 
 type splitArray struct {
@@ -90,28 +90,28 @@ type splitArray struct {
 func (a *splitArray) main() bool { return a.Name == "" }
 
 type check struct {
-	report      Report
-	arrays      []*splitArray
-	files       []*checkedFile
-	numbers     int64    // numbers in the main arrays that are open
-	window      int64    // numbers that a fingerprint covers
-	segmentSize int64    // bytes per segment
-	state       *os.File // see openState; nil if results cannot be saved
-	stderr      io.Writer
+	report   Report
+	arrays   []*splitArray
+	files    []*checkedFile
+	numbers  int64    // numbers in the main arrays that are open
+	window   int64    // numbers that a window hash covers
+	partSize int64    // bytes per part
+	state    *os.File // see openState; nil if results cannot be saved
+	stderr   io.Writer
 }
 
 // Check reads all files of the splits in the openers' configurations, and reports what is wrong
 // with them. It returns an error if the splits cannot be checked, or if ctx is canceled; the next
 // call then continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
-	c := &check{segmentSize: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
+	c := &check{partSize: partBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(openers); err != nil {
 		return nil, err
 	}
 	if err := c.checkDocuments(ctx); err != nil {
 		return nil, err
 	}
-	c.chooseWindow(o.CommonRun)
+	c.chooseWindow(o.MinPassage)
 	if err := c.readAll(ctx, o.Restart); err != nil {
 		return nil, err
 	}
@@ -202,14 +202,14 @@ func (c *check) countRepeated() {
 	all, repeated := map[string]int64{}, map[string]int64{}
 	for _, f := range c.mainFiles() {
 		all[f.splitArray.split] += f.array.Len()
-		runs := duplicates[file{f.splitArray.split, f.path}]
-		if len(runs) == 0 {
+		copies := duplicates[file{f.splitArray.split, f.path}]
+		if len(copies) == 0 {
 			continue
 		}
 		v, _, _ := vocabulary.ForFiles([]string{f.path}) // errors were reported earlier
-		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
+		slices.SortFunc(copies, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
 		end := int64(0)
-		for _, p := range runs {
+		for _, p := range copies {
 			repeated[f.splitArray.split] += max(0, p.Index+p.Count-max(p.Index, end))
 			end = max(end, p.Index+p.Count)
 			if v != nil && isTokens(f.array) {
@@ -234,7 +234,7 @@ func (r *Report) Print(out io.Writer) {
 	if !r.OK {
 		result = terminal.Plural(int64(len(r.Problems)), "problem", "problems")
 	}
-	fmt.Fprintf(out, ": %s\nsearched for duplicate passages of %d or more tokens\n", result, r.CommonRun)
+	fmt.Fprintf(out, ": %s\nsearched for duplicate passages of %d or more tokens\n", result, r.MinPassage)
 	if !r.VocabularyKnown {
 		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}

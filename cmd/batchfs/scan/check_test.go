@@ -181,7 +181,7 @@ func TestCheckOfRows(t *testing.T) {
 	}
 }
 
-// Segments that an interrupted check has read are not read again, but their problems are reported.
+// Parts that an interrupted check has read are not read again, but their problems are reported.
 func TestCheckContinues(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
 	all["a.bin"][10], all["b.bin"][29999] = 200, 300
@@ -190,7 +190,7 @@ func TestCheckContinues(t *testing.T) {
 	saveTokens(t, "b.bin", all["b.bin"])
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
-		k := &check{segmentSize: 8192, stderr: io.Discard}
+		k := &check{partSize: 8192, stderr: io.Discard}
 		testfiles.NoError(t, k.open(c))
 		k.chooseWindow(0)
 		return k
@@ -198,12 +198,12 @@ func TestCheckContinues(t *testing.T) {
 	const want = "vocabulary a.bin 10 1 . 0\nvocabulary b.bin 29999 1 . 0\noverlap b.bin 0 25000 a.bin 20001\n"
 	for _, done := range []int{0, 1, 7, 20} {
 		first := begin()
-		segments := first.segments()
+		parts := first.parts()
 		var err error
 		if first.state, _, err = openState(first.stateKey(), true); err != nil {
 			t.Fatal(err)
 		}
-		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
+		testfiles.NoError(t, first.readParts(t.Context(), parts[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
 		first.state.WriteString(`{"file":0,"segm`) // a write that was cut short
 		first.state.Close()
 		canceled, cancel := context.WithCancel(t.Context())
@@ -215,10 +215,10 @@ func TestCheckContinues(t *testing.T) {
 		testfiles.NoError(t, second.readAll(t.Context(), false))
 		second.reportProblems()
 		if got := problemLines(&second.report); got != want {
-			t.Errorf("after %d segments: %s", done, got)
+			t.Errorf("after %d parts: %s", done, got)
 		}
 		if resumed := second.report.Resumed; resumed == 0 != (done == 0) || done < 10 && resumed != int64(done*8192) {
-			t.Errorf("after %d segments: %d bytes resumed", done, resumed)
+			t.Errorf("after %d parts: %d bytes resumed", done, resumed)
 		}
 		if _, err := os.Stat(second.state.Name()); err == nil {
 			t.Error("the state of a check that ended is left")

@@ -13,26 +13,26 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// segmentBytes is how many bytes of a file are checked at a time. Their result is then saved.
-const segmentBytes = 16 << 20
+// partBytes is the size of the parts in which a file is checked. The result of each is saved.
+const partBytes = 16 << 20
 
-type segment struct {
+type part struct {
 	file     int // index in check.files
-	index    int // index of the segment in the file
+	index    int // index of the part in the file
 	from, to int64
 }
 
-// A result is what the check has found in a segment. Results are saved as JSON; see openState.
+// A result is what the check has found in a part. Results are saved as JSON; see openState.
 type result struct {
 	File            int    `json:"file"`
 	Index           int    `json:"segment"`
-	Sum             []byte `json:"sum"`              // SHA-256 of the segment
+	Sum             []byte `json:"sum"`              // SHA-256 of the part
 	OutOfVocabulary int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
 	First           int64  `json:"first,omitempty"`  // index of the first such token in the file
 	Token           string `json:"token,omitempty"`  // value of that token
-	Zeros           int64  `json:"zeros,omitempty"`  // zeros at the end of the segment
-	// RunHashes holds fingerprints of 16 bytes: Hash and At, in 8 bytes each.
-	RunHashes []byte `json:"prints,omitempty"`
+	Zeros           int64  `json:"zeros,omitempty"`  // zeros at the end of the part
+	// WindowHashes holds 16 bytes for each hash: Hash and At, in 8 bytes each.
+	WindowHashes []byte `json:"prints,omitempty"`
 
 	err error
 }
@@ -40,7 +40,7 @@ type result struct {
 // stateKey returns the key for openState: a hash of everything that the results depend on.
 func (c *check) stateKey() string {
 	sum := sha256.New()
-	fmt.Fprintln(sum, 2, c.segmentSize, c.window) // 2 is the version of this scheme
+	fmt.Fprintln(sum, 2, c.partSize, c.window) // 2 is the version of this scheme
 	for _, f := range c.files {
 		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.splitArray.Options.VocabSize, f.splitArray.Name)
 		if f.array != nil {
@@ -51,25 +51,25 @@ func (c *check) stateKey() string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
 }
 
-func (c *check) segments() (all []segment) {
+func (c *check) parts() (all []part) {
 	for i, f := range c.files {
 		if f.array == nil {
 			continue
 		}
-		size := c.segmentSize / int64(f.array.DType().Size())
+		size := c.partSize / int64(f.array.DType().Size())
 		n := int((f.numbers + size - 1) / size)
 		f.results = make([]result, n)
 		for index := range n {
 			from := int64(index) * size
-			all = append(all, segment{i, index, from, min(from+size, f.numbers)})
+			all = append(all, part{i, index, from, min(from+size, f.numbers)})
 		}
 	}
 	return all
 }
 
-// readAll reads all segments, except those that an interrupted check has read.
+// readAll reads all parts, except those that an interrupted check has read.
 func (c *check) readAll(ctx context.Context, restart bool) error {
-	todo := c.segments()
+	todo := c.parts()
 	// Without a state, for example because there is no home directory, an interrupted check starts
 	// over.
 	state, done, err := openState(c.stateKey(), restart)
@@ -82,7 +82,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 			c.files[r.File].results[r.Index] = r
 		}
 	}
-	todo = slices.DeleteFunc(todo, func(s segment) bool {
+	todo = slices.DeleteFunc(todo, func(s part) bool {
 		f := c.files[s.file]
 		known := f.results[s.index].Sum != nil
 		if known {
@@ -92,7 +92,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	})
 	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
 	defer progress.Finish()
-	if err := c.readSegments(ctx, todo, progress); err != nil {
+	if err := c.readParts(ctx, todo, progress); err != nil {
 		if c.state != nil {
 			err = fmt.Errorf("%w; run the same command again to continue", err)
 		}
@@ -104,15 +104,15 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	return nil
 }
 
-// readSegments reads segments on all processors. When ctx is canceled, it returns immediately, even
-// if a disk does not respond.
-func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
+// readParts reads parts on all processors. When ctx is canceled, it returns immediately, even if a
+// disk does not respond.
+func (c *check) readParts(ctx context.Context, todo []part, progress *terminal.Progress) error {
 	var next atomic.Int64
 	results := make(chan result)
 	for range runtime.GOMAXPROCS(0) {
 		go func() {
 			for i := next.Add(1); i <= int64(len(todo)); i = next.Add(1) {
-				r := c.readSegment(ctx, todo[i-1], progress)
+				r := c.readPart(ctx, todo[i-1], progress)
 				select {
 				case results <- r:
 				case <-ctx.Done():
@@ -150,16 +150,16 @@ func (c *check) record(r result) {
 	}
 }
 
-// readSegment reads a segment. In main arrays, it also examines the numbers.
-func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.Progress) result {
+// readPart reads a part. In main arrays, it also examines the numbers.
+func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}
-	sum, d, hashes := sha256.New(), decoder{dtype: f.array.DType()}, []runHash(nil)
+	sum, d, hashes := sha256.New(), decoder{dtype: f.array.DType()}, []windowHash(nil)
 	var winnower *winnower
 	readEnd := s.to
 	if f.splitArray.main() {
 		winnower = newWinnower(c.window, f.offset+s.from)
-		// A run that begins in the segment may end in the next one.
+		// A passage that begins in this part may end in the next one.
 		readEnd = min(s.to+2*c.window-2, f.numbers)
 	}
 	vocab := uint64(f.splitArray.Options.VocabSize)
@@ -185,8 +185,8 @@ func (c *check) readSegment(ctx context.Context, s segment, progress *terminal.P
 	}
 	r.Sum = sum.Sum(nil)
 	for _, p := range hashes {
-		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, p.Hash)
-		r.RunHashes = binary.LittleEndian.AppendUint64(r.RunHashes, uint64(p.At))
+		r.WindowHashes = binary.LittleEndian.AppendUint64(r.WindowHashes, p.Hash)
+		r.WindowHashes = binary.LittleEndian.AppendUint64(r.WindowHashes, uint64(p.At))
 	}
 	return r
 }

@@ -55,7 +55,7 @@ func (c *check) reportTokens(f *checkedFile) {
 		return
 	}
 	per, zeros := numbersPerElement(f.array), int64(0)
-	for i, size := len(f.results)-1, c.segmentSize/int64(f.array.DType().Size()); i >= 0; i-- {
+	for i, size := len(f.results)-1, c.partSize/int64(f.array.DType().Size()); i >= 0; i-- {
 		zeros += f.results[i].Zeros
 		if f.results[i].Zeros < min(size, f.numbers-int64(i)*size) {
 			break

@@ -58,9 +58,9 @@ type InfoOptions struct {
 	All  bool  // whether to read whole files instead of samples
 }
 
-// withVocabulary returns the vocabulary next to a file, or nil, and completes o and eot from it:
-// the dtype of a headerless file, and the token that ends each document.
-func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
+// completeFromVocabulary returns the vocabulary next to a file, or nil, and completes o and eot
+// from it: the dtype of a headerless file, and the token that ends each document.
+func completeFromVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
 	v, _, err := vocabulary.ForFiles([]string{path})
 	if v == nil {
 		return nil, o, eot, err
@@ -85,7 +85,7 @@ const (
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
-	if v, o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
+	if v, o.Open, o.EOT, err = completeFromVocabulary(path, o.Open, o.EOT); err != nil {
 		return err
 	}
 	a, err := cache.Open([]string{path}, o.Open)

@@ -9,8 +9,8 @@ import (
 )
 
 // openState opens the file in the user's cache directory in which a check saves its results, one
-// line for each segment. Unless restart is true, it also returns the results of an interrupted
-// check with the same key, without incomplete lines.
+// line for each part. Unless restart is true, it also returns the results of an interrupted check
+// with the same key, without incomplete lines.
 func openState(key string, restart bool) (state *os.File, done []result, err error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
