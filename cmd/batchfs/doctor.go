@@ -345,8 +345,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	return detail, nil
 }
 
-// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor. The
-// supervisor must be alive.
+// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor.
 func checkRunning(m *mount.Mounted) error {
 	if !m.IsStopped() {
 		return nil

@@ -52,13 +52,13 @@ func TestDoctor(t *testing.T) {
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
 			"FIX  memory: 64 MiB are free"},
 
-		// A group's inactive page cache is available memory.
+		// A cgroup's inactive page cache is available memory.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
 			"ok   memory: 324 MiB are free, and batchfs uses at most 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1100)},
 			"FIX  memory: 0 MiB are free"},
-		// The group with the least available memory decides, unless the machine has less.
+		// The cgroup with the least available memory decides, unless the machine has less.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a/b\n",
 			group + "/b/memory.max": mib(500), group + "/b/memory.current": mib(100), group + "/memory.max": gib, group + "/memory.current": mib(800)},
 			"ok   memory: 224 MiB are free"},

@@ -112,7 +112,7 @@ func TestInspectWithoutText(t *testing.T) {
 // Tokens outside the vocabulary are shown as numbers.
 func TestInspectOfForeignTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
-	testfiles.Positions(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
+	testfiles.Positions(t, map[string]int{"train.bin": 5}) // 0 to 4, each read as two 2-byte tokens
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "char", "vocab_size": 2, "tokens": ["a", "b"]}`})
 	args := []string{"--data", ".", "--set", "batch.block_size=9", "--set", "batch.batch_size=1", "--set", "batch.vocab_size=5"}
 	if got := rowTexts(inspect(t, append(args, "train", "0")...)); len(got) != 1 || got[0] != "aaba\ufffd2a\ufffd3a\ufffd4" {

@@ -147,7 +147,7 @@ var stamped string
 // unreleased is the version of a build without information about its tag or commit.
 const unreleased = "v0.1.0-dev"
 
-// version returns the tag of a release, or a version that names the commit.
+// version returns the tag of a release, or a version that names the commit, if one is known.
 func version() string {
 	if stamped != "" {
 		return stamped

@@ -212,8 +212,8 @@ func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 	return daemon.Process.Release()
 }
 
-// startSupervisor starts the hidden command supervise. That command writes serving to the pipe once
-// batches can be read, or else an error message.
+// startSupervisor starts the hidden command supervise, which writes the text serving to the pipe
+// once batches can be read, or else an error message.
 func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {

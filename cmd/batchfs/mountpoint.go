@@ -63,7 +63,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	return abs, nil
 }
 
-// isInside reports whether a file, which need not exist, is below dir.
+// isInside reports whether a file, which need not exist, is dir or below it.
 func isInside(dir, file string) bool {
 	real, err := filepath.EvalSymlinks(file)
 	if err != nil {

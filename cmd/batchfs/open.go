@@ -65,7 +65,7 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 	}
 	o, err := lastMessage(out)
 	err = cmp.Or(cmd.Wait(), err)
-	os.Stderr.Write(stderr.Bytes()) // warnings, such as a cache directory that fails
+	os.Stderr.Write(stderr.Bytes()) // warnings, such as about a failing cache directory
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("the process that opens the token files died: %w", err)

@@ -142,7 +142,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 // An executable is the program that workers run.
 type executable struct {
 	path string   // path of the program for restarts
-	file *os.File // program for replacing dead workers, even if path has changed since
+	file *os.File // program for replacing dead workers, even if path now names another file
 }
 
 func openExecutable() (*executable, error) {

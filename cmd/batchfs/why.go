@@ -54,7 +54,7 @@ func tryRead(path string) error {
 	}
 	defer file.Close()
 	if info, err := file.Stat(); err != nil || info.IsDir() || strings.HasPrefix(filepath.Base(path), "next") {
-		return err
+		return errors.Unwrap(err)
 	}
 	if _, err = file.Read(make([]byte, 64<<10)); err == io.EOF {
 		return nil

@@ -87,7 +87,7 @@ func (b *bench) prepareFiles(o *options) (err error) {
 		return err
 	}
 	if uint64(info.Size()) > memory.Totalram*uint64(memory.Unit)/2 {
-		return fmt.Errorf("%s: is more than half of this machine's memory, and has to fit the page cache: take a part of it (head -c 4G)", b.warmFile)
+		return fmt.Errorf("%s: is more than half of this machine's memory, but must fit in the page cache: use part of it (head -c 4G)", b.warmFile)
 	}
 	b.coldFile = b.warmFile
 	if info.Size() < o.bytes {

@@ -107,8 +107,8 @@ func (o *options) compareEncodings(s *stage, python *trainer, texts [][]byte, ou
 	return nil
 }
 
-// readTexts returns up to 16 MiB of UTF-8 texts below a directory. It fails if there is less than 1
-// MiB.
+// readTexts returns UTF-8 texts below a directory, about 16 MiB if there are so many. It fails if
+// there is less than 1 MiB.
 func readTexts(dir string) (texts [][]byte, size int, err error) {
 	const least, most = 1 << 20, 16 << 20
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -137,7 +137,7 @@ func readTexts(dir string) (texts [][]byte, size int, err error) {
 	return texts, size, err
 }
 
-// encode encodes all texts on one core. Its encoder starts without a cache, like tiktoken's.
+// encode encodes all texts on one core, beginning with an empty cache.
 func (e *encoding) encode(t *bpe.Tokenizer, texts [][]byte) {
 	runtime.GC()
 	var tokens []uint32

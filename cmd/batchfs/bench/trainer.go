@@ -28,7 +28,7 @@ type trainerCommand struct {
 }
 
 // A trainer is a Python process that reads batches (bench.py, memory.py) or encodes texts
-// (tokenize.py). It lives as long as the bench, so that the start of Python is not measured.
+// (tokenize.py). It takes many measurements, none of which includes the start of Python.
 type trainer struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser

@@ -1,4 +1,4 @@
-// Package chart draws line charts to .svg and .png files. It is safe for concurrent use.
+// Package chart draws line charts to .svg and .png files.
 package chart
 
 import (
@@ -71,7 +71,7 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	return p
 }
 
-// CheckPath returns an error unless charts can be saved to path, or path is empty.
+// CheckPath returns an error unless path ends in .svg or .png, or is empty.
 func CheckPath(path string) error {
 	if ext := filepath.Ext(path); path != "" && ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("%s: the name must end in .svg or .png", path)

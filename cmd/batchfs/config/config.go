@@ -176,8 +176,8 @@ func (c *Config) Named(name string) (*Split, error) {
 	return nil, fmt.Errorf("no split %q; there are %q", name, names)
 }
 
-// MakeAbsolute resolves relative paths against dir, the working directory of the process that
-// decoded c.
+// MakeAbsolute resolves relative paths of token files and of the block cache against dir, the
+// working directory of the process that decoded c.
 func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
 		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
@@ -265,8 +265,8 @@ func (s *Split) IsSet(key string) bool {
 // ArraysAreSet reports whether the configuration lists the aligned arrays. The list may be empty.
 func (s *Split) ArraysAreSet() bool { return s.IsSet("arrays") || s.IsSet("sources.arrays") }
 
-// VocabSizes returns the vocab_size of each source, or 0 for a source without one. Tokens count as
-// one source.
+// VocabSizes returns the vocab_size of each source, or 0 for a source without one. A split that is
+// not a mixture has one source.
 func (s *Split) VocabSizes() (sizes []int64) {
 	for i := range s.sources() {
 		sizes = append(sizes, s.VocabSizeOf(i))
@@ -274,7 +274,7 @@ func (s *Split) VocabSizes() (sizes []int64) {
 	return sizes
 }
 
-// VocabSizeOf returns the vocab_size of one source, or 0 if it has none.
+// VocabSizeOf returns the vocab_size of one source or else of the split, or 0 if neither has one.
 func (s *Split) VocabSizeOf(source int) int64 {
 	return cmp.Or(s.sources()[source].VocabSize, s.VocabSize)
 }
@@ -360,8 +360,8 @@ func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error 
 	return nil
 }
 
-// CheckAligned returns an error unless all sources have the same aligned arrays and no name occurs
-// twice in a source.
+// CheckAligned returns an error unless all sources have the same aligned arrays, at most
+// maxAligned, with different names.
 func (s *Split) CheckAligned() error {
 	first := ""
 	for i, source := range s.sources() {

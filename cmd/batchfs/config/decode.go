@@ -221,7 +221,8 @@ func setAligned(ref keyRef, v any, list *[]AlignedArray) (err error) {
 	return err
 }
 
-// decodeTables decodes v, a list of tables with these keys, of which some are required.
+// decodeTables decodes v, a list of tables. They may have the given keys, and must have the
+// required ones.
 func decodeTables[C any](ref keyRef, v any, keys *table, required ...string) (all []C, err error) {
 	list := tableList(v)
 	if len(list) == 0 {

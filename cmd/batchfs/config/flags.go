@@ -37,9 +37,9 @@ func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.MarkFlagFilename("config", "toml")
 }
 
-// Read reads the configuration without decoding it. If the flags name nothing, it reads config.toml
-// in the working directory and sets Config, so that another Read reads the same file. Without such
-// a file, the error is ErrNothingNamed.
+// Read reads the configuration without decoding it. If Config and Data are empty, it reads
+// config.toml in the working directory and sets Config, so that another Read reads the same file.
+// Without such a file, the error is ErrNothingNamed, unless Sets defines a split.
 func (f *Flags) Read() (RawConfig, error) {
 	sets := f.Sets
 	switch {

@@ -284,9 +284,9 @@ var logTable = table{name: "[log]", help: "What is written to standard error, or
 		help: "The format of a line: text has key=value pairs, json is a JSON object. Set json for a log collector."},
 }}
 
-// NewAlignedArray returns an array that is aligned with the targets and read from headerless files.
-// It reports whether a configuration could have this name, dtype and shape of an element, which is
-// empty for a number.
+// NewAlignedArray returns an array that is aligned with the targets. dtype and the shape of an
+// element, nil for a number, are those of headerless files. ok reports whether a configuration
+// could have such an array.
 func NewAlignedArray(name, dtype string, shape []int) (a AlignedArray, ok bool) {
 	arrayTable.setDefaults(&a)
 	var axes []any

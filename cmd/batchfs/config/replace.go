@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// CanReplace returns an error if c differs from old, a mount's configuration, in a way that changes
-// a file or a batch. The error names the first difference.
+// CanReplace returns an error if a restart cannot apply c to a mount with the configuration old.
+// The error names the first difference.
 func (c *Config) CanReplace(old *Config) error {
 	const fix = "to change it, unmount and mount again"
 	for _, k := range mountTable.keys {

@@ -95,8 +95,8 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 // or key that is wrong.
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
-// open opens a split. If its files have changed, previous has the arrays of the old ones, or else
-// it is nil. p is nil unless the split is opened for a mount.
+// open opens a split. If its files have changed, previous holds the arrays of the old ones;
+// otherwise it is nil. p is nil unless the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
 	s, specs, h, err := o.resolveArrays(s)
 	if err != nil {

@@ -200,8 +200,8 @@ func (d *Dataset) shuffleBlockText() (text string) {
 	return text
 }
 
-// SizeSummary returns the number of tokens or rows in words, with the names of the first and last
-// file.
+// SizeSummary describes the size for people: the number of tokens or rows, the number of files, and
+// the names of the first and last file.
 func (d *Dataset) SizeSummary() string {
 	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {

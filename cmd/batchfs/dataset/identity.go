@@ -13,7 +13,7 @@ import (
 )
 
 // Identity returns 32 hexadecimal digits. If they are equal for two sequences, every batch has the
-// same bytes in both. Under on_change = "follow", the identity does not depend on the tokens.
+// same bytes in both, except that the tokens may differ under on_change = "follow".
 func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
 
 // digest returns a hash of v as 32 hexadecimal digits. Readers compare digests of different
@@ -97,7 +97,8 @@ func (d *Dataset) addDocuments(all map[string]any) {
 
 // rowSettings returns everything that decides the rows of a run, except batch_size and world, as
 // plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
-// on_change = "follow", for all tokens. Settings without effect are 0 or "", and eot is -1.
+// on_change = "follow", for all tokens. Settings without effect have fixed values, such as 0, or -1
+// for eot.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
 	follow := s.OnChange == "follow"

@@ -52,8 +52,8 @@ func (p *blockPrefetcher) batchRead(k uint64) {
 
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
-// prefetchFrom requests the blocks of batches from k on, nearest first, until the cache accepts no
-// more. It does nothing if k is far from the last batch read.
+// prefetchFrom requests the blocks of up to maxBatches batches, beginning with k, until the cache
+// accepts no more. If k is far from the last batch read, it only records k.
 func (p *blockPrefetcher) prefetchFrom(k uint64) {
 	far := k+maxReaderDistance < p.lastRead || k > p.lastRead+maxReaderDistance
 	p.lastRead = k

@@ -78,8 +78,9 @@ func (s *Served) With(settings string) (*Served, error) {
 }
 
 // Latest returns s, or, if the split follows changes and its token files have changed, the same
-// sequence over the new tokens. If no batch can be read, it returns s and an error: a file is wrong
-// and the split does not follow changes, or the settings do not fit the new tokens.
+// sequence over the new tokens. If no batch can be read, it returns s and an error: a file has
+// changed or cannot be read and the split does not follow changes, or the settings do not fit the
+// new tokens.
 func (s *Served) Latest() (*Served, error) { return s.latest(s.watch.currentView(nil)) }
 
 func (s *Served) latest(v *view) (*Served, error) {
@@ -90,8 +91,8 @@ func (s *Served) latest(v *view) (*Served, error) {
 }
 
 // LatestWhole is like Latest, for files that show several batches. It also returns an error if a
-// change could not be followed. If the split was idle, it waits for a check of its files, until a
-// second has passed or cancel is closed.
+// file cannot be checked or a change could not be followed. If the split was idle, it waits up to a
+// second for a check of its files, like Latest, but only until cancel is closed.
 func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	v := s.watch.currentView(cancel)
 	latest, err := s.latest(v)

@@ -147,7 +147,8 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 
 // Sequences returns the splits as a mount serves them. The configuration of o must be that of the
 // snapshot. Token files are opened when they are first read. Before a split serves new tokens, s is
-// updated and its file passed to publish, which must close it. Later workers start from that file.
+// updated and passed to publish as a file, which publish must close. Later workers start from that
+// file.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {

@@ -37,15 +37,17 @@ type vocabHint struct {
 	Arrays [][]config.AlignedArray // aligned arrays of each source; nil if configured
 }
 
-// apply returns the split with the end-of-text token and arrays of h instead of an earlier hint's.
+// apply returns s with the end-of-text token and arrays of h, which replace those of an earlier
+// hint.
 func (h vocabHint) apply(s *config.Split) *config.Split {
 	return s.WithFoundSettings(h.EOT-1, h.Arrays)
 }
 
 const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or set arrays = [] to serve none"
 
-// readVocabHint returns the settings for sources without a vocab_size. If all sources have one, an
-// unusable vocab.json is not an error, and only its arrays count.
+// readVocabHint returns the settings in the vocab.json next to the sources without a vocab_size, or
+// next to all if each has one. Then, an unusable vocab.json is not an error, and only its arrays
+// count. The arrays are those of all sources.
 func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {

@@ -41,7 +41,7 @@ type watcher struct {
 	// passes.
 	lastResponse   atomic.Int64
 	reloadProgress Progress
-	awake          atomic.Bool   // whether requests need not wait for a pass
+	awake          atomic.Bool   // whether requests use the view without waiting for a pass
 	checkNow       chan struct{} // starts a pass immediately; capacity 1
 
 	// mu guards the fields below.
@@ -58,9 +58,9 @@ type watcher struct {
 // wrong, and requests fail until that file is restored.
 //
 // If the split follows changes, dataset is the last version that could be opened. err says why a
-// file could not be checked or why later changes could not be followed. In the latter case, the
-// fields from failedChanges on say when the watcher tries again. Meanwhile, batches whose own files
-// have not changed are still served.
+// file could not be checked or why later changes could not be followed. In the latter case,
+// failedChanges and the fields after it say when the watcher tries again. Meanwhile, batches whose
+// own files have not changed are still served.
 type view struct {
 	dataset   *Dataset
 	err       error     // nil if no problem is known
@@ -172,7 +172,7 @@ func (w *watcher) endIfIdle() bool {
 	return true
 }
 
-// awaitPass waits until a pass that began after the call has ended, or until cancel is closed.
+// awaitPass waits for the end of a pass that begins after the call, or until cancel is closed.
 func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	w.currentView(cancel) // starts the goroutine if necessary
 	w.mu.Lock()

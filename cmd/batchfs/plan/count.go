@@ -31,7 +31,7 @@ func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / flo
 type memoryMiss struct {
 	step      uint64
 	firstNeed uint64 // step in which the host first needed the block
-	gap       uint64 // steps since the host last needed the block; 0 at first
+	gap       uint64 // steps since the host last needed the block; 0 if it never did
 	blocks    float64
 	bytes     float64 // size of these blocks
 }
@@ -81,9 +81,9 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// Memory keeps the blocks that are needed soonest. Needs are known ahead for as many blocks as
-	// memory holds, plus as many again for each rank, but for at most two ranks: with more, memory
-	// evicts blocks that will be needed again.
+	// Memory keeps the blocks that are needed soonest. A host has one memoryful, and looks ahead by
+	// another for each rank. With more than two ranks, blocks are evicted before they are used
+	// again, so count two.
 	known := (1 + min(c.ranksPerHost, 2)) * c.blockOptions.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
@@ -199,7 +199,7 @@ func (c *corpus) needsOf(block blockElements, steps uint64, r *rand.Rand) (needs
 	return needs, err
 }
 
-// findNeeds does the same as needsOf, for orders that Find can invert.
+// findNeeds is like needsOf, for orders that Find can invert, but does not sort.
 func (c *corpus) findNeeds(block blockElements, steps uint64) (needs []need, err error) {
 	for epoch := uint64(0); ; epoch++ {
 		known := len(needs)
@@ -242,8 +242,8 @@ func (c *corpus) stride() float64 {
 	return float64(c.sequence.BlockSize)
 }
 
-// fullAt returns the step at which a cache directory of limit bytes is full, and the bytes that a
-// host needs in all. The directory keeps the blocks that were needed first.
+// fullAt returns the step at which a cache directory of limit bytes is full (MaxUint64 if never),
+// and the bytes that a host needs in all. The directory keeps the blocks that were needed first.
 func (n *blockCounts) fullAt(limit int64) (step uint64, needed float64) {
 	step = math.MaxUint64
 	for _, m := range n.misses {

@@ -9,8 +9,8 @@ import (
 	"batchfs/sampler"
 )
 
-// An Estimate is what a run needs. Rates are per second. Numbers are per host unless their comments
-// say otherwise.
+// An Estimate is what a run needs. Rates are per second. Tokens to Blocks describe the corpus;
+// other numbers are per host unless their comments say otherwise.
 type Estimate struct {
 	Tokens            int64           `json:"tokens"`
 	Bytes             int64           `json:"bytes"`
@@ -34,8 +34,8 @@ type Estimate struct {
 	ReadRate          float64         `json:"read_rate"` // bytes that trainers read
 	FirstEpoch        Traffic         `json:"first_epoch"`
 	LaterEpochs       Traffic         `json:"later_epochs"`
-	Requests          float64         `json:"requests"` // sum over all hosts, including mounting
-	Fetched           float64         `json:"fetched_bytes"`
+	Requests          float64         `json:"requests"`      // sum over all hosts, including mounting
+	Fetched           float64         `json:"fetched_bytes"` // sum over all hosts
 	Price             float64         `json:"price"`         // dollars, for Requests and Fetched
 	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
 	HostFetched       float64         `json:"host_fetched_bytes"`

@@ -76,8 +76,8 @@ func openWorkDir(out string) (*workDir, error) {
 	return w, nil
 }
 
-// open opens the working directory. It must belong to the user, because anyone else could redirect
-// what is written and removed there.
+// open opens the working directory. It must belong to the user, because another owner could
+// redirect what is written and removed there.
 func (w *workDir) open() error {
 	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err

@@ -101,7 +101,8 @@ func (c *columnReader) checkPage() error {
 	return nil
 }
 
-// inflatedSize returns the decompressed size of a page in bytes, but at most limit.
+// inflatedSize returns the decompressed size of a page in bytes, but at most limit, or 0 if the
+// column is not compressed.
 func (c *columnReader) inflatedSize(page io.Reader, limit int64) (int64, error) {
 	switch {
 	case c.codec == parquetformat.Snappy:

@@ -223,8 +223,8 @@ func (c *encodeOptions) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.valFraction
 }
 
-// toValidUTF8 returns the text with invalid bytes replaced, and -1. If they may not be replaced, it
-// returns the index of the first one.
+// toValidUTF8 returns the text, with invalid bytes replaced if the options say so, and -1. If
+// invalid bytes are neither replaced nor allowed, it returns nil and the index of the first one.
 func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
 	case c.anyBytes || utf8.Valid(t):
@@ -249,7 +249,7 @@ func firstInvalid(t []byte) int {
 // pipelineGoroutines counts the goroutines of pipeline, which may outlive it after an error.
 var pipelineGoroutines sync.WaitGroup
 
-// pipeline reads chunks from a position on, encodes them with run on all processors, and calls
+// pipeline reads chunks, starting at a position, encodes them with run on all processors, and calls
 // write with each of them in order. Permits limit the text in memory. After an error or a
 // cancellation, it does not wait for the reader, which may be blocked by a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {

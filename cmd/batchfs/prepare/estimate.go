@@ -64,8 +64,8 @@ func roundTo4Digits(x float64) int64 {
 	return int64(math.Round(x/unit) * unit)
 }
 
-// nearbyPosition returns a position near byte at of all inputs: the beginning of a line or of a
-// character, or of a file that is compressed or parquet.
+// nearbyPosition returns a position near offset at in the concatenated inputs: the beginning of a
+// line or character, or, in a compressed or parquet file, of the file.
 func nearbyPosition(inputs []*input, at int64) (position, error) {
 	i := 0
 	for i < len(inputs)-1 && at >= inputs[i].size() {

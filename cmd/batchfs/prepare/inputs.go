@@ -151,7 +151,9 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 // directories. As in a shell, wildcards do not match a leading ".".
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
-	if strings.Contains(pattern, "**") { // then ** matches the files in the directories, too
+	// ** also matches the files below each directory, so returning the directory too would list
+	// them twice.
+	if strings.Contains(pattern, "**") {
 		options = append(options, doublestar.WithFilesOnly())
 	}
 	names, err := doublestar.FilepathGlob(pattern, options...)
@@ -261,8 +263,8 @@ func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, 
 	return s, nil
 }
 
-// decompress sets s up to read the decompressed content of raw from an offset on. It recognizes
-// compression by the first bytes, which cannot begin a text in UTF-8.
+// decompress sets s up to read the decompressed content of raw, starting at an offset. It
+// recognizes compression by the first bytes, which cannot begin a text in UTF-8.
 func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	in := io.TeeReader(buffered, t)

@@ -174,7 +174,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	return o.printResult()
 }
 
-// newEncodeOptions checks all options and returns those for encoding.
+// newEncodeOptions checks the options and returns those for encoding.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
 	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
 		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}

@@ -93,7 +93,7 @@ func newReader(inputs []*input, c *encodeOptions) *reader {
 	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skipInvalid && !c.anyBytes}
 }
 
-// read reads the inputs from a position on and emits their chunks.
+// read reads the inputs, starting at a position, and emits their chunks.
 func (r *reader) read(from position) error {
 	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
 	before := totalSize(r.inputs[:from.Input])
@@ -127,7 +127,8 @@ func (r *reader) read(from position) error {
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
 
-// add appends a text piece that ends at position end to the current chunk.
+// add appends a text piece that ends at position end to the current chunk, and emits the chunk if
+// it is full.
 func (r *reader) add(piece textPiece, end position) error {
 	piece.text = bytes.Clone(piece.text)
 	r.current.pieces = append(r.current.pieces, piece)

@@ -58,7 +58,7 @@ const (
 // rejectedByMount has the kinds of problems for which mount rejects a split, too.
 var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
-// A Problem is a defect of Count elements of File, from Index on.
+// A Problem is a defect of Count elements of File, beginning at Index.
 type Problem struct {
 	Kind       string          `json:"kind"`
 	Split      string          `json:"split"`
@@ -226,7 +226,7 @@ func (c *check) countRepeated() {
 	}
 }
 
-// Print writes r for people.
+// Print writes r in human-readable form.
 func (r *Report) Print(out io.Writer) {
 	files, tokens := terminal.Plural(int64(r.Files), "file", "files"), terminal.Plural(r.Tokens, "token", "tokens")
 	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.FormatBytes(r.Bytes))

@@ -7,8 +7,8 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// minZeros is how many zero bytes at the end of a file are reported. A program that allocates a
-// file in full and then stops leaves such zeros.
+// minZeros is the smallest number of zero bytes at the end of a file that is reported. A program
+// that allocates a file in full and then stops leaves such zeros.
 const minZeros = 4096
 
 // trailingZeros returns the number of zeros at the end of a stream that ends with list. before is

@@ -13,7 +13,7 @@ import (
 // share one bin.
 type histogram [66]int64
 
-// A Bin counts the values from From to To, inclusive.
+// A Bin counts the values from From to To, inclusive. To is 0 for the bin of negative numbers.
 type Bin struct {
 	From  int64  `json:"from"`
 	To    uint64 `json:"to"`

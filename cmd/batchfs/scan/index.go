@@ -20,7 +20,7 @@ import (
 	"batchfs/internal/printable"
 )
 
-// An Index describes an index of documents.
+// An Index is the result of [WriteIndex].
 type Index struct {
 	Path      string
 	Documents int64

@@ -81,7 +81,7 @@ const (
 )
 
 // AddFile reads a file, or samples of a large one. It shows progress on stderr. If only the index
-// of documents is wrong, it adds the file without documents and returns an error.
+// of documents is wrong, it adds the file nevertheless, and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
@@ -234,7 +234,7 @@ func excerptsOf(a *cache.Array, v *vocabulary.Vocabulary) (excerpts []Excerpt, e
 	return excerpts, nil
 }
 
-// Print writes s for people.
+// Print writes s in human-readable form.
 func (s *Survey) Print(out io.Writer) {
 	var text strings.Builder
 	title, sampled := "numbers", false

@@ -1,6 +1,6 @@
-// Package scan reads whole token files, in blocks: [Survey.AddFile] describes what a file holds,
-// [Check] finds what is wrong with the files of splits, and [WriteIndex] records where documents
-// end.
+// Package scan reads token files in blocks, from end to end or in samples: [Survey.AddFile]
+// describes what a file holds, [Check] finds what is wrong with the files of splits, and
+// [WriteIndex] records where documents end.
 package scan
 
 import (

@@ -78,7 +78,7 @@ type Reader struct {
 	WaitedFraction *float64 `json:"waited_share"` // fraction since an earlier poll; nil if unknown
 }
 
-// Mounts returns the mounts of this machine, or only the one at mountpoint unless that is empty.
+// Mounts returns the mounts of this machine or, if mountpoint is not empty, only the one there.
 func Mounts(mountpoint string) ([]*Mount, error) {
 	var w watcher
 	defer w.close()

@@ -33,8 +33,8 @@ type segment struct {
 	Start    int64           `json:"start"` // index in the file
 }
 
-// rows returns up to n rows of batch k, beginning with row from, and up to len tokens of each,
-// beginning with token at. q holds these numbers by name.
+// rows returns up to q["n"] rows of batch q["k"], beginning with row q["from"], and up to q["len"]
+// tokens of each, beginning with token q["at"].
 func (s *sequence) rows(q map[string]int64) (list []row, err error) {
 	from, at, tokens := q["from"], min(q["at"], math.MaxInt32), max(min(q["len"], maxTokens), 1)
 	for j := from; j < int64(s.data.Sequence.BatchSize) && j-from < min(q["n"], maxNumbers/tokens); j++ {

@@ -30,7 +30,8 @@ type hit struct {
 	After  jsontext.String `json:"after"`
 }
 
-// search searches the token files from a position on. It does not find a text that spans two files.
+// search searches the token files, starting at a position. It does not find a text that spans two
+// files.
 func (s *sequence) search(ctx context.Context, from int64, text string) (*searchResult, error) {
 	if text == "" {
 		return nil, errors.New("text: must not be empty")

@@ -68,8 +68,8 @@ func New(by string) (*View, error) {
 	return v, nil
 }
 
-// Add adds a sequence under a name. If New was not given a tokenizer, Add decodes tokens with the
-// vocab.json next to the token files, if there is one.
+// Add adds a sequence under a name. If New got no tokenizer, tokens are decoded with the vocab.json
+// next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {

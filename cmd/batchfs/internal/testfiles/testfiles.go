@@ -67,8 +67,8 @@ func Mixture(first, second string) string {
 	return source + first + "\n" + source + second
 }
 
-// TorchState returns the torch.get_rng_state() of a seeded generator, with its bytes from at on
-// replaced by b.
+// TorchState returns the torch.get_rng_state() of a seeded generator, in which b replaces the bytes
+// that begin at index at.
 func TorchState(at int, b ...byte) string {
 	raw := make([]byte, 5056)
 	raw[8], raw[12] = 1, 1

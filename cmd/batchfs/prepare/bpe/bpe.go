@@ -45,10 +45,11 @@ type Tokenizer struct {
 	byteMerges    *[1 << 16]uint64
 	special       map[string]uint32
 	endOfTextName string // name of the special token between documents, or empty
-	// addedByText has the added tokens to find in the original text and in normalized text.
-	// addedSets has those that are found before text is split.
+	// addedByText maps the texts of added tokens to them: [0] those to find in the original text,
+	// [1] in normalized text.
 	addedByText [2]map[string]addedToken
-	addedSets   [2]*addedSet
+	// addedSets[i] finds the tokens of addedByText[i]; nil if all of them are special.
+	addedSets [2]*addedSet
 }
 
 // finish sets the fields that depend on the tokens, the merges and the added tokens.

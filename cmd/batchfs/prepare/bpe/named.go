@@ -44,7 +44,8 @@ func Named(name string) (*Tokenizer, error) {
 	for token, text := range tokens {
 		whole[text] = uint32(token)
 	}
-	// The published files do not say which two tokens a token joins, so any two are a pair.
+	// The published files do not say which two tokens a token joins, so any two that make it up are
+	// a pair.
 	pairs := make([]pair, 0, 5*len(tokens))
 	for token, text := range tokens {
 		for i := 1; i < len(text); i++ {

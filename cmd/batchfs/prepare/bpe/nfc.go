@@ -9,17 +9,16 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC, exactly as the tokenizers library computes it. That differs from
-// package norm in three ways: marks added after Unicode 9 are not known; no joiner (U+034F) is
-// inserted after 30 marks; and norm confuses characters whose lower 16 bits are equal, so it
-// composes U+10061 and an accent into an accented a.
+// nfc returns a text in NFC, exactly as the tokenizers library computes it. Unlike package norm,
+// that library does not know marks added after Unicode 9, inserts no joiner (U+034F) after 30
+// marks, and does not confuse characters whose lower 16 bits are equal, such as U+10061 and U+0061.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
 	}
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
-		// Invalid UTF-8 counts as utf8.RuneError.
+		// Invalid UTF-8, which IndexFunc reports as utf8.RuneError, is copied unchanged.
 		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(marksSinceUnicode10, r) })
 		if end < 0 {
 			end = len(text)

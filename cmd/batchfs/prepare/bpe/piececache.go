@@ -74,9 +74,9 @@ type lookup struct {
 	set             int
 }
 
-// startLookups prepares the lookups of the pieces from text[i] on, and reads one word of each set,
-// so that the processor waits for many reads at a time. If the loop also compared keys, it would
-// wait for one read after the other.
+// startLookups prepares the lookups of the first pieces of text[i:], and reads one word of each
+// set, so that the processor waits for many reads at a time. If the loop also compared keys, it
+// would wait for one read after the other.
 func (c *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
 	read := uint64(0)
 	for j, end := range ends {

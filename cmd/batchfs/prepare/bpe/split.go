@@ -36,12 +36,13 @@ func skip(text []byte, i int, these class) int {
 // An expression splits text into pieces. next returns the end of the piece at text[i]. It always
 // advances, and does not look at what precedes i.
 type expression struct {
-	next     func(text []byte, i int) int
-	patterns []string                                 // equivalent expressions in tokenizer.json
+	next func(text []byte, i int) int
+	// patterns are regular expressions in tokenizer.json that split the same way.
+	patterns []string
 	fastEnds func(text []byte, i int, ends []int) int // faster pieceEnds, or nil
 }
 
-// pieceEnds fills ends with the ends of the pieces from text[i] on, and returns their number.
+// pieceEnds fills ends with the ends of the first pieces of text[i:], and returns their number.
 func (e expression) pieceEnds(text []byte, i int, ends []int) int {
 	if e.fastEnds != nil {
 		return e.fastEnds(text, i, ends)
