@@ -66,7 +66,7 @@ type documentIndex struct {
 	// documentEnds holds positions in the shard, or numbers of sequences if the index has
 	// sequences.
 	documentEnds   sortedNumbers
-	sequenceStarts sortedNumbers // position of each sequence in the file, in bytes
+	megatronStarts sortedNumbers // position of each sequence in the file, in bytes
 }
 
 // newDocumentIndex returns the index of a file, or nil if it has none. block is how many numbers a
@@ -82,11 +82,11 @@ func newDocumentIndex(f File, block int64, o Options) (*documentIndex, error) {
 	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
 	return &documentIndex{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
-		documentEnds: newSortedNumbers(x.Ends.At, x.Ends.Count, block), sequenceStarts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
+		documentEnds: newSortedNumbers(x.Ends.At, x.Ends.Count, block), megatronStarts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),
 	}, err
 }
 
-func (x *documentIndex) manifest() *Index {
+func (x *documentIndex) manifestIndex() *Index {
 	if x == nil {
 		return nil
 	}
@@ -97,7 +97,7 @@ func (x *documentIndex) manifest() *Index {
 // of that document and the following ones, as far as they were read.
 func (x *documentIndex) documentAt(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
-		if token, _, err = x.sequenceStarts.upperBound(x.blob, token*x.ends.Width); err != nil {
+		if token, _, err = x.megatronStarts.upperBound(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
 		}
 		token-- // number of the sequence that holds the token
@@ -156,7 +156,7 @@ func (x *documentIndex) resolveSequences(sequences []int64, first int64) error {
 		case n == x.ends.Sequences:
 			sequences[i] = x.tokens
 		default:
-			ranges = append(ranges, x.sequenceStarts.bytes(n, 1, i))
+			ranges = append(ranges, x.megatronStarts.bytes(n, 1, i))
 		}
 	}
 	return x.blob.Read(ranges, func(i int, raw []byte) error {

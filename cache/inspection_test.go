@@ -14,11 +14,11 @@ import (
 )
 
 // randomNumbers returns n numbers below most, of width bytes each.
-func randomNumbers(n, width, most int) []byte {
+func randomNumbers(n, width, limit int) []byte {
 	random := rand.New(rand.NewPCG(1, 2))
 	var raw []byte
 	for range n {
-		raw = append(raw, binary.LittleEndian.AppendUint64(nil, random.Uint64N(uint64(most)))[:width]...)
+		raw = append(raw, binary.LittleEndian.AppendUint64(nil, random.Uint64N(uint64(limit)))[:width]...)
 	}
 	return raw
 }

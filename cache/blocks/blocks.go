@@ -140,8 +140,8 @@ func New(o Options, log *slog.Logger) *Cache {
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, groupWritable: o.GroupWritable, limit: o.Limit, log: log, workingSets: map[string]*WorkingSet{}}
-		// With 1000 blocks, makeRoom measures the directory once per 50 blocks.
-		c.disk.unclaimed = WorkingSet{disk: c.disk, Blocks: 1000}
+		// makeRoom measures the directory once per 50 of these blocks.
+		c.disk.unclaimed = WorkingSet{disk: c.disk, Blocks: 50 * refusalRounds}
 	}
 	return c
 }

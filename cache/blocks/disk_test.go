@@ -22,7 +22,7 @@ func used(t *testing.T, o Options) (n int64) {
 	objects, _, err := Usage(o)
 	must(t, err)
 	for _, o := range objects {
-		n += o.Bytes
+		n += o.StoredBytes
 	}
 	return n
 }

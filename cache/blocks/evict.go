@@ -42,7 +42,7 @@ func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used in
 			return err
 		}
 		for _, o := range objects {
-			if used += o.Bytes; o.Blocks == 0 {
+			if used += o.StoredBytes; o.Blocks == 0 {
 				root.RemoveAll(o.dir)
 			}
 		}
@@ -88,7 +88,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		}
 		s.evictBefore.Store(now)
 	}
-	s.refusalsLeft.Store(s.Blocks/20 - 1)
+	s.refusalsLeft.Store(s.Blocks/refusalRounds - 1)
 	return ErrFull
 }
 
@@ -155,12 +155,12 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 
 // An ObjectUsage describes the blocks of one object in the directory.
 type ObjectUsage struct {
-	Name   string // endpoint, bucket and key; "?" if unknown
-	Size   int64  // bytes
-	Bytes  int64  // size of its block files
-	Blocks int64
-	dir    string
-	blocks map[int64]int64 // size of each block file, by index
+	Name        string // endpoint, bucket and key; "?" if unknown
+	Size        int64  // bytes
+	StoredBytes int64  // size of its block files
+	Blocks      int64
+	dir         string
+	blocks      map[int64]int64 // size of each block file, by index
 }
 
 // Usage returns the objects and working sets in the directory, with Stored and Enough set. Sets are
@@ -182,9 +182,9 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 	sets = d.savedIn(root, false)
 	for i := range sets {
 		s := &sets[i]
-		for _, o := range objects {
-			for index, bytes := range o.blocks {
-				if containsBlock(s.Spans, o.dir, index) {
+		for _, object := range objects {
+			for index, bytes := range object.blocks {
+				if containsBlock(s.Spans, object.dir, index) {
 					s.Stored += bytes
 				}
 			}
@@ -237,7 +237,7 @@ func objectIn(root *os.Root, dir string, repair bool) ObjectUsage {
 			index, _ := strconv.ParseInt(file.Name(), 10, 64)
 			o.blocks[index] = file.Size()
 			o.Blocks++
-			o.Bytes += file.Size()
+			o.StoredBytes += file.Size()
 		case repair:
 			root.RemoveAll(filepath.Join(dir, file.Name()))
 		}

@@ -55,6 +55,9 @@ const (
 	saveEvery = 100 * time.Millisecond
 	// idleTime is how long a working set must go unread to count as idle.
 	idleTime = time.Minute
+	// refusalRounds divides the blocks of a working set: after makeRoom has found no room for one
+	// block, it refuses the rest of a twentieth of the set without measuring the directory again.
+	refusalRounds = 20
 	// maxFailedEvictions is how many evictions in a row must fail before the log says that there is
 	// no room. A few may fail while blocks are prefetched for a reader that is stopping.
 	maxFailedEvictions = 4

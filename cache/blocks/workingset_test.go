@@ -43,7 +43,7 @@ func (s *fakeStore) readEpoch(t *testing.T, r *rand.Rand, o *CachedObject, from,
 // An epoch fetches at most 1.1 times its working set if the directory has room for that set alone,
 // whatever other working sets a host had before: in one process or in several, alive or ended,
 // overlapping or not.
-func TestWorkingSetsInTurn(t *testing.T) {
+func TestSuccessiveWorkingSets(t *testing.T) {
 	const blocks = 200
 	for seed := range uint64(2) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -72,7 +72,7 @@ func TestWorkingSetsInTurn(t *testing.T) {
 
 // Working sets that are read in turn keep their blocks even if the directory has no room for all of
 // them, and the log suggests a fix once. A block of two sets counts once.
-func TestWorkingSetsAtOnce(t *testing.T) {
+func TestAlternatingWorkingSets(t *testing.T) {
 	s := newFakeStore(150 * blockBytes)
 	o := options(t, 100)
 	var log bytes.Buffer

@@ -35,8 +35,8 @@ this host can share it. You can delete it at any time, even while batches are se
 			}
 			total := int64(0)
 			for _, object := range objects {
-				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", object.Name, object.Blocks, object.Bytes, object.Size)
-				total += object.Bytes
+				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", object.Name, object.Blocks, object.StoredBytes, object.Size)
+				total += object.StoredBytes
 			}
 			for _, s := range sets {
 				printf(cmd.OutOrStdout(), "%s\n", describeWorkingSet(s))
@@ -174,7 +174,7 @@ func recordCacheUse(o blocks.Options, to *state.Gauges) {
 		if err == nil {
 			var used, needed, stored int64
 			for _, object := range objects {
-				used += object.Bytes
+				used += object.StoredBytes
 			}
 			for _, s := range sets {
 				if s.Live {
