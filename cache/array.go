@@ -90,8 +90,8 @@ func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
 func (a *Array) Extents() []array.Extent { return a.extents }
 
 // Cut returns the cut nearest to pos: at a multiple of block bytes in a file, or between two files.
-// Elements below end lie before the cut, and those from begin on lie after it. An element that the
-// cut divides is in neither part.
+// Elements below end lie before the cut, and those from begin lie after it. An element that the cut
+// divides is in neither part.
 func (a *Array) Cut(pos, block int64) (end, begin int64) {
 	s := a.shardAt(min(pos, a.Len()-1))
 	// The elements are the bytes [first, last) of the file.
@@ -110,8 +110,8 @@ func (a *Array) Locate(pos int64) array.Location {
 	return array.Location{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// RevalidateNext checks in the background whether the store still has one object of a followed
-// array, the next one in each call. [blob.Blob.Check] then reports a change.
+// RevalidateNext asks the store, in the background, whether an object of a followed array has
+// changed: the next object in each call. [blob.Blob.Check] then reports the change.
 func (a *Array) RevalidateNext() {
 	if n := int64(len(a.revalidated)); n > 0 {
 		go a.revalidated[a.revalidations.Add(1)%n].Revalidate()

@@ -26,8 +26,8 @@ import (
 
 var must = require.NoError
 
-// tokenBytes returns the n tokens from position from on. In these tests, the value of token i of an
-// array is i, truncated to the width of a token.
+// tokenBytes returns n tokens, beginning with token from. In these tests, the value of token i is
+// i, truncated to the width of a token.
 func tokenBytes(from, n, width int) []byte {
 	raw := make([]byte, 0, n*width+4)
 	for i := range n {

@@ -56,17 +56,16 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 }
 
 // A documentIndex finds the documents of a shard. It always uses localfile.Pread: a search reads
-// one page, and mapping and freeing that page takes four times as long. It is safe for concurrent
-// use.
+// few pages, and mapping and freeing them takes longer. It is safe for concurrent use.
 type documentIndex struct {
 	blob   blob.Blob
 	ends   format.Ends
 	tokens int64
 
-	// documentEnds holds positions in the shard, or numbers of sequences if the index has
+	// documentEnds holds positions in the shard or, in an index of Megatron-LM, numbers of its
 	// sequences.
 	documentEnds   sortedNumbers
-	megatronStarts sortedNumbers // position of each sequence in the file, in bytes
+	megatronStarts sortedNumbers // byte offset of each sequence in the token file
 }
 
 // newDocumentIndex returns the index of a file, or nil if it has none. block is how many numbers a
@@ -130,7 +129,7 @@ func (x *documentIndex) read(first int64, ends []int64) error {
 	return x.checkRising(all, first-before, 0)
 }
 
-// checkRising returns an error unless the ends of the documents from first on increase, exceed
+// checkRising returns an error unless the ends of documents first, first+1, ... increase, exceed
 // previous, and lie within the shard.
 func (x *documentIndex) checkRising(ends []int64, first, previous int64) error {
 	for i, end := range ends {
@@ -171,8 +170,8 @@ func unpack(numbers []int64, raw []byte) {
 	}
 }
 
-// A sortedNumbers is a list of count int64 in a file, from byte offset on, in nondecreasing order.
-// A search reads one block of the list; the last number of each block that it has seen stays in
+// A sortedNumbers is a list of count int64 at a byte offset in a file, in nondecreasing order. A
+// search reads one block of the list, and keeps the last numbers of the blocks that it has seen in
 // memory. It is safe for concurrent use.
 type sortedNumbers struct {
 	offset, count int64
@@ -180,8 +179,8 @@ type sortedNumbers struct {
 	last          []atomic.Int64 // last number of each block, plus one; 0 if not read yet
 }
 
-// maxBlocks limits how many last numbers all indexes of an array keep in memory, which take a
-// mebibyte. minBlock is how many numbers fill a page.
+// maxBlocks is about how many last numbers all indexes of an array keep in memory, a mebibyte.
+// minBlock is how many numbers fill a page.
 const (
 	maxBlocks = 1 << 17
 	minBlock  = 512
@@ -238,8 +237,8 @@ func (n *sortedNumbers) upperBound(file blob.Blob, v int64) (i int64, above []in
 	return i, above, err
 }
 
-// A Documents finds where the documents of an array end. No document spans two files. At most a
-// mebibyte of the indexes stays in memory. A Documents is safe for concurrent use.
+// A Documents finds where the documents of an array end. No document spans two files. At most about
+// a mebibyte of the indexes stays in memory. A Documents is safe for concurrent use.
 type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, then the total number

@@ -22,7 +22,7 @@ type Fingerprint struct {
 // NewFingerprint returns an empty fingerprint. files is the number of files that [Open] will add:
 // the more there are, the fewer blocks of each are sampled.
 func NewFingerprint(files int) *Fingerprint {
-	// few enough to open terabytes without delay
+	// Sample few enough blocks that terabytes open without delay.
 	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))}
 }
 

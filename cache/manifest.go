@@ -25,8 +25,8 @@ type Options struct {
 	Join      bool        // whether windows may cross from one file into the next
 
 	Access localfile.Access
-	// DropPageCache makes each read drop the pages that it used from the page cache. With
-	// localfile.Map, it is ignored.
+	// DropPageCache makes each read drop its pages from the page cache. With localfile.Map, it is
+	// ignored.
 	DropPageCache bool
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no
@@ -48,7 +48,7 @@ type Options struct {
 	// CheckNoWriters makes Open reject files that are open for writing: see [blob.CheckNoWriters].
 	CheckNoWriters bool
 
-	// Opened, if not nil, is called after each file that is opened. Calls may be concurrent.
+	// Opened, if not nil, is called after each attempt to open a file. Calls may be concurrent.
 	Opened func()
 
 	// Previous, if not nil, is the array of the same files before they changed. Open then rejects a

@@ -193,7 +193,7 @@ func (b Batch) Bytes() int64 { return b.bytes }
 // MainBytes returns the size of the main arrays in bytes.
 func (b Batch) MainBytes() int64 { return b.mainBytes }
 
-// RowBytes returns the size of a row of array i, an element along its first axis, in bytes.
+// RowBytes returns the size in bytes of a row, an element along the first axis, of array i.
 func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
 // Stack describes the main arrays as one: its shape is (2, B, T) for x and y of shape (B, T). A

@@ -2,8 +2,8 @@ package array
 
 import "fmt"
 
-// A Window is the numbers [Start, Start+Len) of an array. The element at position i consists of the
-// n numbers from i*n on, if each element has n.
+// A Window is a range of an array, counted in numbers rather than elements: [Start, Start+Len). If
+// each element has n numbers, those of element i begin at i*n.
 type Window struct {
 	Start int64
 	Len   int

@@ -32,9 +32,10 @@ func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, access loc
 // patterns. The matches of one pattern are sorted.
 //
 // A pattern is a path or a glob (see [filepath.Match]), relative to dir, which is never a glob
-// itself. Without wildcards, or if it is exactly the name of a file, it is a path and need not
-// exist. A pattern that begins with s3:// or gs:// names objects, and what follows the bucket is a
-// glob (see [path.Match]). The error says that a pattern is malformed or matches nothing.
+// itself. Without wildcards, it is a path and need not exist; with wildcards, it is a path if that
+// is exactly the name of a file. A pattern that begins with s3:// or gs:// names objects, and what
+// follows the bucket is a glob (see [path.Match]). Resolve fails if a pattern is malformed or
+// matches nothing.
 func Resolve(dir string, patterns []string, remote *Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
 		if IsRemote(pattern) {

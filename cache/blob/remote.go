@@ -14,8 +14,8 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote opens objects and caches them. Its blobs share connections and memory. It sends no
-// request before the first object is opened. It is safe for concurrent use.
+// A Remote opens objects and caches them. Its blobs share connections and memory. It sends requests
+// only to open, list, read or revalidate objects. It is safe for concurrent use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
@@ -50,7 +50,7 @@ func (r *Remote) Flush() {
 	}
 }
 
-// MemoryBytes returns the size of the cache blocks in memory, or -1 if no object has been opened.
+// MemoryBytes returns the size of the cache blocks in memory, or -1 if the Remote is unused.
 func (r *Remote) MemoryBytes() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -49,7 +49,7 @@ type Counts struct {
 // MaxBuffers returns the maximum number of blocks in memory.
 func (o Options) MaxBuffers() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
-// A Fetch fills dst with the bytes of an object from off on.
+// A Fetch fills dst with the bytes of an object, starting at off.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
 
 // A Cache caches blocks of objects. It is safe for concurrent use.
@@ -160,7 +160,7 @@ type CachedObject struct {
 }
 
 // Object returns o, an object of the store at endpoint, as read through the cache with fetch. If
-// dropPageCache is true, each read drops the pages that it used from the page cache.
+// dropPageCache is true, each read drops its pages from the page cache.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, dropPageCache bool) *CachedObject {
 	object := &CachedObject{Object: o, cache: c, fetch: fetch, dropPageCache: dropPageCache,
 		id: objectID{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
@@ -316,8 +316,8 @@ func (o *CachedObject) Persist(index int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b.writeErr != nil && (errors.Is(b.writeErr, ErrSlow) || b.loadedAt.Before(began)) {
-		// Try again: now a caller waits for the write, and the block may belong to a working set
-		// for which others make room.
+		// Try again: this caller waits longer for a write than a fetch does, and by now the block
+		// may belong to a working set for which other blocks are evicted.
 		c.enqueueWrite(b)
 	}
 	for b.writePending && !c.isWriteStuck(persistTimeout) {

@@ -31,7 +31,7 @@ func (c *Cache) Check() error {
 	return nil // the cache works without a directory that fails
 }
 
-// open returns an error if the directory is not private.
+// open opens the directory, and returns an error if it is not private.
 func (d *disk) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {

@@ -35,7 +35,7 @@ import (
 //	used               size of all blocks in bytes, as text
 //	new-block          block being written, or left unfinished by a process that was killed
 //
-// A process holds a lock on the directory while it changes any of this; see withLock. Any file may
+// A process holds a lock on the directory while it writes any of this; see withLock. Any file may
 // be removed at any time. A block is served only if its trailer matches: the trailer is a checksum
 // of the block's bytes, its object's ID and its index.
 type disk struct {
@@ -45,7 +45,7 @@ type disk struct {
 	log           *slog.Logger
 
 	pausedUntil       atomic.Int64          // end of a pause, in nanoseconds since 1970
-	writesPausedUntil atomic.Int64          // end of a pause in writes alone, likewise
+	writesPausedUntil atomic.Int64          // end of a pause in writes alone; same unit
 	lastFailure       atomic.Pointer[error] // nil before the first failure
 	failureLogged     atomic.Bool           // whether the log reports a failure as current
 

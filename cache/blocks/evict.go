@@ -52,7 +52,7 @@ func (d *disk) measure() (objects []ObjectUsage, sets []SavedWorkingSet, used in
 	return objects, sets, used, err
 }
 
-// makeRoom makes room for a block of working set s, of need bytes. It removes only blocks that no
+// makeRoom makes room for need bytes: a block of working set s. It removes only blocks that no
 // working set in use contains, the least recently read first, and returns ErrFull if they are not
 // enough.
 func (d *disk) makeRoom(s *WorkingSet, need int64) error {

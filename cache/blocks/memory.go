@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// unreadTimeout is how long a prefetched block keeps its rank without being read, and how long
-	// a stream that does not advance counts as active.
+	// unreadTimeout is how long a prefetched block keeps rankUnread if no stream needs it, and how
+	// long a stream that does not advance counts as active.
 	unreadTimeout = 30 * time.Second
 	// persistTimeout is how long Persist waits for one write.
 	persistTimeout = 30 * time.Second
@@ -16,8 +16,8 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// An evictionRank orders the blocks in memory for eviction, lower ranks first. Blocks from
-// rankPending on are not evicted.
+// An evictionRank orders the blocks in memory for eviction, lower ranks first. Blocks of
+// rankPending and rankUnread are not evicted.
 type evictionRank int
 
 const (
@@ -49,8 +49,8 @@ func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 }
 
 // takeBuffer returns a buffer, or nil if none is available yet. It may evict a block that is not
-// being read. If urgent, because a reader waits, that may also be a block that a stream will need.
-// The caller holds mu.
+// being read: one that is not known to be needed or, if urgent because a reader waits, one that a
+// stream will need. The caller holds mu.
 func (c *Cache) takeBuffer(urgent bool) []byte {
 	if n := len(c.freeBuffers); n > 0 {
 		buffer := c.freeBuffers[n-1]
@@ -62,9 +62,8 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 		c.usedBuffers++
 		return make([]byte, c.o.BlockBytes)
 	}
-	// The victim is the least recently read of the blocks with the lowest rank. If that is
-	// rankWanted, it is the block needed last and, among several needed last, the most recently
-	// read one.
+	// The victim is the least recently read block of the lowest rank. For rankWanted, it is instead
+	// the block needed last and, among several needed last, the most recently read.
 	var victim *cacheBlock
 	var rank evictionRank
 	var distance uint64 // number of batches before a stream needs victim

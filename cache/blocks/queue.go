@@ -29,7 +29,7 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 		b.needs = addDemand(b.needs, d)
 		return true
 	}
-	before := 0 // number of queued blocks with the same stream
+	before := 0 // number of blocks queued for the same stream
 	for _, b := range c.cached {
 		if b.state == queued && (len(b.needs) > 0 && b.needs[0].stream == d.By || len(b.needs) == 0 && d.By == nil) {
 			before++

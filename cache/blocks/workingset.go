@@ -61,8 +61,8 @@ const (
 	// maxFailedEvictions is how many evictions in a row must fail before the log says that there is
 	// no room. A few may fail while blocks are prefetched for a reader that is stopping.
 	maxFailedEvictions = 4
-	// forgetAfter is how long a working set is remembered after its processes have ended. Then its
-	// blocks are evicted first.
+	// forgetAfter is how long after its last read a working set is remembered once its processes
+	// have ended. Then its blocks are evicted first.
 	forgetAfter = 30 * 24 * time.Hour
 )
 

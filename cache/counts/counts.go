@@ -9,7 +9,7 @@ import "sync/atomic"
 type Store struct {
 	Requests atomic.Int64 // requests sent, including retries
 	Bytes    atomic.Int64 // bytes of objects received
-	Retries  atomic.Int64 // attempts made after one had failed
+	Retries  atomic.Int64 // attempts made after a temporary error
 	Errors   atomic.Int64 // requests answered with 429 or 5xx, or not at all
 	Nanos    atomic.Int64 // total time from request to response header, in nanoseconds
 	// Buckets counts requests by response time: below 1 ms, 2 ms, 4 ms and so on. The last one

@@ -10,7 +10,7 @@ import (
 
 // datatrove writes tokens to a.ds, the ends of documents to a.ds.index and, optionally, three lines
 // of text to a.ds.metadata: the tokenizer, a bar and the bytes of a token; the number of tokens;
-// and that number again, for people.
+// and that number again, with its unit.
 
 // MetadataSuffix is appended to the path of a token file to form that of its metadata.
 const MetadataSuffix = ".metadata"

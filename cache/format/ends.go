@@ -11,8 +11,8 @@ const IndexSuffix = ".index"
 
 // Ends says where an index lists the ends of documents, as little-endian int64 in increasing order.
 // An end is the position after the document's last element. If the index has sequences, an end is
-// instead the number of the sequence after the document's last one, and a second list has the first
-// byte of each sequence in the token file. The field names are part of snapshots.
+// instead the number of the sequence after the document's last one, and a second list has the byte
+// offset of each sequence in the token file. The field names are part of snapshots.
 type Ends struct {
 	At, Count         int64 // offset of the ends in bytes, and their number
 	Starts, Sequences int64 // offset of the second list in bytes, and its length

@@ -38,8 +38,8 @@ func Names() []string {
 	return names
 }
 
-// A Format says where the elements of a file lie: Count of them, one after the other, from byte
-// Offset on. An element is a token, or an array of numbers in C order.
+// A Format says where the elements of a file lie: Count of them, one after the other, starting at
+// byte Offset. An element is a token, or an array of numbers in C order.
 type Format struct {
 	Name   string // one of Names other than Auto
 	Offset int64
@@ -87,7 +87,7 @@ type Input struct {
 	OpenSidecar func(path string) (*Input, error)
 }
 
-// read returns n bytes from byte off on, or an error if the file is too short.
+// read returns the n bytes at off, or an error if the file is too short.
 func (in *Input) read(off, n int64) ([]byte, error) {
 	if off < 0 || n < 0 || off > in.Size || n > in.Size-off {
 		return nil, fmt.Errorf("%s is cut off: its %d bytes end within its header", in.Path, in.Size)
@@ -240,7 +240,7 @@ func (f *Format) setShape(path string, shape []int64, size int64) error {
 }
 
 // CheckFits returns an error unless the elements lie within the size bytes of the file at path. A
-// read beyond the end would return other memory.
+// read beyond the end of a mapping could return other memory.
 func (f Format) CheckFits(path string, size int64) error {
 	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 && !slices.ContainsFunc(f.Axes, func(n int) bool { return n < 1 }) {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count

@@ -16,7 +16,7 @@ type Inspection struct {
 	Path      string
 	Format    Format
 	Guessed   bool  // whether the dtype is only a guess
-	VocabSize int64 // all tokens are below it; 0 if the numbers are not tokens
+	VocabSize int64 // all tokens are below it; 0 if unknown, or if there are no tokens
 
 	badToken       *array.VocabularyError
 	inspectedBytes int
@@ -107,7 +107,7 @@ func (s *Inspection) looksWider() bool {
 }
 
 // magics are the first bytes of files that do not hold headerless tokens. A description continues
-// "FILE is", and suggests a fix.
+// "FILE is", and may suggest a fix.
 var magics = []struct{ prefix, description string }{
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},

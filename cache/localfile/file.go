@@ -29,12 +29,11 @@ type File struct {
 	mu     sync.Mutex  // guards opened, and is held while a read opens the file
 	opened *openedFile // nil if nothing is kept between reads
 
-	settle settleTimer // times new content if the file is overwritten
+	settle settleTimer // how long the file, if overwritten, has stayed unchanged
 }
 
 // New returns the file that had this stamp and sample when it was opened earlier. It does not
-// touch the file. If dropPageCache is true, each read drops the pages that it used from the page
-// cache.
+// touch the file. If dropPageCache is true, each read drops its pages from the page cache.
 func New(path string, stamp Stamp, sample Sample, access Access, dropPageCache bool) (*File, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
@@ -82,8 +81,8 @@ func Open(path string, previous *File) (stamp Stamp, f *os.File, err error) {
 	case held == written:
 		err = OverwrittenError(path + " is being overwritten: a process has it open for writing")
 	case !previous.settle.isSettled(stamp):
-		err = OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease shows which: it is served once it has not "+
-			"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
+		err = OverwrittenError(fmt.Sprintf("%s may still be being written, and no lease can tell: it will be served after %v without "+
+			"changes (a new file renamed over it is served immediately)", path, settleTime))
 	}
 	return stamp, f, err
 }
@@ -112,8 +111,9 @@ func (f *File) pathError(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
 
-// Check compares the file's stamp with the one that it had when it was opened, and returns a
-// ChangedError if they differ. It reads bytes only if an equal copy may have replaced the file.
+// Check returns a ChangedError if the file is not the one that was opened, judging by its stamp. If
+// only the device or inode number differs, it reads a sample, and adopts the new stamp of an equal
+// copy.
 func (f *File) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD
@@ -245,8 +245,8 @@ func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int,
 
 const maxJoined = 16 << 10 // maximum bytes per pread in visitCopies
 
-// visitCopies reads ranges with pread and visits them. It reads neighbors together if no whole page
-// lies between them.
+// visitCopies reads ranges with pread and visits them. It reads neighbors together if less than a
+// page lies between them.
 func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	if areClose(ranges) {
 		SortRanges(ranges)

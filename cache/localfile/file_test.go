@@ -86,7 +86,7 @@ func TestOrderOfVisits(t *testing.T) {
 	}
 }
 
-// If no lease can be had, a file must stay unchanged for settleTime, which starts anew with each
+// If no lease can be obtained, a file must stay unchanged for settleTime, counted from its latest
 // change.
 func TestSettled(t *testing.T) {
 	var s settleTimer

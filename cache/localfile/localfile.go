@@ -50,7 +50,8 @@ type Stamp struct {
 	ETag string // version of an object in a store, whose other fields but Size are 0
 }
 
-// isOverwrittenBy reports whether current is the same file after a change other than an append.
+// isOverwrittenBy reports whether current is the same file, changed but not longer: an append only
+// adds bytes.
 func (old Stamp) isOverwrittenBy(current Stamp) bool {
 	return current != old && current.Dev == old.Dev && current.Ino == old.Ino && current.Size <= old.Size
 }

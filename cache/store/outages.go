@@ -23,9 +23,9 @@ import (
 //	data, or a permanent error       nothing: the object, its bucket and the endpoint are up
 //
 // When a read gives up, the part that its last request counts against is down. If that part was up
-// shortly before, a smaller part is down instead: the bucket or the object. It stays down until a
-// request shows that it is up; a probe for each bucket sends such requests. Any answer shows that
-// the endpoint is up.
+// shortly before, a smaller part is down instead: the bucket or the object. The part stays down
+// until a request shows that it is up; a probe for each bucket sends such requests. Any answer
+// shows that the endpoint is up.
 //
 // The endpoint can seem down because one bucket has a host name of its own. A bucket whose last
 // request got an answer is therefore still tried, once for each read.

@@ -204,8 +204,8 @@ func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 	return o, err
 }
 
-// ReadRange fills dst with the bytes of an object from off on, which must lie within its size. The
-// error matches ErrChanged if the object has been replaced.
+// ReadRange fills dst with the bytes of an object, starting at off. They must lie within its size.
+// The error matches ErrChanged if the object has been replaced.
 func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte) error {
 	done := 0 // bytes received; a retry continues after them
 	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
@@ -279,7 +279,9 @@ func (p permanent) Unwrap() error { return p.error }
 const (
 	firstWait  = 50 * time.Millisecond  // maximum wait before the first retry
 	firstProbe = 500 * time.Millisecond // minimum wait before the first probe of an outage
-	maxWait    = 5 * time.Second        // limit on later waits, unless the store asks for more
+	// maxWait limits the waits of retries, unless the store asks for more. A probe may wait half as
+	// long again.
+	maxWait = 5 * time.Second
 )
 
 // retry calls do until it succeeds or fails with a permanent error, for up to three quarters of the

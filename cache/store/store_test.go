@@ -345,7 +345,7 @@ func TestList(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		keys []string
-		// may respond to a request for a page, or return false
+		// fault responds to a request for a page, or returns false.
 		fault func(page, try int, w http.ResponseWriter) bool
 		says  string
 	}{
