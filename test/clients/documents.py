@@ -1,4 +1,4 @@
-"""Computes batches with documents as README.md ("Documents") describes them, with NumPy alone.
+"""Computes batches with documents as docs/orders.md defines them, with NumPy alone.
 
     documents.py --make DIR SEED       writes random token files, their document indexes,
                                        config.toml, and settings.json for --check

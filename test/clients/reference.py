@@ -1,4 +1,4 @@
-"""Computes batches as README.md ("Orders", "Mixtures", "Fingerprint") describes them, in NumPy alone.
+"""Computes batches as docs/orders.md defines them, with NumPy alone.
 
     reference.py SETTINGS.json K...            prints a line for each batch number K:
     reference.py SETTINGS.json --count N       `<k> <sha256 of the raw batch> <start of every row>`

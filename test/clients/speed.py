@@ -1,6 +1,6 @@
 """Prints the processor time that a library takes to encode texts: speed.py tiktoken|gigatoken RANKS
 
-The unit is seconds. Each text on standard input follows its length, a little-endian uint32.
+The unit is seconds. Each text on standard input comes after its length, a little-endian uint32.
 """
 import os
 import struct

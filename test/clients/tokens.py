@@ -1,7 +1,7 @@
 """Encodes texts with tiktoken or tokenizers: tokens.py tiktoken|tokenizers FILE [special]
 
-Each text on standard input follows its length in bytes. For each, the program prints the number of
-its tokens and the tokens. All numbers are little-endian uint32.
+Each text on standard input comes after its length in bytes. For each, the program prints the number
+of its tokens and the tokens. All numbers are little-endian uint32.
 """
 import array
 import os

@@ -187,7 +187,7 @@ func TestImage(t *testing.T) {
 	e2e.Equal(t, "the output of the node", out, want)
 }
 
-// A slurm runs the scripts of deploy/slurm in place of Slurm and a trainer.
+// A slurm stands in for Slurm and a trainer: it runs the scripts of deploy/slurm.
 type slurm struct {
 	root, config, dir, log string
 	jobOutput              string // expected output of the job

@@ -284,7 +284,7 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 }
 
 // Rows and aligned arrays of any dtype, shape, files and sources are what an independent reference
-// computes, in every file of the mount, from any byte on and with every access. BATCHFS_SEED
+// computes, in every file of the mount, at any offset and with every access. BATCHFS_SEED
 // repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
 	seed := rand.Uint64()
