@@ -129,7 +129,7 @@ func (s *Settings) alignedArrays(arrays []SourceArray, columns []sourceColumn) (
 	return list
 }
 
-// maxBytes limits the size of a batch, so that every byte has an offset.
+// maxBytes limits the size of a batch, so that every offset fits in an int64.
 const maxBytes = 1 << 62
 
 func (l *batchLayout) assignOffsets(rows, mainArrays int) error {

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// A Segment is a stretch of a source's tokens in a row: the part from one document or, with rows of
-// Windows, the whole row.
+// A Segment is the part of a row that comes from one document or, with rows of Windows, the whole
+// row.
 type Segment struct {
 	Start    int64 // position in the source of the first token
 	Len      int   // tokens
@@ -20,7 +20,7 @@ type Segment struct {
 }
 
 // documentRows lays the documents of a source into rows, group by group, so that a row can be found
-// from its group alone. Only the number of rows in each group stays in memory.
+// from its group alone. Only the number of rows in each group always stays in memory.
 type documentRows struct {
 	documents Documents
 	windowSpec

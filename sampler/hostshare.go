@@ -4,7 +4,7 @@ import "math/bits"
 
 // A hostShare is the windows of a source that an epoch reads: all of them or, with shuffle_block,
 // those in the host's part of the source. If the part begins inside an extent, windows there start
-// at the cut; from the next extent on, they are the source's own.
+// at the cut; in later extents, they are the source's own.
 type hostShare struct {
 	starts         *starts
 	windows        int64

@@ -123,7 +123,8 @@ func jumpPolynomial(n uint64) []uint64 {
 			q.add(squareBits(uint32(w)), 128*j+shift)
 			q.add(squareBits(uint32(w>>32)), 128*j+64+shift)
 		}
-		// The gap of 623 below t^mtDegree allows 64 terms at a time.
+		// The characteristic polynomial has no term in the 622 places below t^mtDegree, so 64 terms
+		// can be reduced at a time.
 		for j := len(q) - word - 2; j >= 0; j-- {
 			if w := q[j+word]>>bit | q[j+word+1]<<(64-bit); w != 0 {
 				for _, e := range characteristicExponents {

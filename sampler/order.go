@@ -19,7 +19,7 @@ func (o *epochOrder) start(row uint64) int64 {
 	return o.windowStart(int64(o.permute(row/n, row%n)))
 }
 
-// A permutation is a bijection of rows and windows in each epoch. It is safe for concurrent use.
+// A permutation maps the rows of each epoch one-to-one to windows. It is safe for concurrent use.
 type permutation interface {
 	// permute returns the window of a row; both count from 0 in the epoch.
 	permute(epoch, row uint64) (window uint64)

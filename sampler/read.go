@@ -111,7 +111,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 // VisitWindows calls visit for the windows that batch k needs, row after row, with the source's
 // number and the array's number in it (0 is the main array). A window counts numbers, not elements.
 // If visit returns false, VisitWindows stops and returns false. It also returns false if it cannot
-// read where documents end. Batches from MaxBatches on have no windows.
+// read where documents end. Batch MaxBatches and later ones have no windows.
 func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true

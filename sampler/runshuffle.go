@@ -4,8 +4,8 @@ import "math/bits"
 
 // A runShuffle permutes the R windows of a host's share, or rows of documents, so that successive
 // rows come from few runs: from few blocks that a host caches, or few groups of documents. An epoch
-// cuts the ring of windows into runs, from a random window on, permutes the runs, and then permutes
-// the rows in each pool of mixedRuns runs.
+// cuts the ring of windows into runs, starting at a random window, permutes the runs, and then
+// permutes the rows in each pool of mixedRuns runs.
 type runShuffle struct {
 	n        uint64 // R
 	runLen   uint64

@@ -190,7 +190,7 @@ func (q *Sequence) NeededElements(i int) (from, to int64) {
 }
 
 // BatchesPerEpoch returns the number of batches in which all ranks together, or with ShuffleBlock
-// those of the host with the smallest share, read RowsPerEpoch rows. It is the same on all ranks.
+// those of the host with the smallest share, read their RowsPerEpoch. It is the same on all ranks.
 func (q *Sequence) BatchesPerEpoch() int64 { return q.batchesPerEpoch }
 
 // Row returns the global number of row j of batch k.

@@ -146,7 +146,7 @@ func FuzzRead(f *testing.F) {
 		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                        // one batch
 		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                        // the same with dtype int64
 		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                       // ten batches
-		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},               // many, from within a token on
+		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},               // many, starting within a token
 		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                     // within one token
 		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},    // odd cuts
 		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095}, // the smallest rows

@@ -26,7 +26,7 @@ type SourceArray interface {
 
 	// Cut returns the place nearest to pos at which the array can be cut: at a multiple of block
 	// bytes in a file, or between two files. The elements below end lie before the cut, and those
-	// from begin on after it. An element that the cut divides is in neither part.
+	// from begin lie after it. An element that the cut divides is in neither part.
 	Cut(pos, block int64) (end, begin int64)
 
 	// Locate returns the file and the index in it of the element at pos.
