@@ -272,8 +272,8 @@ func (a *Array) Documents() *Documents { return a.documents }
 // Count returns the number of documents.
 func (d *Documents) Count() int64 { return d.first[len(d.first)-1] }
 
-// Of returns the number of the document that holds the element at pos.
-func (d *Documents) Of(pos int64) (int64, error) {
+// NumberAt returns the number of the document that holds the element at pos.
+func (d *Documents) NumberAt(pos int64) (int64, error) {
 	i := d.array.shardNumber(pos)
 	s := &d.array.shards[i]
 	if s.index == nil {

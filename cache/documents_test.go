@@ -58,7 +58,7 @@ func checkDocuments(d *Documents, ends []int64, r *rand.Rand) error {
 		if found { // pos begins the next document
 			want++
 		}
-		if got, err := d.Of(pos); err != nil || got != int64(want) {
+		if got, err := d.NumberAt(pos); err != nil || got != int64(want) {
 			return fmt.Errorf("token %d is of document %d, error %v, want %d", pos, got, err, want)
 		}
 		first := r.IntN(len(ends))
@@ -211,7 +211,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		must(t, was.Documents().Ends(0, make([]int64, 4)))
 		must(t, change.do(paths[1]+".index"))
 		for _, a := range []*Array{was, now} {
-			_, of := a.Documents().Of(15)
+			_, of := a.Documents().NumberAt(15)
 			for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.checkAll()} {
 				if !errors.Is(err, change.want) || !strings.Contains(err.Error(), paths[1]+".index") {
 					t.Errorf("error %v, want %v", err, change.want)
@@ -311,7 +311,7 @@ func FuzzIndex(f *testing.F) {
 		if pos = pos % tokens; pos < 0 {
 			return
 		}
-		document, err := d.Of(pos)
+		document, err := d.NumberAt(pos)
 		if err != nil {
 			return
 		}

@@ -11,7 +11,7 @@ import (
 type batchArray struct {
 	name        string
 	dtype       array.DType
-	derived     derivation
+	content     contentKind
 	column      int   // number of the copied array in the source; 0: main
 	firstNumber int   // index of its first number in the source's row
 	shape       []int // shape of a row
@@ -24,15 +24,15 @@ type batchArray struct {
 	convert     converter // converts copied numbers to dtype
 }
 
-// A derivation says where the numbers of an array come from.
-type derivation uint8
+// A contentKind says what an array holds.
+type contentKind uint8
 
 const (
-	copied           derivation = iota
-	derivedCuSeqlens            // 0, the end of each document in x, then T until the row is full
-	derivedPositions            // index in the document's part of the row
-	derivedLengths              // tokens in x; the rest is padding
-	derivedSource               // number of the source
+	contentFile      contentKind = iota // numbers from a file
+	contentCuSeqlens                    // 0, ends of documents in x, then T until the row is full
+	contentPositions                    // index in the document's part of the row
+	contentLengths                      // tokens in x; the rest is padding
+	contentSource                       // number of the source
 )
 
 // maskedTarget is the target that PyTorch's cross entropy ignores by default.
@@ -83,14 +83,14 @@ func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout
 	others := s.alignedArrays(arrays, l.columns)
 	if s.Documents {
 		others = append(others,
-			batchArray{name: "cu_seqlens", dtype: array.Int32, derived: derivedCuSeqlens, shape: []int{s.BlockSize + 1}},
-			batchArray{name: "positions", dtype: array.Int32, derived: derivedPositions, shape: []int{s.BlockSize}})
+			batchArray{name: "cu_seqlens", dtype: array.Int32, content: contentCuSeqlens, shape: []int{s.BlockSize + 1}},
+			batchArray{name: "positions", dtype: array.Int32, content: contentPositions, shape: []int{s.BlockSize}})
 	}
 	if s.hasDocumentRows() {
-		others = append(others, batchArray{name: "lengths", dtype: array.Int32, derived: derivedLengths})
+		others = append(others, batchArray{name: "lengths", dtype: array.Int32, content: contentLengths})
 	}
 	if sources > 1 {
-		others = append(others, batchArray{name: "source", dtype: array.Int16, derived: derivedSource})
+		others = append(others, batchArray{name: "source", dtype: array.Int16, content: contentSource})
 	}
 	// Larger numbers come first, so that each is aligned if B*T is even.
 	slices.SortStableFunc(others, func(a, b batchArray) int { return b.dtype.Size() - a.dtype.Size() })
@@ -144,10 +144,10 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 			arrayBytes *= float64(axis)
 		}
 		bytes += arrayBytes
-		if a.derived == copied {
+		if a.content == contentFile {
 			a.convert = newConverter(a.dtype, l.columns[a.column].dtype)
 		}
-		l.hasDerived = l.hasDerived || a.derived != copied
+		l.hasDerived = l.hasDerived || a.content != contentFile
 		arrays = append(arrays, array.Descriptor{Name: a.name, DType: a.dtype, Shape: slices.Insert(slices.Clone(a.shape), 0, rows)})
 	}
 	if bytes > maxBytes {
@@ -161,7 +161,7 @@ func (l *batchLayout) assignOffsets(rows, mainArrays int) error {
 }
 
 func (a *batchArray) isFromDocuments() bool {
-	return a.derived == derivedCuSeqlens || a.derived == derivedPositions
+	return a.content == contentCuSeqlens || a.content == contentPositions
 }
 
 func (a *batchArray) rowBytes() int { return a.rowNumbers * a.numberBytes }

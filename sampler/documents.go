@@ -38,11 +38,11 @@ const groupDocuments = 4096
 // shorter remainder. A remainder of one token is dropped unless it is the whole document, because
 // the segment before it ends with that token. With DocumentFirst, cut keeps only the first segment.
 func (w windowSpec) cut(n int64) (full int64, remainder int32) {
-	if n <= w.step {
+	if n <= w.stride {
 		return 0, int32(n)
 	}
-	full = (n - 1) / w.step
-	if remainder = int32(n - full*w.step); remainder == 1 {
+	full = (n - 1) / w.stride
+	if remainder = int32(n - full*w.stride); remainder == 1 {
 		remainder = 0
 	}
 	if w.rows == DocumentFirst {
@@ -168,7 +168,7 @@ func (r *documentRows) layOut(p *groupPacker) {
 		if p.nextSegment[into] == 0 {
 			p.nextSegment[into] = begin(1, segments) + 1
 		}
-		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
+		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.stride, short, int32(i)}
 		p.nextSegment[into]++
 		shortSegments++
 	}
@@ -182,7 +182,7 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 		return list, err
 	}
 	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > inGroup }) - 1
-	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.step
+	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.stride
 	for _, s := range g.segments[g.rowRuns[i].firstSegment:g.rowRuns[i+1].firstSegment] {
 		list = append(list, Segment{s.start + shift, int(s.len), index, int64(number)*groupDocuments + int64(s.document)})
 		index += int(s.len)
@@ -200,7 +200,7 @@ func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
 // rowsHolding returns one row, two if the token ends a segment and begins the next, or none if the
 // rows of its document end before it.
 func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
-	document, err := r.documents.Of(pos)
+	document, err := r.documents.NumberAt(pos)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ type documentEnds []int64
 
 func (d documentEnds) Count() int64 { return int64(len(d)) }
 
-func (d documentEnds) Of(pos int64) (int64, error) {
+func (d documentEnds) NumberAt(pos int64) (int64, error) {
 	n, found := slices.BinarySearch(d, pos)
 	if found {
 		n++

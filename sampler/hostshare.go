@@ -28,7 +28,7 @@ func newHostShare(s *starts, a SourceArray, runBytes int64, host, hosts int) hos
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
-	share := hostShare{starts: s, cut: from, runLen: max(runBytes/(s.step*int64(column.numberBytes*column.elementNumbers)), 1)}
+	share := hostShare{starts: s, cut: from, runLen: max(runBytes/(s.stride*int64(column.numberBytes*column.elementNumbers)), 1)}
 	extent, first := s.extentOf(from)
 	if share.firstAfterHead = first; from > extent.Start {
 		share.headWindows = s.disjointIn(min(to, extent.Start+extent.Len) - from)
@@ -48,7 +48,7 @@ func cutAt(a SourceArray, runBytes int64, host, hosts int) (end, begin int64) {
 
 func (s *hostShare) windowStart(i int64) int64 {
 	if i < s.headWindows {
-		return s.cut + i*s.starts.step
+		return s.cut + i*s.starts.stride
 	}
 	return s.starts.nthDisjoint(s.firstAfterHead + i - s.headWindows)
 }

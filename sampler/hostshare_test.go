@@ -82,7 +82,7 @@ func TestSharesOfHosts(t *testing.T) {
 			continue
 		}
 		shared++
-		size, step := ranks[0].newWindowSpec().len, ranks[0].newWindowSpec().step
+		size, step := ranks[0].newWindowSpec().len, ranks[0].newWindowSpec().stride
 		owner := map[[2]int64]int{} // numbers of hosts, plus one, by file and block
 		least, covered := int64(1<<62), int64(0)
 		for host := range s.hosts {

@@ -78,9 +78,9 @@ func unitsInside(offset, size, count, n int) interval {
 // maxPlanned limits the segments planned at a time, and so the memory of a read of many short rows.
 const maxPlanned = 1 << 10
 
-// Read fills dst with the bytes of batches k, k+1, …, starting off bytes into batch k, which may be
-// beyond its end. It fails if files cannot be read, a batch does not exist, a number does not fit
-// the dtype, or a token is not in the vocabulary (*array.VocabularyError); dst is then undefined.
+// Read fills dst with the bytes of batches k, k+1, …, starting off bytes after the beginning of
+// batch k. It fails if files cannot be read, a batch does not exist, a number does not fit the
+// dtype, or a token is not in the vocabulary (*array.VocabularyError); dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
@@ -216,7 +216,7 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 			p := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 			switch {
 			case p.empty():
-			case p.derived == copied && p.column == c:
+			case p.content == contentFile && p.column == c:
 				lo, hi = min(lo, p.firstNumber+p.from), max(hi, p.firstNumber+p.to)
 				if p.masked && q.Ends == EndsByToken {
 					lo = min(lo, p.from) // the token before a target may end its document
@@ -244,12 +244,12 @@ func (job *readJob) putDerived(r plannedRow, used int) {
 		p := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 		switch {
 		case p.empty():
-		case p.derived == copied:
+		case p.content == contentFile:
 			p.from = max(p.from, used*q.layout.columns[p.column].elementNumbers-p.firstNumber)
 			job.fill(p, p.padding)
-		case p.derived == derivedLengths:
+		case p.content == contentLengths:
 			job.fill(p, int64(min(used, q.BlockSize)))
-		case p.derived == derivedSource:
+		case p.content == contentSource:
 			job.fill(p, int64(r.source))
 		case p.isFromDocuments() && q.Ends != EndsByToken:
 			job.putDocumentMarks(p, job.ends[r.ends.from:r.ends.to])
@@ -278,7 +278,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 			job.putDocumentMarks(p, ends)
 		}
 		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
-		if p.derived != copied || p.column != job.column || p.empty() {
+		if p.content != contentFile || p.column != job.column || p.empty() {
 			continue
 		}
 		first := p.firstNumber + p.from - r.windowFirst // index in raw
@@ -327,7 +327,7 @@ func (job *readJob) putDocumentMarks(p rowPart, ends []int) {
 	from, to := p.from, p.to
 	whole := job.bufferFor(p)
 	numbers := viewAs[int32](whole)
-	if p.derived == derivedCuSeqlens {
+	if p.content == contentCuSeqlens {
 		for i := range numbers {
 			numbers[i] = int32(t)
 			if index := from + i; index == 0 {

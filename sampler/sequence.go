@@ -230,7 +230,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	from := q.sources[source]
 	list, err = from.starts.segments(nil, start)
 	if err == nil && list[0].Document < 0 && q.Ends == EndsByIndex {
-		list[0].Document, err = from.documents.Of(start)
+		list[0].Document, err = from.documents.NumberAt(start)
 	}
 	return source, list, err
 }

@@ -95,7 +95,8 @@ const (
 // hasDocumentRows reports whether rows are made of documents. Such rows may need padding.
 func (s *Settings) hasDocumentRows() bool { return s.Rows != "" && s.Rows != Windows }
 
-// needsEnds reports whether batches depend on where documents end.
+// needsEnds reports whether a batch shows where documents end: in cu_seqlens and positions, or in
+// masked targets.
 func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
 
 // MaxPacked limits the block size of packed rows, because packing takes memory for each length of a

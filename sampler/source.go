@@ -38,8 +38,8 @@ type Documents interface {
 	// Count returns the number of documents. They hold all elements, and none is empty.
 	Count() int64
 
-	// Of returns the number of the document that holds the element at pos.
-	Of(pos int64) (int64, error)
+	// NumberAt returns the number of the document that holds the element at pos.
+	NumberAt(pos int64) (int64, error)
 
 	// Ends sets ends[i] to the position after the last element of document first+i.
 	Ends(first int64, ends []int64) error

@@ -13,14 +13,14 @@ import (
 
 // A windowSpec is the part of the settings that determines where rows begin and what they hold.
 type windowSpec struct {
-	len, step int64 // elements of a window, and between disjoint windows: T+1 and T for tokens
-	rows      Rows  // "" for windows
+	len, stride int64 // elements of a window, and between disjoint windows: T+1 and T for tokens
+	rows        Rows  // "" for windows
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
-	w := windowSpec{len: int64(s.BlockSize) + 1, step: int64(s.BlockSize)}
+	w := windowSpec{len: int64(s.BlockSize) + 1, stride: int64(s.BlockSize)}
 	if s.Layout == Elements {
-		w = windowSpec{len: 1, step: 1}
+		w = windowSpec{len: 1, stride: 1}
 	} else if s.hasDocumentRows() {
 		w.rows = s.Rows
 	}
@@ -28,7 +28,7 @@ func (s *Settings) newWindowSpec() windowSpec {
 }
 
 // disjointIn returns how many disjoint windows there are in n elements.
-func (w windowSpec) disjointIn(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
+func (w windowSpec) disjointIn(n int64) int64 { return max(n-w.len+w.stride, 0) / w.stride }
 
 // A rowContent says what the rows of a source hold. A row is identified by its start.
 type rowContent interface {
@@ -84,7 +84,7 @@ func (s *starts) nth(i int64) int64 {
 // nthDisjoint returns the start of disjoint window i.
 func (s *starts) nthDisjoint(i int64) int64 {
 	extent, rest := s.loadDisjointSums().find(i)
-	return s.extents[extent].Start + rest*s.step
+	return s.extents[extent].Start + rest*s.stride
 }
 
 // extentOf returns the extent that holds pos, or the last one if pos is after all elements, and how
@@ -136,7 +136,7 @@ func (w *windowRows) segments(list []Segment, start int64) ([]Segment, error) {
 
 func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
 	start := row[0].Start
-	i, err := w.documents.Of(start)
+	i, err := w.documents.NumberAt(start)
 	if err != nil {
 		return list, err
 	}
@@ -201,5 +201,5 @@ func (c *windowCache) build(spec windowSpec) (*starts, error) {
 		return nil, err
 	}
 	numbers := []array.Extent{{Name: extents[0].Name, Len: rows.sums[len(rows.sums)-1]}}
-	return newStarts(numbers, windowSpec{len: 1, step: 1}, rows, c.source.Tables)
+	return newStarts(numbers, windowSpec{len: 1, stride: 1}, rows, c.source.Tables)
 }
