@@ -86,7 +86,7 @@ func (p *prefetcher) acquireBuffer(s BatchList, k uint64) (*sequentialReader, *b
 func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *batchBuffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.find(s, k)
+	r := p.readerFor(s, k)
 	wentBack := k > 0 && k == r.nextRepeated // for example, to repeat an evaluation
 	if k >= r.next || wentBack {
 		r.next, r.nextRepeated = k+1, 0
@@ -106,9 +106,9 @@ func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *b
 	return r, nil
 }
 
-// find returns the reader to which a request for batch k belongs, or a new one. The caller holds
-// mu.
-func (p *prefetcher) find(s BatchList, k uint64) *sequentialReader {
+// readerFor returns the reader to which a request for batch k belongs, or a new one, and marks it
+// as the most recently used. The caller holds mu.
+func (p *prefetcher) readerFor(s BatchList, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
 		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
 			if i < len(p.readers)-1 {

@@ -138,7 +138,7 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
-	// rest is the part of buf behind the header, and off is its offset from the end of the header.
+	// rest is the part of buf after the header, and off is its offset from the end of the header.
 	file, rest, off := part.inode.kind().batches(), buf, part.off
 	if file.format != raw {
 		if off < headerBytes {

@@ -83,8 +83,10 @@ func (t *sequenceTable) beginAsking(number int) []uint64 {
 	return directories
 }
 
-// endAsking records whether the kernel knows a sequence, and retires the sequence after
-// missesToRetire misses in a row. It reports whether the sequence was missed but not retired.
+// endAsking acts on the kernel's answer about a sequence. If the kernel knows it, its misses are
+// discarded. After missesToRetire misses in a row, the doubt ends: the sequence is retired or, if
+// its cursor has moved, only its lookups are cleared. again reports whether the kernel did not know
+// the sequence and must be asked about it again.
 func (t *sequenceTable) endAsking(number int, known bool) (again bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -2,10 +2,10 @@ package sampler
 
 import "math/bits"
 
-// A runShuffle permutes the R windows of a host's share, or rows of documents, so that successive
-// rows come from few runs: from few blocks that a host caches, or few groups of documents. An epoch
-// cuts the ring of windows into runs, starting at a random window, permutes the runs, and then
-// permutes the rows in each pool of mixedRuns runs.
+// A runShuffle permutes the R windows (or rows of documents) of a share, so that successive rows
+// come from only a few runs, and thus from a few cache blocks or groups of documents. In each
+// epoch, it starts at a random window, treats the windows as a ring, and cuts them into runs. It
+// shuffles the runs, and then the rows within each pool of mixedRuns runs.
 type runShuffle struct {
 	n        uint64 // R
 	runLen   uint64

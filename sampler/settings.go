@@ -29,7 +29,7 @@ type Settings struct {
 	Rank      int // row j of batch k is global row k*B*World + Rank*B + j
 	World     int
 
-	// ShuffleBlock, in bytes, requires order Shuffle and rows of Windows. If it is not 0, each host
+	// ShuffleBlock, in bytes, requires Order Shuffle and Rows Windows. If it is not 0, each host
 	// reads its own share of every source, the same in all epochs, and successive rows come from a
 	// few runs of this size.
 	ShuffleBlock int64

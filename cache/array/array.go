@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// A DType is the type of a number, by its NumPy name. Methods other than Known and IsSigned panic
-// if it is not one of DTypes.
+// A DType is the type of a number, such as "uint16": its NumPy name, or "bfloat16", which NumPy
+// lacks. Methods other than Known and IsSigned panic if it is not one of DTypes.
 type DType string
 
 const (

@@ -12,7 +12,7 @@ import (
 // its int32 are a magic number, a version and the number of tokens.
 const llmcHeader = 256 * 4
 
-// MaxLLMC is the maximum number of tokens in a file of llm.c.
+// MaxLLMC is the maximum number of tokens in an llm.c token file.
 const MaxLLMC = 1<<31 - 1
 
 type llmcKind struct {

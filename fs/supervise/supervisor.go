@@ -124,8 +124,9 @@ func Run(mountpoint string, o Options) error {
 		s.Snapshot.Close()
 	}()
 	err = s.serve()
-	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) {
-		err = errors.Join(err, busy) // EBUSY: something is mounted over it
+	// EBUSY is ignored: it means that something is mounted over this mount.
+	if unmountErr := s.mounted.Unmount(true); unmountErr != nil && !errors.Is(unmountErr, unix.EBUSY) {
+		err = errors.Join(err, unmountErr)
 	}
 	return err
 }

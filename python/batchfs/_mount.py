@@ -151,8 +151,8 @@ def _info(path: str) -> dict[str, Any]:
 
 def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
     """Starts the program and returns when the mount can be read."""
-    # Ctrl-C does not reach the program's own session: the trainer may continue for a while, to save
-    # its state.
+    # In a session of its own, the program does not get Ctrl-C, so the trainer can still read while
+    # it saves its state.
     try:
         process = subprocess.Popen(
             [program(), "mount", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.fd, start_new_session=True

@@ -235,7 +235,8 @@ class Source:
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
-        # choices are cumulative numbers of positions or windows, begins is where each file begins.
+        # self.choices has the number of positions or windows before each file, and in all files;
+        # self.begins has where each file begins.
         if self.order == "random":
             self.step, choices = 1, [n - size + 1 for n in lengths]
         else:

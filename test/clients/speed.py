@@ -11,7 +11,7 @@ library, path = sys.argv[1:]
 if library == "tiktoken":
     import tiktoken
     import tiktoken.load
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # reads the vocabulary from RANKS
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache, so the next line supplies the vocabulary
     tiktoken.load.read_file = lambda url: open(path, "rb").read()
     encoding = tiktoken.get_encoding(os.path.basename(path).removesuffix(".tiktoken"))
 

@@ -292,11 +292,11 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 	}
 }
 
-// A version is the content of a token file.
+// A version is one content of a token file.
 type version struct {
-	data  []byte
-	lines []string // digests of its batches
-	whole string   // digest of all batches together
+	data    []byte
+	batches []string // digests of its batches
+	whole   string   // digest of all batches together
 }
 
 // checkFiles checks that every file of train shows this version, first from the worker and then
@@ -309,7 +309,7 @@ func (v version) checkFiles(t *testing.T, m *e2e.Mounted, changes int) {
 		if number, ok := strings.CutPrefix(name, "batch/"); ok {
 			var k int
 			fmt.Sscan(strings.Split(number, ".")[0], &k)
-			want = v.lines[k]
+			want = v.batches[k]
 		}
 		if strings.HasSuffix(name, ".npy") || strings.HasSuffix(name, ".safetensors") {
 			off = 4096
@@ -322,7 +322,7 @@ func (v version) checkFiles(t *testing.T, m *e2e.Mounted, changes int) {
 	}
 	info := m.Info(t, "train")
 	e2e.Equal(t, "changes in info.json", info.Changes, changes)
-	e2e.Equal(t, "steps in info.json", info.Steps, len(v.lines))
+	e2e.Equal(t, "steps in info.json", info.Steps, len(v.batches))
 	e2e.CheckOutput(t, info.Fingerprint, "cat", m.Path("train/batch/3.json"))
 }
 
@@ -339,10 +339,10 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		v := &versions[i]
 		args := append(settings, "--data", filepath.Dir(e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), v.data)))
 		steps := ((len(v.data)/2-1)/32 + 3) / 4
-		v.lines = e2e.Digests(t, "train", 0, steps, args...)
+		v.batches = e2e.Digests(t, "train", 0, steps, args...)
 		v.whole = e2e.Digest(e2e.Cat(t, append(args, "train", "--count", fmt.Sprint(steps))...))
 	}
-	lines := versions[0].lines
+	lines := versions[0].batches
 	versions[0].checkFiles(t, m, 0)
 	worker := m.Worker(t)
 	descriptors := len(e2e.OpenFiles(t, worker))
@@ -364,7 +364,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		if changes < 3 || changes == 8 || changes == 20 {
 			v.checkFiles(t, m, changes)
 		}
-		e2e.Equal(t, fmt.Sprintf("after %d changes, number %d", changes, 4+changes), h.Do("read %d 0 %d", next, size), v.lines[4+changes])
+		e2e.Equal(t, fmt.Sprintf("after %d changes, number %d", changes, 4+changes), h.Do("read %d 0 %d", next, size), v.batches[4+changes])
 		for way, want := range map[string]string{
 			fmt.Sprintf("read 0 0 %d", size):                lines[3],
 			fmt.Sprintf("read 1 %d %d", 3*size, size):       lines[3],

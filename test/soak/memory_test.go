@@ -60,7 +60,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	}
 }
 
-// Elements that are larger than the memory budget are read in parts, with every access.
+// Elements that are larger than the memory budget are read in parts, whatever memory.access is.
 func TestElementsLargerThanTheBudget(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	const elements, bytes = 8, 64 << 20

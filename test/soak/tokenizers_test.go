@@ -40,8 +40,8 @@ func TestTokensOfTiktoken(t *testing.T) {
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
-	// The run for gpt4o is shorter, because Hugging Face's library takes n² steps with its
-	// expression.
+	// The run for gpt4o is shorter, because Hugging Face's library takes quadratic time for the
+	// regular expression of that tokenizer.
 	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")

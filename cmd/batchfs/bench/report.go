@@ -10,7 +10,7 @@ import (
 
 type report struct {
 	Host          hostInfo `json:"host"`
-	ColdWasCached bool     `json:"not_cold"` // whether the file stayed in the page cache, as on tmpfs
+	ColdWasCached bool     `json:"not_cold"` // the file stayed in the page cache, as on tmpfs
 	Scenes        []*scene `json:"scenes"`
 	Advice        string   `json:"advice"`
 }

@@ -87,7 +87,7 @@ type Mount struct {
 	Timeout    time.Duration // longest time that a read waits for token files
 	Grace      time.Duration // how long open files stay readable after a signal to stop
 
-	SettingsPerUser int
+	SettingsPerUser int            // limit for each user except root and UID
 	MetricsListen   netip.AddrPort // invalid if metrics are not served over HTTP
 }
 

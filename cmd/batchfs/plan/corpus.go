@@ -184,7 +184,7 @@ func (c *corpus) synthesize(from *config.Config, sizes []assumedSource) error {
 		return err
 	}
 	settings := split.Settings
-	// It is unknown where documents end, and no block depends on it.
+	// Where documents end is unknown, and does not affect which blocks are read.
 	settings.Documents, settings.MaskTargets, settings.Ends = false, false, sampler.EndsUnknown
 	var sources []sampler.Source
 	for _, s := range sizes {

@@ -23,7 +23,7 @@ type Estimate struct {
 	BatchSize         int             `json:"batch_size"`
 	BlockSize         int             `json:"block_size"`
 	StepSeconds       float64         `json:"step_seconds"`
-	StepTokens        int64           `json:"step_tokens"` // sum over all hosts
+	StepTokens        int64           `json:"step_tokens"` // sum over hosts
 	EpochSteps        uint64          `json:"epoch_steps"`
 	Steps             uint64          `json:"steps"`
 	Epochs            float64         `json:"epochs"`
@@ -34,10 +34,10 @@ type Estimate struct {
 	ReadRate          float64         `json:"read_rate"` // bytes that trainers read
 	FirstEpoch        Traffic         `json:"first_epoch"`
 	LaterEpochs       Traffic         `json:"later_epochs"`
-	Requests          float64         `json:"requests"`      // sum over all hosts, including mounting
-	Fetched           float64         `json:"fetched_bytes"` // sum over all hosts
+	Requests          float64         `json:"requests"`      // sum over hosts, with mounting
+	Fetched           float64         `json:"fetched_bytes"` // sum over hosts
 	Price             float64         `json:"price"`         // dollars, for Requests and Fetched
-	HostRequests      float64         `json:"host_requests"` // requests of the run without mounting
+	HostRequests      float64         `json:"host_requests"` // of one host, without mounting
 	HostFetched       float64         `json:"host_fetched_bytes"`
 	CacheBytes        int64           `json:"cache_bytes"`
 	WorkingSetBytes   float64         `json:"share_bytes"` // size of the blocks needed in the run

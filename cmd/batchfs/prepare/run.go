@@ -258,7 +258,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	progress := o.newProgress("counting", r.inputs, position{})
 	defer progress.Finish()
 	counting := *c
-	seen := new(charCounter)
+	seen := new(charCollector)
 	if !c.anyBytes {
 		counting.setTokenizer(seen, "none")
 	}

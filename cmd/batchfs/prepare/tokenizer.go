@@ -31,7 +31,7 @@ type encoder interface {
 
 // tokenizers has the names that --by accepts. The tokenizer for char only collects the characters.
 var tokenizers = map[string]func() (tokenizer, error){
-	vocabulary.Char: func() (tokenizer, error) { return new(charCounter), nil },
+	vocabulary.Char: func() (tokenizer, error) { return new(charCollector), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
 	"gpt2":          func() (tokenizer, error) { return newBPETokenizer(bpe.Named("gpt2")) },
 	"cl100k":        func() (tokenizer, error) { return newBPETokenizer(bpe.Named("cl100k")) },
@@ -129,17 +129,17 @@ func (c *charTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// A charCounter encodes each character as token 0 and records which ones occur.
-type charCounter struct{ seen [utf8.MaxRune + 1]atomic.Bool }
+// A charCollector encodes each character as token 0 and records which ones occur.
+type charCollector struct{ seen [utf8.MaxRune + 1]atomic.Bool }
 
-func (*charCounter) Name() string              { return vocabulary.Char }
-func (*charCounter) Size() int64               { return 1 }
-func (*charCounter) EndOfText() (uint32, bool) { return 0, false }
-func (*charCounter) Bytes(uint32) []byte       { return nil }
-func (*charCounter) Cut(text []byte) int       { return runeEnd(text) }
-func (c *charCounter) NewEncoder() encoder     { return c }
+func (*charCollector) Name() string              { return vocabulary.Char }
+func (*charCollector) Size() int64               { return 1 }
+func (*charCollector) EndOfText() (uint32, bool) { return 0, false }
+func (*charCollector) Bytes(uint32) []byte       { return nil }
+func (*charCollector) Cut(text []byte) int       { return runeEnd(text) }
+func (c *charCollector) NewEncoder() encoder     { return c }
 
-func (c *charCounter) Append(tokens []uint32, text []byte) []uint32 {
+func (c *charCollector) Append(tokens []uint32, text []byte) []uint32 {
 	for _, r := range string(text) {
 		if !c.seen[r].Load() {
 			c.seen[r].Store(true)
@@ -149,7 +149,7 @@ func (c *charCounter) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-func (c *charCounter) sorted() *charTokenizer {
+func (c *charCollector) sorted() *charTokenizer {
 	found := new(charTokenizer)
 	for r := range c.seen {
 		found.ids[r] = math.MaxUint32

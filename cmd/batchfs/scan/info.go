@@ -127,7 +127,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	return wrong
 }
 
-// countDocuments counts documents by their index, if there is one.
+// countDocuments takes the number of documents and their lengths from the index, if there is one.
 func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)

@@ -125,7 +125,7 @@ func duplicatePassages(hashes []windowHash, w int64, starts []int64) (passages [
 	var pairs []duplicatePassage
 	for i := 1; i < len(hashes); i++ {
 		x, y := hashes[i-1], hashes[i]
-		// Two equal windows that overlap consist of periodic numbers, and are no copies.
+		// Two equal windows that overlap consist of periodic numbers, and do not count as copies.
 		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamIndex(starts, x.At) != streamIndex(starts, y.At)) {
 			pairs = append(pairs, duplicatePassage{x.At, y.At, w})
 		}

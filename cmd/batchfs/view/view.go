@@ -47,18 +47,18 @@ type sequence struct {
 // A decoder returns the text of a token.
 type decoder func(token uint64) string
 
-// New returns a View without sequences. by names the tokenizer of all tokens, like prepare --by, or
-// is empty.
-func New(by string) (*View, error) {
+// New returns a View without sequences. It decodes all tokens with the named tokenizer, as in
+// prepare --by, or, if the name is empty, with the vocab.json next to the token files.
+func New(tokenizer string) (*View, error) {
 	v := &View{key: rand.Text()}
-	if by == "" {
+	if tokenizer == "" {
 		return v, nil
 	}
 	open := bpe.Named
-	if strings.HasSuffix(by, ".json") {
+	if strings.HasSuffix(tokenizer, ".json") {
 		open = bpe.ReadHuggingFace
 	}
-	t, err := open(by)
+	t, err := open(tokenizer)
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}

@@ -213,7 +213,7 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 	}
 	for _, s := range f.PostProcessor.steps() {
 		switch s.Type {
-		// These change offsets or add special tokens around a text.
+		// These only change offsets or add special tokens around a text, so they are ignored.
 		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing":
 		default:
 			return fmt.Errorf("post_processor %s is not supported", s.Type)
