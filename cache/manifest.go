@@ -20,6 +20,7 @@ type Options struct {
 	DType     array.DType // dtype of the little-endian numbers; "" if only the files say it
 	Axes      []int       // shape of an element; nil for tokens, or if only the files say it
 	VocabSize int64       // upper bound of tokens, exclusive; 0 if unknown; ignored with axes
+	BOS       *uint64     // token with which each file must begin; nil: any; ignored with axes
 	Format    string      // one of format.Names; "" means format.Auto
 	Tensor    string      // tensor to serve, if files have several
 	Join      bool        // whether windows may cross from one file into the next
@@ -167,7 +168,10 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	// A file that opens may be unreadable: FUSE and network file systems may report an error only
 	// at the first read.
 	sample, err := sum.add(path, stamp.Size, content, inspection.Visit)
-	if err = cmp.Or(err, inspection.Err(), formatErr); err != nil {
+	if err = cmp.Or(err, inspection.Err(), formatErr); err == nil && tokens && o.BOS != nil {
+		err = in.CheckBOS(found, *o.BOS)
+	}
+	if err != nil {
 		return file, err
 	}
 	file = File{Path: []byte(path), Identity: stamp, Sample: sample, Format: found}

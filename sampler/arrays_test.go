@@ -55,13 +55,9 @@ func (s *stubArray) Read(ws []array.Window, visit func(int, []byte) error) error
 		switch {
 		case s.zeros:
 			raw = raw[:size]
-		case s.values != nil:
-			for _, number := range s.values[w.Start:][:w.Len] {
-				raw = appendToken(raw, number, s.dtype.Size())
-			}
 		default:
 			for n := range int64(w.Len) {
-				raw = appendToken(raw, s.salt+w.Start+n, s.dtype.Size())
+				raw = appendToken(raw, s.number(w.Start+n), s.dtype.Size())
 			}
 		}
 		if err := visit(i, raw); err != nil {
@@ -74,6 +70,13 @@ func (s *stubArray) Read(ws []array.Window, visit func(int, []byte) error) error
 // newNumbered returns an array with one extent.
 func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stubArray {
 	return &stubArray{dtype: dtype, extents: []array.Extent{{Name: "array", Len: elements}}, axes: axes, salt: salt}
+}
+
+func (s *stubArray) number(i int64) int64 {
+	if s.values != nil {
+		return s.values[i]
+	}
+	return s.salt + i
 }
 
 func numbersOf(a SourceArray) int64 { return int64(columnOf(a).elementNumbers) }
@@ -96,13 +99,16 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 					positions[s.At+i], segment[s.At+i] = s.Start+int64(i), n
 				}
 				used = s.At + s.Len
+				if s.Inserted {
+					positions[s.At] = -1
+				}
 			}
 			elements := func(from SourceArray, first, count int, filler int64) {
 				n := numbersOf(from)
 				for _, pos := range positions[first : first+count] {
 					for c := range n {
 						if pos >= 0 {
-							put(from.(*stubArray).salt + pos*n + c)
+							put(from.(*stubArray).number(pos*n + c))
 						} else {
 							put(filler)
 						}
@@ -118,15 +124,15 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 			main := sources[source].Main
 			switch a.Name {
 			case "x", "rows":
-				elements(main, 0, max(T, 1), int64(q.EOT))
+				elements(main, 0, max(T, 1), int64(q.padding()))
 			case "tokens":
-				elements(main, 0, T+1, int64(q.EOT))
+				elements(main, 0, T+1, int64(q.padding()))
 			case "y":
 				for i := 1; i <= T; i++ {
 					if q.MaskTargets && (segment[i] != segment[i-1] || positions[i] < 0) {
 						put(-100)
 					} else {
-						elements(main, i, 1, int64(q.EOT))
+						elements(main, i, 1, int64(q.padding()))
 					}
 				}
 			case "cu_seqlens":
@@ -179,6 +185,9 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			s.Rows, s.Ends, s.EOT, s.Documents = documentKinds[r.IntN(3)], EndsByIndex, uint64(r.IntN(2))*50256, r.IntN(3) > 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
 			s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
+			if r.IntN(2) == 0 {
+				s.BOS = new(testBOS)
+			}
 		}
 		var kinds []*stubArray
 		for i := range r.IntN(4) {
@@ -196,6 +205,9 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 				ends[i+1] += ends[0]
 			}
 			from := Source{Main: newNumbered(main.dtype, salt, ends[count], main.axes...), Documents: ends}
+			if s.BOS != nil {
+				from = documentSource(main.dtype, ends, testBOS)
+			}
 			for _, kind := range kinds {
 				from.Aligned = append(from.Aligned, newNumbered(kind.dtype, r.Int64(), ends[count], kind.axes...))
 			}

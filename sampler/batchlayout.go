@@ -100,7 +100,7 @@ func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout
 
 func (s *Settings) mainArrays(axes []int) []batchArray {
 	tokens := func(name string, first, n int) batchArray {
-		return batchArray{name: name, dtype: s.DType, firstNumber: first, shape: []int{n}, padding: int64(s.EOT)}
+		return batchArray{name: name, dtype: s.DType, firstNumber: first, shape: []int{n}, padding: int64(s.padding())}
 	}
 	switch s.Layout {
 	case Elements:

@@ -17,6 +17,15 @@ type Segment struct {
 	Len      int   // tokens
 	At       int   // where it begins in the row, in tokens
 	Document int64 // number in the source; -1: unknown
+	Inserted bool  // whether a row has BOS instead of the token at Start
+}
+
+// Copied returns the part of the segment whose tokens are copied to the row.
+func (s Segment) Copied() Segment {
+	if s.Inserted {
+		s.Start, s.Len, s.At = s.Start+1, s.Len-1, s.At+1
+	}
+	return s
 }
 
 // documentRows lays the documents of a source into rows, group by group, so that a row can be found
@@ -64,9 +73,10 @@ type rowRun struct {
 }
 
 type groupSegment struct {
-	start    int64 // position in the source
-	len      int32 // tokens
-	document int32 // number in the group
+	start     int64 // position in the source
+	len       int32 // tokens
+	document  int16 // number in the group
+	continues bool  // whether the first token is the last one of the document's previous segment
 }
 
 // newDocumentRows counts the rows of each group, unless sums already holds them.
@@ -155,7 +165,7 @@ func (r *documentRows) layOut(p *groupPacker) {
 		start := p.bounds[i]
 		full, short := r.cut(end - start)
 		if full > 0 {
-			p.segments[begin(full, 1)] = groupSegment{start, int32(r.len), int32(i)}
+			p.segments[begin(full, 1)] = groupSegment{start, int32(r.len), int16(i), false}
 		}
 		if short == 0 {
 			continue
@@ -168,7 +178,7 @@ func (r *documentRows) layOut(p *groupPacker) {
 		if p.nextSegment[into] == 0 {
 			p.nextSegment[into] = begin(1, segments) + 1
 		}
-		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.stride, short, int32(i)}
+		p.segments[p.nextSegment[into]-1] = groupSegment{start + full*r.stride, short, int16(i), full > 0}
 		p.nextSegment[into]++
 		shortSegments++
 	}
@@ -184,7 +194,8 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	i := sort.Search(len(g.rowRuns), func(i int) bool { return g.rowRuns[i].row > inGroup }) - 1
 	index, shift := 0, (inGroup-g.rowRuns[i].row)*r.stride
 	for _, s := range g.segments[g.rowRuns[i].firstSegment:g.rowRuns[i+1].firstSegment] {
-		list = append(list, Segment{s.start + shift, int(s.len), index, int64(number)*groupDocuments + int64(s.document)})
+		document, inserted := int64(number)*groupDocuments+int64(s.document), r.bos && (s.continues || shift > 0)
+		list = append(list, Segment{s.start + shift, int(s.len), index, document, inserted})
 		index += int(s.len)
 	}
 	return list, nil
@@ -198,7 +209,7 @@ func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
 }
 
 // rowsHolding returns one row, two if the token ends a segment and begins the next, or none if the
-// rows of its document end before it.
+// rows of its document end before it. A token that BOS replaces only ends a segment.
 func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 	document, err := r.documents.NumberAt(pos)
 	if err != nil {
@@ -211,6 +222,7 @@ func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 			return nil, err
 		}
 		for _, s := range segments {
+			s = s.Copied()
 			if offset := pos - s.Start; offset >= 0 && offset < int64(s.Len) {
 				list = append(list, rowRange{row, row + 1, row + int64(s.At) + offset})
 			}

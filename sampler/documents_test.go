@@ -45,10 +45,23 @@ func randomDocuments(r *rand.Rand, count int, most int64) (ends documentEnds) {
 	return ends
 }
 
-// documentSource returns a source with these documents, whose tokens equal their positions.
-func documentSource(dtype array.DType, ends documentEnds) Source {
+const testBOS uint64 = 1 << 30 // above the positions of all tokens
+
+// documentSource returns a source with these documents, whose tokens equal their positions. If bos
+// is given, each document begins with it instead.
+func documentSource(dtype array.DType, ends documentEnds, bos ...uint64) Source {
 	s := stubSources(dtype, []int64{ends[len(ends)-1]})[0]
 	s.Documents = ends
+	if len(bos) > 0 {
+		tokens := newNumbered(dtype, 0, ends[len(ends)-1])
+		for i := range tokens.Len() {
+			tokens.values = append(tokens.values, i)
+		}
+		for _, begin := range append(documentEnds{0}, ends[:len(ends)-1]...) {
+			tokens.values[begin] = int64(bos[0])
+		}
+		s.Main = tokens
+	}
 	return s
 }
 
@@ -149,6 +162,91 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
+// With BOS, every segment begins with it, and nothing else changes: each token except the first of
+// a document is still a target exactly once in an epoch.
+func TestSegmentsBeginWithBOS(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	const T = 16
+	ends := randomDocuments(r, attempts(200, groupDocuments+200), 4*T)
+	for n := range int64(50) { // as long as n rows and more
+		ends = append(ends, ends[len(ends)-1]+n*T+1+n%3)
+	}
+	for _, kind := range []Rows{OfDocument, Packed} {
+		for _, masked := range []bool{false, true} {
+			s := Settings{Name: "train", BatchSize: 3, BlockSize: T, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1, Rows: kind,
+				Ends: EndsByIndex, Documents: true, MaskTargets: masked, EOT: testBOS}
+			source := documentSource(array.Uint32, ends, testBOS)
+			plain, err := New([]Source{source}, s)
+			must(t, err)
+			s.BOS = new(testBOS)
+			q, err := New([]Source{source}, s)
+			must(t, err)
+			targets := make([]int, q.sources[0].arrays[0].Len())
+			for k := range uint64(q.BatchesPerEpoch()) {
+				got, want := readBatch(t, q, k), readBatch(t, plain, k)
+				x, y := viewAs[int64](got[:8*3*T]), viewAs[int64](got[8*3*T:][:8*3*T])
+				if others := int(q.Batch().MainBytes()); !bytes.Equal(got[others:], want[others:]) || masked && !bytes.Equal(got[8*3*T:], want[8*3*T:]) {
+					t.Fatalf("%s: y or documents of batch %d change with BOS", kind, k)
+				}
+				for j := range 3 {
+					_, segments, err := q.Segments(k, j)
+					must(t, err)
+					for _, s := range segments {
+						if at := j*T + s.At; s.At < T && x[at] != int64(testBOS) || s.At > 0 && !masked && y[at-1] != int64(testBOS) {
+							t.Fatalf("%s: row %d of batch %d has at %d no BOS: x %v, y %v", kind, j, k, s.At, x[j*T:][:T], y[j*T:][:T])
+						}
+					}
+					for _, target := range y[j*T:][:T] {
+						if target >= 0 && target != int64(testBOS) && q.Epoch(k, j) == 0 {
+							targets[target]++
+						}
+					}
+				}
+			}
+			for i, n := range targets {
+				if isFirst := source.Main.(*stubArray).values[i] == int64(testBOS); isFirst == (n == 1) || n > 1 {
+					t.Fatalf("%s: token %d is a target %d times", kind, i, n)
+				}
+			}
+		}
+	}
+}
+
+// Every read with the first token of a document checks it. A token that BOS replaces is not read.
+func TestDocumentsMustBeginWithBOS(t *testing.T) {
+	source := documentSource(array.Uint32, documentEnds{3, 12}, testBOS)
+	source.Main.(*stubArray).values[3] = 8
+	q, err := New([]Source{source}, Settings{BatchSize: 1, BlockSize: 4, DType: Native, Layout: XY, Order: Sequential, World: 1, Rows: OfDocument,
+		Ends: EndsByIndex, BOS: new(testBOS)})
+	must(t, err)
+	for _, test := range []struct {
+		k    uint64
+		off  int64
+		want string
+	}{
+		{0, 0, ""}, {1, 4, ""}, {2, 0, ""},
+		{1, 3, "stub: document 1 begins with token 8, at index 3, and every document must begin with bos, which is 1073741824"},
+	} {
+		if err := q.Read(make([]byte, 8), test.k, test.off); fmt.Sprint(err) != "<nil>" && test.want == "" || !strings.Contains(fmt.Sprint(err), test.want) {
+			t.Errorf("batch %d from byte %d on: error %v, want %q", test.k, test.off, err, test.want)
+		}
+	}
+}
+
+// Packed rows of web documents contain less than 0.5% padding.
+func TestPackedRowsNeedLittlePadding(t *testing.T) {
+	r, end, ends := rand.New(rand.NewPCG(1, 2)), int64(0), documentEnds{}
+	for range 44_808 { // documents of 938 tokens on average
+		end += max(1, int64(938*math.Exp(1.2*r.NormFloat64()-1.2*1.2/2)))
+		ends = append(ends, end)
+	}
+	rows, err := newDocumentRows(ends, windowSpec{len: 2049, stride: 2048, rows: Packed}, nil, NewTables(1<<20))
+	must(t, err)
+	if padding := 1 - float64(end)/float64(rows.sums[len(rows.sums)-1]*2049); padding >= 0.005 {
+		t.Errorf("%.2f%% of the rows is padding", 100*padding)
+	}
+}
+
 type unreadableDocuments struct{ documentEnds }
 
 func (unreadableDocuments) Ends(int64, []int64) error { return errors.New("read again") }
@@ -246,7 +344,9 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{source, func(s *Settings) { s.Order = Torch }, `order torch draws windows; choose another order, or rows = "windows" (got rows = "packed")`},
 		{source, func(s *Settings) { s.Layout = Elements }, `layout rows has no documents; leave out rows = "packed"`},
 		{source, func(s *Settings) { s.BlockSize = MaxPacked + 1 }, "packed rows need a block_size of 1048576 at most (got 1048577)"},
-		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with eot, 70000, which dtype uint16 cannot hold"},
+		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with bos or eot, 70000, which dtype uint16 cannot hold"},
+		{source, func(s *Settings) { s.Rows, s.BOS = Windows, new(testBOS) }, `bos begins segments of documents; set rows = "packed" or "document"`},
+		{source, func(s *Settings) { s.DType, s.BOS = array.Int64, new(testBOS) }, "its tokens are uint16, which cannot be 1073741824; check bos"},
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
 			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
 		}, "mask_targets is for y, which layout rows does not have"},
@@ -274,7 +374,7 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			var rows *documentRows
 			for b.Loop() {
 				var err error
-				rows, err = newDocumentRows(ends, windowSpec{T + 1, T, Packed}, nil, NewTables(1<<20))
+				rows, err = newDocumentRows(ends, windowSpec{len: T + 1, stride: T, rows: Packed}, nil, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")
@@ -301,10 +401,13 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 	}
 	for _, kind := range append(documentKinds, Windows) {
 		var got []array.Window
-		source := documentSource(array.Uint32, randomDocuments(r, 200, 60))
+		source, bos := documentSource(array.Uint32, randomDocuments(r, 200, 60), testBOS), new(testBOS)
 		source.Main = windowRecorder{source.Main, &got}
+		if kind == Windows {
+			bos = nil
+		}
 		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
-			World: 1, Rows: kind, Ends: EndsByIndex})
+			World: 1, Rows: kind, Ends: EndsByIndex, BOS: bos})
 		must(t, err)
 		for k := range uint64(20) {
 			got = nil

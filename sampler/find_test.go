@@ -75,6 +75,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 				source, segments, err := q.Segments(k, j)
 				must(t, err)
 				for _, s := range segments {
+					s = s.Copied()
 					for i := range s.Len {
 						t := token{source, s.Start + int64(i), q.Epoch(k, j)}
 						want[t] = append(want[t], Hit{q.Row(k, j), s.At + i})
@@ -122,9 +123,10 @@ func TestFindAgreesWithTheRows(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(7, 8))
 	for _, kind := range documentKinds {
-		for _, order := range []Order{Random, Shuffle, Sequential} {
+		for i, order := range []Order{Random, Shuffle, Sequential, Random, Shuffle, Sequential} {
+			bos := []*uint64{nil, new(testBOS)}[i/3]
 			q, err := New([]Source{documentSource(array.Uint32, randomDocuments(r, attempts(30, groupDocuments+100), 12))}, Settings{Name: "train",
-				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
+				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex, BOS: bos})
 			must(t, err)
 			checkFind(t, []*Sequence{q}, int64(attempts(1, 997)))
 		}

@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -46,6 +47,7 @@ type plannedRow struct {
 	source      int
 	ends        interval // range of readJob.ends
 	windowFirst int      // index in the row of its window's first number
+	documentAt  int      // index of the window's document if it must begin with BOS; otherwise -1
 }
 
 // A rowPart is the part of a batch array's row that overlaps dst.
@@ -80,7 +82,8 @@ const maxPlanned = 1 << 10
 
 // Read fills dst with the bytes of batches k, k+1, …, starting off bytes after the beginning of
 // batch k. It fails if files cannot be read, a batch does not exist, a number does not fit the
-// dtype, or a token is not in the vocabulary (*array.VocabularyError); dst is then undefined.
+// dtype, a document does not begin with BOS, or a token is not in the vocabulary
+// (*array.VocabularyError); dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
@@ -126,6 +129,7 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 			return false
 		}
 		for _, s := range job.segments {
+			s = s.Copied()
 			for c, column := range q.layout.columns {
 				if !visit(source, c, array.Window{Start: s.Start * int64(column.elementNumbers), Len: s.Len * column.elementNumbers}) {
 					return false
@@ -196,6 +200,11 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	}
 	used := 0
 	for _, s := range job.segments {
+		r.documentAt = -1
+		if q.BOS != nil && !s.Inserted {
+			r.documentAt = s.At
+		}
+		s = s.Copied()
 		job.planWindows(r, s.Start-int64(s.At), interval{s.At, s.At + s.Len})
 		used = s.At + s.Len
 	}
@@ -236,8 +245,8 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 	}
 }
 
-// putDerived writes the numbers of a row that are in no file. Only the first used indexes of the
-// row have tokens.
+// putDerived writes the numbers of a row that are not copied from files. Only the first used
+// indexes of the row have tokens.
 func (job *readJob) putDerived(r plannedRow, used int) {
 	q := job.sequence
 	for i := range q.layout.arrays {
@@ -245,8 +254,12 @@ func (job *readJob) putDerived(r plannedRow, used int) {
 		switch {
 		case p.empty():
 		case p.content == contentFile:
-			p.from = max(p.from, used*q.layout.columns[p.column].elementNumbers-p.firstNumber)
-			job.fill(p, p.padding)
+			job.pad(p, used, q.BlockSize+1)
+			for _, s := range job.segments {
+				if s.Inserted {
+					job.pad(p, s.At, s.At+1)
+				}
+			}
 		case p.content == contentLengths:
 			job.fill(p, int64(min(used, q.BlockSize)))
 		case p.content == contentSource:
@@ -255,6 +268,14 @@ func (job *readJob) putDerived(r plannedRow, used int) {
 			job.putDocumentMarks(p, job.ends[r.ends.from:r.ends.to])
 		}
 	}
+}
+
+// pad fills the indexes [from, to) of a row with the padding of a copied array. A masked target
+// stays masked, because every segment counts as a document.
+func (job *readJob) pad(p rowPart, from, to int) {
+	n := job.sequence.layout.columns[p.column].elementNumbers
+	p.from, p.to = max(p.from, from*n-p.firstNumber), min(p.to, to*n-p.firstNumber)
+	job.fill(p, p.padding)
 }
 
 // copyRow writes window i of the current plan to dst.
@@ -266,6 +287,9 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
 			tokens := q.sources[r.source].arrays[0]
 			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.formatNumber(raw, bad), Size: tokens.VocabSize()}
+		}
+		if r.windowFirst == r.documentAt && column.dtype.Bits(raw) != *q.BOS {
+			return q.bosError(r.source, start, column.formatNumber(raw, 0))
 		}
 		if q.needsEnds() && q.Ends == EndsByToken {
 			job.ends = q.sources[r.source].vocab.appendEnds(job.ends[:0], raw, q.EOT, r.windowFirst)
@@ -362,6 +386,15 @@ func (job *readJob) fill(p rowPart, value int64) {
 		copy(whole[done:], whole[:done])
 	}
 	job.copyOut(p, whole)
+}
+
+// bosError returns the error for a document that begins with a token other than BOS, at a position
+// of the source.
+func (q *Sequence) bosError(source int, pos int64, token string) error {
+	documents, at := q.sources[source].documents, q.sources[source].arrays[0].Locate(pos)
+	number, err := documents.NumberAt(pos)
+	first, firstErr := documents.NumberAt(pos - at.Index) // first document of the file
+	return cmp.Or(err, firstErr, array.BOSError(at, number-first, token, *q.BOS))
 }
 
 // overflow returns the error for number i of an array, which dtype cannot hold.

@@ -138,8 +138,12 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
-	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, s.EOT):
-		return fmt.Errorf("rows are filled up with eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.EOT, s.DType)
+	case s.BOS != nil && !s.hasDocumentRows():
+		return fmt.Errorf("bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)", s.Rows)
+	case s.BOS != nil && !canHold(main.DType(), *s.BOS):
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check bos", main.Extents()[0].Name, main.DType(), *s.BOS)
+	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, s.padding()):
+		return fmt.Errorf("rows are filled up with bos or eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.padding(), s.DType)
 	case s.hasDocumentRows() && s.Ends != EndsByIndex:
 		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)
 	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:

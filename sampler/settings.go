@@ -42,6 +42,7 @@ type Settings struct {
 	Rows        Rows           // contents of a row; "" is Windows
 	Ends        Ends           // how document ends are found
 	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
+	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
 	MaskTargets bool           // whether y is -100 in padding and where documents begin
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
@@ -94,6 +95,14 @@ const (
 
 // hasDocumentRows reports whether rows are made of documents. Such rows may need padding.
 func (s *Settings) hasDocumentRows() bool { return s.Rows != "" && s.Rows != Windows }
+
+// padding returns the token that fills up rows.
+func (s *Settings) padding() uint64 {
+	if s.BOS != nil {
+		return *s.BOS
+	}
+	return s.EOT
+}
 
 // needsEnds reports whether a batch shows where documents end: in cu_seqlens and positions, or in
 // masked targets.

@@ -15,6 +15,7 @@ import (
 type windowSpec struct {
 	len, stride int64 // elements of a window, and between disjoint windows: T+1 and T for tokens
 	rows        Rows  // "" for windows
+	bos         bool  // whether BOS replaces the first token of a segment that continues a document
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
@@ -22,7 +23,7 @@ func (s *Settings) newWindowSpec() windowSpec {
 	if s.Layout == Elements {
 		w = windowSpec{len: 1, stride: 1}
 	} else if s.hasDocumentRows() {
-		w.rows = s.Rows
+		w.rows, w.bos = s.Rows, s.BOS != nil
 	}
 	return w
 }

@@ -23,6 +23,13 @@ type Location struct {
 	Index int64 // number of the element in the file
 }
 
+// BOSError returns the error for a document, numbered within its file, that begins with another
+// token than bos. at is the place of that token.
+func BOSError(at Location, document int64, token string, bos uint64) error {
+	return fmt.Errorf("%s: document %d begins with token %s, at index %d, and every document must begin with bos, which is %d; "+
+		"batchfs prepare --eot begin writes such documents", at.Path, document, token, at.Index, bos)
+}
+
 // A VocabularyError reports a token beyond the vocabulary.
 type VocabularyError struct {
 	Location

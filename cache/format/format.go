@@ -216,6 +216,18 @@ func (in *Input) headerless() (f Format, err error) {
 		"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.dtypeKey())
 }
 
+// CheckBOS returns an error unless the first token of the file is bos.
+func (in *Input) CheckBOS(f Format, bos uint64) error {
+	raw, err := in.read(f.Offset, int64(f.DType.Size()))
+	if err != nil {
+		return err
+	}
+	if token := f.DType.Bits(raw); token != bos {
+		return array.BOSError(array.Location{Path: in.Path}, 0, f.DType.Text(token), bos)
+	}
+	return nil
+}
+
 // setShape sets Axes and Count from the shape of an array, which must have exactly size bytes.
 func (f *Format) setShape(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {

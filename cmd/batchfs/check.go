@@ -25,7 +25,7 @@ func checkCommand() *cobra.Command {
   files that end in zeros, as if they were allocated in full but not written to the end
   identical files, and passages that occur twice, in one file or in two
   arrays that do not have one element for each token
-  document indexes that do not increase
+  document indexes that do not increase, and documents that do not begin with bos
 
 If you name several splits, check also finds tokens that two of them share, such as
 a validation set inside the training data.

@@ -61,7 +61,7 @@ def rows_of(kind, ends, t):
 
 class Sequence:
     def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
-                 eot=None, arrays=(), join=False):
+                 eot=None, bos=None, arrays=(), join=False):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.mixture = Mixture([decimal(source["weight"]) for source in sources])
         self.each = []
@@ -75,7 +75,7 @@ class Sequence:
             else:
                 ends = [int(end + begin) for path, begin in zip(source["tokens"], begins) for end in np.fromfile(path + ".index", "<u8")]
             name = f"{split}/{i}" if len(sources) > 1 else split
-            one = {"token_dtype": source["token_dtype"], "tokens": np.concatenate(files), "ends": ends, "key": seed % U64 + U64 * fnv1a(name.encode())}
+            one = {"token_dtype": source["token_dtype"], "tokens": np.concatenate(files), "ends": ends, "begins": {0, *(ends or ())}, "key": seed % U64 + U64 * fnv1a(name.encode())}
             if rows == "windows":
                 one["order"] = Source(name, [len(f) for f in files], 0, self)
             else:
@@ -88,7 +88,8 @@ class Sequence:
     def row(self, s):
         """Returns the source of global row s, and arrays of positions and documents of its tokens.
 
-        Padding has position -1. In packed rows, the second array numbers pieces instead of documents.
+        Padding has position and number -1, and a token that bos replaces has position -1. In packed
+        rows, the second array numbers pieces instead of documents.
         """
         t = self.block_size
         i, s = self.mixture.place(s)
@@ -105,6 +106,8 @@ class Sequence:
         places, piece, at = np.full(t + 1, -1), np.full(t + 1, -1), 0
         for n, (begin, length) in enumerate(source["rows"][number]):
             places[at:at + length], piece[at:at + length] = begin + np.arange(length), n
+            if self.bos is not None and begin not in source["begins"]:
+                places[at] = -1
             at += length
         return i, places, piece
 
@@ -120,7 +123,8 @@ class Sequence:
         for i, places, piece in rows:
             source, there = self.each[i], places >= 0
             dtype = NUMPY[source["token_dtype"] if self.dtype == "native" else self.dtype]
-            tokens = np.where(there, source["tokens"][places].astype(np.int64), self.eot or 0)
+            padding = (self.eot or 0) if self.bos is None else self.bos
+            tokens = np.where(there, source["tokens"][places].astype(np.int64), padding)
             begins = [0, *(np.flatnonzero(np.diff(piece)) + 1)]
             if self.layout == "tokens":
                 put("tokens", dtype, tokens)
@@ -140,7 +144,7 @@ class Sequence:
                 put("cu_seqlens", "<i4", inner + [t] * (t + 1 - len(inner)))
                 put("positions", "<i4", [p - max(b for b in inner if b <= p) for p in range(t)])
             if self.rows != "windows":
-                put("lengths", "<i4", there[:t].sum())
+                put("lengths", "<i4", (piece[:t] >= 0).sum())
             if len(self.each) > 1:
                 put("source", "<i2", i)
         return {name: np.stack(values) for name, values in out.items()}
@@ -189,6 +193,8 @@ def make(directory, seed):
         }
         if by_eot or kind != "windows" and chance.random() < 0.5:
             s["eot"] = 7
+        if kind != "windows" and chance.random() < 0.5:
+            s["bos"] = 5
         s["rank"] = chance.randrange(s["world"])
         arrays = [{"name": "mask", "dtype": "uint8", "shape": [], "at": "y"}, {"name": "logits", "dtype": "float16", "shape": [3], "at": "x"}]
         arrays = chance.sample(arrays, chance.randrange(3))
@@ -203,7 +209,9 @@ def make(directory, seed):
                 lengths = [1 + int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
                 lengths[-1] += 70  # at least one window
                 ends = np.cumsum(lengths)
-                np.array([chance.randrange(20) for _ in range(ends[-1])]).astype(NUMPY[token_dtype]).tofile(path)
+                tokens = np.array([chance.randrange(20) for _ in range(ends[-1])])
+                tokens[[0, *ends[:-1]]] = s.get("bos", tokens[0])
+                tokens.astype(NUMPY[token_dtype]).tofile(path)
                 ends.astype("<u8").tofile(path + ".index")
                 paths.append(path)
                 for a in arrays:
@@ -239,7 +247,10 @@ def golden(path):
                 file = f"{directory}/{n}.bin"
                 ends = np.cumsum([1 + i * i * 7919 % most for i in range(count)])
                 ends.astype("<u8").tofile(file + ".index")
-                np.arange(begin, begin + ends[-1]).astype("<u4").tofile(file)
+                tokens = np.arange(begin, begin + ends[-1])
+                if "bos" in case:
+                    tokens[[0, *ends[:-1]]] = case["bos"]
+                tokens.astype("<u4").tofile(file)
                 begin += ends[-1]
                 sources.append({"tokens": [file], "weight": 1, "token_dtype": "uint32"})
             if case["rows"] == "windows":

@@ -110,6 +110,7 @@ type Split struct {
 	TokenDType        array.DType // dtype of headerless files
 	Shape             []int       // shape of an element of headerless files
 	EndOfText         int64       // token that ends a document; -1 if there is none
+	BeginOfText       int64       // first token of every segment of a document; -1 if not set
 	FilesAreDocuments bool        // whether each file is one document
 	VocabSize         int64       // default for sources; 0 if not set
 	StateFile         string      // path from torch_state; empty if not set
@@ -158,7 +159,7 @@ func Default() *Config {
 }
 
 func defaultSplit() *Split {
-	s := &Split{TokenDType: array.Uint16, EndOfText: -1, keyRefs: map[string]keyRef{}}
+	s := &Split{TokenDType: array.Uint16, EndOfText: -1, BeginOfText: -1, keyRefs: map[string]keyRef{}}
 	batchTable.setDefaults(s)
 	splitTable.setDefaults(s)
 	return s

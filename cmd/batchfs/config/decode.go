@@ -92,7 +92,10 @@ func (s *Split) setDerived() {
 	case s.Documents || s.MaskTargets || rowsNeedDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
-	s.EOT = uint64(max(s.EndOfText, 0))
+	s.EOT, s.BOS = uint64(max(s.EndOfText, 0)), nil
+	if s.BeginOfText >= 0 {
+		s.BOS = new(uint64(s.BeginOfText))
+	}
 }
 
 // WithFoundSettings returns the split with settings that were found next to its files: eot, the

@@ -129,6 +129,10 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"With \"files\", each file is one document."},
 	{name: "eot", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 		help: "The last token of each document. The default is the one in the vocab.json of batchfs prepare."},
+	{name: "bos", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.BeginOfText }, 0, math.MaxInt64),
+		help: "A token that begins every segment of a document. It needs rows other than windows. If a document is cut, bos " +
+			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +
+			"Every document must begin with it, as after batchfs prepare --eot begin."},
 	{name: "mask_targets", initial: false, valueType: boolean(func(c *Split) *bool { return &c.MaskTargets }),
 		help: "Whether to replace a target by -100 if it is in another document than the token before it, " +
 			"so that it does not count in the loss. It needs a signed dtype."},
@@ -140,7 +144,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  document: one document, or a part of one.\n" +
 			"  document-first: the beginning of one document.\n" +
 			"  packed: as many whole documents as fit.\n" +
-			"All except windows need an index of documents. They pad rows with eot or 0, and add the array lengths, " +
+			"All except windows need an index of documents. They pad rows with bos, eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
 	{name: "start", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 		help: "The number of the first batch that `next` returns. To resume a run, set it to the number of batches that were read, which is the number of the next one."},

@@ -68,7 +68,7 @@ func cacheOptions(s *config.Split, opener *Opener, i, n int, h vocabHint) cache.
 		if opts.GuessedDType {
 			opts.DType = cmp.Or(h.TokenDType, opts.DType)
 		}
-		opts.VocabSize = cmp.Or(s.VocabSizeOf(i), h.VocabSize)
+		opts.VocabSize, opts.BOS = cmp.Or(s.VocabSizeOf(i), h.VocabSize), s.BOS
 		switch {
 		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
 			opts.Documents = cache.FilesAreDocuments

@@ -226,6 +226,9 @@ func (d *Dataset) settings() map[string]any {
 	if d.Split.Ends != sampler.EndsUnknown {
 		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
 	}
+	if d.Sequence.BOS != nil {
+		all["bos"] = d.Split.BeginOfText
+	}
 	return all
 }
 
@@ -263,6 +266,10 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 // describeSegment writes where a segment is from and the beginning of its text. It caches
 // vocabularies by directory.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
+	if segment.Inserted {
+		fmt.Fprint(out, "inserted bos, then ")
+		segment = segment.Copied()
+	}
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
 		fmt.Fprintf(out, "%d tokens of ", segment.Len)

@@ -91,6 +91,41 @@ func TestOriginsOfDocuments(t *testing.T) {
 	}
 }
 
+// Provenance says which segments begin with an inserted BOS. A file that does not begin with BOS is
+// rejected when it is opened.
+func TestOriginsWithBOS(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 26})
+	const split = "[splits.train]\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 3\nblock_size = 10\norder = 'sequential'\n" +
+		"rows = 'packed'\ndocuments = 'files'\n"
+	d := mustOpen(t, split+"bos = 0\n")[0]
+	var got struct {
+		Settings struct{ BOS *int }
+		Rows     []struct {
+			Start    int
+			Inserted bool
+		}
+	}
+	must(t, json.Unmarshal(originsOf(d, 0), &got))
+	if want := "[{0 false} {10 true} {20 true}]"; fmt.Sprint(got.Rows) != want || got.Settings.BOS == nil || *got.Settings.BOS != 0 {
+		t.Errorf("%+v, want rows %s and bos 0", got, want)
+	}
+	var text bytes.Buffer
+	must(t, d.Describe(&text, 0, 0))
+	for _, want := range []string{"epoch 0, 11 tokens of ", "epoch 0, inserted bos, then 10 tokens of ", " from token 11 on, document 0\n", "then 5 tokens of "} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("inspect does not say %q:\n%s", want, &text)
+		}
+	}
+	if n := len(originsOf(d, 0)); !bytes.HasSuffix(originsOf(d, 0), []byte("]\n}\n")) || int64(n) != d.Origins().Len() {
+		t.Errorf("%d bytes of provenance, want %d:\n%s", n, d.Origins().Len(), originsOf(d, 0))
+	}
+	const want = "a.bin: document 0 begins with token 0, at index 0, and every document must begin with bos, which is 3; batchfs prepare --eot begin"
+	if _, err := openHere(t, split+"bos = 3\n"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("bos = 3: error %v, want %s", err, want)
+	}
+}
+
 // A process that takes over does not count the rows of documents again.
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)

@@ -90,7 +90,9 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	if q.Ends == sampler.EndsByIndex {
 		all["ends"] = d.Split.DocumentsSetting() == "files"
 	}
-	if q.Ends == sampler.EndsByToken || ofSegments {
+	if q.BOS != nil {
+		all["bos"] = q.BOS
+	} else if q.Ends == sampler.EndsByToken || ofSegments {
 		all["eot"] = q.EOT
 	}
 }
@@ -98,7 +100,7 @@ func (d *Dataset) addDocuments(all map[string]any) {
 // rowSettings returns everything that decides the rows of a run, except batch_size and world, as
 // plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
 // on_change = "follow", for all tokens. Settings without effect have fixed values, such as 0, or -1
-// for eot.
+// for eot and bos.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
 	follow := s.OnChange == "follow"
@@ -106,7 +108,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		"split": "", "order": q.Order, "seed": uint64(0), "torch_state": "",
 		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
 		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
-		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "eot": int64(-1),
+		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "eot": int64(-1), "bos": d.Split.BeginOfText,
 		"join": asInt(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
 		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
 	}
@@ -118,7 +120,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	} else if q.Order != sampler.Sequential {
 		all["seed"] = q.Seed
 	}
-	if ofSegments := q.Rows != sampler.Windows; ofSegments || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets) {
+	if ofSegments := q.Rows != sampler.Windows; ofSegments && q.BOS == nil || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets) {
 		all["eot"] = int64(q.EOT)
 	}
 	if follow {

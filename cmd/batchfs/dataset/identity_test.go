@@ -82,6 +82,8 @@ var identityCases = []struct{ key, lines, change string }{
 	{"eot", "", "eot = 7"},
 	{"eot", "order = 'sequential'\ndocuments = true\neot = 8", "eot = 7"},
 	{"eot", "rows = 'packed'\neot = 8", "eot = 7"},
+	{"eot", "rows = 'packed'\ndocuments = 'files'\nbos = 0\neot = 8", "eot = 7"},
+	{"bos", "rows = 'document'\ndocuments = 'files'", "bos = 0"},
 	{"mask_targets", "order = 'sequential'\ndtype = 'int64'\neot = 7", "mask_targets = true"},
 	{"rows", "", "rows = 'document'"},
 	{"rows", "rows = 'document'", "rows = 'packed'"},

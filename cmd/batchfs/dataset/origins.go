@@ -66,6 +66,9 @@ func (o *Origins) line(r rowOrigin) []byte {
 	if o.dataset.Split.Ends == sampler.EndsByIndex {
 		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
 	}
+	if o.dataset.Sequence.BOS != nil {
+		line = fmt.Appendf(line, `, "inserted": %5t`, r.segments[0].Inserted)
+	}
 	if len(o.dataset.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)
 	}

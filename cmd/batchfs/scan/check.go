@@ -51,7 +51,7 @@ const (
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files have the same content
 	Overlap    = "overlap"    // a passage occurs twice
-	Documents  = "documents"  // the ends of documents do not increase
+	Documents  = "documents"  // document ends do not increase, or documents lack bos
 	Rejected   = "split"      // mount rejects the split for another reason
 )
 
@@ -160,7 +160,7 @@ func (c *check) open(openers []*dataset.Opener) error {
 func (c *check) openArray(s *splitArray) {
 	c.arrays = append(c.arrays, s)
 	o := s.Options
-	o.Access, o.VocabSize = localfile.Pread, 0 // tokens are compared with the vocabulary later
+	o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil // tokens are compared later
 	for _, path := range s.Files {
 		f := &checkedFile{splitArray: s, path: path}
 		s.files, c.files = append(s.files, f), append(c.files, f)

@@ -170,6 +170,29 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
+// Check finds every document that does not begin with BOS, and each file counts its own.
+func TestCheckFindsDocumentsWithoutBOS(t *testing.T) {
+	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 3000})
+	for name, tokens := range all {
+		var ends []byte
+		for i := 0; i < len(tokens); i += 100 {
+			tokens[i], ends = 0, binary.LittleEndian.AppendUint64(ends, uint64(i+100))
+		}
+		testfiles.Write(t, map[string]string{name + ".index": string(ends)})
+	}
+	all["b.bin"][1700], all["b.bin"][2900] = 5, 6
+	saveTokens(t, "a.bin", all["a.bin"])
+	saveTokens(t, "b.bin", all["b.bin"])
+	r := checkAll(t, small+"rows = 'packed'\nbos = 0\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
+	if got, want := problemLines(r), "documents b.bin 1700 2 . 0\n"; got != want {
+		t.Fatalf("%swant %s%+v", got, want, r)
+	}
+	const want = "b.bin: document 17 begins with token 5, at index 1700, "
+	if got := string(r.Problems[0].Message); !strings.Contains(got, want) || !strings.HasSuffix(got, " (2 of 30 documents in this file begin otherwise)") {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // Elements that are not tokens are compared too, and counted as elements.
 func TestCheckOfRows(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 8000, "b.bin": 4000})

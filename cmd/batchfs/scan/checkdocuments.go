@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cache/localfile"
 )
 
@@ -13,10 +14,13 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			continue
 		}
 		o := f.splitArray.Options
-		o.Access, o.VocabSize, o.Documents = localfile.Pread, 0, cache.DocumentsIndexed
+		if o.BOS == nil {
+			o.Documents = cache.DocumentsIndexed
+		}
+		o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil
 		a, err := cache.Open([]string{f.path}, o)
 		if err == nil && a.Documents() != nil {
-			err = readEnds(ctx, a.Documents(), a.Documents().Count(), func([]int64) {})
+			err = c.checkEnds(ctx, f, a)
 		}
 		if ctx.Err() != nil {
 			return errInterrupted
@@ -26,4 +30,37 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// checkEnds reads the ends of all documents of a file and, if there is a BOS, their first tokens.
+func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) error {
+	bos, p := f.splitArray.Options.BOS, f.problem(Documents)
+	var first error // for the first document that does not begin with bos
+	document, begin := int64(0), int64(0)
+	err := readEnds(ctx, a.Documents(), a.Documents().Count(), func(ends []int64) error {
+		if bos == nil {
+			return nil
+		}
+		windows := make([]array.Window, len(ends))
+		for i, end := range ends {
+			windows[i], begin = array.Window{Start: begin, Len: 1}, end
+		}
+		err := a.Read(windows, func(i int, raw []byte) error {
+			token := a.DType().Bits(raw)
+			if token == *bos {
+				return nil
+			}
+			if p.Count++; first == nil || windows[i].Start < p.Index {
+				p.Index = windows[i].Start
+				first = array.BOSError(a.Locate(p.Index), document+int64(i), a.DType().Text(token), *bos)
+			}
+			return nil
+		})
+		document += int64(len(ends))
+		return err
+	})
+	if err == nil && first != nil {
+		c.addProblem(p, "%v (%d of %d documents in this file begin otherwise)", first, p.Count, document)
+	}
+	return err
 }

@@ -140,11 +140,12 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Inf
 		n, s.lengthsSampled = most, true
 	}
 	before := int64(0) // end of the previous document
-	return readEnds(ctx, a.Documents(), n, func(ends []int64) {
+	return readEnds(ctx, a.Documents(), n, func(ends []int64) error {
 		for _, end := range ends {
 			s.lengths.add(uint64(end - before))
 			before = end
 		}
+		return nil
 	})
 }
 

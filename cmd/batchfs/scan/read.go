@@ -50,7 +50,7 @@ const endsPerBlock = blockSize / 8 // documents per block of an index
 
 // readEnds calls visit with the ends of the first n documents, block by block. ends is valid only
 // during the call.
-func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64)) error {
+func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64) error) error {
 	ends := make([]int64, min(endsPerBlock, n))
 	for at := int64(0); at < n; at += endsPerBlock {
 		if ctx.Err() != nil {
@@ -60,7 +60,9 @@ func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends 
 		if err := d.Ends(at, ends); err != nil {
 			return err
 		}
-		visit(ends)
+		if err := visit(ends); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ type segment struct {
 	At       int             `json:"at"` // index in the row
 	Len      int             `json:"len"`
 	Document int64           `json:"document"` // number; -1 if unknown
+	Inserted bool            `json:"inserted"` // whether bos replaces the first token
 	File     jsontext.String `json:"file"`
 	Start    int64           `json:"start"` // index in the file
 }
@@ -57,7 +58,7 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	r.Source = source
 	for _, p := range parts {
 		l := s.data.Arrays()[source][0].Locate(p.Start)
-		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, File: jsontext.String(l.Path), Start: l.Index})
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsontext.String(l.Path), Start: l.Index})
 	}
 	arrays := q.Batch().Arrays
 	for i, a := range arrays {
