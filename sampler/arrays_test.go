@@ -130,7 +130,7 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 			case "y":
 				for i := 1; i <= T; i++ {
 					if q.MaskTargets && (segment[i] != segment[i-1] || positions[i] < 0) {
-						put(-100)
+						put(q.IgnoreIndex)
 					} else {
 						elements(main, i, 1, int64(q.padding()))
 					}
@@ -184,7 +184,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			main, salt = newNumbered(array.Uint32, 0, 0), 0
 			s.Rows, s.Ends, s.EOT, s.Documents = documentKinds[r.IntN(3)], EndsByIndex, uint64(r.IntN(2))*50256, r.IntN(3) > 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
-			s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
+			s.MaskTargets, s.IgnoreIndex = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0, -r.Int64N(200)
 			if r.IntN(2) == 0 {
 				s.BOS = new(testBOS)
 			}

@@ -15,7 +15,7 @@ type batchArray struct {
 	column      int   // number of the copied array in the source; 0: main
 	firstNumber int   // index of its first number in the source's row
 	shape       []int // shape of a row
-	masked      bool  // whether y is maskedTarget where a document begins
+	masked      bool  // whether y is IgnoreIndex, the padding, where a document begins
 	padding     int64
 
 	rowNumbers  int
@@ -34,9 +34,6 @@ const (
 	contentLengths                      // tokens in x; the rest is padding
 	contentSource                       // number of the source
 )
-
-// maskedTarget is the target that PyTorch's cross entropy ignores by default.
-const maskedTarget = -100
 
 // A batchLayout is the list of arrays in a batch.
 type batchLayout struct {
@@ -110,7 +107,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 	}
 	x, y := tokens("x", 0, s.BlockSize), tokens("y", 1, s.BlockSize)
 	if s.MaskTargets {
-		y.masked, y.padding = true, maskedTarget
+		y.masked, y.padding = true, s.IgnoreIndex
 	}
 	return []batchArray{x, y}
 }

@@ -85,8 +85,9 @@ func convertNumber[D, S integer](to *D, v S) (changed uint64) {
 	return uint64(d) ^ uint64(v)
 }
 
-func canHold(dtype array.DType, n uint64) bool {
-	return newConverter(dtype, array.Uint64)(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, n)) < 0
+// canHold reports whether an integer dtype can hold n.
+func canHold(dtype array.DType, n int64) bool {
+	return newConverter(dtype, array.Int64)(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, uint64(n))) < 0
 }
 
 // viewAs returns b as numbers, without copying. The machine must be little-endian, like files and

@@ -347,6 +347,9 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with bos or eot, 70000, which dtype uint16 cannot hold"},
 		{source, func(s *Settings) { s.Rows, s.BOS = Windows, new(testBOS) }, `bos begins segments of documents; set rows = "packed" or "document"`},
 		{source, func(s *Settings) { s.DType, s.BOS = array.Int64, new(testBOS) }, "its tokens are uint16, which cannot be 1073741824; check bos"},
+		{source, func(s *Settings) { s.DType, s.MaskTargets, s.IgnoreIndex = array.Int16, true, -40_000 },
+			`mask_targets sets targets to -40000, which dtype int16 cannot hold; set dtype = "int64"`},
+		{source, func(s *Settings) { s.MaskTargets = true }, "mask_targets sets targets to -100, which dtype uint16 cannot hold"},
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
 			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
 		}, "mask_targets is for y, which layout rows does not have"},

@@ -340,7 +340,7 @@ func (job *readJob) mask(p rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, p.from+1)
 	last, _ := slices.BinarySearch(ends, p.to+1)
 	for _, end := range ends[first:last] {
-		job.fill(rowPart{p.batchArray, p.offset, interval{end - 1, end}}, maskedTarget)
+		job.fill(rowPart{p.batchArray, p.offset, interval{end - 1, end}}, p.padding)
 	}
 }
 

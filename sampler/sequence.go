@@ -10,6 +10,7 @@
 package sampler
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -82,7 +83,7 @@ func describe(a SourceArray) string {
 // which it ignores. It fails like New. Sequences of the same rows and block size share the memory
 // that depends on the number of files.
 func (q *Sequence) With(s Settings) (n *Sequence, err error) {
-	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
+	s.Weights, s.Arrays, s.IgnoreIndex = q.Weights, q.Settings.Arrays, cmp.Or(s.IgnoreIndex, DefaultIgnoreIndex)
 	if s.DType == Native {
 		s.DType = q.sources[0].arrays[0].DType()
 	}
@@ -130,19 +131,19 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\"", main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; set layout = \"xy\"", s.Layout)
-	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
-		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", maskedTarget, s.DType)
+	case s.MaskTargets && s.DType.IsInteger() && !canHold(s.DType, s.IgnoreIndex):
+		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", s.IgnoreIndex, s.DType)
 	case !tokens && (s.Documents || s.hasDocumentRows()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
-	case s.needsEnds() && s.Ends == EndsByToken && !canHold(main.DType(), s.EOT):
+	case s.needsEnds() && s.Ends == EndsByToken && !canHold(main.DType(), int64(s.EOT)):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.BOS != nil && !s.hasDocumentRows():
 		return fmt.Errorf("bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)", s.Rows)
-	case s.BOS != nil && !canHold(main.DType(), *s.BOS):
+	case s.BOS != nil && !canHold(main.DType(), int64(*s.BOS)):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check bos", main.Extents()[0].Name, main.DType(), *s.BOS)
-	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, s.padding()):
+	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, int64(s.padding())):
 		return fmt.Errorf("rows are filled up with bos or eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.padding(), s.DType)
 	case s.hasDocumentRows() && s.Ends != EndsByIndex:
 		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)

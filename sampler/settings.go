@@ -44,7 +44,8 @@ type Settings struct {
 	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
-	MaskTargets bool           // whether y is -100 in padding and where documents begin
+	MaskTargets bool           // whether y is IgnoreIndex in padding and where documents begin
+	IgnoreIndex int64          // below 0; 0: DefaultIgnoreIndex
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }
 
@@ -56,6 +57,9 @@ func (s *Settings) epochGroup() (ranks, host int) {
 	}
 	return s.LocalWorld, s.Rank / s.LocalWorld
 }
+
+// DefaultIgnoreIndex is the target that PyTorch's cross entropy ignores by default.
+const DefaultIgnoreIndex = -100
 
 // Native is the dtype of the token files. The Settings of a Sequence hold that dtype instead.
 const Native array.DType = "native"

@@ -10,7 +10,8 @@ from ._program import ArgumentError, Error, integer
 
 MAX_BATCHES = 2**40  # numbers of batches are below this
 _VERSION = 2
-_LEAST = {"batch_size": 1, "world": 1, "local_world": 1, "bos": -1, "eot": -1}  # else 0
+# The smallest value of each number; 0 for those not listed.
+_LEAST = {"batch_size": 1, "world": 1, "local_world": 1, "bos": -1, "eot": -1, "ignore_index": -(2**63)}
 _MOST = {"step": MAX_BATCHES}
 _NAMES = {"formats": "formats (format, tensor, token_dtype, shape, or which files each source has)"}
 

@@ -61,7 +61,7 @@ def rows_of(kind, ends, t):
 
 class Sequence:
     def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
-                 eot=None, bos=None, arrays=(), join=False):
+                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.mixture = Mixture([decimal(source["weight"]) for source in sources])
         self.each = []
@@ -131,7 +131,7 @@ class Sequence:
             else:
                 y = tokens[1:].copy()
                 if self.mask_targets:
-                    y[(np.diff(piece) != 0) | ~there[1:]] = -100
+                    y[(np.diff(piece) != 0) | ~there[1:]] = self.ignore_index
                 put("x", dtype, tokens[:-1])
                 put("y", dtype, y)
             for a in self.arrays:
@@ -191,6 +191,8 @@ def make(directory, seed):
             "rows": kind, "documents": documents if kind == "windows" else chance.choice([documents, documents is not True and documents]),
             "mask_targets": layout == "xy" and dtype in ("int32", "int64") and chance.random() < 0.6,
         }
+        if s["mask_targets"] and chance.random() < 0.5:
+            s["ignore_index"] = chance.choice([-1, -70000])
         if by_eot or kind != "windows" and chance.random() < 0.5:
             s["eot"] = 7
         if kind != "windows" and chance.random() < 0.5:

@@ -28,7 +28,7 @@ DEFAULTS = {
     "batch_size": 12, "block_size": 1024, "dtype": "native", "layout": "xy",
     "order": "random", "seed": 1337, "torch_state": "", "rank": 0, "world": 1,
     "shuffle_block": 0, "local_world": 1,
-    "eot": None, "documents": False, "mask_targets": False,
+    "eot": None, "documents": False, "mask_targets": False, "ignore_index": -100,
 }
 TYPES = {
     "bool": "|b1", "uint8": "|u1", "int8": "|i1", "uint16": "<u2", "int16": "<i2", "uint32": "<u4", "int32": "<i4",
@@ -387,7 +387,7 @@ class Sequence:
         if self.eot is not None and (self.documents or self.mask_targets):
             last = self.tokens[begin + x] == self.eot  # the token ends a document
             if self.mask_targets:
-                arrays["y"][last] = -100
+                arrays["y"][last] = self.ignore_index
             if self.documents:
                 arrays["cu_seqlens"] = np.full((self.batch_size, t + 1), t, np.int32)
                 arrays["positions"] = np.empty((self.batch_size, t), np.int32)

@@ -128,7 +128,7 @@ func (r *randomSplits) tokens() randomSplit {
 	if chance.IntN(3) == 0 {
 		s.batch["eot"], s.batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
 		if chance.IntN(2) == 0 {
-			s.batch["mask_targets"] = true
+			s.batch["mask_targets"], s.batch["ignore_index"] = true, -1-chance.IntN(100)
 			s.layouts, s.dtypes = []any{"xy"}, []any{"int32", "int64"}
 		}
 	}

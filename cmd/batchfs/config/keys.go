@@ -134,8 +134,10 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +
 			"Every document must begin with it, as after batchfs prepare --eot begin."},
 	{name: "mask_targets", initial: false, valueType: boolean(func(c *Split) *bool { return &c.MaskTargets }),
-		help: "Whether to replace a target by -100 if it is in another document than the token before it, " +
+		help: "Whether to replace a target by ignore_index if it is in another document than the token before it, " +
 			"so that it does not count in the loss. It needs a signed dtype."},
+	{name: "ignore_index", initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
+		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
 	{name: "rows", initial: "windows",
 		valueType: oneOf(func(c *Split) *sampler.Rows { return &c.Rows },
 			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),

@@ -87,6 +87,9 @@ func (d *Dataset) addDocuments(all map[string]any) {
 		return
 	}
 	all["mask_targets"] = q.MaskTargets
+	if q.MaskTargets && q.IgnoreIndex != sampler.DefaultIgnoreIndex {
+		all["ignore_index"] = q.IgnoreIndex
+	}
 	if q.Ends == sampler.EndsByIndex {
 		all["ends"] = d.Split.DocumentsSetting() == "files"
 	}
@@ -108,7 +111,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		"split": "", "order": q.Order, "seed": uint64(0), "torch_state": "",
 		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
 		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
-		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "eot": int64(-1), "bos": d.Split.BeginOfText,
+		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "ignore_index": int64(0), "eot": int64(-1), "bos": d.Split.BeginOfText,
 		"join": asInt(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
 		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
 	}
@@ -122,6 +125,9 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	if ofSegments := q.Rows != sampler.Windows; ofSegments && q.BOS == nil || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets) {
 		all["eot"] = int64(q.EOT)
+	}
+	if q.MaskTargets {
+		all["ignore_index"] = q.IgnoreIndex
 	}
 	if follow {
 		all["fingerprint"], all["formats"] = "", digest(d.readSettings())
