@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import batchfs
 
-documents = {"rows": "packed", "documents": True, "mask_targets": True}
+documents = {"rows": "packed", "documents": True, "mask_targets": "mask"}
 train = batchfs.open("data", batch_size=4, block_size=128, dtype="int64", **documents).split("train", order="shuffle")
 batches = train.torch(stop=60)
 
@@ -36,11 +36,11 @@ if os.path.exists("checkpoint.pt"):
 for step, batch in batches:
     # flash_attention_2 needs all rows in one. When positions restart, it begins a new sequence, and
     # sdpa begins a new block of its mask.
-    x, y, mask, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "mask", "positions"))
+    x, y, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "positions"))
     logits = model(input_ids=x, position_ids=positions.long()).logits
-    # y is already shifted, and -100 at the end of a document. The model's own loss would shift it
-    # again.
-    loss = F.cross_entropy(logits[0], y[0].masked_fill(mask[0] == 0, -100))
+    # y is already shifted, and -100 in prompts and at the end of a document. The model's own loss
+    # would shift it again.
+    loss = F.cross_entropy(logits[0], y[0])
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -129,7 +129,11 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 				elements(main, 0, T+1, int64(q.padding()))
 			case "y":
 				for i := 1; i <= T; i++ {
-					if q.MaskTargets && (segment[i] != segment[i-1] || positions[i] < 0) {
+					isMasked := q.MaskTargets && (segment[i] != segment[i-1] || positions[i] < 0)
+					if mask := q.maskArrayIndex(); mask >= 0 && !isMasked {
+						isMasked = sources[source].Aligned[mask].(*stubArray).number(positions[i]) == 0
+					}
+					if isMasked {
 						put(q.IgnoreIndex)
 					} else {
 						elements(main, i, 1, int64(q.padding()))
@@ -188,11 +192,17 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			if r.IntN(2) == 0 {
 				s.BOS = new(testBOS)
 			}
+		case s.Layout == XY && r.IntN(2) == 0:
+			main, salt, s.DType, s.MaskTargets = newNumbered(array.Uint32, 0, 0), 0, array.Int64, true
 		}
 		var kinds []*stubArray
 		for i := range r.IntN(4) {
 			s.Arrays = append(s.Arrays, AlignedArray{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
 			kinds = append(kinds, newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...))
+		}
+		if s.MaskTargets && (s.Rows == "" || r.IntN(2) == 0) {
+			s.Arrays, s.MaskArray = append(s.Arrays, AlignedArray{"mask", AtY}), "mask"
+			kinds = append(kinds, newNumbered([]array.DType{array.Bool, array.Uint8, array.Int16, array.Uint32, array.Int64}[r.IntN(5)], 0, 0))
 		}
 		var sources []Source
 		for range 1 + r.IntN(3) {
@@ -210,6 +220,12 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			}
 			for _, kind := range kinds {
 				from.Aligned = append(from.Aligned, newNumbered(kind.dtype, r.Int64(), ends[count], kind.axes...))
+			}
+			if s.MaskArray != "" {
+				mask := from.Aligned[len(kinds)-1].(*stubArray)
+				for range mask.Len() {
+					mask.values = append(mask.values, r.Int64N(2)<<r.IntN(7))
+				}
 			}
 			sources, s.Weights = append(sources, from), append(s.Weights, float64(1+r.IntN(3)))
 		}

@@ -16,6 +16,7 @@ type batchArray struct {
 	firstNumber int   // index of its first number in the source's row
 	shape       []int // shape of a row
 	masked      bool  // whether y is IgnoreIndex, the padding, where a document begins
+	maskColumn  int   // number of the array in the source whose zeros mask y; 0: none
 	padding     int64
 
 	rowNumbers  int
@@ -107,7 +108,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 	}
 	x, y := tokens("x", 0, s.BlockSize), tokens("y", 1, s.BlockSize)
 	if s.MaskTargets {
-		y.masked, y.padding = true, s.IgnoreIndex
+		y.masked, y.padding, y.maskColumn = true, s.IgnoreIndex, s.maskArrayIndex()+1
 	}
 	return []batchArray{x, y}
 }

@@ -335,6 +335,8 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 	source := documentSource(array.Uint16, documentEnds{5, 9})
 	unknown := source
 	unknown.Documents = nil
+	masked := source
+	masked.Aligned = []SourceArray{newNumbered(array.Float16, 0, 9)}
 	for _, test := range []struct {
 		source Source
 		change func(*Settings)
@@ -349,6 +351,9 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{source, func(s *Settings) { s.DType, s.BOS = array.Int64, new(testBOS) }, "its tokens are uint16, which cannot be 1073741824; check bos"},
 		{source, func(s *Settings) { s.DType, s.MaskTargets, s.IgnoreIndex = array.Int16, true, -40_000 },
 			`mask_targets sets targets to -40000, which dtype int16 cannot hold; set dtype = "int64"`},
+		{source, func(s *Settings) { s.DType, s.MaskTargets, s.MaskArray = array.Int64, true, "mask" }, `mask_targets = "mask": no array has this name`},
+		{masked, func(s *Settings) { s.Arrays[0].At = AtX }, `mask_targets = "mask": the array is aligned with x; set at = "y"`},
+		{masked, func(s *Settings) { s.Arrays[0].At = AtY }, `mask_targets = "mask": the array holds float16, but must hold one integer or bool`},
 		{source, func(s *Settings) { s.MaskTargets = true }, "mask_targets sets targets to -100, which dtype uint16 cannot hold"},
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
 			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
@@ -356,6 +361,9 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{Source{Main: source.Main, Documents: unreadableDocuments{documentEnds{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
 		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+		if test.source.Aligned != nil {
+			s.Arrays, s.DType, s.MaskTargets, s.MaskArray = []AlignedArray{{Name: "mask"}}, array.Int64, true, "mask"
+		}
 		test.change(&s)
 		if _, err := New([]Source{test.source}, s); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v, want %s", s, err, test.want)

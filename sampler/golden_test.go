@@ -60,7 +60,8 @@ type goldenCase struct {
 	Arrays       []goldenArray  `json:"arrays,omitempty"` // number i of array n is i+n+1
 	EOT          uint64         `json:"eot,omitempty"`
 	Documents    bool           `json:"documents,omitempty"`
-	MaskTargets  bool           `json:"mask_targets,omitempty"`
+	MaskTargets  any            `json:"mask_targets,omitempty"` // true, or the name of an array
+	IgnoreIndex  int64          `json:"ignore_index,omitempty"`
 	Split        string         `json:"split"`
 	BatchSize    int            `json:"batch_size"`
 	BlockSize    int            `json:"block_size"`
@@ -91,9 +92,11 @@ type goldenArray struct {
 func (g *goldenCase) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
-		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets,
+		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets != nil,
+		IgnoreIndex:  g.IgnoreIndex,
 		ShuffleBlock: g.ShuffleBlock, LocalWorld: g.LocalWorld,
 	}
+	s.MaskArray, _ = g.MaskTargets.(string)
 	if g.EOT > 0 {
 		s.Ends = EndsByToken
 	}

@@ -225,7 +225,7 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 			p := job.partOf(&q.layout.arrays[i], r.batchOffset, r.j)
 			switch {
 			case p.empty():
-			case p.content == contentFile && p.column == c:
+			case p.content == contentFile && (p.column == c || c > 0 && p.maskColumn == c):
 				lo, hi = min(lo, p.firstNumber+p.from), max(hi, p.firstNumber+p.to)
 				if p.masked && q.Ends == EndsByToken {
 					lo = min(lo, p.from) // the token before a target may end its document
@@ -302,7 +302,16 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 			job.putDocumentMarks(p, ends)
 		}
 		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
-		if p.content != contentFile || p.column != job.column || p.empty() {
+		if p.empty() {
+			continue
+		}
+		if p.maskColumn == job.column && job.column > 0 { // y is already in dst
+			count := len(job.ends)
+			job.ends = tokensBySize[column.numberBytes].appendEnds(job.ends, raw, 0, r.windowFirst-p.firstNumber)
+			job.mask(p, job.ends[count:])
+			job.ends = job.ends[:count]
+		}
+		if p.content != contentFile || p.column != job.column {
 			continue
 		}
 		first := p.firstNumber + p.from - r.windowFirst // index in raw
@@ -335,12 +344,17 @@ func (job *readJob) copyOut(p rowPart, whole []byte) {
 	}
 }
 
-// mask masks the targets that begin a document.
+// mask masks the targets at the indexes before ends.
 func (job *readJob) mask(p rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, p.from+1)
 	last, _ := slices.BinarySearch(ends, p.to+1)
-	for _, end := range ends[first:last] {
-		job.fill(rowPart{p.batchArray, p.offset, interval{end - 1, end}}, p.padding)
+	for ends = ends[first:last]; len(ends) > 0; {
+		n := 1
+		for n < len(ends) && ends[n] == ends[0]+n {
+			n++
+		}
+		job.fill(rowPart{p.batchArray, p.offset, interval{ends[0] - 1, ends[0] - 1 + n}}, p.padding)
+		ends = ends[n:]
 	}
 }
 

@@ -150,12 +150,28 @@ func (s *Settings) check(sources []boundSource) error {
 	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
+	if i := s.maskArrayIndex(); s.MaskArray != "" {
+		switch {
+		case i < 0:
+			return fmt.Errorf("mask_targets = %q: no array has this name; add it to arrays", s.MaskArray)
+		case s.Arrays[i].At != AtY:
+			return fmt.Errorf("mask_targets = %q: the array is aligned with x; set at = \"y\"", s.MaskArray)
+		}
+		if mask := sources[0].arrays[i+1]; len(mask.Axes()) > 0 || !mask.DType().IsInteger() && mask.DType() != array.Bool {
+			return fmt.Errorf("mask_targets = %q: the array holds %s, but must hold one integer or bool for each target", s.MaskArray, describe(mask))
+		}
+	}
 	for _, source := range sources {
 		if s.Ends == EndsByIndex && source.documents == nil {
 			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Extents()[0].Name)
 		}
 	}
 	return nil
+}
+
+// maskArrayIndex returns the index of MaskArray in Arrays, or -1.
+func (s *Settings) maskArrayIndex() int {
+	return slices.IndexFunc(s.Arrays, func(a AlignedArray) bool { return a.Name == s.MaskArray })
 }
 
 // Batch describes a batch. Its main arrays are those of the layout. Others follow, as the settings

@@ -45,6 +45,7 @@ type Settings struct {
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
 	MaskTargets bool           // whether y is IgnoreIndex in padding and where documents begin
+	MaskArray   string         // with MaskTargets: array whose zeros mask targets, too; "": none
 	IgnoreIndex int64          // below 0; 0: DefaultIgnoreIndex
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
 }

@@ -406,7 +406,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({}, {"documents": True}, "documents was 'false' and is 'true'"),
     ({"documents": True}, {"documents": "files"}, "documents was 'true' and is 'files'"),
     (MASKED, {"eot": 5}, "eot was 3 and is 5"),
-    (MASKED, {"mask_targets": False}, "eot was 3 and is -1, ignore_index was -100 and is 0, mask_targets was 1 and is 0"),
+    (MASKED, {"mask_targets": False}, "eot was 3 and is -1, ignore_index was -100 and is 0, mask_targets was 'true' and is 'false'"),
     (MASKED, {"ignore_index": -1}, "does not fit train: ignore_index was -100 and is -1"),
     (PAIR, {"join": True}, "join was 0 and is 1"),
     (MIXED, {"sources": SOURCES.format(5, 5)}, "weights was '7:3' and is '1:1'"),

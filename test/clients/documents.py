@@ -132,6 +132,8 @@ class Sequence:
                 y = tokens[1:].copy()
                 if self.mask_targets:
                     y[(np.diff(piece) != 0) | ~there[1:]] = self.ignore_index
+                if isinstance(self.mask_targets, str):
+                    y[~there[1:] | (source[self.mask_targets][places[1:]] == 0)] = self.ignore_index
                 put("x", dtype, tokens[:-1])
                 put("y", dtype, y)
             for a in self.arrays:
@@ -200,6 +202,8 @@ def make(directory, seed):
         s["rank"] = chance.randrange(s["world"])
         arrays = [{"name": "mask", "dtype": "uint8", "shape": [], "at": "y"}, {"name": "logits", "dtype": "float16", "shape": [3], "at": "x"}]
         arrays = chance.sample(arrays, chance.randrange(3))
+        if s["mask_targets"] and arrays and arrays[0]["name"] == "mask":
+            s["mask_targets"] = "mask"
         config += f"[splits.s{n}]\ntoken_dtype = {json.dumps(token_dtype)}\n"
         config += "".join(f"{key} = {json.dumps(value)}\n" for key, value in s.items() if key != "split")
         sources = []
@@ -218,7 +222,7 @@ def make(directory, seed):
                 paths.append(path)
                 for a in arrays:
                     name = f"{path[:-4]}.{a['name']}"
-                    values = np.array([chance.randrange(256) for _ in range(ends[-1] * int(np.prod(a["shape"], dtype=int)))])
+                    values = np.array([chance.randrange(256) * chance.randrange(2) for _ in range(ends[-1] * int(np.prod(a["shape"], dtype=int)))])
                     values.astype(NUMPY[a["dtype"]]).tofile(name)
                     aligned_paths[a["name"]].append(name)
             sources.append({"tokens": paths, "weight": weight, "token_dtype": token_dtype, "arrays": aligned_paths})

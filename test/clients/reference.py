@@ -384,6 +384,8 @@ class Sequence:
             arrays[name] = array[begin + (x if where == "x" else y)]
             if self.layout == "rows":
                 arrays[name] = arrays[name][:, 0]
+        if isinstance(self.mask_targets, str):
+            arrays["y"][arrays[self.mask_targets] == 0] = self.ignore_index
         if self.eot is not None and (self.documents or self.mask_targets):
             last = self.tokens[begin + x] == self.eot  # the token ends a document
             if self.mask_targets:

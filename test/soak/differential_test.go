@@ -127,10 +127,13 @@ func (r *randomSplits) tokens() randomSplit {
 	s.batch = keys{"batch_size": 1 + chance.IntN(12), "block_size": s.rowLen, "token_dtype": dtype}
 	if chance.IntN(3) == 0 {
 		s.batch["eot"], s.batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
-		if chance.IntN(2) == 0 {
-			s.batch["mask_targets"], s.batch["ignore_index"] = true, -1-chance.IntN(100)
-			s.layouts, s.dtypes = []any{"xy"}, []any{"int32", "int64"}
+	}
+	if masks := []any{"mask"}; chance.IntN(3) == 0 {
+		if s.batch["eot"] != nil {
+			masks = append(masks, true)
 		}
+		s.batch["mask_targets"], s.batch["ignore_index"] = oneOf(chance, masks...), -1-chance.IntN(100)
+		s.layouts, s.dtypes = []any{"xy"}, []any{"int32", "int64"}
 	}
 	return s
 }
@@ -211,6 +214,9 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 			}
 			aligned = append(aligned, kind)
 		}
+	}
+	if batch["mask_targets"] == "mask" {
+		aligned = append(aligned, keys{"name": "mask", "at": "y", "dtype": oneOf(chance, "bool", "uint8", "int64")})
 	}
 	settings = maps.Clone(batch)
 	settings["split"] = name

@@ -257,6 +257,14 @@ func (s *Split) DocumentsSetting() any {
 	return s.Documents
 }
 
+// MaskTargetsSetting returns the value of the key mask_targets: a bool, or the name of an array.
+func (s *Split) MaskTargetsSetting() any {
+	if s.MaskArray != "" {
+		return s.MaskArray
+	}
+	return s.MaskTargets
+}
+
 // IsSet reports whether the configuration sets a key for the split, in its own table or in [batch].
 func (s *Split) IsSet(key string) bool {
 	_, ok := s.keyRefs[key]

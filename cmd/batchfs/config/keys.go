@@ -133,9 +133,10 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		help: "A token that begins every segment of a document. It needs rows other than windows. If a document is cut, bos " +
 			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +
 			"Every document must begin with it, as after batchfs prepare --eot begin."},
-	{name: "mask_targets", initial: false, valueType: boolean(func(c *Split) *bool { return &c.MaskTargets }),
+	{name: "mask_targets", initial: false, valueType: maskTargets,
 		help: "Whether to replace a target by ignore_index if it is in another document than the token before it, " +
-			"so that it does not count in the loss. It needs a signed dtype."},
+			"so that it does not count in the loss. With the name of an array, also if the array's element for the target is 0; " +
+			"documents then need not be known. It needs a signed dtype."},
 	{name: "ignore_index", initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
 		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
 	{name: "rows", initial: "windows",

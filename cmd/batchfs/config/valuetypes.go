@@ -172,6 +172,18 @@ var documents = valueType{
 	get: func(c any) any { return c.(*Split).DocumentsSetting() },
 }
 
+var maskTargets = valueType{
+	rule: "true, false or the name of an array",
+	set: func(c, value any) bool {
+		s := c.(*Split)
+		masked, isBool := value.(bool)
+		s.MaskArray, _ = value.(string)
+		s.MaskTargets = masked || s.MaskArray != ""
+		return isBool || s.MaskArray != ""
+	},
+	get: func(c any) any { return c.(*Split).MaskTargetsSetting() },
+}
+
 var mode = valueType{
 	rule: `octal digits that permit only reading, as in "0440"`,
 	set: func(c, value any) bool {

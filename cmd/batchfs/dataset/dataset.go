@@ -172,6 +172,10 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 			return fmt.Errorf("torch_state: %w", err)
 		}
 	}
+	unknown := slices.ContainsFunc(d.mains, func(a *cache.Array) bool { return a.Documents() == nil })
+	if unknown && s.MaskArray != "" && !s.Documents && s.Rows == sampler.Windows && s.Ends == sampler.EndsByIndex {
+		s.Ends = sampler.EndsUnknown // only the array masks targets
+	}
 	settings := s.Settings
 	for _, source := range s.Sources {
 		settings.Weights = append(settings.Weights, source.Weight)

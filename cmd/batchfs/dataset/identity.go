@@ -86,7 +86,7 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	if !q.Documents && !q.MaskTargets && !ofSegments {
 		return
 	}
-	all["mask_targets"] = q.MaskTargets
+	all["mask_targets"] = d.Split.MaskTargetsSetting()
 	if q.MaskTargets && q.IgnoreIndex != sampler.DefaultIgnoreIndex {
 		all["ignore_index"] = q.IgnoreIndex
 	}
@@ -111,7 +111,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		"split": "", "order": q.Order, "seed": uint64(0), "torch_state": "",
 		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
 		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
-		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": asInt(q.MaskTargets), "ignore_index": int64(0), "eot": int64(-1), "bos": d.Split.BeginOfText,
+		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": fmt.Sprint(s.MaskTargetsSetting()), "ignore_index": int64(0), "eot": int64(-1), "bos": d.Split.BeginOfText,
 		"join": asInt(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
 		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
 	}
