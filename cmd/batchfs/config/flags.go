@@ -91,6 +91,8 @@ func setArgsForData(dir string) (sets []string, err error) {
 	}
 	// If the manifest is broken, opening the files reports that.
 	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName))
+	arrays := manifest.ArrayFiles()
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return arrays[e.Name()] })
 	for _, name := range []string{"train", "val"} {
 		pattern, err := dataGlob(name, entries)
 		if err != nil {
@@ -100,7 +102,7 @@ func setArgsForData(dir string) (sets []string, err error) {
 			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(blob.EscapeGlob(dir), pattern)))
 		} else if manifest != nil && len(manifest.Splits[name].Shards) > 0 {
 			return nil, fmt.Errorf("%s has no files of %s, but vocab.json lists %s: run the interrupted batchfs prepare again, continue the batchfs.writer "+
-				"with resume=True, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
+				"with resume=True or call batchfs.finish again, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
 		}
 	}
 	if len(sets) == 0 {

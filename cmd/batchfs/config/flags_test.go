@@ -32,12 +32,15 @@ func TestData(t *testing.T) {
 		{"train_1.bin train_2.npy", "", "", "data[1: train_1.bin and train_2.npy are not files of one set; "},
 		{"train_text_document.bin train_1.bin", "", "", "data[1: train_1.bin and train_text_document.bin are not files of one set; "},
 		{"a_train_1.bin a_train_old_2.bin", "", "", "data[1: unclear whether a_train_old_2.bin belongs to the split; " + rule},
+		// Opening the files leaves out the array.
+		{"train_1.bin train_1.top8.bin vocab.json", "train_1.bin train_1.top8.bin", "", ""},
+		{"train.bin train.val.bin vocab.json", "train.bin", "", ""},
 		{"train_1.txt", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
 	} {
 		t.Chdir(t.TempDir())
 		files := map[string]string{}
 		for name := range strings.FieldsSeq(test.files) {
-			files["data[1/"+name] = ""
+			files["data[1/"+name] = `{"kind": "ids", "vocab_size": 9, "splits": {"train": {"shards": [{"arrays": [{"file": "train_1.top8.bin"}, {"file": "train.val.bin"}]}]}}}`
 		}
 		testfiles.Write(t, files)
 		c, err := (&Flags{Data: "data[1"}).Load()

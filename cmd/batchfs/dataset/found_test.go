@@ -57,6 +57,8 @@ func TestArraysNextToTokens(t *testing.T) {
 			"[splits.a]\ntokens = 'pairs/a.bin'\narrays = []"},
 		{"[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n", "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n" +
 			mask("['sft/a.mask.bin', 'again/a.mask.bin']"), "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\narrays = []"},
+		// The glob matches the mask, too.
+		{"[splits.a]\ntokens = 'sft/a.*'\n", "[splits.a]\ntokens = 'sft/a.bin'\n" + mask("'sft/a.mask.bin'"), "[splits.a]\ntokens = 'sft/a.*'\narrays = []"},
 		{mixture("'sft/a.bin'\n", "'again/a.bin'\n"), mixture("'sft/a.bin'\n"+mask("'sft/a.mask.bin'"), "'again/a.bin'\n"+mask("'again/a.mask.bin'")),
 			mixture("'sft/a.bin'\narrays = []\n", "'again/a.bin'\n")},
 	} {

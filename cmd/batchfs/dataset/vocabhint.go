@@ -47,7 +47,7 @@ const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or
 
 // readVocabHint returns the settings in the vocab.json next to the sources without a vocab_size, or
 // next to all if each has one. Then, an unusable vocab.json is not an error, and only its arrays
-// count. The arrays are those of all sources.
+// count. The arrays are those of all sources, and their files are removed from the token files.
 func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
@@ -59,9 +59,12 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 	v, shards, err := vocabulary.ForFiles(all)
 	for _, path := range slices.Sorted(maps.Keys(shards)) {
 		if _, statErr := os.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
-			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True, "+
-				"restore the file, or, to serve the other files without it, move vocab.json away", path)
+			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
+				"or call batchfs.finish again, restore the file, or, to serve the other files without it, move vocab.json away", path)
 		}
+	}
+	for i := range files {
+		files[i].Main = withoutArrays(files[i].Main, shards)
 	}
 	switch {
 	case len(guessed) == 0:
@@ -89,6 +92,20 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 		h.EOT = int64(*v.EOT) + 1
 	}
 	return h, nil
+}
+
+// withoutArrays returns files without aligned arrays of others among them, which a glob may match.
+func withoutArrays(files []string, shards map[string]vocabulary.Shard) []string {
+	arrays := map[string]bool{}
+	for _, file := range files {
+		for _, a := range shards[file].Arrays {
+			arrays[filepath.Join(filepath.Dir(file), filepath.Base(a.File))] = true
+		}
+	}
+	return slices.DeleteFunc(files, func(file string) bool {
+		_, isShard := shards[file]
+		return arrays[file] && !isShard
+	})
 }
 
 // alignedShards returns the aligned arrays of files, which must all have the same ones.

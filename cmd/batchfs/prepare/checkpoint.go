@@ -58,7 +58,7 @@ var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)
 
 // writerFilePattern matches files that only the Python package's writer makes: its checkpoint, and
 // the working directories of its shards.
-var writerFilePattern = regexp.MustCompile(`^\.writer\.json$|^shard_\d+_of_\d+$`)
+var writerFilePattern = regexp.MustCompile(`^\.(writer|finish)\.json$|^shard_\d+_of_\d+$`)
 
 // openWorkDir opens or creates DIR and the working directory, and locks the latter.
 func openWorkDir(out string) (*workDir, error) {

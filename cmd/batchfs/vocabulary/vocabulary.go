@@ -41,7 +41,7 @@ type Vocabulary struct {
 	TokenBytes [][]byte `json:"token_bytes,omitempty"`
 }
 
-// A Manifest is the content of vocab.json.
+// A Manifest is the content of vocab.json, except what only the Python package's writer reads.
 type Manifest struct {
 	Tokenizer string           `json:"tokenizer"` // value of --by, or a tokenizer's name
 	Format    string           `json:"format"`
@@ -84,6 +84,22 @@ type ArrayFile struct {
 	File  string `json:"file"` // file name, in the directory of the manifest
 	DType string `json:"dtype"`
 	Shape []int  `json:"shape,omitempty"`
+}
+
+// ArrayFiles returns the names of the files of all aligned arrays in m, which may be nil.
+func (m *Manifest) ArrayFiles() map[string]bool {
+	names := map[string]bool{}
+	if m == nil {
+		return names
+	}
+	for _, split := range m.Splits {
+		for _, shard := range split.Shards {
+			for _, a := range shard.Arrays {
+				names[a.File] = true
+			}
+		}
+	}
+	return names
 }
 
 // Read reads a vocab.json. It returns nil and no error if path is not a regular file or belongs to
