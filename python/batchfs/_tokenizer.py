@@ -20,35 +20,47 @@ class Vocabulary(NamedTuple):
     name: str
     tokens: list[bytes]
     eot: int | None  # end-of-text token
+    definition: str = ""  # equal for tokenizers that encode equally
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """Returns the vocabulary of a tokenizer of transformers, tokenizers, tiktoken or sentencepiece.
+    """Returns the vocabulary of a tokenizer from transformers, tokenizers, tiktoken or sentencepiece.
 
     Raises:
-        ArgumentError: the tokenizer is of another kind.
+        ArgumentError: the tokenizer is of another kind, or has no tokens.
     """
+    found = _vocabulary(tokenizer)
+    if found is None:
+        raise ArgumentError(
+            f"tokenizer must be a fast transformers tokenizer, or one from tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): "
+            "for any other, give vocab_size instead"
+        )
+    if not found.tokens:
+        raise ArgumentError("tokenizer must have tokens (got an empty vocabulary)")
+    return found
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary | None:
     packages = {base.__module__.partition(".")[0] for base in type(tokenizer).__mro__}
     if "tiktoken" in packages:
         return _tiktoken(tokenizer)
     if "sentencepiece" in packages:
         eot = tokenizer.eos_id()
-        return Vocabulary("sentencepiece", _sentencepiece(tokenizer), eot if eot >= 0 else None)
+        return Vocabulary("sentencepiece", _sentencepiece(tokenizer), eot if eot >= 0 else None, repr(tokenizer.serialized_model_proto()))
     if "tokenizers" in packages:
-        ids: dict[str, int] = tokenizer.get_vocab()
-        eot = next((ids[name] for name in _END_OF_TEXT if name in ids), None)
-        return Vocabulary("tokenizers", _tokenizers(tokenizer), eot)
-    if "transformers" in packages:
-        name, eot = str(tokenizer.name_or_path or "transformers"), tokenizer.eos_token_id
-        if backend := getattr(tokenizer, "backend_tokenizer", None):
-            return Vocabulary(name, _tokenizers(backend), eot)
-        if model := getattr(tokenizer, "sp_model", None):
-            added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-            return Vocabulary(name, _by_id([*enumerate(_sentencepiece(model)), *((i, str(token).encode()) for i, token in added.items())]), eot)
-    raise ArgumentError(
-        f"tokenizer must be a fast one of transformers, or of tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): "
-        "for any other, give vocab_size instead"
-    )
+        return _tokenizers(tokenizer)
+    if "transformers" not in packages:
+        return None
+    if hasattr(tokenizer, "tokenizer"):  # a processor
+        return _vocabulary(tokenizer.tokenizer)
+    name, eot = str(getattr(tokenizer, "name_or_path", "") or "transformers"), getattr(tokenizer, "eos_token_id", None)
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        return _tokenizers(backend)._replace(name=name, eot=eot)
+    if model := getattr(tokenizer, "sp_model", None):
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        tokens = _by_id([*enumerate(_sentencepiece(model)), *((i, str(token).encode()) for i, token in added.items())])
+        return Vocabulary(name, tokens, eot, repr(model.serialized_model_proto()))
+    return None
 
 
 def _tiktoken(encoding: Any) -> Vocabulary:
@@ -58,8 +70,10 @@ def _tiktoken(encoding: Any) -> Vocabulary:
             tokens[i] = encoding.decode_single_token_bytes(i)
         except KeyError:  # vocabularies have holes
             pass
-    has_eot = "<|endoftext|>" in encoding.special_tokens_set
-    return Vocabulary(encoding.name, tokens, encoding.eot_token if has_eot else None)
+    special: dict[str, int] = encoding._special_tokens
+    # The ranks of tokens are their ids.
+    definition = repr((encoding._pat_str, sorted(special.items())))
+    return Vocabulary(encoding.name, tokens, special.get("<|endoftext|>"), definition)
 
 
 def _sentencepiece(model: Any) -> list[bytes]:
@@ -70,13 +84,15 @@ def _piece_bytes(piece: str, is_byte: bool) -> bytes:
     return bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(_SPACE, " ").encode()
 
 
-def _tokenizers(tokenizer: Any) -> list[bytes]:
-    """Returns the bytes that the decoder of a tokenizer makes of each token in the middle of a text."""
+def _tokenizers(tokenizer: Any) -> Vocabulary:
+    """Returns a vocabulary with the bytes that the decoder of a tokenizer makes of each token in the middle of a text."""
     described: dict[str, Any] = json.loads(tokenizer.to_str())
     stages = {stage["type"]: stage for key in ("decoder", "pre_tokenizer") for stage in _stages(described[key])}
-    added = {token["id"]: token["content"].encode() for token in described["added_tokens"]}
+    special: dict[str, int] = {token["content"]: token["id"] for token in described["added_tokens"] if token["special"]}
 
     def to_bytes(text: str) -> bytes:
+        if text in special:
+            return text.encode()
         if "ByteLevel" in stages:
             return _alphabet_bytes(text)
         if "WordPiece" in stages:
@@ -85,7 +101,10 @@ def _tokenizers(tokenizer: Any) -> list[bytes]:
         return _piece_bytes(text, "ByteFallback" in stages and _BYTE.fullmatch(text) is not None)
 
     ids: dict[str, int] = tokenizer.get_vocab()
-    return _by_id([*((i, to_bytes(text)) for text, i in ids.items() if i not in added), *added.items()])
+    eot = next((special[name] for name in _END_OF_TEXT if name in special), None)
+    # A call of the tokenizer with padding changes these.
+    definition = json.dumps({**described, "truncation": None, "padding": None})
+    return Vocabulary("tokenizers", _by_id((i, to_bytes(text)) for text, i in ids.items()), eot, definition)
 
 
 def _stages(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -98,7 +117,7 @@ def _stages(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def _by_id(pairs: Any) -> list[bytes]:
     tokens: dict[int, bytes] = dict(pairs)
-    return [tokens.get(i, b"") for i in range(max(tokens) + 1)]
+    return [tokens.get(i, b"") for i in range(max(tokens, default=-1) + 1)]
 
 
 def _alphabet() -> dict[str, int]:
