@@ -37,11 +37,12 @@ threads read, and the child may read too.
 """
 
 from ._batch import Array, Batch
+from ._finish import finish
 from ._pipe import Piped
 from ._mount import Mount, mount, open, split
 from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps
-from ._writer import Writer, finish
+from ._writer import Writer
 
 writer = Writer
 

@@ -29,7 +29,18 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     Raises:
         ArgumentError: the tokenizer is of another kind, or has no tokens.
     """
-    found = _vocabulary(tokenizer)
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # in a processor
+    packages = {base.__module__.partition(".")[0] for base in type(inner).__mro__}
+    found = None
+    if "tiktoken" in packages:
+        found = _tiktoken(inner)
+    elif "sentencepiece" in packages:
+        eot = inner.eos_id()
+        found = Vocabulary("sentencepiece", _sentencepiece(inner), eot if eot >= 0 else None, repr(inner.serialized_model_proto()))
+    elif "tokenizers" in packages:
+        found = _tokenizers(inner)
+    elif "transformers" in packages:
+        found = _transformers(inner)
     if found is None:
         raise ArgumentError(
             f"tokenizer must be a fast transformers tokenizer, or one from tokenizers, tiktoken or sentencepiece (got a {type(tokenizer).__name__}): "
@@ -40,27 +51,16 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     return found
 
 
-def _vocabulary(tokenizer: Any) -> Vocabulary | None:
-    packages = {base.__module__.partition(".")[0] for base in type(tokenizer).__mro__}
-    if "tiktoken" in packages:
-        return _tiktoken(tokenizer)
-    if "sentencepiece" in packages:
-        eot = tokenizer.eos_id()
-        return Vocabulary("sentencepiece", _sentencepiece(tokenizer), eot if eot >= 0 else None, repr(tokenizer.serialized_model_proto()))
-    if "tokenizers" in packages:
-        return _tokenizers(tokenizer)
-    if "transformers" not in packages:
-        return None
-    if hasattr(tokenizer, "tokenizer"):  # a processor
-        return _vocabulary(tokenizer.tokenizer)
-    name, eot = str(getattr(tokenizer, "name_or_path", "") or "transformers"), getattr(tokenizer, "eos_token_id", None)
+def _transformers(tokenizer: Any) -> Vocabulary | None:
     if backend := getattr(tokenizer, "backend_tokenizer", None):
-        return _tokenizers(backend)._replace(name=name, eot=eot)
-    if model := getattr(tokenizer, "sp_model", None):
+        found = _tokenizers(backend)
+    elif model := getattr(tokenizer, "sp_model", None):
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         tokens = _by_id([*enumerate(_sentencepiece(model)), *((i, str(token).encode()) for i, token in added.items())])
-        return Vocabulary(name, tokens, eot, repr(model.serialized_model_proto()))
-    return None
+        found = Vocabulary("", tokens, None, repr(model.serialized_model_proto()))
+    else:
+        return None
+    return found._replace(name=str(tokenizer.name_or_path or "transformers"), eot=tokenizer.eos_token_id)
 
 
 def _tiktoken(encoding: Any) -> Vocabulary:

@@ -228,7 +228,7 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 // prepare neither replaces nor removes unfinished work of the Python package.
 func TestPrepareLeavesTheWriterAlone(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A"})})
-	for _, file := range []string{".writer.json", "shard_00000_of_00002/.writer.json"} {
+	for _, file := range []string{".writer.json", ".finish.json", "shard_00000_of_00002/.writer.json"} {
 		testfiles.Write(t, map[string]string{"out/.prepare/" + file: "{}", "out/.prepare/train.bin": "AB"})
 		wantError(t, "a.jsonl --val 0 --force --out out", "out/.prepare: belongs to an unfinished batchfs.writer: continue it in Python")
 		testfiles.Size(t, "out/.prepare/train.bin")
