@@ -255,9 +255,8 @@ def resolve_split(
     """
     if (rank is None) != (world is None):
         raise ArgumentError("rank and world: give both, or none")
-    path = name.rstrip("/")
-    if settings:
-        path += "/" + path_settings(settings)
+    base = name.rstrip("/")
+    path = base + "/" + path_settings(settings) if settings else base
     parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
     given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
     env = os.environ
@@ -272,7 +271,8 @@ def resolve_split(
         info = describe(path)
         if info.get("shuffle_block") and info.get("local_world") == 1:
             ranks["local_world"] = local
-    path += "/" + path_settings(ranks)
+    # The keys of one component are checked together.
+    path = base + "/" + path_settings({**ranks, **settings})
     return path, describe(path)
 
 

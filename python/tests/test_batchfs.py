@@ -227,7 +227,8 @@ class TestSplit(Case):
 
     def test_hosts(self) -> None:
         with mock.patch.dict(os.environ, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}):
-            for train in self.both("train", order="shuffle", shuffle_block="64KiB", batch_size=1):
+            common: dict[str, Any] = {"order": "shuffle", "shuffle_block": "64KiB", "batch_size": 1}
+            for train in [*self.both("train", **common), *self.both("train", **common, rank=3, world=4, local_world=2)]:
                 self.assertEqual((train.info["rank"], train.info["world"], train.info["local_world"]), (3, 4, 2))
 
     def test_existing_mount(self) -> None:
