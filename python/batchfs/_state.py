@@ -11,9 +11,9 @@ from ._program import ArgumentError, Error, integer
 MAX_BATCHES = 2**40  # numbers of batches are below this
 _VERSION = 2
 # The smallest value of each number; 0 for those not listed.
-_LEAST = {"batch_size": 1, "world": 1, "local_world": 1, "bos": -1, "eot": -1, "ignore_index": -(2**63)}
-_MOST = {"step": MAX_BATCHES}
-_NAMES = {"formats": "formats (format, tensor, token_dtype, shape, or which files each source has)"}
+_MIN = {"batch_size": 1, "world": 1, "local_world": 1, "bos": -1, "eot": -1, "ignore_index": -(2**63)}
+_MAX = {"step": MAX_BATCHES}
+_DESCRIBED = {"formats": "the token files are read differently (format, tensor, token_dtype, shape, or which files each source has)"}
 
 
 def state_at(info: dict[str, Any], step: int) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
 
     Raises:
         ArgumentError: a key is missing or malformed.
-        Error: the rows that follow would be others than in the run that saved the state.
+        Error: different rows would follow. The text names the settings that differ.
     """
     if not isinstance(state, Mapping):  # pyright: ignore
         raise ArgumentError(f"the state must be what state_dict() returned (got {state!r})")
@@ -38,13 +38,12 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
         now = {"fingerprint": info["fingerprint"]}
         then = {key: _checked(key, value, now.get(key, 0)) for key, value in state.items()}
         _refuse(info, then["step"], _changes(now, then))
-        words = "a state of an earlier version holds only the step and the fingerprint of the tokens: nothing checks that settings are the same"
-        warnings.warn(words, stacklevel=3)
+        warnings.warn("this state predates version 2 and holds only step and fingerprint; the settings cannot be checked", stacklevel=3)
         return then["step"]
-    if integer("version in the state", state.get("version", _VERSION)) != _VERSION:
+    if _checked("version", state.get("version", _VERSION), 0) != _VERSION:
         raise ArgumentError(f"the state has version {state['version']}, and this batchfs reads version {_VERSION}: use the one that saved it")
     now = state_at(info, 0)
-    for verb, keys in (("lacks", now.keys() - state.keys()), ("has the unknown", state.keys() - now.keys())):
+    for verb, keys in (("lacks", now.keys() - state.keys()), ("has an unknown key,", state.keys() - now.keys())):
         if keys:
             raise ArgumentError(f"the state {verb} {', '.join(sorted(map(str, keys)))}: load what state_dict() returned, as it was")
     then = {key: _checked(key, value, now[key]) for key, value in state.items()}
@@ -64,9 +63,9 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
     step, rest = divmod(row, rows_now)
     _refuse(info, step + (rest > 0), changes)
     if rest:
+        words = ", ".join(_changes({key: now[key] for key in ("batch_size", "world")}, then))
         raise Error(
-            f"the next row of the state, {row}, is inside a batch: batch_size was {then['batch_size']} and is {now['batch_size']}, world was "
-            f"{then['world']} and is {now['world']}. Let batch_size times world divide {row}, or continue on purpose: steps({step}) repeats "
+            f"the next row of the state, {row}, is inside a batch: {words}. Let batch_size times world divide {row}, or continue on purpose: steps({step}) repeats "
             f"{rest} rows, and steps({step + 1}) skips {rows_now - rest}"
         )
     return integer("the step that continues the state", step, 0, MAX_BATCHES)
@@ -74,15 +73,17 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
 
 def _checked(key: str, value: Any, like: int | str) -> Any:
     """Returns the value of a key in a state. Raises ArgumentError if it is out of range, or not an int or a string as like is."""
+    if isinstance(like, int) and isinstance(value, bool):
+        raise ArgumentError(f"{key} in the state must be an integer (got {value})")
     if isinstance(like, int):
-        return integer(f"{key} in the state", value, _LEAST.get(key, 0), _MOST.get(key, 2**64))
+        return integer(f"{key} in the state", value, _MIN.get(key, 0), _MAX.get(key, 2**64))
     if not isinstance(value, str):
         raise ArgumentError(f"{key} in the state must be a string (got {value!r})")
     return value
 
 
 def _changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    return [f"{_NAMES.get(key, key)} was {then[key]!r} and is {value!r}" for key, value in now.items() if then[key] != value]
+    return [_DESCRIBED.get(key, f"{key} was {then[key]!r} and is {value!r}") for key, value in now.items() if then[key] != value]
 
 
 def _refuse(info: dict[str, Any], step: int, changes: Iterable[str]) -> None:

@@ -112,7 +112,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
 		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
 		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": fmt.Sprint(s.MaskTargetsSetting()), "ignore_index": int64(0), "eot": int64(-1), "bos": d.Split.BeginOfText,
-		"join": asInt(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
+		"join": strconv.FormatBool(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
 		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
 	}
 	if q.Order == sampler.Random || q.Order == sampler.Shuffle {
@@ -120,6 +120,8 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	if isTorch := q.Order == sampler.Torch || q.Order == sampler.Torch26; isTorch && q.TorchState != nil {
 		all["torch_state"] = torchStateHash(q.TorchState)
+	} else if isTorch {
+		all["seed"] = uint64(uint32(q.Seed)) // see addOrder
 	} else if q.Order != sampler.Sequential {
 		all["seed"] = q.Seed
 	}
@@ -154,13 +156,6 @@ func (d *Dataset) rowSettings() map[string]any {
 }
 
 func torchStateHash(state []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(state)) }
-
-func asInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
 
 // hasShards reports whether a source has several files. Only then does join affect the batches.
 func (d *Dataset) hasShards() bool {

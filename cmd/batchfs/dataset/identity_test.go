@@ -66,6 +66,7 @@ var identityCases = []struct{ key, lines, change string }{
 	{"seed", shuffle, "seed = 9"},
 	{"seed", "order = 'sequential'", "seed = 9"},
 	{"seed", torch, "seed = 9"},
+	{"seed", torch, "seed = 4294968633"}, // only 32 bits count
 	{"seed", torch + "\ntorch_state = 'rng.bin'", "seed = 9"},
 	{"torch_state", torch, "torch_state = 'rng.bin'"},
 	{"torch_state", torch + "\ntorch_state = 'rng.bin'", "torch_state = 'other.bin'"},
