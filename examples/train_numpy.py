@@ -27,7 +27,9 @@ args = parser.parse_args()
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 info = json.load(open(f"{args.mountpoint}/train/info.json"))
-tokens = json.load(open(args.vocab))["tokens"]
+tokens = json.load(open(args.vocab)).get("tokens")
+if not tokens:
+    sys.exit(f"{args.vocab} has no characters: this model counts pairs of them, so prepare the text with --by char")
 B, T, V = info["batch_size"], info["block_size"], info["vocab_size"]
 C = min(10, T)  # characters of context
 L = T - C + 1   # positions with their whole context in the window: t = C-1 .. T-1

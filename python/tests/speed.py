@@ -1,7 +1,7 @@
 """Times Split.steps, Split.torch and Writer.add beside the same work by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
 
 They take turns. The kernel does not have "new" batches yet, as in training, but has "cached" ones. Only the fastest sixteenth of the
-rounds counts, because other processes use the machine.
+rounds of reading and the fastest round of writing count, because other processes use the machine.
 """
 
 import importlib.util
