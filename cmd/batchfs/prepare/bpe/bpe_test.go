@@ -160,6 +160,21 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// Unlike GPT-4's expression, nanochat's has numbers of at most two digits, and splits white space
+// at the end of a text after its last newline.
+func TestNanochat(t *testing.T) {
+	fillClasses()
+	text := "I'LL 12345 ab12 \r\n  c!\n\n ... \n \n  "
+	var pieces []string
+	for i := 0; i < len(text); {
+		end := nanochat.next([]byte(text), i)
+		pieces, i = append(pieces, text[i:end]), end
+	}
+	if want := []string{"I", "'LL", " ", "12", "34", "5", " ab", "12", " \r\n", " ", " c", "!\n\n", " ...", " \n \n", "  "}; !slices.Equal(pieces, want) {
+		t.Errorf("pieces %q, want %q", pieces, want)
+	}
+}
+
 // The tokens of any bytes decode to these bytes, and each piece has the tokens of the definition.
 func FuzzEncode(f *testing.F) {
 	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",

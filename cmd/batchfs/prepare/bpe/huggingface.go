@@ -107,8 +107,7 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: "+
-			"encode the text with tokenizers in Python, and mount the resulting tokens", cmp.Or(m.Type, "without a type"))
+		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: %s", cmp.Or(m.Type, "without a type"), encodeInPython(path))
 	case m.Dropout != 0:
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
 	case m.Prefix != "" || m.Suffix != "":
@@ -228,8 +227,8 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 			}
 			i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, s.Pattern.Regex) })
 			if i < 0 {
-				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not supported: only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen and Mistral NeMo are",
-					s.Pattern.Regex)
+				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, Mistral NeMo and nanochat: %s",
+					s.Pattern.Regex, encodeInPython(t.name))
 			}
 			t.expression = expressions[i]
 		case s.Type == "ByteLevel" && !bytes:
@@ -251,6 +250,16 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 		return errors.New("pre_tokenizer has no Split followed by a ByteLevel: only byte-level BPE is supported")
 	}
 	return nil
+}
+
+// encodeInPython suggests what to do with an unsupported tokenizer.json.
+func encodeInPython(path string) string {
+	return fmt.Sprintf(`encode the texts in Python instead:
+import batchfs, tokenizers
+tokenizer = tokenizers.Tokenizer.from_file(%q)
+with batchfs.writer("data", tokenizer=tokenizer) as out:
+    for text in texts:
+        out.add(tokenizer.encode(text).ids)`, path)
 }
 
 // byteAlphabet returns the characters that stand for bytes in tokenizer.json. Visible characters

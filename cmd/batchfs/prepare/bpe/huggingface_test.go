@@ -90,6 +90,7 @@ func TestRejectsHuggingFace(t *testing.T) {
 		"pre_tokenizer Metaspace":          pre(map[string]any{"type": "Metaspace"}),
 		"pre_tokenizer Digits":             pre(map[string]any{"type": "Digits"}, byteLevel),
 		`expression "\\w+"`:                pre(split(`\w+`, "Isolated"), byteLevel),
+		"out.add(tokenizer.encode(text)":   pre(split(`\w+`, "Isolated"), byteLevel),
 		`behavior "MergedWithNext"`:        pre(split(qwen2.patterns[0], "MergedWithNext"), byteLevel),
 		"add_prefix_space":                 pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
 		"use_regex after a Split":          pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),

@@ -63,10 +63,14 @@ var (
 	// In tiktoken's cl100k, white space at the end of a text is one piece.
 	cl100k = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, true) }, patterns: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
+		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 	}}
 	// Llama 3 uses an older cl100k, which splits such white space after its last newline.
 	llama3 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+	nanochat = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 2, false) }, patterns: []string{
+		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+`,
 	}}
 	qwen2 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 1, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
@@ -84,7 +88,7 @@ var (
 	}}
 )
 
-var expressions = []expression{gpt2, cl100k, llama3, qwen2, o200k, tekken}
+var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, o200k, tekken}
 
 // nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
