@@ -28,7 +28,8 @@ unless ``dtype="int64"`` is set. NumPy has no bfloat16, so such numbers appear a
 Every problem with data or the machine raises an `Error` whose text says what happened and what to do: `MountError` if there is no
 mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an argument is wrong. Data known to be wrong is an error, never a batch.
 
-`writer` makes token files from documents that a program has as ids, and `finish` joins those of several processes.
+`writer` makes token files from documents that a program has as ids, and `finish` joins those of several processes. `save_tokenizer`
+writes a tokenizer.json for ``batchfs prepare``.
 
 Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while its
 threads read, and the child may read too.
@@ -42,6 +43,7 @@ from ._pipe import Piped
 from ._mount import Mount, mount, open, split
 from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps
+from ._tokenizer import save_tokenizer
 from ._writer import Writer
 
 writer = Writer
@@ -61,6 +63,7 @@ __all__ = [
     "finish",
     "mount",
     "open",
+    "save_tokenizer",
     "split",
     "writer",
 ]

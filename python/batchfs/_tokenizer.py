@@ -1,13 +1,16 @@
-"""What the tokens of a tokenizer stand for."""
+"""What the tokens of a tokenizer stand for, and tokenizers as files."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ._program import ArgumentError
+from ._program import ArgumentError, PathLike
 
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -30,7 +33,7 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
         ArgumentError: the tokenizer is of another kind, or has no tokens.
     """
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # in a processor
-    packages = {base.__module__.partition(".")[0] for base in type(inner).__mro__}
+    packages = _packages(inner)
     found = None
     if "tiktoken" in packages:
         found = _tiktoken(inner)
@@ -61,6 +64,73 @@ def _transformers(tokenizer: Any) -> Vocabulary | None:
     else:
         return None
     return found._replace(name=str(tokenizer.name_or_path or "transformers"), eot=tokenizer.eos_token_id)
+
+
+def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
+    """Writes a tokenizer.json, from which prepare, view and the library tokenizers get the same tokens.
+
+        with open("tokenizer.pkl", "rb") as f:  # nanochat's
+            batchfs.save_tokenizer(pickle.load(f), "tokenizer.json")
+
+    Args:
+        tokenizer: a tiktoken.Encoding, or a tokenizer of tokenizers or transformers (a fast one), which is copied.
+        path: the file to write.
+
+    Raises:
+        ArgumentError: the tokenizer is of another kind.
+    """
+    packages = _packages(tokenizer)
+    if "tiktoken" in packages:
+        text = json.dumps(_from_tiktoken(tokenizer), ensure_ascii=False)
+    elif "tokenizers" in packages or hasattr(tokenizer, "backend_tokenizer"):
+        text = str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
+    else:
+        raise ArgumentError(f"tokenizer must be a tiktoken.Encoding, or one of tokenizers or a fast one of transformers (got a {type(tokenizer).__name__})")
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _packages(tokenizer: Any) -> set[str]:
+    return {base.__module__.partition(".")[0] for base in type(tokenizer).__mro__}
+
+
+def _from_tiktoken(encoding: Any) -> dict[str, Any]:
+    ranks: dict[bytes, int] = dict(sorted(encoding._mergeable_ranks.items(), key=itemgetter(1)))
+    special: dict[str, int] = dict(sorted(encoding._special_tokens.items(), key=itemgetter(1)))
+    vocab = {_alphabet_text(token): rank for token, rank in ranks.items()}
+    last = [_last_parts(token, ranks) for token in ranks]
+    merges = [[_alphabet_text(part) for part in parts] for parts in last if len(parts) == 2]
+    # The library ignores the ids of added tokens and numbers them from the size of vocab on, unless
+    # vocab has their names.
+    if [*vocab.values(), *special.values()] != [*range(len(vocab) + len(special))]:
+        vocab |= special
+    # It would repeat {1,3} in {1,3}+. At the end of an alternative, the match is the same without
+    # the possessive +.
+    pattern = re.sub(r"(\{\d+,\d+\})\+(?=\||$)", r"\1", encoding._pat_str)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    # Like tiktoken, the result drops text that the pattern does not match, and looks up whole
+    # pieces before it merges.
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": name, **flags} for name, i in special.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "decoder": level,
+        "model": {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges},
+    }
+
+
+def _last_parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """Returns the two parts that the last merge of a token joins, or more parts if no merges lead to the token."""
+    parts = [bytes([b]) for b in token]
+    while len(parts) > 2:
+        found = [ranks.get(a + b, math.inf) for a, b in zip(parts, parts[1:])]
+        if (first := min(found)) == math.inf:
+            break
+        i = found.index(first)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
 
 
 def _tiktoken(encoding: Any) -> Vocabulary:
@@ -128,6 +198,11 @@ def _alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _alphabet()
+_CHARACTERS = {b: character for character, b in _ALPHABET.items()}
+
+
+def _alphabet_text(token: bytes) -> str:
+    return "".join(_CHARACTERS[b] for b in token)
 
 
 def _alphabet_bytes(text: str) -> bytes:

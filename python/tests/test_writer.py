@@ -575,6 +575,43 @@ class TestTokenizers(Case):
             a, b = (json.loads((made / "vocab.json").read_text()) for made in (theirs, ours))
             self.assertEqual(a["token_bytes"], b["token_bytes"])
 
+    @unittest.skipUnless(installed("tokenizers") and installed("tiktoken"), "there is no tokenizers or tiktoken")
+    def test_saved_tokenizer(self) -> None:
+        tokenizers: Any = importlib.import_module("tokenizers")
+        tiktoken: Any = importlib.import_module("tiktoken")
+        published = Path(sys.prefix, "gpt35turbo.json")
+        tokens = vocabulary(tokenizers.Tokenizer.from_file(str(published))).tokens[:100_256] if published.exists() else [bytes([b]) for b in range(256)]
+        ranks = {token: i for i, token in enumerate(tokens)}
+        self.assertNotIn(b"zqxj", ranks)
+        whole = {b"zqxj": len(ranks)}  # no merge makes it
+        nanochat = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        cl100k = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+        parts = [*"aZ1٣²!_ \n\t中é'", "  ", "\r\n", "12345", "'S", "ſ", "e\u0301", " word", "zqxj", "zqxjz", "<|bos|>", "👍🏽"]
+        rng = random.Random(1)
+        texts = ["".join(rng.choices(parts, k=rng.randint(1, 60))) for _ in range(300)]
+        lines = self.root / "texts.jsonl"
+        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        path = self.root / "tokenizer.json"
+        for name, pattern, more, special in [("nanochat", nanochat, whole, {"<|user|>": len(ranks) + 2, "<|bos|>": len(ranks) + 1}), ("cl100k", cl100k, {}, {"<|bos|>": len(ranks) + 9})]:
+            with self.subTest(name):
+                encoding: Any = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks={**ranks, **more}, special_tokens=special)
+                batchfs.save_tokenizer(encoding, path)
+                loaded = tokenizers.Tokenizer.from_file(str(path))
+                self.assertEqual([loaded.token_to_id(named) for named in special], [*special.values()])
+                for text in texts:
+                    self.assertEqual(loaded.encode(text).ids, encoding.encode(text, allowed_special="all"))
+                run("prepare", str(lines), "--by", str(path), "--eot", "begin", "--eot-token", "<|bos|>", "--val", "0", "--force", "--out", str(self.data))
+                want = [i for text in texts for i in [special["<|bos|>"], *encoding.encode_ordinary(text)]]
+                self.assertEqual(np.fromfile(self.data / "train.bin", "<u4" if published.exists() else "<u2").tolist(), want)
+                copies = [loaded]
+                if installed("transformers"):
+                    transformers: Any = importlib.import_module("transformers")
+                    copies.append(transformers.PreTrainedTokenizerFast(tokenizer_object=loaded))
+                for copy in copies:
+                    batchfs.save_tokenizer(copy, path)
+                    self.assertEqual(tokenizers.Tokenizer.from_file(str(path)).encode(texts[0]).ids, encoding.encode(texts[0], allowed_special="all"))
+        self.refused("got a Case", lambda: batchfs.save_tokenizer(Case(), path), batchfs.ArgumentError)
+
     @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
     def test_another_tokenizer(self) -> None:
         """Shards are joined only if equal texts have equal tokens in all of them."""
