@@ -19,8 +19,8 @@ type outputFormat struct {
 	maxTokens int64 // limit of a shard; 0 for none
 
 	// endsFile names the file that records where a shard's documents end, in tokens, as 64-bit
-	// numbers. finish writes the other files of a shard. If a format has it, shards consist of
-	// whole documents.
+	// numbers. finish writes the other files of a shard. If a format has it, each shard ends with a
+	// document.
 	endsFile func(name string) string
 	finish   func(dir *os.Root, name string, s shardInfo) error
 }

@@ -117,7 +117,8 @@ func (o *options) register(cmd *cobra.Command) {
 	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
 	f.StringVar(&o.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
-	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c)")
+	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c). "+
+		"If --eot is begin, and in the formats megatron and datatrove, a shard ends with the document that reaches it")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
 }

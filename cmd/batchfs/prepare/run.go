@@ -159,6 +159,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		return err
 	}
 	out := &outputOptions{dir: w.dir, format: outputFormats[o.Format], width: c.width, maxTokens: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
+	out.wholeDocuments = c.eotBegins || out.format.finish != nil
 	var written [len(splits)]*split
 	for i := range splits {
 		written[i] = &split{outputOptions: out, name: splits[i], splitState: s.Splits[i]}

@@ -153,6 +153,24 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
+// With --eot begin, each shard begins with the token.
+func TestPrepareShardsBeginDocuments(t *testing.T) {
+	useSmallChunks(t, 4<<10, 1<<20)
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(100, 300))})
+	for format, header := range map[string]int{"headerless": 0, "llm.c": 1024, "npy": 128, "megatron": 0, "datatrove": 0} {
+		prepared(t, "a.jsonl --by pairs --val 0 --eot begin --shard-tokens 4000 --force --out out --format "+format)
+		shards := readManifest(t).Splits["train"].Shards
+		for _, shard := range shards {
+			if begin := filesOf(t, "out")[shard.Name][header:][:2]; begin != "\x00\x01" {
+				t.Errorf("%s: %s begins with %x", format, shard.Name, begin)
+			}
+		}
+		if len(shards) < 2 {
+			t.Errorf("%s: %d shards", format, len(shards))
+		}
+	}
+}
+
 // A run that is repeatedly interrupted and continued writes the same files as an uninterrupted one,
 // with any number of processors.
 func TestPrepareGoesOn(t *testing.T) {

@@ -23,6 +23,8 @@ type outputOptions struct {
 	maxTokens int64 // per shard; 0 for a single shard
 	masked    bool
 	tokenizer string
+
+	wholeDocuments bool // whether each shard ends with a document
 }
 
 // A split writes the shards of train or val, one after the other. It belongs to one goroutine.
@@ -101,7 +103,7 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 		all := int64(len(e.tokens) / s.width)
 		n, full := all, false
 		if room := s.maxTokens - s.Tokens; s.maxTokens > 0 {
-			if s.format.finish == nil {
+			if !s.wholeDocuments {
 				n, full = min(all, room), room <= all
 			} else if i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room }); i >= 0 {
 				n, full = e.ends[i], true
