@@ -105,7 +105,7 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
 	}
-	return w.encodeDocument(ch, []maskedText{{valid, w.fields[0].mask}})
+	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.fields[0].mask}})
 }
 
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
@@ -124,7 +124,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 		}
 		texts, err := w.extractTexts(nil, line)
 		if err == nil {
-			err = w.encodeDocument(ch, texts)
+			err = w.encodeDocument(ch, piece.in, texts)
 		}
 		if err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
@@ -133,8 +133,8 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// encodeDocument encodes a document unless it has no text.
-func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
+// encodeDocument encodes a document of an input unless it has no text.
+func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
@@ -143,7 +143,7 @@ func (w *encodeWorker) encodeDocument(ch *chunk, texts []maskedText) error {
 		return nil
 	}
 	out := &ch.encoded[0]
-	if w.inVal(beginning) {
+	if in.val || w.inVal(beginning) {
 		out = &ch.encoded[1]
 	}
 	w.beginDocument(out)

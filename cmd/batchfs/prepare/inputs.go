@@ -43,6 +43,7 @@ type input struct {
 	path   string
 	format inputFormat
 	info   fs.FileInfo // state when the input was found; nil for standard input
+	val    bool        // whether all of it belongs to val
 }
 
 // readableOnce reports whether the input can be read only once, like a pipe.
@@ -208,6 +209,29 @@ func included(path string, patterns []string) bool {
 		}
 		return doublestar.PathMatchUnvalidated(pattern, path)
 	})
+}
+
+// chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.
+func chooseValFiles(inputs []*input, pattern string) error {
+	if pattern == "" {
+		return nil
+	}
+	if !doublestar.ValidatePathPattern(pattern) {
+		return fmt.Errorf("--val-files %s: %w", pattern, doublestar.ErrBadPattern)
+	}
+	chosen := 0
+	for _, in := range inputs {
+		if in.val = included(in.path, []string{pattern}); in.val {
+			chosen++
+		}
+	}
+	switch chosen {
+	case 0:
+		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].path)
+	case len(inputs):
+		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
+	}
+	return nil
 }
 
 // digestInputs returns a hash of the names, formats and sizes of inputs, and of their modification

@@ -30,6 +30,7 @@ type settings struct {
 	EOT         string      `json:"eot"`
 	EOTToken    string      `json:"eot_token"`
 	Val         float64     `json:"val"`
+	ValFiles    string      `json:"val_files,omitempty"`
 	Format      string      `json:"format"`
 	ShardTokens int64       `json:"shard_tokens"`
 }
@@ -77,7 +78,8 @@ names get mask 0. If several FIELDs name the same text, the first one counts.
 
 Documents are assigned to val by a hash of the beginning of their text, so adding
 files moves no document between train and val. A single text file is divided
-instead: val is its end.
+instead: val is its end. With --val-files, val has all documents of the files
+whose paths match the GLOB, or whose names match if it has no slash.
 
 FILE.index, next to each token file, records where its documents end.
 
@@ -116,11 +118,13 @@ func (o *options) register(cmd *cobra.Command) {
 	f.StringVar(&o.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
 	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
+	f.StringVar(&o.ValFiles, "val-files", "", "put the files that match this `GLOB` into val, and all others into train, such as 'shard_06542.parquet'")
 	f.StringVar(&o.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
 	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c). "+
 		"If --eot is begin, and in the formats megatron and datatrove, a shard ends with the document that reaches it")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
+	cmd.MarkFlagsMutuallyExclusive("val", "val-files")
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
@@ -138,7 +142,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	o.printTokens(c)
 	inputs, err := findInputs(args, o.include, o.As)
 	if err == nil {
-		err = o.checkInputs(inputs, c)
+		err = cmp.Or(chooseValFiles(inputs, o.ValFiles), o.checkInputs(inputs, c))
 	}
 	if err != nil {
 		return err
@@ -177,6 +181,9 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 
 // newEncodeOptions checks the options and returns those for encoding.
 func (o *options) newEncodeOptions() (*encodeOptions, error) {
+	if o.ValFiles != "" {
+		o.Val = 0
+	}
 	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
 		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
 	_, known := outputFormats[o.Format]

@@ -174,7 +174,7 @@ func (r *reader) readText(s *stream, pos position) error {
 			return err
 		}
 		if !lines && !pos.Within {
-			pos.Val = r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
+			pos.Val = s.in.val || r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
 		}
 		n := len(r.buf)
 		switch {

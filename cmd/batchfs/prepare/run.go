@@ -192,7 +192,11 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 			sums[i].Documents += shard.Documents
 		}
 	}
-	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
+	switch train, val := sums[0], sums[1]; {
+	case o.ValFiles != "" && (train.Tokens == 0 || val.Tokens == 0):
+		w.hasCheckpoint = false
+		return fmt.Errorf("--val-files %s: leaves %d tokens for train and %d for val: use another pattern", o.ValFiles, train.Tokens, val.Tokens)
+	case train.Tokens == 0 || val.Tokens == 0 && o.Val > 0:
 		w.hasCheckpoint = false
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: "+
 			"add documents, or use a larger --val, or --val 0 for no val",

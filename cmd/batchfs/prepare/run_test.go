@@ -171,6 +171,35 @@ func TestPrepareShardsBeginDocuments(t *testing.T) {
 	}
 }
 
+// val has exactly the documents of the files that --val-files matches.
+func TestPrepareValFiles(t *testing.T) {
+	writeFilesHere(t, map[string]string{"d/a.jsonl": lines([]string{"A", "B"}), "d/b.parquet": parquetOf(t, []string{"C", "D"}), "d/c": "E", "e/c": "F", "empty": ""})
+	for pattern, want := range map[string][2]string{
+		"c":            {"A|B|C|D|", "E|F|"},
+		"d/c":          {"A|B|C|D|F|", "E|"},
+		"*.{jsonl,p*}": {"E|F|", "A|B|C|D|"},
+		"b.parquet":    {"A|B|E|F|", "C|D|"},
+	} {
+		prepared(t, "d e --by pairs --force --out out --val-files "+pattern)
+		for i, name := range splits {
+			if got := strings.ReplaceAll(decoded(readManifest(t), readTokens(t, "out/"+name+".bin")), "<|endoftext|>", "|"); got != want[i] {
+				t.Errorf("%s: %s has %s, want %s", pattern, name, got, want[i])
+			}
+		}
+	}
+	for args, want := range map[string]string{
+		"--val-files a.json":        "--val-files a.json: matches no input",
+		"--val-files **":            "--val-files **: matches all inputs and leaves none for train",
+		"--val-files [":             "--val-files [: syntax error in pattern",
+		"--val-files c --val 0.1":   "[val val-files] were all set",
+		"--val-files empty --force": "--val-files empty: leaves 12 tokens for train and 0 for val",
+	} {
+		wantError(t, "d e empty --by pairs --out out "+args, want)
+	}
+	prepared(t, "d e --by pairs --force --out out --val-files c")
+	wantError(t, "d e --by pairs --out out --val-files b.parquet", ": already exists")
+}
+
 // A run that is repeatedly interrupted and continued writes the same files as an uninterrupted one,
 // with any number of processors.
 func TestPrepareGoesOn(t *testing.T) {
@@ -181,7 +210,7 @@ func TestPrepareGoesOn(t *testing.T) {
 		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
 	})
 	for _, args := range []string{
-		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
+		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron --val-files b.parquet",
 		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,meta.body:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
 	} {
 		os.RemoveAll("want")
