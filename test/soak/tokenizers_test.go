@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
@@ -42,7 +44,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	dir := tokenizers(t)
 	// The run for gpt4o is shorter, because Hugging Face's library takes quadratic time for the
 	// regular expression of that tokenizer.
-	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
+	for name, run := range map[string]int{"llama3_2": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
 			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
@@ -51,25 +53,130 @@ func TestTokensOfTokenizers(t *testing.T) {
 	}
 }
 
-// Conversations in public chat templates get the tokens of the whole rendered text, and a mask on
-// exactly the assistant's turns.
-func TestTokensOfChats(t *testing.T) {
+// Conversations in published chat templates get the tokens of the whole rendered text, and a mask
+// on exactly what the assistant generates. A model trains on them.
+func TestChats(t *testing.T) {
 	e2e.SkipIfShort(t)
-	dir := tokenizers(t)
-	n := e2e.NormalOrSoak(1000, 10_000)
-	for _, name := range []string{"llama3_1", "qwen3", "mistral_nemo"} {
-		t.Run(name, func(t *testing.T) {
-			out, tokenizer := t.TempDir(), filepath.Join(dir, name+".json")
-			e2e.Run(t, filepath.Join(dir, "bin/python"), "clients/chat.py", tokenizer, filepath.Join(dir, name+".config.json"), fmt.Sprint(n), out)
-			e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(out, "chat.jsonl"), "--by", tokenizer, "--special", "--eot", "none", "--val", "0",
-				"--mask", "turns[role=assistant].text:1", "--out", filepath.Join(out, "data"))
-			for _, file := range []string{"train.bin", "train.mask.bin", "train.bin.index"} {
-				got, want := e2e.Content(t, filepath.Join(out, "data", file)), e2e.Content(t, filepath.Join(out, "want", file))
-				if !bytes.Equal(got, want) {
-					t.Errorf("%s: %d bytes, want the %d bytes of tokenizers", file, len(got), len(want))
-				}
+	for family, name := range map[string]string{"llama": "llama3_2", "qwen": "qwen3", "mistral": "mistral_nemo", "chatml": "qwen3"} {
+		t.Run(family, func(t *testing.T) {
+			chats := makeChats(t, family, name)
+			said := e2e.Must(chats.prepare(t, chats.file).Output())(t)
+			chats.check(t)
+			ones := bytes.Count(e2e.Content(t, filepath.Join(chats.data, "train.mask.bin")), []byte{1})
+			if !regexp.MustCompile(fmt.Sprintf(`(?m)^assistant +\d+ +%d$`, ones)).MatchString(strings.ReplaceAll(string(said), ",", "")) {
+				t.Errorf("it said %s, want %d tokens of the assistant to be trained on", said, ones)
 			}
+			t.Run("train", func(t *testing.T) {
+				e2e.NeedFUSE(t)
+				e2e.NeedPython(t, "torch")
+				m := e2e.Mount(t, "--data", chats.data, "--set", "splits.train.rows=packed", "--set", "splits.train.dtype=int64",
+					"--set", "splits.train.batch_size=4", "--set", "splits.train.block_size=64")
+				cmd := e2e.Command(t, e2e.Python, "-c", trainOnChats, m.Path("train"))
+				cmd.Env = append(os.Environ(), "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1")
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			})
 		})
+	}
+}
+
+// chatML is a template that tells what the assistant generates.
+const chatML = `{% for message in messages %}{{ "<|im_start|>" + message.role + "\n" }}{% if message.role == "assistant" -%}
+{% generation %}{{ message.content + "<|im_end|>" }}{% endgeneration %}{% else %}{{ message.content + "<|im_end|>" }}{% endif %}{{ "\n" }}{% endfor %}`
+
+const trainOnChats = `
+import sys, torch, batchfs
+train = batchfs.split(sys.argv[1], order="shuffle")
+vocab = train.info["vocab_size"]
+model = torch.nn.Sequential(torch.nn.Embedding(vocab, 8), torch.nn.Linear(8, vocab))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+losses = []
+for _, batch in train.torch(stop=20):
+    x, y = (batch[name][batch["mask"] == 1] for name in "xy")
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+assert len(losses) == 20 and sum(losses[10:]) < sum(losses[:10]), losses
+`
+
+// A run that stops at a wrong line resumes to the same bytes. In a soak, so does one that is
+// killed.
+func TestInterruptedChats(t *testing.T) {
+	e2e.SkipIfShort(t)
+	chats := makeChats(t, "qwen", "qwen3")
+	lines := strings.SplitAfter(string(e2e.Content(t, chats.file)), "\n")
+	lines[len(lines)/2] = "{\n"
+	wrong := e2e.Write(t, filepath.Join(t.TempDir(), "wrong.jsonl"), strings.Join(lines, ""))
+	out, _ := chats.prepare(t, wrong).CombinedOutput()
+	if want := fmt.Sprintf("wrong.jsonl, line %d: ", len(lines)/2+1); !strings.Contains(string(out), want) {
+		t.Errorf("it said %s, want %q", out, want)
+	}
+	begin := time.Now()
+	out = e2e.Must(chats.prepare(t, chats.file, "--resume").Output())(t)
+	if !strings.Contains(string(out), "before the resume are not counted") {
+		t.Errorf("it began again: %s", out)
+	}
+	chats.check(t)
+
+	random := rand.New(rand.NewPCG(1, 2))
+	took := time.Since(begin)
+	exists := func(name string) bool {
+		_, err := os.Stat(filepath.Join(chats.data, name))
+		return err == nil
+	}
+	for kills := 0; e2e.InSoak() && kills < 20; {
+		if exists("vocab.json") && !exists(".prepare") { // it is complete
+			chats.check(t)
+			e2e.NoError(t, os.RemoveAll(chats.data))
+		}
+		cmd := chats.prepare(t, chats.file, "--resume")
+		e2e.NoError(t, cmd.Start())
+		// Python imports its libraries in the first half.
+		kill := time.AfterFunc(took/2+time.Duration(random.Int64N(int64(took))), func() { cmd.Process.Kill() })
+		if cmd.Wait() != nil {
+			kills++
+		}
+		kill.Stop()
+	}
+}
+
+// chats are conversations, and what examples/prepare_chat.py must make of them.
+type chats struct {
+	python, model string
+	file          string
+	data          string // the directory to make
+	want          string // a directory with the files that data must have
+}
+
+func makeChats(t *testing.T, family, name string) *chats {
+	t.Helper()
+	dir, model, out := tokenizers(t), t.TempDir(), t.TempDir()
+	for file, suffix := range map[string]string{"tokenizer.json": ".json", "tokenizer_config.json": ".config.json"} {
+		e2e.NoError(t, os.Symlink(filepath.Join(dir, name+suffix), filepath.Join(model, file)))
+	}
+	if family == "chatml" {
+		e2e.Write(t, filepath.Join(model, "chat_template.jinja"), chatML)
+	}
+	python := filepath.Join(dir, "bin/python")
+	e2e.Run(t, python, "clients/chat.py", family, model, fmt.Sprint(e2e.NormalOrSoak(50, 1000)), out)
+	return &chats{python, model, filepath.Join(out, "chat.jsonl"), filepath.Join(out, "data"), filepath.Join(out, "want")}
+}
+
+func (c *chats) prepare(t *testing.T, file string, flags ...string) *exec.Cmd {
+	cmd := e2e.Command(t, c.python, append([]string{"../examples/prepare_chat.py", file, "--tokenizer", c.model, "--out", c.data}, flags...)...)
+	cmd.Env = append(os.Environ(), "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1")
+	return cmd
+}
+
+func (c *chats) check(t *testing.T) {
+	t.Helper()
+	for _, file := range []string{"train.bin", "train.mask.bin", "train.bin.index"} {
+		if got, want := e2e.Content(t, filepath.Join(c.data, file)), e2e.Content(t, filepath.Join(c.want, file)); !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, want the %d bytes that were found independently", file, len(got), len(want))
+		}
 	}
 }
 
