@@ -156,7 +156,7 @@ with batchfs.writer(args.out, tokenizer=tokenizer, val=args.val, resume=args.res
             except Exception as e:  # a template may raise anything
                 sys.exit(f"{path}, line {number}: {type(e).__name__}: {e}. Correct or remove it, then continue with --resume")
 
-print(f"{added} conversations; {skipped} without a turn of the assistant were skipped")
+print(f"{added} conversations; {skipped} without an assistant turn were skipped")
 if resumed:
     print(f"the {resumed} conversations before the resume are not counted below")
 print(f"{'role':12} {'tokens':>14} {'trained on':>14}")

@@ -32,7 +32,7 @@ func doctorCommand() *cobra.Command {
 fix. Doctor changes nothing, and never waits for a mount that hangs.
 
 With a configuration, doctor also checks its token files and its mountpoint, or
-MOUNTPOINT. If a batchfs is mounted there, doctor checks that the user who mounted
+MOUNTPOINT. If there is a batchfs mount there, doctor checks that the user who made
 it can read the token files, and that they have not changed since.
 
 With --mounted, doctor checks only the mount at MOUNTPOINT, and fails if nothing is

@@ -19,8 +19,8 @@ func unmountCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "unmount MOUNTPOINT",
-		Short: "Unmount a batchfs and wait for its processes to end",
-		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. If a process
+		Short: "Unmount a batchfs mount and wait for its processes to end",
+		Long: `Unmount the batchfs mount at MOUNTPOINT and wait for its processes to end. If a process
 has files open there, batchfs unmounts nothing and lists these processes. With
 --force it unmounts anyway, and they get errors. A mount whose processes have died
 is always unmounted. Other file systems are never unmounted.

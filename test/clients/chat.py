@@ -2,7 +2,7 @@
 
 DIR/chat.jsonl has N conversations for the chat template of MODEL, a directory with tokenizer.json,
 tokenizer_config.json and perhaps chat_template.jinja. DIR/want has the tokens of each conversation
-that has a turn of the assistant (train.bin), a mask that is 1 for those that the assistant generates
+that has an assistant turn (train.bin), a mask that is 1 for those that the assistant generates
 (train.mask.bin), and the ends of conversations (train.bin.index). The mask is found by the special
 tokens of the FAMILY.
 """
@@ -88,7 +88,7 @@ def ids(text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-# The header of a turn of the assistant, what else the generation prompt may have, and what ends it.
+# The header of an assistant turn, what else the generation prompt may have, and what ends it.
 FAMILIES = {
     "llama": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>"),
     "gemma": ("<start_of_turn>model\n", "", "<end_of_turn>"),

@@ -39,7 +39,7 @@ func Command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure how long a trainer waits for batches, next to loaders in its own process",
+		Short: "Measure how long a trainer waits for batches, compared with loaders in its own process",
 		Long: `Measure how long a trainer on this host waits for each batch. Bench reads a mount in
 three ways, and compares them with three loaders that need no mount: nanoGPT's
 get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader. They
@@ -48,7 +48,7 @@ what to change. Bench takes a minute or two. The Python interpreter must have Nu
 and should have PyTorch.
 
 Only ratios within one run are meaningful. Don't compare numbers from different runs,
-and run nothing else meanwhile.`,
+and run nothing else in the meantime.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json
   batchfs bench --memory --plot memory.svg
@@ -73,7 +73,7 @@ and run nothing else meanwhile.`,
 	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; can be repeated")
 	cmd.Flags().BoolVar(&o.memory, "memory", false, "measure resident memory and page cache as batches are read")
 	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, the number of batches that each loader reads")
-	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), next to Python's tiktoken")
+	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), compared with Python's tiktoken")
 	cmd.Flags().Lookup("tokenize").NoOptDefVal = "/usr/share"
 	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "with --memory, draw charts to this `file`, .svg or .png")
