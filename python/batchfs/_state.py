@@ -65,7 +65,7 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
     if rest:
         words = ", ".join(_changes({key: now[key] for key in ("batch_size", "world")}, then))
         raise Error(
-            f"the next row of the state, {row}, is inside a batch: {words}. Let batch_size times world divide {row}, or continue on purpose: steps({step}) repeats "
+            f"the next row of the state, {row}, is inside a batch: {words}; let batch_size times world divide {row}, or continue on purpose: steps({step}) repeats "
             f"{rest} rows, and steps({step + 1}) skips {rows_now - rest}"
         )
     return integer("the step that continues the state", step, 0, MAX_BATCHES)
@@ -90,6 +90,6 @@ def _refuse(info: dict[str, Any], step: int, changes: Iterable[str]) -> None:
     """Raises an Error if there are changes."""
     if words := ", ".join(changes):
         raise Error(
-            f"the state does not fit {info['split']}: {words}. Mount the tokens and settings that the run began with, or continue with "
+            f"the state does not fit {info['split']}: {words}; mount the tokens and settings that the run began with, or continue with "
             f"other rows on purpose: steps({step})"
         )
