@@ -16,6 +16,9 @@
 #                compares all bytes with a reference, checks times and memory, and fuzzes
 # make bench-compare REF=HEAD~1   compares the processor time of a batch with another commit, on an idle
 #                machine: run it before merging a change of fs, sampler or cache
+# make compare-nanochat NANOCHAT=clone   compares nanochat's data loader with examples/nanochat, on an
+#                idle machine: speed, tokens that are used, and rows after a resume. PYTHON needs what
+#                nanochat does
 # make page      checks the page of batchfs view in a headless browser; PICTURES=DIR keeps pictures
 # make pictures  draws README's table of speed as bars, and batchfs top with a mount on /mnt/batches
 
@@ -51,7 +54,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare wheel recipes release packages
+.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare compare-nanochat wheel recipes release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux.
 build:
@@ -131,6 +134,11 @@ bench-compare:
 	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src; rm -rf $$dir' EXIT && \
 	git worktree add -q --detach $$dir/src $(REF) && go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && \
 	BATCHFS_REF=$$dir/ref go test ./test/soak -run '^TestCompare$$' -v -count=1
+
+compare-nanochat:
+	@test -n "$(NANOCHAT)" || { echo "where is nanochat? make compare-nanochat NANOCHAT=clone" >&2; exit 1; }
+	@$(MAKE) --no-print-directory build
+	PYTHONPATH=python BATCHFS_PROGRAM=$(CURDIR)/batchfs "$$(.ci/python)" examples/nanochat/compare.py $(NANOCHAT)
 
 wheel:
 	python3 python/wheel.py
