@@ -14,8 +14,8 @@ import (
 func listCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the mounts of this machine",
-		Long: `List every batchfs mount of this machine, in any state. A mount that hangs does not
+		Short: "List the mounts on this machine",
+		Long: `List every batchfs mount on this machine, in any state. A mount that hangs does not
 delay the list, because no mount is accessed.`,
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,

@@ -646,7 +646,7 @@ class TestProcesses(Case):
     @unittest.skipUnless(has_torchdata, "no torchdata")
     def test_stateful_workers(self) -> None:
         """Another loader resumes a loop that ended early. Every loop of one loader begins at the same step."""
-        importlib.import_module("torch.utils.data")  # steps register as a dataset only if it is there
+        importlib.import_module("torch.utils.data")  # steps register with it only if it is there
         fork = {"multiprocessing_context": "fork"}
         ways: list[dict[str, Any]] = [{}, {"num_workers": 1, **fork}, {"num_workers": 2, **fork}]
         ways += [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5, **fork}]
