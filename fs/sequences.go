@@ -362,7 +362,7 @@ func (t *sequenceTable) recordError(number int, id uint64, err string) (name str
 	return seq.Name()
 }
 
-var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings no longer suit the tokens (%w)", syscall.ESTALE)
+var errForgotten = fmt.Errorf("batchfs has forgotten the file, or its settings no longer suit the tokens (%w)", syscall.ESTALE)
 
 // isSettings reports whether a name consists of settings. No split or file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
