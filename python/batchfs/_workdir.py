@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 import weakref
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ State: TypeAlias = "dict[str, Any]"
 WORK = ".prepare"
 WRITER_STATE, FINISH_STATE = ".writer.json", ".finish.json"
 _KEYS = {WRITER_STATE: {"settings", "arrays", "splits", "moves"}, FINISH_STATE: {"writer", "moves"}}
+_LOCK_LIMIT = 2.0  # seconds: a writer of a shard that ends locks out the others for a moment
 SHARD = re.compile(r"shard_(\d+)_of_(\d+)")
 _TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index)")
 _WRITER_FILE = re.compile(rf"{SHARD.pattern}|{_TOKEN_FILE.pattern}|\.(writer|finish)\.json(\.new)?")
@@ -81,14 +83,22 @@ def _open(path: str, operation: int) -> int:
                 raise Error(f"{path} belongs to an unfinished batchfs prepare: run that command again, or remove the directory")
             if foreign := [name for name in entries if not _WRITER_FILE.fullmatch(name)]:
                 raise Error(f"{path} contains {foreign[0]}, which batchfs did not create: remove the directory, or choose another")
-            try:
-                fcntl.flock(fd, operation | fcntl.LOCK_NB)
-            except BlockingIOError as e:
-                raise Error(f"{path}: another batchfs.writer or batchfs prepare is running there: wait until it has ended") from e
+            _lock(path, fd, operation)
             if os.path.samestat(os.stat(path), status):
                 os.fchmod(fd, 0o700)
                 on_error.pop_all()
                 return fd
+
+
+def _lock(path: str, fd: int, operation: int) -> None:
+    deadline = time.monotonic() + _LOCK_LIMIT
+    while True:
+        try:
+            return fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            if time.monotonic() > deadline:
+                raise Error(f"{path}: another batchfs.writer or batchfs prepare is running there: wait until it has ended") from e
+        time.sleep(0.005)
 
 
 def _unlock(path: str, fd: int, pid: int) -> None:

@@ -297,9 +297,10 @@ class TestRefused(Case):
         _, why = run_program("prepare", str(text), "--val", "0", "--out", str(self.data))
         self.assertIn("another batchfs prepare or batchfs.writer is running", why)
         out.add([1])
-        context = multiprocessing.get_context("fork")
-        with context.Pool(1) as pool:
-            self.refused("belongs to process", lambda: pool.apply(out.add, ([1],)))
+        child = multiprocessing.get_context("fork").Process(target=self.refused, args=("belongs to process", lambda: out.add([1])))
+        child.start()
+        child.join(300)
+        self.assertEqual(child.exitcode, 0)
         out.close()
 
     def test_not_closed(self) -> None:
