@@ -41,7 +41,7 @@ def document(i: int) -> list[int]:
 
 def arrays(i: int) -> dict[str, Any]:
     n = len(document(i))
-    return {"mask": [k % 2 == i % 2 for k in range(n)], "logits": np.reshape(np.arange(3 * n, dtype=np.float16), (n, 3)) + i}
+    return {"mask": [k % 2 == i % 2 for k in range(n)], "logits": np.reshape(np.arange(i, i + 3 * n).astype(np.float16), (n, 3))}
 
 
 def files(directory: Path) -> dict[str, bytes]:
