@@ -95,9 +95,15 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	}
 	if q.BOS != nil {
 		all["bos"] = q.BOS
-	} else if q.Ends == sampler.EndsByToken || ofSegments {
+	} else if dependsOnEOT(q) {
 		all["eot"] = q.EOT
 	}
+}
+
+// dependsOnEOT reports whether eot decides where documents end, or what fills a row.
+func dependsOnEOT(q *sampler.Sequence) bool {
+	pads := q.Rows != sampler.Windows && q.BOS == nil
+	return pads || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets)
 }
 
 // rowSettings returns everything that decides the rows of a run, except batch_size and world, as
@@ -125,7 +131,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	} else if q.Order != sampler.Sequential {
 		all["seed"] = q.Seed
 	}
-	if ofSegments := q.Rows != sampler.Windows; ofSegments && q.BOS == nil || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets) {
+	if dependsOnEOT(q) {
 		all["eot"] = int64(q.EOT)
 	}
 	if q.MaskTargets {
