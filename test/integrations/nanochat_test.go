@@ -1,7 +1,6 @@
 package integrations
 
 import (
-	"os"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -12,9 +11,5 @@ func TestNanochat(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	e2e.NeedPython(t, "torch")
-	cmd := e2e.Command(t, e2e.Python, "clients/nanochat.py", "-v")
-	cmd.Env = append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	e2e.Run(t, "env", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "clients/nanochat.py", "-v")
 }

@@ -1,7 +1,6 @@
 package integrations
 
 import (
-	"os"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -12,9 +11,6 @@ import (
 func TestTorchtitan(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedPython(t, "torch")
-	cmd := e2e.Command(t, e2e.Python, "clients/torchtitan_train.py", t.TempDir())
-	cmd.Env = append(os.Environ(), "PYTHONPATH=../python", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	e2e.Run(t, "env", "PYTHONPATH=../python", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1",
+		e2e.Python, "clients/torchtitan_train.py", t.TempDir())
 }

@@ -71,11 +71,7 @@ func TestChats(t *testing.T) {
 				e2e.NeedPython(t, "torch")
 				m := e2e.Mount(t, "--data", chats.data, "--set", "splits.train.rows=packed", "--set", "splits.train.dtype=int64",
 					"--set", "splits.train.batch_size=4", "--set", "splits.train.block_size=64")
-				cmd := e2e.Command(t, e2e.Python, "-c", trainOnChats, m.Path("train"))
-				cmd.Env = append(os.Environ(), "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1")
-				if out, err := cmd.CombinedOutput(); err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				e2e.Run(t, "env", "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "-c", trainOnChats, m.Path("train"))
 			})
 		})
 	}
