@@ -15,7 +15,7 @@ import (
 type Segment struct {
 	Start    int64 // position in the source of the first token
 	Len      int   // tokens
-	At       int   // where it begins in the row, in tokens
+	At       int   // offset in the row, in tokens
 	Document int64 // number in the source; -1: unknown
 	Inserted bool  // whether a row has BOS instead of the token at Start
 }

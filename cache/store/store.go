@@ -38,7 +38,7 @@ type Options struct {
 	PathStyle bool   // whether URLs have the bucket in their path, not in the host name
 	Anonymous bool   // whether requests have no credentials
 
-	Timeout time.Duration // timeout of a reader, which gets an error after three quarters of it
+	Timeout time.Duration // a reader's timeout; retries end after three quarters of it
 	Counts  *counts.Store // nil: the client has its own
 }
 

@@ -32,7 +32,7 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
     Raises:
         ArgumentError: the tokenizer is of another kind, or has no tokens.
     """
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # in a processor
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
     packages = _packages(inner)
     found = None
     if "tiktoken" in packages:
@@ -69,7 +69,7 @@ def _transformers(tokenizer: Any) -> Vocabulary | None:
 def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
     """Writes a tokenizer.json, from which prepare, view and the library tokenizers get the same tokens.
 
-        with open("tokenizer.pkl", "rb") as f:  # nanochat's
+        with open("tokenizer.pkl", "rb") as f:  # nanochat saves it there
             batchfs.save_tokenizer(pickle.load(f), "tokenizer.json")
 
     Args:

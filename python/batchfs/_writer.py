@@ -30,7 +30,7 @@ _OWN_ARRAYS = "x y tokens rows cu_seqlens positions lengths source".split()
 _ARRAY_NAME = re.compile(f"(?!({'|'.join(_OWN_ARRAYS)})$)[a-z0-9_]{{1,32}}")
 # The file train.NAME.bin of an array with such a name would have the name of a token file.
 _SPLIT_NAME = re.compile("((.*_)?(train|val)(_*(of)?_*[0-9]+)*|(_*(of)?_*[0-9]+)+)((_text|_content)?_(document|sentence))?")
-_BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])  # NumPy has none
+_BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])  # NumPy has no such dtype
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
 
 _BUFFER = 8 << 20  # bytes
@@ -168,7 +168,7 @@ class Writer:
             raise self._wrong(f"has split={split!r}: must be 'train' or 'val'")
         if not self._columns:
             self._columns, self._state["arrays"] = columns, {c.name: [_dtype_name(c.dtype), c.shape] for c in columns[1:]}
-        self._state["moves"] = None  # a complete shard that continues
+        self._state["moves"] = None  # from now on, a complete shard is not complete
         self._splits[split].pending.append(values)
         self.documents += 1
         self._buffered += sum(value.nbytes for value in values) + _OVERHEAD
@@ -249,7 +249,7 @@ class Writer:
             array: Any = np.asarray(value)
         except (TypeError, ValueError) as e:
             raise self._wrong(f"has {name} that NumPy cannot represent: {e}") from e
-        return array.view(_BFLOAT16) if str(array.dtype) == "bfloat16" else array  # JAX's
+        return array.view(_BFLOAT16) if str(array.dtype) == "bfloat16" else array  # from JAX
 
     def _element(self, name: str, value: Any) -> list[Any]:
         """Returns the dtype and the shape of an element of an array of the first document."""
@@ -330,7 +330,7 @@ class _Column(NamedTuple):
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # of an element
+    shape: tuple[int, ...]  # axes of an element
 
     def file(self, stem: str) -> str:
         return f"{stem}.{self.name}.bin" if self.name else f"{stem}.bin"
@@ -347,7 +347,7 @@ class _Split:
     def __init__(self, work: WorkDirectory, name: str, numbered: bool, limit: int | None, eot: int | None, state: State) -> None:
         self.work, self.name, self.numbered, self.limit, self.eot, self.state = work, name, numbered, limit, eot, state
         self.pending: list[list[Array]] = []
-        self.files: list[FileIO] = []  # of each column, and the document index
+        self.files: list[FileIO] = []  # one per column, then the document index
 
     def _stem(self) -> str:
         return f"{self.name}_{len(self.state['shards']) + 1:06d}" if self.numbered else self.name

@@ -139,8 +139,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// strikeWorkers strikes at least least times, with pauses of at most apart, and in a soak for at
-// least the time lasts. The processes must not grow meanwhile.
+// strikeWorkers strikes until it has done so least times and, in a soak, for the duration lasts. It
+// pauses for at most apart between strikes. In a soak, it fails the test if the processes grow.
 func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
 	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB

@@ -81,7 +81,7 @@ const (
 )
 
 // AddFile reads a file, or samples of a large one. It shows progress on stderr. If only the index
-// of documents is wrong, it adds the file nevertheless, and returns an error.
+// of documents is wrong, it still adds the file, and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary
