@@ -254,6 +254,18 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// The reason of a process that refuses is reported even if its end is noticed before its message.
+func TestRefusalBehindTheEnd(t *testing.T) {
+	r := newTestRun(t, "refuse")
+	p, err := r.startProcess(true)
+	noError(t, err)
+	<-p.ended
+	r.standby = p
+	if err := r.processFailed(p, p.killFailed(message{})); err != nil || r.shared.LastRestart.String() != "it does not suit" {
+		t.Errorf("%v, and the restart was rejected because %q", err, r.shared.LastRestart.String())
+	}
+}
+
 // Without a worker that serves, Stop does not wait for the grace period.
 func TestStopBeforeItServes(t *testing.T) {
 	r := newTestRun(t, "hang")

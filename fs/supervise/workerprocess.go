@@ -133,7 +133,12 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 // returns why the process does not serve.
 func (p *workerProcess) killFailed(m message) error {
 	p.kill()
-	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
+	answer := m.text
+	// checkProcesses can notice the end before it takes the reason from the queue.
+	for !p.isServing && len(p.messages) > 0 {
+		answer = (<-p.messages).text
+	}
+	if reason, refused := strings.CutPrefix(answer, msgRefused); refused {
 		return errors.New(reason)
 	}
 	err := errors.New(p.describeExit())
