@@ -55,7 +55,7 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 	}
 	_, err := fmt.Fprintf(o.stdout, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% sampled\n",
 		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.FormatBytes(roundTo4Digits(tokens*float64(c.width))), 8*c.width,
-		terminal.Plural(int64(len(inputs)), "file", "files"), terminal.FormatBytes(all), 100*float64(bytes)/float64(max(all, 1)))
+		terminal.Plural(int64(len(inputs)), "file", "files"), terminal.FormatBytes(all), min(100, 100*float64(bytes)/float64(max(all, 1))))
 	return err
 }
 

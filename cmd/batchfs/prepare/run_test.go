@@ -315,9 +315,9 @@ func TestPrepareDryRun(t *testing.T) {
 	for i := range documents[8000:] {
 		documents[8000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:450]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
 		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(6000, 300))})
-	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
+	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
 		var got, n float64
 		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")
@@ -326,6 +326,10 @@ func TestPrepareDryRun(t *testing.T) {
 		wantOnlyFiles(t)
 		prepared(t, args+" --by pairs --val 0 --out out")
 		split := readManifest(t).Splits["train"]
+		var sampled float64
+		if fmt.Sscanf(said[strings.LastIndex(said, ", ")+2:], "%g%% sampled", &sampled); sampled <= 0 || sampled > 100 {
+			t.Errorf("%s: said %q, want more than 0 and at most 100%%", args, said)
+		}
 		if tokens, documents := float64(split.Tokens), float64(split.Documents); got < 0.8*tokens || got > 1.2*tokens || n < 0.8*documents || n > 1.2*documents {
 			t.Errorf("%s: said %q, want about %g tokens and %g documents", args, said, tokens, documents)
 		}
