@@ -51,7 +51,7 @@ func TestInspectShowsTheText(t *testing.T) {
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Write(t, map[string]string{"text": test.text})
-		if _, err := runCommand(t.Context(), prepare.Command(), "text", "--out", "data", "--by", test.by); err != nil {
+		if _, err := runCommand(t.Context(), prepare.Command(), "text", "--as", "text", "--out", "data", "--by", test.by); err != nil {
 			t.Fatal(err)
 		}
 		tokens := make([]string, 0, len(test.text))

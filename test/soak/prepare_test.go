@@ -81,7 +81,7 @@ program.kill()
 assert line.startswith(b"tokens of "), line`
 	for _, by := range []string{"char", "gpt2", "o200k"} {
 		for _, where := range []string{"terminal", "pipe"} {
-			out := e2e.Run(t, e2e.Python, "-c", first, where, e2e.Batchfs, "prepare", text, "--by", by, "--out", filepath.Join(dir, by+where))
+			out := e2e.Run(t, e2e.Python, "-c", first, where, e2e.Batchfs, "prepare", text, "--as", "text", "--by", by, "--out", filepath.Join(dir, by+where))
 			seconds := e2e.Must(strconv.ParseFloat(strings.TrimSpace(out), 64))(t)
 			e2e.CheckDuration(t, "the first line of --by "+by+" in a "+where, time.Duration(seconds*float64(time.Second)), 2*time.Second)
 		}

@@ -223,6 +223,9 @@ func (c *encodeOptions) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.valFraction
 }
 
+// leavesOutBinary reports whether texts that are not UTF-8 are left out.
+func (c *encodeOptions) leavesOutBinary() bool { return c.skipInvalid && !c.anyBytes }
+
 // toValidUTF8 returns the text, with invalid bytes replaced if the options say so, and -1. If
 // invalid bytes are neither replaced nor allowed, it returns nil and the index of the first one.
 func (c *encodeOptions) toValidUTF8(t []byte) ([]byte, int) {

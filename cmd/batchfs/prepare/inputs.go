@@ -28,9 +28,8 @@ const (
 )
 
 func inputFormatOf(path string) inputFormat {
-	name := strings.ToLower(path)
-	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
-	case ".jsonl", ".ndjson":
+	switch fileExtension(path) {
+	case ".jsonl", ".ndjson", ".json":
 		return jsonlFormat
 	case ".parquet":
 		return parquetFormat
@@ -42,6 +41,7 @@ func inputFormatOf(path string) inputFormat {
 type input struct {
 	path   string
 	format inputFormat
+	asText bool        // whether --as accepts anything as text
 	info   fs.FileInfo // state when the input was found; nil for standard input
 	val    bool        // whether all of it belongs to val
 }
@@ -133,7 +133,7 @@ func findInputs(args, include []string, as inputFormat) ([]*input, error) {
 			return nil, fmt.Errorf("%s: is given twice: name each text once", path)
 		}
 		seen[path] = true
-		in := &input{path: path, format: as}
+		in := &input{path: path, format: as, asText: as == textFormat}
 		if in.format == "" {
 			in.format = inputFormatOf(path)
 		}

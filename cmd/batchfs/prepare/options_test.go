@@ -94,18 +94,62 @@ func TestPrepareSpecial(t *testing.T) {
 func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	writeFilesHere(t, map[string]string{
-		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last",
+		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last", "d/7": "\x00\x01", "d/8.png": "\x89PNG",
 		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": parquetOf(t, []string{"a", "b\xff"}),
 	})
 	said := prepared(t, "d --by pairs --val 0 --invalid skip --out out")
 	text := decoded(readManifest(t), readTokens(t, "out/train.bin"))
-	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out because they are not UTF-8: 5 documents; the first is d/1\n") {
+	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out because they are not text in UTF-8: 7 documents; the first is d/1\n") {
 		t.Errorf("tokens say %q, want %q; said %q", text, want, said)
 	}
-	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 5, First: "d/1"}) {
+	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 7, First: "d/1"}) {
 		t.Errorf("vocab.json has left out %+v", m.LeftOut)
 	}
 	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
+}
+
+// A file that is not text is refused by its name or its content, unless --as says how to read it.
+func TestPrepareRefuses(t *testing.T) {
+	const list, object = "[\n {\"text\": \"a\"}]", "{\n \"data\": []\n}"
+	for name, test := range map[string]struct{ content, want string }{
+		"a.json":     {list, "is a JSON list, not text (--as text encodes it as it is): write one object per line: jq -c '.[]' FILE >FILE.jsonl"},
+		"a.json.gz":  {gzipped(list), "is a JSON list"},
+		"a.jsonl":    {list, "is a JSON list"},
+		"list.txt":   {list, "is a JSON list"},
+		"b.json":     {object, "is a JSON object on several lines, not text (--as text encodes it as it is): write it as one line: jq -c . FILE"},
+		"lines":      {"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "is a file of JSON lines, not text (--as text encodes it as it is): use --as jsonl"},
+		"a.CSV":      {"a,b\n", "is a CSV table, not text (--as text encodes it as it is): write its rows as JSON lines: python3 -c"},
+		"a.tsv.zst":  {zstandard("a\tb\n"), "is a TSV table, not text (--as text encodes it as it is): "},
+		"a.npy":      {"", "is a NumPy array, not text (--as text encodes it as it is): if it holds token ids, mount it"},
+		"npy":        {"\x93NUMPY", "is a NumPy array"},
+		"a.npz":      {"PK\x03\x04", "is an archive of NumPy arrays"},
+		"a.docx":     {"PK\x03\x04", "is a document, not text (--as text encodes it as it is): extract its text: pandoc"},
+		"zip":        {"PK\x03\x04", "is an archive, not text (--as text encodes it as it is): unpack it"},
+		"pdf":        {"%PDF-1.7\n", "is a PDF file, not text (--as text encodes it as it is): extract its text: pdftotext FILE"},
+		"a.png":      {"", "is an image, not text (--as text encodes it as it is): name only text"},
+		"png.txt":    {"\x89PNG\r\n\x1a\n\x00\x00\x00\r", "is binary data (image/png), not text"},
+		"parquet":    {parquetOf(t, []string{"a"}), "is a Parquet file, not text (--as text encodes it as it is): use --as parquet"},
+		"utf16":      {"\xff\xfea\x00b\x00", "is UTF-16, not text (--as text encodes it as it is): convert it: iconv"},
+		"utf16.json": {"\xff\xfe{\x00}\x00", "is UTF-16"},
+		"numbers":    {strings.Repeat("many words ", 50) + strings.Repeat("\x00\x01", 5), "is binary data, not text (--as text encodes it as it is): name only text, such as"},
+		"latin1":     {"caf\xe9 \xe0 la carte", ""},
+		"footnotes":  {"[1] {\"a\": 1}\n\x1b[0m\x00" + strings.Repeat("words ", 50), ""},
+		"page.html":  {"<html>", ""},
+		"code.py":    {list, ""},
+		"lines.json": {"{\"text\": \"a\"}\n", ""},
+	} {
+		writeFilesHere(t, map[string]string{"d/" + name: test.content, "other": "text"})
+		if test.want == "" {
+			prepared(t, "d other --by byte --val 0 --out out")
+		} else {
+			wantError(t, "d other --by byte --val 0 --out out", "d/"+name+": "+test.want)
+			prepared(t, "d other --by byte --val 0 --out out --as text")
+		}
+		content := strings.NewReplacer(gzipped(list), list, zstandard("a\tb\n"), "a\tb\n", "{\"text\": \"a\"}\n", "a").Replace(test.content)
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); test.want == "" && got != content+"text" {
+			t.Errorf("%s: %q, want %q and text", name, got, content)
+		}
+	}
 }
 
 // A run that continues prints how much is done. If a run is already complete, prepare says so,

@@ -61,8 +61,9 @@ A TEXT is a file, a directory (all files below it, sorted by path), a glob, in
 which ** matches any number of directories, or - for standard input. Directories
 and globs skip names that begin with "."; directories also skip symbolic links,
 and files that no --include matches. A document is a text file, a line of a
-.jsonl or .ndjson file, or a row of a .parquet file. Each file may be compressed
-with gzip or zstd.
+.jsonl, .ndjson or .json file, or a row of a .parquet file. Each file may be
+compressed with gzip or zstd. JSON lists, tables such as .csv, archives, images
+and other binary files are refused unless --as says how to read them.
 
 With --by char, a token is a character: its index in the sorted set of all
 characters of the documents. With --by byte, it is a byte. Otherwise, tokens come
@@ -231,7 +232,10 @@ func maskFields(list string) (fields []field, err error) {
 
 func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 	for _, in := range inputs {
+		kind := nonTextName(in.path)
 		switch {
+		case o.As == "" && kind != nil && !(kind.binary && c.leavesOutBinary()):
+			return fmt.Errorf("%s: %w", in.path, kind.refused())
 		case in.format == parquetFormat && (len(c.fields) > 1 || c.fields[0].inList()):
 			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(o.Mask, o.Field))
 		case in.format == textFormat && in.readableOnce() && c.skipInvalid:

@@ -169,7 +169,7 @@ func TestPrepareBytes(t *testing.T) {
 		text = append(text, byte(i*7))
 	}
 	writeFilesHere(t, map[string]string{"a": string(text)})
-	prepared(t, "a --by byte --val 0.25 --out out")
+	prepared(t, "a --by byte --as text --val 0.25 --out out")
 	for i, id := range slices.Concat(readTokens(t, "out/train.bin")[:750], readTokens(t, "out/val.bin")) {
 		if id != uint16(text[i]) {
 			t.Fatalf("token %d is %d, want the byte's value %d", i, id, text[i])
@@ -248,7 +248,7 @@ func TestPrepareForce(t *testing.T) {
 			writeFilesHere(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
 			wantError(t, "a --out out", "out/"+name+": already exists: replace it with --force")
 			wantError(t, "bad --out out --force", "not valid UTF-8")
-			wantError(t, "out --out out --force", "out/"+name+": is both a text and an output file")
+			wantError(t, "out --as text --out out --force", "out/"+name+": is both a text and an output file")
 			if got, _ := os.ReadFile("out/" + name); string(got) != "mine" {
 				t.Errorf("out/%s is now %q", name, got)
 			}
@@ -289,7 +289,7 @@ func FuzzPrepare(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		writeFilesHere(t, map[string]string{"a": text})
-		_, err := runPrepare(t.Context(), "a", "--out", "out")
+		_, err := runPrepare(t.Context(), "a", "--as", "text", "--out", "out")
 		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
 			t.Fatalf("%q: error %v", text, err)
 		} else if valid {

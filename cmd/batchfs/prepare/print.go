@@ -92,7 +92,7 @@ func (o *options) printResult() error {
 		}
 	}
 	if left := m.LeftOut; left != nil {
-		o.printLine("left out because they are not UTF-8: %s; the first is %s", terminal.Plural(left.Documents, "document", "documents"), left.First)
+		o.printLine("left out because they are not text in UTF-8: %s; the first is %s", terminal.Plural(left.Documents, "document", "documents"), left.First)
 	}
 	if m.Kind == vocabulary.BPE {
 		o.printLine("%s/vocab.json: vocabulary of %d tokens, from %s", dir, m.Size, m.Tokenizer)

@@ -43,7 +43,7 @@ type textPiece struct {
 	start position
 	// startsDocument and endsDocument say which ends of its document a piece includes.
 	startsDocument, endsDocument bool
-	invalidText                  bool // whether the whole text is left out because it is not UTF-8
+	invalidText                  bool // whether the whole text is left out because it is not text in UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
@@ -90,7 +90,7 @@ type reader struct {
 // newReader returns a reader. The caller must set emit, stdin if standard input is an input, and
 // scratchDir if a parquet file is compressed.
 func newReader(inputs []*input, c *encodeOptions) *reader {
-	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.skipInvalid && !c.anyBytes}
+	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.leavesOutBinary()}
 }
 
 // read reads the inputs, starting at a position, and emits their chunks.
@@ -168,10 +168,20 @@ func (r *reader) dropPrefix(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 func (r *reader) readText(s *stream, pos position) error {
 	r.buf = r.buf[:0]
 	lines := s.in.format == jsonlFormat
-	for want := chunkSize; ; {
+	begins := pos.Offset == 0
+	for want := chunkSize; ; begins = false {
 		end, err := r.fill(s, &pos, want)
 		if err != nil {
 			return err
+		}
+		if begins {
+			switch kind := nonTextContent(s.in, r.buf); {
+			case kind == nil:
+			case kind.binary && r.skipInvalid:
+				return r.add(textPiece{in: s.in, start: pos, invalidText: true}, position{Input: pos.Input + 1})
+			default:
+				return kind.refused()
+			}
 		}
 		if !lines && !pos.Within {
 			pos.Val = s.in.val || r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)

@@ -521,7 +521,7 @@ func TestPrepareAddedTokens(t *testing.T) {
 			text := somePieces(rng, 3000)
 			testfiles.Write(t, map[string]string{"a.txt": text, "a.jsonl": lines([]string{text})})
 			for _, special := range []string{"", " --special"} {
-				wantTokens(t, "a.txt --by "+name+special, openTokenizer(t, name, special != ""), text)
+				wantTokens(t, "a.txt --as text --by "+name+special, openTokenizer(t, name, special != ""), text)
 				wantTokens(t, "a.jsonl --by "+name+special, openTokenizer(t, name, special != ""), text)
 			}
 		}

@@ -1,0 +1,120 @@
+package prepare
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// A nonText is a kind of file that prepare refuses to read as text.
+type nonText struct {
+	what       string
+	extensions string // separated by spaces
+	magic      string // first bytes; empty if only the name tells
+	remedy     string
+	binary     bool // whether --invalid skip leaves such files out
+}
+
+const fromCSV = "write its rows as JSON lines: python3 -c 'import csv, json, sys; csv.field_size_limit(1 << 30); " +
+	"[print(json.dumps(row)) for row in csv.DictReader(sys.stdin%s)]' <FILE >FILE.jsonl"
+
+var (
+	jsonList   = &nonText{what: "a JSON list", remedy: "write one object per line: jq -c '.[]' FILE >FILE.jsonl"}
+	jsonObject = &nonText{what: "a JSON object on several lines", remedy: "write it as one line: jq -c . FILE >FILE.jsonl, " +
+		"or, if it has a list data of documents: jq -c '.data[]' FILE >FILE.jsonl"}
+	jsonLines = &nonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
+	utf16     = &nonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", binary: true}
+)
+
+// The kinds that a name or the first bytes tell. Names come first, because many kinds are zip
+// archives.
+var nonTexts = []*nonText{
+	{"a CSV table", ".csv", "", fmt.Sprintf(fromCSV, ""), false},
+	{"a TSV table", ".tsv", "", fmt.Sprintf(fromCSV, `, dialect="excel-tab"`), false},
+	{"a NumPy array", ".npy", "\x93NUMPY", "if it holds token ids, mount it without prepare", true},
+	{"an archive of NumPy arrays", ".npz", "", "if an array holds token ids, save it with numpy.save and mount that file", true},
+	{"a Parquet file", "", "PAR1\x15", "use --as parquet, or call it FILE.parquet", true},
+	{"a PDF file", ".pdf", "%PDF-", "extract its text: pdftotext FILE", true},
+	{"a document", ".docx .odt .epub", "", "extract its text: pandoc -t plain FILE -o FILE.txt", true},
+	{"an office file", ".doc .xls .xlsx .ppt .pptx .ods .odp", "", "save it as text", true},
+	{"an archive", ".zip .tar .tgz .7z .rar", "PK\x03\x04", "unpack it, and name the files in it", true},
+	{"a compressed file", ".bz2 .xz .lz4 .br", "", "decompress it; prepare reads only gzip and zstd", true},
+	{"an image", ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico", "", onlyText, true},
+	{"audio or video", ".mp3 .wav .flac .ogg .mp4 .mkv .webm", "", onlyText, true},
+	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .arrow .feather .h5 .hdf5", "", "if it holds token ids, mount it without prepare; otherwise, " + onlyText, true},
+}
+
+const onlyText = "name only text, such as with --include '*.txt'"
+
+// fileExtension returns the extension of a path, in lower case and without that of a compression.
+func fileExtension(path string) string {
+	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst"))
+}
+
+// nonTextName returns what a name tells, or nil.
+func nonTextName(path string) *nonText {
+	extension := fileExtension(path)
+	for _, kind := range nonTexts {
+		if slices.Contains(strings.Fields(kind.extensions), extension) {
+			return kind
+		}
+	}
+	return nil
+}
+
+var (
+	listStart      = regexp.MustCompile(`^\s*\[\s*\{\s*"`)
+	openObjectLine = regexp.MustCompile(`^\s*\{\s*\n`)
+)
+
+// nonTextContent returns what the beginning of an input tells, or nil.
+func nonTextContent(in *input, beginning []byte) *nonText {
+	begin := beginning[:min(len(beginning), 8<<10)]
+	extension := fileExtension(in.path)
+	mayBeJSON := extension == "" || extension == ".txt"
+	switch {
+	case in.asText:
+		return nil
+	case bytes.HasPrefix(begin, []byte("\xff\xfe")), bytes.HasPrefix(begin, []byte("\xfe\xff")):
+		return utf16
+	case in.format == jsonlFormat && bytes.HasPrefix(bytes.TrimSpace(begin), []byte("[")), mayBeJSON && listStart.Match(begin):
+		return jsonList
+	case in.format == jsonlFormat && openObjectLine.Match(begin):
+		return jsonObject
+	case in.format == jsonlFormat:
+		return nil
+	case mayBeJSON && bytes.HasPrefix(begin, []byte("{")):
+		if line, _, _ := bytes.Cut(beginning, []byte("\n")); jsontext.Value(line).IsValid() {
+			return jsonLines
+		}
+	}
+	for _, kind := range nonTexts {
+		if kind.magic != "" && bytes.HasPrefix(begin, []byte(kind.magic)) {
+			return kind
+		}
+	}
+	controls := 0
+	for _, b := range begin {
+		if b < ' ' && !('\b' <= b && b <= '\r') && b != '\x1b' {
+			controls++
+		}
+	}
+	if 100*controls <= len(begin) {
+		return nil
+	}
+	what := "binary data"
+	if kind := http.DetectContentType(begin); !strings.HasPrefix(kind, "text/") && kind != "application/octet-stream" {
+		what += " (" + kind + ")"
+	}
+	return &nonText{what: what, remedy: onlyText, binary: true}
+}
+
+func (n *nonText) refused() error {
+	return fmt.Errorf("is %s, not text (--as text encodes it as it is): %s", n.what, n.remedy)
+}
