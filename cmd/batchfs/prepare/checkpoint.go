@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 
-	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/privatedir"
 )
 
@@ -38,19 +37,10 @@ type checkpoint struct {
 	Inputs   string                  `json:"inputs"` // digest of the inputs, with their times
 	Position position                `json:"position"`
 	Splits   [len(splits)]splitState `json:"splits"`
-	LeftOut  *vocabulary.LeftOut     `json:"left_out,omitempty"`
+	Notes    notes                   `json:"notes"`
 
 	Complete bool     `json:"complete"` // whether the files only have to be moved to DIR
 	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR first
-}
-
-func (s *checkpoint) addLeftOut(more vocabulary.LeftOut) {
-	if s.LeftOut == nil && more.Documents > 0 {
-		s.LeftOut = &vocabulary.LeftOut{First: more.First}
-	}
-	if more.Documents > 0 {
-		s.LeftOut.Documents += more.Documents
-	}
 }
 
 // createdFilePattern matches the files in the working directory that prepare may remove.

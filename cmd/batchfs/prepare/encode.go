@@ -25,6 +25,7 @@ type encodeOptions struct {
 	skipInvalid    bool  // whether to leave out documents that are not UTF-8
 	anyBytes       bool  // whether text need not be UTF-8
 	valFraction    float64
+	nameStarts     []*nameStart // beginnings of the names of special tokens to count
 }
 
 // encodedTokens are the tokens of a chunk that belong to one split.
@@ -39,6 +40,7 @@ type encodeWorker struct {
 	*encodeOptions
 	encoder
 	scratch []uint32
+	notes   *notes // counts in the current chunk
 }
 
 func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
@@ -50,6 +52,7 @@ func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 }
 
 func (w *encodeWorker) encodeChunk(ch *chunk) error {
+	w.notes = &ch.notes
 	ch.encoded[0].tokens = make([]byte, 0, ch.size) // about as many bytes of tokens as of text
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
@@ -74,7 +77,7 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	valid, bad := w.toValidUTF8(piece.text)
 	switch {
 	case w.skipInvalid && (bad >= 0 || piece.invalidText):
-		ch.countLeftOut(piece.in.path)
+		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
 		return nil
 	case bad >= 0:
 		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
@@ -100,12 +103,12 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	valid, bad := w.toValidUTF8(piece.text)
 	switch {
 	case w.skipInvalid && bad >= 0:
-		ch.countLeftOut(fmt.Sprintf("row %d of %s", piece.start.Offset+1, piece.in.path))
+		addLeftOut(&ch.notes.NotUTF8, 1, location("row", piece.start.Offset+1, piece.in))
 		return nil
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
 	}
-	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.fields[0].mask}})
+	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.fields[0].mask}}, "row", piece.start.Offset+1)
 }
 
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
@@ -117,14 +120,14 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 		}
 		if !w.replaceInvalid && !utf8.Valid(line) {
 			if w.skipInvalid {
-				ch.countLeftOut(fmt.Sprintf("line %d of %s", number, piece.in.path))
+				addLeftOut(&ch.notes.NotUTF8, 1, location("line", number, piece.in))
 				continue
 			}
 			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
 		texts, err := w.extractTexts(nil, line)
 		if err == nil {
-			err = w.encodeDocument(ch, piece.in, texts)
+			err = w.encodeDocument(ch, piece.in, texts, "line", number)
 		}
 		if err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
@@ -133,13 +136,19 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// encodeDocument encodes a document of an input unless it has no text.
-func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText) error {
+func location(unit string, number int64, in *input) string {
+	return fmt.Sprintf("%s %d of %s", unit, number, in.path)
+}
+
+// encodeDocument encodes a document of an input unless it has no text. unit and number say where it
+// is, such as line 7.
+func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText, unit string, number int64) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
 	}
 	if len(beginning) == 0 {
+		addLeftOut(&ch.notes.Empty, 1, location(unit, number, in))
 		return nil
 	}
 	out := &ch.encoded[0]
@@ -173,6 +182,7 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 
 // appendText encodes a text. It cuts a long text where cuts do not affect the tokens.
 func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
+	w.countNames(t)
 	for len(t) > 0 {
 		part := t
 		if len(t) > chunkSize {

@@ -48,6 +48,8 @@ func newField(path string, mask byte) field {
 	return f
 }
 
+func (f field) String() string { return f.path[len(f.path)-1].prefix }
+
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
 func (f field) names() (names []string) {
@@ -65,13 +67,18 @@ type maskedText struct {
 // extractTexts appends the texts of a line, in the order of the fields. Fields that lead into the
 // same list are evaluated together, element by element. If several fields lead to the same text,
 // the first one whose conditions hold determines the text's mask. If there is none, the mask is 0.
-func (c *encodeOptions) extractTexts(list []maskedText, line []byte) ([]maskedText, error) {
-	return c.appendTexts(list, line, c.fields, 0)
+func (w *encodeWorker) extractTexts(list []maskedText, line []byte) ([]maskedText, error) {
+	return w.appendTexts(list, line, w.fields, 0)
 }
 
 // appendTexts appends the texts to which fields lead from value. The fields agree in their first
 // depth steps, which led to value.
-func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
+func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
+	all := fields
+	var other func(name []byte, value jsontext.Value)
+	if depth > 0 && fields[0].path[depth-1].list {
+		other = func(name []byte, value jsontext.Value) { w.countDropped(all, depth, name, value) }
+	}
 	for len(fields) > 0 && err == nil {
 		n := groupLen(fields, depth)
 		group := fields[:n]
@@ -79,25 +86,26 @@ func (c *encodeOptions) appendTexts(list []maskedText, value jsontext.Value, fie
 		if depth == len(group[0].path) {
 			var text []byte
 			if text, err = textOf(value, group[0].path[depth-1].prefix); err == nil {
-				list = append(list, maskedText{text, maskOf(group)})
+				list = append(list, maskedText{text, w.maskOf(group)})
 			}
 			continue
 		}
 		if group[0].path[depth].list {
-			list, err = c.appendElementTexts(list, value, group, depth)
+			list, err = w.appendElementTexts(list, value, group, depth)
 			continue
 		}
 		var inner jsontext.Value
-		if inner, err = group[0].follow(value, depth); err == nil {
-			list, err = c.appendTexts(list, inner, group, depth+1)
+		if inner, err = group[0].follow(value, depth, other); err == nil {
+			list, err = w.appendTexts(list, inner, group, depth+1)
 		}
+		other = nil // has counted all members
 	}
 	return list, err
 }
 
-// follow returns the member that step depth of the path leads to.
-func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, err error) {
-	inner, err = member(value, f.path[depth].name)
+// follow returns the member that step depth of the path leads to, and calls other as member does.
+func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (inner jsontext.Value, err error) {
+	inner, err = member(value, f.path[depth].name, other)
 	switch {
 	case err != nil && depth > 0 && value.Kind() == jsontext.KindBeginArray:
 		err = fmt.Errorf("%s is a list: to take a text of each element, write %[1]s.*.%s", f.path[depth-1].prefix, f.path[depth].name)
@@ -113,26 +121,36 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 
 // appendElementTexts appends the texts of list elements. Elements that do not meet a condition are
 // left out with --field, and get mask 0 with --mask.
-func (c *encodeOptions) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
+func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
 		return nil, fmt.Errorf("field %s %w", group[0].path[depth].prefix, err)
 	}
 	for _, element := range all {
 		chosen := slices.Clone(group)
+		var key string
+		var actual []byte
 		for i := range chosen {
-			if s := chosen[i].path[depth]; s.key != "" {
-				actual, err := member(element, s.key)
+			s := chosen[i].path[depth]
+			if s.key == "" {
+				continue
+			}
+			if s.key != key {
+				found, err := member(element, s.key, nil)
 				if err != nil {
 					return nil, fmt.Errorf("field %s is not a list of JSON objects: %w", s.prefix, err)
 				}
-				chosen[i].excluded = chosen[i].excluded || !matchesLiteral(actual, s.value)
+				key, actual = s.key, literal(found)
 			}
+			chosen[i].excluded = chosen[i].excluded || string(actual) != s.value
 		}
-		if !c.masked && chosen[0].excluded {
+		if !w.masked && chosen[0].excluded {
 			continue
 		}
-		if list, err = c.appendTexts(list, element, chosen, depth+1); err != nil {
+		if maskingField(group) >= 0 && maskingField(chosen) < 0 {
+			w.notes.Unnamed.add(key+"="+string(actual), 1)
+		}
+		if list, err = w.appendTexts(list, element, chosen, depth+1); err != nil {
 			return nil, err
 		}
 	}
@@ -157,9 +175,18 @@ func (f field) nextStep(depth int) step {
 	return step{name: f.path[depth].name, list: f.path[depth].list}
 }
 
-func maskOf(fields []field) byte {
-	if i := slices.IndexFunc(fields, func(f field) bool { return !f.excluded }); i >= 0 {
-		return fields[i].mask
+func (w *encodeWorker) maskOf(fields []field) byte {
+	i := maskingField(fields)
+	if i < 0 {
+		return 0
 	}
-	return 0
+	if w.masked {
+		w.notes.Matched.add(fields[i].String(), 1)
+	}
+	return fields[i].mask
+}
+
+// maskingField returns the index of the field that determines the mask of a text, or -1.
+func maskingField(fields []field) int {
+	return slices.IndexFunc(fields, func(f field) bool { return !f.excluded })
 }

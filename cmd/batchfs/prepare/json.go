@@ -24,13 +24,12 @@ func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	return nil, fmt.Errorf("field %s is not a text but %.20s", name, value)
 }
 
-// matchesLiteral reports whether a value is the string, number or other literal want.
-func matchesLiteral(value jsontext.Value, want string) bool {
+// literal returns a value in the form that conditions have: a string has no quotes.
+func literal(value jsontext.Value) []byte {
 	if value.Kind() == jsontext.KindString {
-		text, _ := jsontext.AppendUnquote(nil, value)
-		return string(text) == want
+		value, _ = jsontext.AppendUnquote(nil, value)
 	}
-	return string(value) == want
+	return value
 }
 
 // elements returns the elements of a list, or none for null.
@@ -55,25 +54,32 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 	return all, nil
 }
 
-// member parses a whole object, and returns its last member with this name, or nil.
-func member(object jsontext.Value, name string) (value jsontext.Value, err error) {
+// member parses a whole object, and returns its last member with this name, or nil. It calls other,
+// unless it is nil, with each other member.
+func member(object jsontext.Value, name string, other func(name []byte, value jsontext.Value)) (value jsontext.Value, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if begin, err := d.ReadToken(); err != nil || begin.Kind() != jsontext.KindBeginObject {
 		return nil, cmp.Or(err, errors.New("found another kind of value"))
 	}
+	var another []byte
 	for d.PeekKind() != jsontext.KindEndObject {
 		key, err := d.ReadToken()
 		if err != nil {
 			return nil, err
 		}
 		found := key.String() == name
+		if !found && other != nil {
+			another = append(another[:0], key.String()...)
+		}
 		next, err := d.ReadValue()
 		if err != nil {
 			return nil, err
 		}
-		if found {
-			end := d.InputOffset()
+		switch end := d.InputOffset(); {
+		case found:
 			value = object[end-int64(len(next)) : end]
+		case other != nil:
+			other(another, next)
 		}
 	}
 	d.ReadToken()

@@ -27,8 +27,8 @@ func FuzzTextOf(f *testing.F) {
 			t.Skip("leads into a list")
 		}
 		path := strings.Split(dotted, ".")
-		c := encodeOptions{fields: []field{newField(dotted, 0)}}
-		texts, err := c.extractTexts(nil, line)
+		w := encodeWorker{encodeOptions: &encodeOptions{fields: []field{newField(dotted, 0)}}, notes: new(notes)}
+		texts, err := w.extractTexts(nil, line)
 		var text, want string
 		if err == nil {
 			text = string(texts[0].text)

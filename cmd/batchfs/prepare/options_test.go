@@ -28,7 +28,7 @@ func TestPrepareLists(t *testing.T) {
 		"--field l.*":                                         {"pq", ""},
 		"--mask m[role=assistant].text:1":                     {"UAATB", "01101"},
 		"--mask m.*.text:1":                                   {"UAATB", "11111"},
-		"--mask s:1,m[weight=1].text:1,none.*:1":              {"SUAATB", "101100"},
+		"--mask s:1,m[weight=1].text:1,none.*:0":              {"SUAATB", "101100"},
 		"--mask m[role=user].text:0,m.*.text:1,s:0":           {"UAATBS", "011110"},
 		"--mask m[role=tool].role:1,m[role=assistant].text:1": {"userUassistantAAassistanttoolTassistantB", "0000" + "0" + "000000000" + "11" + "000000000" + "1111" + "0" + "000000000" + "1"},
 	} {
@@ -148,6 +148,42 @@ func TestPrepareRefuses(t *testing.T) {
 		content := strings.NewReplacer(gzipped(list), list, zstandard("a\tb\n"), "a\tb\n", "{\"text\": \"a\"}\n", "a").Replace(test.content)
 		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); test.want == "" && got != content+"text" {
 			t.Errorf("%s: %q, want %q and text", name, got, content)
+		}
+	}
+}
+
+// prepare counts what a user may not expect, and stops if --mask asks for mask 1 in vain.
+func TestPrepareNotes(t *testing.T) {
+	writeFilesHere(t, map[string]string{
+		"special": "<|<|endoftext|> <|endoftext|<|endoftext|><", "null.jsonl": `{"p": "Q", "c": null}`, "empty": "", "bom": "\ufeff",
+		"a.jsonl": "{\"text\": \"a\"}\n\n{\"text\": \"\"}\n{\"text\": null}\n",
+		"chat.jsonl": `{"m": [{"role": "user", "text": "U", "name": "N", "calls": []}, {"role": "assistant", "text": "A", "calls": [1]}, ` +
+			`{"role": "tool", "text": "T", "calls": null, "name": ""}, {"text": "X", "calls": {"f": 1}}, {"role": "user", "text": "V"}], "id": 1}`,
+	})
+	const dropped = "dropped: 3 fields of messages, calls (2), name (1); to keep them, render each chat"
+	for args, want := range map[string]string{
+		"special --by gpt2":                                          "encoded as ordinary text: 2 names of special tokens, <|endoftext|> (2); to encode them as these tokens, use --special\n",
+		"special --by gpt2 --special":                                "",
+		"special --by byte":                                          "",
+		"bom a.jsonl empty --by byte":                                "left out because they have no text: 4 documents; the first is bom; if they should",
+		"a.jsonl --by byte":                                          "left out because they have no text: 2 documents; the first is line 3 of a.jsonl;",
+		"chat.jsonl --by byte --field m[role=user].text":             "dropped: 1 field of messages, name (1);",
+		"chat.jsonl --by byte --mask m.*.text:1":                     "dropped: 7 fields of messages, role (4), calls (2), name (1);",
+		"chat.jsonl --by byte --mask m.*.text:1,m[role=x].text:0":    "matches 0 texts: part m[role=x].text:0 of --mask; correct it, or remove it\n" + dropped,
+		"chat.jsonl --by byte --mask m.*.text:1,m[role=x]:0":         "error chat.jsonl: line 1: field m[role=x] is not a text",
+		"chat.jsonl --by byte --mask m[role=x].text:0":               "matches 0 texts: part m[role=x].text:0 of --mask;",
+		"chat.jsonl --by byte --mask m[role=assistant].text:1":       "given mask 0 because no part of --mask names them: 4 messages, role=user (2), role= (1), role=tool (1); to choose their mask, add them to --mask\n" + dropped,
+		"chat.jsonl --by byte --mask m[role=x].text:1":               "error --mask: part m[role=x].text:1 matches 0 texts: correct it, or remove it; messages that no part names: role=user (2), ",
+		"chat.jsonl --by byte --mask m.*.text:0,m[role=user].text:1": "error --mask: part m[role=user].text:1 matches 0 texts",
+		"null.jsonl --by byte --mask p:0,c:1":                        "error --mask: 0 tokens of train have mask 1, so there is nothing to learn: give mask 1 to a field that has text",
+		"null.jsonl --by byte --mask p:0,c:0":                        "",
+	} {
+		said, err := runPrepare(t.Context(), strings.Fields(args+" --val 0 --out out --force")...)
+		if err != nil {
+			said = "error " + err.Error()
+		}
+		if !strings.Contains(said, want) || strings.HasPrefix(want, "error ") != (err != nil) || want == "" && strings.Count(said, "\n") > 5 {
+			t.Errorf("%s: said %q, want %q", args, said, want)
 		}
 	}
 }

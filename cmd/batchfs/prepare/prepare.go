@@ -210,6 +210,9 @@ func (o *options) newEncodeOptions() (*encodeOptions, error) {
 		return nil, err
 	}
 	c.setTokenizer(t, o.EOT)
+	if !o.Special {
+		c.nameStarts = nameStarts(t)
+	}
 	c.fields = []field{newField(o.Field, 0)}
 	if o.Mask != "" {
 		c.masked = true

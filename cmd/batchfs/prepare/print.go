@@ -94,6 +94,9 @@ func (o *options) printResult() error {
 	if left := m.LeftOut; left != nil {
 		o.printLine("left out because they are not text in UTF-8: %s; the first is %s", terminal.Plural(left.Documents, "document", "documents"), left.First)
 	}
+	for _, line := range m.Notes {
+		o.printLine("%s", line)
+	}
 	if m.Kind == vocabulary.BPE {
 		o.printLine("%s/vocab.json: vocabulary of %d tokens, from %s", dir, m.Size, m.Tokenizer)
 	} else {

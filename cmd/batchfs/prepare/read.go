@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -12,8 +11,6 @@ import (
 	"unicode/utf8"
 
 	parquetgo "github.com/parquet-go/parquet-go"
-
-	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
@@ -56,15 +53,9 @@ type chunk struct {
 	permits int // permits of the pipeline that the chunk holds
 	encoded [len(splits)]encodedTokens
 	err     error
-	done    chan struct{} // closed when encoded, err and leftOut are set
+	done    chan struct{} // closed when encoded, notes and err are set
 
-	leftOut vocabulary.LeftOut
-}
-
-// countLeftOut counts a left-out document; location tells the user which one.
-func (ch *chunk) countLeftOut(location string) {
-	ch.leftOut.First = cmp.Or(ch.leftOut.First, location)
-	ch.leftOut.Documents++
+	notes notes
 }
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
@@ -208,6 +199,9 @@ func (r *reader) readText(s *stream, pos position) error {
 		}
 		switch {
 		case n == 0 && piece.startsDocument && end: // an empty text
+			if !lines {
+				addLeftOut(&r.current.notes.Empty, 1, s.in.path)
+			}
 			return nil
 		case n == 0 && !piece.endsDocument && want < maxLine:
 			want *= 2

@@ -182,6 +182,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		return err
 	}
 	var sums [len(splits)]vocabulary.Split
+	var ones [len(splits)]int64
 	for i, split := range written {
 		if err := split.completeShard(); err != nil {
 			return err
@@ -190,6 +191,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		for _, shard := range split.Shards {
 			sums[i].Tokens += shard.Tokens
 			sums[i].Documents += shard.Documents
+			ones[i] += shard.MaskOnes
 		}
 	}
 	switch train, val := sums[0], sums[1]; {
@@ -201,6 +203,10 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: "+
 			"add documents, or use a larger --val, or --val 0 for no val",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
+	}
+	if err := c.checkMask(&s.Notes, ones[0]); err != nil {
+		w.hasCheckpoint = false
+		return err
 	}
 	if err := o.writeManifest(w, c, sums, s, inputs); err != nil {
 		return err
@@ -228,7 +234,7 @@ func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encod
 	next := began.Add(time.Second)
 	return pipeline(ctx, r, s.Position, c.encodeChunks, func(ch *chunk) error {
 		due := time.Now().After(next)
-		s.addLeftOut(ch.leftOut)
+		s.Notes.add(&ch.notes)
 		for i, split := range written {
 			tokens += int64(len(ch.encoded[i].tokens) / c.width)
 			completed, err := split.write(ch.encoded[i])
@@ -267,7 +273,7 @@ func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) 
 	if !c.anyBytes {
 		counting.setTokenizer(seen, "none")
 	}
-	counting.valFraction = 0
+	counting.valFraction, counting.nameStarts = 0, nil
 	var tokens int64
 	r.inVal, r.cut = counting.inVal, counting.Cut
 	err := pipeline(ctx, r, position{}, counting.encodeChunks, func(ch *chunk) error {
@@ -323,9 +329,12 @@ func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) 
 
 func (o *options) writeManifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
 	m := vocabulary.Manifest{
-		Tokenizer: c.Name(), Format: o.Format, Run: o.runDigest(inputs), LeftOut: s.LeftOut,
+		Tokenizer: c.Name(), Format: o.Format, Run: o.runDigest(inputs), Notes: s.Notes.lines(c),
 		Splits:     map[string]vocabulary.Split{},
 		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
+	}
+	if s.Notes.NotUTF8.Documents > 0 {
+		m.LeftOut = &s.Notes.NotUTF8
 	}
 	for i, sum := range sums {
 		if sum.Tokens > 0 {

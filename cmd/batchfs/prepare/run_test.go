@@ -207,11 +207,11 @@ func TestPrepareGoesOn(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	documents := someDocuments(1000, 300)
 	writeFilesHere(t, map[string]string{
-		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
+		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]), "chats.jsonl": chats(documents),
 	})
 	for _, args := range []string{
 		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron --val-files b.parquet",
-		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,meta.body:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+		"chats.jsonl --shard-tokens 30000 --by large --format llm.c --mask m[role=user].text:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
 	} {
 		os.RemoveAll("want")
 		os.RemoveAll("out")
@@ -236,6 +236,15 @@ func TestPrepareGoesOn(t *testing.T) {
 		}
 		wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
 	}
+}
+
+// chats returns JSON lines with notes of all kinds.
+func chats(documents []string) string {
+	var b strings.Builder
+	for _, d := range documents {
+		fmt.Fprintf(&b, "{\"m\": [{\"role\": \"user\", \"text\": %q}, {\"role\": \"tool\", \"text\": \"T\", \"call\": 1}]}\n{\"m\": []}\n", d)
+	}
+	return b.String()
 }
 
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }

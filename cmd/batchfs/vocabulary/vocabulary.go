@@ -50,10 +50,11 @@ type Manifest struct {
 	// digest need not be repeated.
 	Run     string   `json:"run,omitempty"`
 	LeftOut *LeftOut `json:"left_out,omitempty"` // nil if all documents were valid UTF-8
+	Notes   []string `json:"notes,omitempty"`    // other lines that prepare prints about the texts
 	Vocabulary
 }
 
-// LeftOut counts the documents that were left out because they are not valid UTF-8.
+// LeftOut counts documents that were left out.
 type LeftOut struct {
 	Documents int64  `json:"documents"`
 	First     string `json:"first"` // location of the first one

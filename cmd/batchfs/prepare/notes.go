@@ -1,0 +1,192 @@
+package prepare
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// notes counts what a user may not expect, to report it at the end. Checkpoints store it, so that
+// it covers the whole run.
+type notes struct {
+	NotUTF8 vocabulary.LeftOut `json:"not_utf8"`
+	Empty   vocabulary.LeftOut `json:"empty"`
+	Special tally              `json:"special,omitempty"` // names of special tokens encoded as ordinary text
+	Unnamed tally              `json:"unnamed,omitempty"` // list elements that no part of --mask names, such as role=tool
+	Dropped tally              `json:"dropped,omitempty"` // members of list elements, apart from their texts
+	Matched tally              `json:"matched,omitempty"` // texts that each part of --mask applies to
+}
+
+func (n *notes) add(more *notes) {
+	addLeftOut(&n.NotUTF8, more.NotUTF8.Documents, more.NotUTF8.First)
+	addLeftOut(&n.Empty, more.Empty.Documents, more.Empty.First)
+	n.Special.addAll(more.Special)
+	n.Unnamed.addAll(more.Unnamed)
+	n.Dropped.addAll(more.Dropped)
+	n.Matched.addAll(more.Matched)
+}
+
+// addLeftOut counts left-out documents; first is the location of the first one.
+func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
+	to.First = cmp.Or(to.First, first)
+	to.Documents += documents
+}
+
+// A tally counts by name. Its values are pointers so that counting allocates nothing.
+type tally map[string]*int64
+
+// add adds n. A tally has at most 1,000 names, because texts may contain any number of them.
+func (t *tally) add(name string, n int64) {
+	if *t == nil {
+		*t = tally{}
+	}
+	count := (*t)[name]
+	if count == nil && len(*t) < 1000 {
+		count = new(int64)
+		(*t)[strings.Clone(name)] = count
+	}
+	if count != nil {
+		*count += n
+	}
+}
+
+func (t *tally) addAll(more tally) {
+	for _, name := range slices.Sorted(maps.Keys(more)) {
+		t.add(name, *more[name])
+	}
+}
+
+func (t tally) total() (n int64) {
+	for _, count := range t {
+		n += *count
+	}
+	return n
+}
+
+// String lists the most frequent names with their counts.
+func (t tally) String() string {
+	names := slices.SortedFunc(maps.Keys(t), func(a, b string) int { return cmp.Or(cmp.Compare(*t[b], *t[a]), cmp.Compare(a, b)) })
+	var list []string
+	for _, name := range names[:min(len(names), 5)] {
+		list = append(list, fmt.Sprintf("%.60s (%d)", name, *t[name]))
+	}
+	if len(names) > len(list) {
+		list = append(list, fmt.Sprintf("and %d more", len(names)-len(list)))
+	}
+	return strings.Join(list, ", ")
+}
+
+// lines returns a line for each kind of note.
+func (n *notes) lines(c *encodeOptions) (lines []string) {
+	add := func(count int64, format string, args ...any) {
+		if count > 0 {
+			lines = append(lines, fmt.Sprintf(format, args...))
+		}
+	}
+	add(n.Empty.Documents, "left out because they have no text: %s; the first is %s; if they should have some, check --field or --mask",
+		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
+	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
+		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
+	for _, f := range c.unmatched(n) {
+		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.mask)
+	}
+	add(n.Unnamed.total(), "given mask 0 because no part of --mask names them: %s, %s; to choose their mask, add them to --mask",
+		terminal.Plural(n.Unnamed.total(), "message", "messages"), n.Unnamed)
+	add(n.Dropped.total(), "dropped: %s, %s; to keep them, render each chat with its template, as in examples/prepare_chat.py",
+		terminal.Plural(n.Dropped.total(), "field of messages", "fields of messages"), n.Dropped)
+	return lines
+}
+
+// unmatched returns the parts of --mask that apply to no text. A part that leads into no list
+// always applies to one.
+func (c *encodeOptions) unmatched(n *notes) []field {
+	return slices.DeleteFunc(slices.Clone(c.fields), func(f field) bool { return !c.masked || !f.inList() || n.Matched[f.String()] != nil })
+}
+
+// checkMask returns an error if --mask asks for mask 1 in vain. ones is the number of tokens in
+// train that have mask 1.
+func (c *encodeOptions) checkMask(n *notes, ones int64) error {
+	wantsOnes := func(f field) bool { return f.mask == 1 }
+	hint := ""
+	if len(n.Unnamed) > 0 {
+		hint = "; messages that no part names: " + n.Unnamed.String()
+	}
+	unmatched := c.unmatched(n)
+	switch i := slices.IndexFunc(unmatched, wantsOnes); {
+	case i >= 0:
+		return fmt.Errorf("--mask: part %s:1 matches 0 texts: correct it, or remove it%s", unmatched[i], hint)
+	case c.masked && ones == 0 && slices.ContainsFunc(c.fields, wantsOnes):
+		return fmt.Errorf("--mask: 0 tokens of train have mask 1, so there is nothing to learn: give mask 1 to a field that has text%s", hint)
+	}
+	return nil
+}
+
+// countDropped counts a member of a list element, unless it is empty, a field leads to it, or a
+// condition compares it.
+func (w *encodeWorker) countDropped(fields []field, depth int, name []byte, value jsontext.Value) {
+	switch string(value) {
+	case "null", `""`, "[]", "{}":
+		return
+	}
+	if !slices.ContainsFunc(fields, func(f field) bool {
+		return f.nextStep(depth).name == string(name) || f.path[depth-1].key == string(name)
+	}) {
+		w.notes.Dropped.add(string(name), 1)
+	}
+}
+
+// A nameStart is a byte with which names of special tokens begin.
+type nameStart struct {
+	first byte
+	names [256][]string // indexed by second byte, longest first
+}
+
+// nameStarts returns the beginnings of the names of special tokens, to count them in texts. Names
+// of one byte are not counted.
+func nameStarts(t tokenizer) (starts []*nameStart) {
+	special, _ := t.(bpeTokenizer)
+	if special.Tokenizer == nil {
+		return nil
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(special.Special()), func(a, b string) int { return cmp.Compare(len(b), len(a)) }) {
+		if len(name) < 2 {
+			break
+		}
+		i := slices.IndexFunc(starts, func(s *nameStart) bool { return s.first == name[0] })
+		if i < 0 {
+			i, starts = len(starts), append(starts, &nameStart{first: name[0]})
+		}
+		starts[i].names[name[1]] = append(starts[i].names[name[1]], name)
+	}
+	return starts
+}
+
+// countNames counts the names of special tokens in a text.
+func (w *encodeWorker) countNames(t []byte) {
+	for _, start := range w.nameStarts {
+		for rest := t; ; {
+			i := bytes.IndexByte(rest, start.first)
+			if i < 0 || i+1 == len(rest) {
+				break
+			}
+			rest = rest[i:]
+			n := 1
+			for _, name := range start.names[rest[1]] {
+				if len(name) <= len(rest) && string(rest[:len(name)]) == name {
+					w.notes.Special.add(name, 1)
+					n = len(name)
+					break
+				}
+			}
+			rest = rest[n:]
+		}
+	}
+}
