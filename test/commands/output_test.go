@@ -103,7 +103,7 @@ func TestForgedNames(t *testing.T) {
 		{append(data, "inspect", "train", "3"), "row 0: number "},
 		{append(data, "inspect", "train", "--find", "3"), "token 3 of %s/train.bin"},
 		{append(data, "check", "train"), "train: 1 file"},
-		{append(data, "plan", "--step", "1s"), "60k tokens"},
+		{append(data, "plan", "--step", "1s"), "The files are local, not in a store"},
 		{[]string{"info", tokens}, "%s/train.bin"},
 		{[]string{"info", dir + "/none"}, "batchfs: "},
 		{[]string{"index", tokens, "--eot", "7"}, "%s/train.bin.index: "},

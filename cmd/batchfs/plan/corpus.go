@@ -22,7 +22,8 @@ type corpus struct {
 	blockOptions blocks.Options // options of each host; Limit is 0 without a cache directory
 	hosts        int
 	ranksPerHost int
-	openRequests int // store requests that opening the files took
+	openRequests int  // store requests that opening the files took
+	local        bool // whether the files exist, and none is in a store
 }
 
 type corpusSource struct {
@@ -160,7 +161,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blockOptions.Limit = 0
 	}
-	c.sequence, c.openRequests = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load())
+	c.sequence, c.openRequests, c.local = d.Sequence, int(opener.Remote.Store.Counts.Requests.Load()), !d.Split.IsRemote()
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Name
 		if len(d.Split.Sources) > 0 {

@@ -12,6 +12,7 @@ import (
 // An Estimate is what a run needs. Rates are per second. Tokens to Blocks describe the corpus;
 // other numbers are per host unless their comments say otherwise.
 type Estimate struct {
+	Local             bool            `json:"local"` // whether the corpus is local files, and so has no Verdicts
 	Tokens            int64           `json:"tokens"`
 	Bytes             int64           `json:"bytes"`
 	Objects           int             `json:"objects"`
@@ -96,7 +97,7 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	q := c.sequence
 	seconds := o.step.Seconds()
 	e := &Estimate{
-		Bytes: counted.corpusBytes, Blocks: counted.corpusBlocks, BlockBytes: c.blockOptions.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
+		Local: c.local, Bytes: counted.corpusBytes, Blocks: counted.corpusBlocks, BlockBytes: c.blockOptions.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranksPerHost,
 		BatchSize: q.BatchSize, BlockSize: int(c.stride()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
 		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
 		BatchBlocks: counted.blocksPerBatch, StepBlocks: counted.blocksPerStep, CacheBytes: c.blockOptions.Limit,
@@ -121,7 +122,9 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	e.Requests = hosts * (e.HostRequests + float64(e.MountRequests))
 	e.Fetched = hosts * e.HostFetched
 	e.Price = e.Requests/1000*o.getPrice + e.Fetched/1e9*o.gbPrice
-	e.addVerdicts(c, o.latency.Seconds(), limits)
+	if !c.local {
+		e.addVerdicts(c, o.latency.Seconds(), limits)
+	}
 	return e
 }
 

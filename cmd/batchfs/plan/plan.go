@@ -54,8 +54,8 @@ exceed a limit, and which key helps.
 
 Describe the corpus with --tokens or several --source; it need not exist, and its
 settings are those of [batch]. Or name a SPLIT of the configuration, with or without
-settings, such as train/order=shuffle (default: train); plan opens its files, in a
-store or on a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count
+settings, such as train/order=shuffle (default: train); plan opens its files. If they
+are local, plan says so, and estimates for objects of the same sizes. store.block_bytes, store.cache_bytes and memory.ahead_bytes count
 as in a mount. Each host has one mount for all its GPUs.
 
 Plan picks the rows as a mount does, and counts the blocks that they need in two

@@ -15,6 +15,9 @@ import (
 
 func (e *Estimate) print(out io.Writer) {
 	var text strings.Builder
+	if e.Local {
+		text.WriteString("The files are local, not in a store, so a run needs no network. If each of them were an object in a store, it would need this:\n\n")
+	}
 	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(e.Tokens)), terminal.FormatBytes(e.Bytes), formatCount(float64(e.Objects)),
 		formatCount(float64(e.Blocks)), terminal.FormatBytes(e.BlockBytes))
 	fmt.Fprintf(&text, "%d hosts with %d GPUs each, %d rows of %d tokens per GPU and step, order %s: %s tokens per step of %s\n", e.Hosts, e.GPUs, e.BatchSize,
