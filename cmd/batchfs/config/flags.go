@@ -86,13 +86,16 @@ func setArgsForData(dir string) (sets []string, err error) {
 			"--set splits.train.tokens=%[1]s instead of --data; if it is text, create token files with batchfs prepare %[1]s --out DIR; "+
 			"if it is Parquet, also name the column with --field", dir)
 	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %[1]s", dir)
+	}
 	if err != nil {
 		return nil, err
 	}
 	// If the manifest is broken, opening the files reports that.
 	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName))
 	arrays := manifest.ArrayFiles()
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return arrays[e.Name()] })
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return arrays[e.Name()].File != "" })
 	for _, name := range []string{"train", "val"} {
 		pattern, err := dataGlob(name, entries)
 		if err != nil {

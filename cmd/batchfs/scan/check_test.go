@@ -359,6 +359,12 @@ func TestSurveyOfFormats(t *testing.T) {
 	if err := s.AddFile(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 2 || s.Files[1].Tokens != 1 {
 		t.Errorf("a wrong index: %v, %+v", err, s.Files)
 	}
+	testfiles.Write(t, map[string]string{"mask.bin": "\x01\x00\x01", "vocab.json": `{"kind": "byte", "vocab_size": 256, "token_dtype": "uint16",
+		"splits": {"train": {"shards": [{"name": "a.bin", "arrays": [{"name": "mask", "file": "mask.bin", "dtype": "uint8"}]}]}}}`})
+	s, text = survey(t, "mask.bin", o)
+	if f := s.Files[0]; f.DType != "uint8" || f.Shape[0] != 3 || f.Tokens != 0 || f.Largest != uint64(1) || !strings.Contains(text, "array mask") {
+		t.Errorf("a mask: %+v, %s", f, text)
+	}
 }
 
 // A Survey reads only samples of a large file, unless All is set.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 
 	"batchfs/cache"
@@ -32,6 +33,7 @@ type Survey struct {
 type File struct {
 	Path      jsontext.String `json:"path"`
 	Format    string          `json:"format"`
+	Array     string          `json:"array,omitempty"` // name, if the vocab.json next to the file lists it as an aligned array
 	DType     array.DType     `json:"dtype"`
 	Shape     []int64         `json:"shape"`
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
@@ -59,12 +61,18 @@ type InfoOptions struct {
 }
 
 // completeFromVocabulary returns the vocabulary next to a file, or nil, and completes o and eot
-// from it: the dtype of a headerless file, and the token that ends each document.
+// from it: the dtype of a headerless file, and the token that ends each document. For an aligned
+// array, it returns nil, and completes o with its dtype and shape.
 func completeFromVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
-	v, _, err := vocabulary.ForFiles([]string{path})
-	if v == nil {
+	m, err := vocabulary.Read(filepath.Join(filepath.Dir(path), vocabulary.FileName))
+	if a := m.ArrayFiles()[filepath.Base(path)]; o.GuessedDType && array.DType(a.DType).Known() {
+		o.DType, o.Axes, o.GuessedDType, o.AlignedArray = array.DType(a.DType), a.Shape, false, a.Name
+		return nil, o, eot, nil
+	}
+	if m == nil {
 		return nil, o, eot, err
 	}
+	v := &m.Vocabulary
 	if dtype := array.DType(v.TokenDType); o.GuessedDType && dtype.Known() {
 		o.DType = dtype
 	}
@@ -92,14 +100,16 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if err != nil {
 		return err
 	}
+	hasTokens := isTokens(a) && o.Open.AlignedArray == ""
 	switch size := a.DType().Size(); {
-	case asked && !isTokens(a):
+	case asked && !hasTokens:
 		return fmt.Errorf("%s: its elements are %s %d, not tokens, so --eot does not apply", path, a.DType(), a.Axes())
-	case !asked && (!isTokens(a) || size < 8 && o.EOT>>(8*size) > 0): // for example a mask
+	case !asked && (!hasTokens || size < 8 && o.EOT>>(8*size) > 0): // for example a mask
 		o.EOT = -1
 	}
 	f := &File{
 		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
+		Array: o.Open.AlignedArray,
 	}
 	if f.DType.IsSigned() {
 		f.largest = 1 << 63 // smallest int64
@@ -107,7 +117,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	for _, axis := range a.Axes() {
 		f.Shape = append(f.Shape, int64(axis))
 	}
-	if isTokens(a) {
+	if hasTokens {
 		f.Tokens = a.Len()
 	}
 	if err := s.countFile(ctx, f, a, o, stderr); err != nil {
@@ -266,6 +276,9 @@ func (f *File) print(out io.Writer) {
 	sample := ""
 	if f.Read < f.Bytes {
 		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.FormatBytes(f.Read), 100*float64(f.Read)/float64(f.Bytes))
+	}
+	if f.Array != "" {
+		printable.Fprintf(out, "  array %s, one element for each token\n", f.Array)
 	}
 	number := "number"
 	if f.Tokens > 0 {

@@ -39,6 +39,8 @@ type Vocabulary struct {
 	// token of a BPE vocabulary, which JSON encodes in base64.
 	Tokens     []string `json:"tokens,omitempty"`
 	TokenBytes [][]byte `json:"token_bytes,omitempty"`
+
+	Unknown func(token int) `json:"-"` // called by Text for tokens without a text; nil for none
 }
 
 // A Manifest is the content of vocab.json, except what only the Python package's writer reads.
@@ -87,20 +89,20 @@ type ArrayFile struct {
 	Shape []int  `json:"shape,omitempty"`
 }
 
-// ArrayFiles returns the names of the files of all aligned arrays in m, which may be nil.
-func (m *Manifest) ArrayFiles() map[string]bool {
-	names := map[string]bool{}
+// ArrayFiles returns all aligned arrays in m, which may be nil, by file name.
+func (m *Manifest) ArrayFiles() map[string]ArrayFile {
+	files := map[string]ArrayFile{}
 	if m == nil {
-		return names
+		return files
 	}
 	for _, split := range m.Splits {
 		for _, shard := range split.Shards {
 			for _, a := range shard.Arrays {
-				names[a.File] = true
+				files[a.File] = a
 			}
 		}
 	}
-	return names
+	return files
 }
 
 // Read reads a vocab.json. It returns nil and no error if path is not a regular file or belongs to
@@ -184,10 +186,12 @@ func (v *Vocabulary) Text(token int) string {
 		return string([]byte{byte(token)})
 	case uint(token) < uint(len(v.Tokens)):
 		return v.Tokens[token]
-	case uint(token) < uint(len(v.TokenBytes)):
+	case uint(token) < uint(len(v.TokenBytes)) && len(v.TokenBytes[token]) > 0:
 		return string(v.TokenBytes[token])
 	case v.Kind == IDs:
 		return fmt.Sprintf("%d ", token)
+	case v.Unknown != nil:
+		v.Unknown(token)
 	}
 	return fmt.Sprintf("\ufffd%d", token)
 }
