@@ -114,7 +114,7 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 	case err != nil:
 		err = fmt.Errorf("%s is not a JSON object: %w", f.path[depth-1].prefix, err)
 	case inner == nil:
-		err = fmt.Errorf("has no field %s: choose one with --field or --mask", f.path[depth].prefix)
+		err = fmt.Errorf("has no field %s: choose one with --field or --mask; there are %q", f.path[depth].prefix, memberNames(value))
 	}
 	return inner, err
 }

@@ -21,7 +21,7 @@ func textOf(value jsontext.Value, name string) (text []byte, err error) {
 		text, _ = jsontext.AppendUnquote(make([]byte, 0, len(value)), value)
 		return text, nil
 	}
-	return nil, fmt.Errorf("field %s is not a text but %.20s", name, value)
+	return nil, fmt.Errorf("field %s is not a text but %s", name, describe(value))
 }
 
 // literal returns a value in the form that conditions have: a string has no quotes.
@@ -39,7 +39,7 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 		return nil, nil
 	case jsontext.KindBeginArray:
 	default:
-		return nil, fmt.Errorf("is not a list but %.20s", value)
+		return nil, fmt.Errorf("is not a list but %s", describe(value))
 	}
 	d := jsontext.NewDecoder(bytes.NewBuffer(value), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	d.ReadToken()
@@ -87,4 +87,29 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 		return nil, cmp.Or(err, errors.New("found more text after it"))
 	}
 	return value, nil
+}
+
+// memberNames returns the names of the first members of an object, for messages.
+func memberNames(object jsontext.Value) (names []string) {
+	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	d.ReadToken()
+	for d.PeekKind() == jsontext.KindString && len(names) < 20 {
+		name, _ := d.ReadToken()
+		names = append(names, name.String())
+		d.SkipValue()
+	}
+	return names
+}
+
+// describe says what a value is, for messages.
+func describe(value jsontext.Value) string {
+	switch value.Kind() {
+	case jsontext.KindString:
+		return "a text"
+	case jsontext.KindBeginArray:
+		return "a list"
+	case jsontext.KindBeginObject:
+		return fmt.Sprintf("an object with %q", memberNames(value))
+	}
+	return string(value)
 }

@@ -43,8 +43,8 @@ func TestPrepareLists(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--field m.text":        "line 1: m is a list: to take a text of each element, write m.*.text",
-		"--field s.*":           `line 1: field s.* is not a list but "S"`,
-		"--field m.*.other":     "line 1: has no field m.*.other: choose one with --field or --mask",
+		"--field s.*":           `line 1: field s.* is not a list but a text`,
+		"--field m.*.other":     `line 1: has no field m.*.other: choose one with --field or --mask; there are [`,
 		"--field l[role=a].b":   "line 1: field l[role=a] is not a list of JSON objects",
 		"--mask m[role=a].text": "--mask: must list fields with 0 or 1",
 		"--special":             "--special, --eot-token: byte has no special tokens",
