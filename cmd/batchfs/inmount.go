@@ -22,11 +22,33 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	case snapshot != nil:
 		return snapshot.OpenPath(below)
 	}
-	c, err := flags.Load()
+	c, err := configOf(flags, path)
 	if err != nil {
 		return nil, err
 	}
 	return dataset.NewOpener(c).OpenPath(path)
+}
+
+// configOf returns the configuration from flags, which must have the split that path names.
+func configOf(flags *config.Flags, path string) (*config.Config, error) {
+	c, err := flags.Load()
+	if errors.Is(err, config.ErrNothingNamed) && strings.Contains(path, "/") {
+		return nil, fmt.Errorf("%s: no batchfs is mounted there: %w", path, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	name, _, _ := strings.Cut(path, "/")
+	if _, err = c.Named(name); err != nil {
+		if m, _, _ := findMount(path); m != nil {
+			return nil, errOwnConfiguration(path)
+		}
+	}
+	return c, err
+}
+
+func errOwnConfiguration(path string) error {
+	return fmt.Errorf("%s is in a mount, which has its own configuration; leave out -c, --data and --set", path)
 }
 
 // configuredSplit is like openSplit, but returns an opener for this split alone, and ignores
@@ -41,7 +63,7 @@ func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) 
 		path = below
 		c, err = snapshot.Config()
 	} else {
-		c, err = flags.Load()
+		c, err = configOf(flags, path)
 	}
 	if err != nil {
 		return nil, err
@@ -67,7 +89,7 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	case err != nil:
 		return nil, "", err
 	case m != nil && configured:
-		return nil, "", fmt.Errorf("%s is in a mount, which has its own configuration; leave out -c, --data and --set", path)
+		return nil, "", errOwnConfiguration(path)
 	case m == nil && filepath.IsAbs(path):
 		return nil, "", fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path)
 	case m == nil:

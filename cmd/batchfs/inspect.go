@@ -19,13 +19,14 @@ func inspectCommand() *cobra.Command {
 	var find int64
 	var epoch uint64
 	var chars int
+	var by string
 	cmd := &cobra.Command{
 		Use:   "inspect SPLIT K",
 		Short: "Show where the rows of a batch come from, or find the batches with a token",
 		Long: `Show where each row of batch K comes from: its number among all rows, its epoch, its
 file, and the index of its first token in that file. If the vocab.json of batchfs
-prepare is next to the token file, inspect also shows the beginning of the row's
-text; --chars sets how much. --json prints the same as the file batch/<k>.json of a
+prepare is next to the token file, or --by names the tokenizer, inspect also shows the
+beginning of the row's text; --chars sets how much. --json prints the same as the file batch/<k>.json of a
 mount.
 
 --find lists the batches of one epoch that contain a given token. TOKEN_INDEX counts
@@ -63,11 +64,16 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			case asJSON:
 				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
-			return d.Describe(cmd.OutOrStdout(), k, chars)
+			named, err := namedVocabulary(by, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return d.Describe(cmd.OutOrStdout(), k, chars, named)
 		}),
 	}
 	src.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&by, "by", "", byHelp)
 	cmd.Flags().IntVar(&chars, "chars", 200, "show at most this `NUMBER` of characters of each row, or of each document in it")
 	cmd.Flags().Int64Var(&find, "find", 0, "find the batches that contain the token at this `TOKEN_INDEX`")
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: search this `EPOCH`")

@@ -123,6 +123,21 @@ func TestInspectOfForeignTokens(t *testing.T) {
 	}
 }
 
+// --by decodes tokens without a vocab.json, and warns once if they are not in its vocabulary.
+func TestInspectBy(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x00\x55\xc4", 200)}) // "!" and 50261
+	cmd, stderr := inspectCommand(), new(bytes.Buffer)
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(stderr)
+	cmd.SetArgs(strings.Fields("train 0 --by gpt2 --set splits.train.tokens=a.bin --set splits.train.token_dtype=uint16 --set batch.block_size=2"))
+	testfiles.NoError(t, cmd.ExecuteContext(t.Context()))
+	if got := stderr.String(); strings.Count(out.String(), "\ufffd50261") != 12 || got != "warning: token 50261 is not among the 50257 tokens of --by gpt2, so another tokenizer made these tokens\n" {
+		t.Errorf("%s%s", out.String(), got)
+	}
+}
+
 func TestInspectErrors(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	const which = "name a batch, as in batchfs inspect train 17, or a token, as in batchfs inspect train --find 1000"

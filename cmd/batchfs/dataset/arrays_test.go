@@ -86,7 +86,7 @@ func TestTextOfAnyTokens(t *testing.T) {
 		d := mustOpen(t, fmt.Sprintf("[splits.train]\ntokens = 'a.bin'\nbatch_size = 1\nblock_size = 3\norder = 'sequential'\ntoken_dtype = '%s'\n%s",
 			test.dtype, test.keys))[0]
 		var out bytes.Buffer
-		must(t, d.Describe(&out, 0, 1000))
+		must(t, d.Describe(&out, 0, 1000, nil))
 		if got := out.String(); !strings.Contains(got, "row 0") || strings.Contains(got, "\n    abc\n") != test.text {
 			t.Errorf("%s: %s", test.dtype, got)
 		}

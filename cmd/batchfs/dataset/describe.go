@@ -232,10 +232,10 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes the origin of each row of batch k for people. If there is a vocabulary next to
-// the token file, it adds up to chars characters of each segment's text.
-func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
-	vocabularies := map[string]*vocabulary.Manifest{}
+// Describe writes the origin of each row of batch k for people. It adds up to chars characters of
+// each segment's text if named is not nil or there is a vocabulary next to the token file.
+func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary.Vocabulary) error {
+	vocabularies := map[string]*vocabulary.Vocabulary{}
 	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.sequencePath(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
@@ -255,7 +255,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 			if several {
 				fmt.Fprintf(out, "  from index %d on, ", segment.At)
 			}
-			if err := d.describeSegment(out, row.source, segment, chars, vocabularies); err != nil {
+			if err := d.describeSegment(out, row.source, segment, chars, named, vocabularies); err != nil {
 				return err
 			}
 		}
@@ -263,9 +263,10 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	return nil
 }
 
-// describeSegment writes where a segment is from and the beginning of its text. It caches
-// vocabularies by directory.
-func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
+// describeSegment writes where a segment is from and the beginning of its text. It uses
+// vocabulary v or, if that is nil, the one next to the token file; vocabularies caches these by
+// directory.
+func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, v *vocabulary.Vocabulary, vocabularies map[string]*vocabulary.Vocabulary) (err error) {
 	if segment.Inserted {
 		fmt.Fprint(out, "inserted bos, then ")
 		segment = segment.Copied()
@@ -282,19 +283,20 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	if d.Sequence.Layout == sampler.Elements {
 		return nil // elements that are not tokens have no text
 	}
-	dir := filepath.Dir(at.Path)
-	v, known := vocabularies[dir]
-	if !known {
-		if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
-			return err
+	if v == nil {
+		dir, known := filepath.Dir(at.Path), false
+		if v, known = vocabularies[dir]; !known {
+			if v, _, err = vocabulary.ForFiles([]string{at.Path}); err != nil {
+				return err
+			}
+			vocabularies[dir] = v
 		}
-		vocabularies[dir] = v
 	}
 	if v == nil {
 		return nil
 	}
 	first := min(segment.Len, d.Sequence.BlockSize-segment.At) // at most the T elements of x
-	text, err := Text(d.mains[source], segment.Start, first, &v.Vocabulary)
+	text, err := Text(d.mains[source], segment.Start, first, v)
 	if err != nil {
 		return err
 	}

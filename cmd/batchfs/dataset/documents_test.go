@@ -65,7 +65,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 			}
 			must(t, json.Unmarshal(originsOf(d, k), &got))
 			var text bytes.Buffer
-			must(t, d.Describe(&text, k, 1000))
+			must(t, d.Describe(&text, k, 1000, nil))
 			x := readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 			for j, row := range got.Rows {
 				first := uint64(binary.LittleEndian.Uint32(x[4*8*j:]))
@@ -111,7 +111,7 @@ func TestOriginsWithBOS(t *testing.T) {
 		t.Errorf("%+v, want rows %s and bos 0", got, want)
 	}
 	var text bytes.Buffer
-	must(t, d.Describe(&text, 0, 0))
+	must(t, d.Describe(&text, 0, 0, nil))
 	for _, want := range []string{"epoch 0, 11 tokens of ", "epoch 0, inserted bos, then 10 tokens of ", " from token 11 on, document 0\n", "then 5 tokens of "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("inspect does not say %q:\n%s", want, &text)

@@ -22,7 +22,6 @@ import (
 	"strings"
 
 	"batchfs/cmd/batchfs/dataset"
-	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/sampler"
 )
@@ -32,9 +31,9 @@ var files embed.FS
 
 // A View serves the page. Once all sequences are added, it is safe for concurrent use.
 type View struct {
-	key          string  // secret part of the address
-	namedDecoder decoder // tokenizer given to New; nil to use each source's vocab.json
-	sequences    []sequence
+	key       string                 // secret part of the address
+	named     *vocabulary.Vocabulary // nil to use each source's vocab.json
+	sequences []sequence
 }
 
 type sequence struct {
@@ -47,40 +46,23 @@ type sequence struct {
 // A decoder returns the text of a token.
 type decoder func(token uint64) string
 
-// New returns a View without sequences. It decodes all tokens with the named tokenizer, as in
-// prepare --by, or, if the name is empty, with the vocab.json next to the token files.
-func New(tokenizer string) (*View, error) {
-	v := &View{key: rand.Text()}
-	if tokenizer == "" {
-		return v, nil
-	}
-	open := bpe.Named
-	if strings.HasSuffix(tokenizer, ".json") {
-		open = bpe.ReadHuggingFace
-	}
-	t, err := open(tokenizer)
-	if err != nil {
-		return nil, fmt.Errorf("--by: %w", err)
-	}
-	v.namedDecoder = func(token uint64) string {
-		return cmp.Or(string(t.Bytes(uint32(min(token, math.MaxUint32)))), fmt.Sprintf("\ufffd%d", token))
-	}
-	return v, nil
-}
+// New returns a View without sequences. It decodes all tokens with the named vocabulary or, if that
+// is nil, with the vocab.json next to the token files.
+func New(named *vocabulary.Vocabulary) *View { return &View{key: rand.Text(), named: named} }
 
-// Add adds a sequence under a name. If New got no tokenizer, tokens are decoded with the vocab.json
+// Add adds a sequence under a name. If New got no vocabulary, tokens are decoded with the vocab.json
 // next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
 		switch vocab, _, err := vocabulary.ForFiles(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Elements: // numbers have no text
-		case v.namedDecoder != nil:
-			s.decoders[i] = v.namedDecoder
+		case v.named != nil:
+			s.decoders[i] = decoderOf(v.named)
 		case err != nil:
 			return err
 		case vocab != nil:
-			s.decoders[i] = func(token uint64) string { return vocab.Text(int(min(token, math.MaxInt))) }
+			s.decoders[i] = decoderOf(vocab)
 			if vocab.EOTAt == "end" {
 				s.eot = vocab.EOT
 			}
@@ -88,6 +70,10 @@ func (v *View) Add(name string, d *dataset.Dataset) error {
 	}
 	v.sequences = append(v.sequences, s)
 	return nil
+}
+
+func decoderOf(v *vocabulary.Vocabulary) decoder {
+	return func(token uint64) string { return v.Text(int(min(token, math.MaxInt))) }
 }
 
 // Address returns the URL of the page when it is served on a listener.

@@ -22,8 +22,7 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	testfiles.NoError(t, err)
 	all, err := dataset.NewOpener(c).Open(nil)
 	testfiles.NoError(t, err)
-	v, err := New("")
-	testfiles.NoError(t, err)
+	v := New(nil)
 	for _, d := range all {
 		testfiles.NoError(t, v.Add(d.Split.Name, d))
 	}

@@ -165,6 +165,7 @@ class Panel {
         this.$rows.append(d.el)
       }
       failed ||= answer.error
+      if (r?.text && (d.unknown ??= r.text.some(t => /^\ufffd\d+$/.test(t)))) failed ||= "Some tokens are not in the vocabulary, so another tokenizer made them."
       d.el.classList.toggle("stale", !r)
       const here = state.at.panel === this && state.at.j === j, token = here && d.el.querySelector(`[data-i="${state.at.i}"]`)
       d.el.classList.toggle("here", here)
