@@ -13,9 +13,11 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/bench"
 	"batchfs/cmd/batchfs/plan"
@@ -110,6 +112,15 @@ MOUNTPOINT/README explains the files of a mount.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		var flag *pflag.NotExistError
+		if errors.As(err, &flag) {
+			if name := flag.GetSpecifiedShortnames(); name != "" && strings.Trim(name, "0123456789") == "" {
+				return fmt.Errorf("-%s: must be a whole number from 0 on", name)
+			}
+		}
+		return err
+	})
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	cobra.EnableCommandSorting = false // help lists the commands in this order
 	addGroup(root, "Token files:", prepare.Command(), infoCommand(), checkCommand(), indexCommand())

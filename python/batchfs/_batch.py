@@ -82,7 +82,10 @@ class BatchBuffer:
     """
 
     def __init__(self, layouts: list[ArrayLayout], raw: Array | None = None) -> None:
-        self.raw: Array = np.empty(layouts[-1].end, np.uint8) if raw is None else raw
+        try:
+            self.raw: Array = np.empty(layouts[-1].end, np.uint8) if raw is None else raw
+        except MemoryError as e:
+            raise MemoryError(f"a batch takes {layouts[-1].end / 2**30:.1f} GiB of memory, and there is not as much: reduce batch_size or block_size") from e
         self.arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in layouts]
         main, *others = parts(layouts)
         self.buffers = [[self.raw.data[: main.end]], *([self.raw.data[p.start : p.end]] for p in others)]

@@ -32,6 +32,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	e2e.CheckFails(t, "Input/output error", "cat", m.Path("train/batch/1"))
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
 	e2e.CheckLogAndStatus(t, m, want)
+	e2e.AwaitDoctor(t, m.Dir, "FIX  requests: train fails, the last time with: "+want, "ok   mounted train: ")
 
 	open := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
 	defer open.Close()
@@ -41,6 +42,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	if _, err := open.ReadAt(got, 0); err != nil || string(got) != string(raw[4096:][:4096]) {
 		t.Errorf("a read with another vocab_size: error %v, or other bytes than those of the file", err)
 	}
+	e2e.AwaitDoctor(t, m.Dir, "ok   requests: ")
 }
 
 // cat, inspect and check apply the settings of the mount to a path in it, not a configuration in
@@ -69,7 +71,16 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 		{"cat " + m.Path("nosuch"), `no split "nosuch"; there are ["train" "val"]`},
 		{"inspect " + m.Path("train/sede=7") + " 1", `train/sede=7: unknown setting "sede"`},
 		{"inspect " + here + "/train 1", "no batchfs is mounted there"},
+		{"env -C / " + e2e.Batchfs + " inspect " + m.Path("train")[1:] + " 1 -c " + config, m.Path("train")[1:] + " is in a mount, which has its own configuration"},
+		{"env -C / " + e2e.Batchfs + " inspect none/train 1", "none/train: no batchfs is mounted there"},
+		{"seek " + m.Path("train") + " -5", "-5: must be a whole number from 0 on"},
+		{"inspect " + m.Path("train/rows=packed") + " 1", "rows cannot be set in a path, but only for a whole mount: --set batch.rows=packed"},
+		{"mount --data /none/data " + here, "--data /none/data: no such directory; name one that has train.bin"},
 	} {
-		e2e.CheckFails(t, test.want, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...)
+		args := strings.Fields(test.args)
+		if args[0] != "env" {
+			args = append([]string{e2e.Batchfs}, args...)
+		}
+		e2e.CheckFails(t, test.want, args...)
 	}
 }

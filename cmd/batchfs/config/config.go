@@ -316,8 +316,8 @@ func (s *Split) check() error {
 	case s.Rank >= s.World:
 		return fmt.Errorf("%s: must be below world, which is %d in splits.%s (got %d)", s.MessagePrefix("rank", "world"), s.World, s.Path(), s.Rank)
 	case s.BatchSize*s.World > sampler.MaxRows:
-		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d in splits.%s)",
-			s.MessagePrefix("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.Path())
+		return fmt.Errorf("%s: batch_size times world must be at most %d, %s (got %d times %d in splits.%s)",
+			s.MessagePrefix("batch_size", "world"), sampler.MaxRows, maxRowsReason, s.BatchSize, s.World, s.Path())
 	}
 	if err := s.CheckAligned(); err != nil {
 		return err

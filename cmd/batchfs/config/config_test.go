@@ -83,7 +83,7 @@ func TestConfigErrors(t *testing.T) {
 		{train + "[splits.val]\nseed = 1", `config.toml:3: splits.val: split val must have tokens, e.g. tokens = "data/val.bin" (got none)`},
 		{train + "rank = 1", `config.toml:3: splits.train.rank: must be below world, which is 1 in splits.train (got 1)`},
 		{train + "world = 2\n[batch]\nrank = 3\nworld = 4", `config.toml:5: batch.rank: must be below world, which is 2 in splits.train (got 3)`},
-		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216 (got 12 times 16777216 in splits.train)`},
+		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216, so that numbers of rows fit in 64 bits (got 12 times 16777216 in splits.train)`},
 
 		// Names of splits.
 		{"[splits.README]", `config.toml:1: splits.README: a split's name must be `},

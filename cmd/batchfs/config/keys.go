@@ -62,10 +62,12 @@ var topTable = table{name: "front of all tables", keys: []key{
 		valueType: nonEmpty(func(c *Config) *string { return &c.Mountpoint }, "a path")},
 }}
 
+const maxRowsReason = "so that numbers of rows fit in 64 bits"
+
 var batchTable = table{name: "[batch]", help: "What a batch contains. These keys apply to all splits. " +
 	"A split can set any of them in its own table, which takes precedence over [batch] and over --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true,
-		valueType: wholeNumber(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+		valueType: wholeNumber(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows).because(maxRowsReason),
 		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes at once: in a training step, or in a micro-batch of one. " +
 			"batch_size times world may be at most 16777216."},
 	{name: "block_size", initial: 1024, inPath: true,

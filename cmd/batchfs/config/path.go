@@ -17,8 +17,8 @@ func (e unknownSetting) Error() string      { return string(e) }
 func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 
 // With returns the split under the settings of a path component, such as "rank=3,world=8". The
-// error names the whole path and the rule for the value. It matches syscall.ENOENT if a key is
-// unknown, and no errno otherwise. Both splits share their slices and maps.
+// error names the whole path and the rule for the value. It matches syscall.ENOENT if a path has no
+// such key, and no errno otherwise. Both splits share their slices and maps.
 func (s *Split) With(settings string) (*Split, error) {
 	n := *s
 	if n.base == nil {
@@ -29,7 +29,11 @@ func (s *Split) With(settings string) (*Split, error) {
 	for _, setting := range strings.Split(settings, ",") {
 		name, text, _ := strings.Cut(setting, "=")
 		key := batchTable.find(name)
-		if key == nil || !key.inPath {
+		if key != nil && !key.inPath {
+			return nil, unknownSetting(fmt.Sprintf("%s: %s cannot be set in a path, but only for a whole mount: "+
+				"--set batch.%[2]s=%[3]s, or batchfs.mount(..., %[2]s=...) in Python", n.path, name, text))
+		}
+		if key == nil {
 			known := strings.Join(slices.Sorted(maps.Keys(s.Values())), ", ")
 			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, known))
 		}

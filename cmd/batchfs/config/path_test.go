@@ -113,7 +113,7 @@ func TestPathErrors(t *testing.T) {
 		{"rank=1,rank=2", "rank is set twice"},
 		{"rank=4", "rank: must be below world, which is 4 in splits.train/rank=4 (got 4)"},
 		{"rank=3/world=3", "rank: must be below world, which is 3 in splits.train/rank=3,world=3 (got 3)"},
-		{"world=2000000", "batch_size: batch_size times world must be at most 16777216 (got 12 times 2000000 in splits.train/world=2000000)"},
+		{"world=2000000", "batch_size: batch_size times world must be at most 16777216, so that numbers of rows fit in 64 bits (got 12 times 2000000 in splits.train/world=2000000)"},
 	} {
 		s, err := under(base, test.path)
 		want := "train/" + test.path + ": " + test.want
@@ -135,6 +135,9 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 		_, err := under(base, path)
 		want := fmt.Sprintf("train/%s: unknown setting %q; must be one of batch_size, block_size, dtype, layout, local_world, order, rank, "+
 			"seed, shuffle_block, start, steps, world", path, key)
+		if batchTable.find(key) != nil {
+			want = fmt.Sprintf("train/%s: %s cannot be set in a path, but only for a whole mount: --set batch.%[1]s, or batchfs.mount(..., %[2]s=...) in Python", path, key)
+		}
 		if !errors.Is(err, syscall.ENOENT) || fmt.Sprint(err) != want {
 			t.Errorf("%q:\n got %v\nwant %s, and ENOENT", path, err, want)
 		}

@@ -41,6 +41,12 @@ func wholeNumber[C any, N int | int64 | uint64](field func(*C) *N, least, most i
 	})
 }
 
+// because adds the reason for a limit to the rule.
+func (t valueType) because(reason string) valueType {
+	t.rule += ", " + reason
+	return t
+}
+
 func boolean[C any](field func(*C) *bool) valueType {
 	return newValueType(field, "true or false", func(value any) (b, ok bool) {
 		b, ok = value.(bool)
