@@ -63,6 +63,7 @@ func (t *tree) Succeeded(in *fuse.ReadIn, result fuse.ReadResult) {
 // account adds a reply to the counters of its sequence and of the sources of its split.
 func (t *tree) account(r *reply) {
 	seq := &t.shared.Sequences[r.inode.sequence()]
+	t.shared.SetFailing(r.inode.sequence(), false)
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
 	if r.buffer != nil {

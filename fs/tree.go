@@ -267,7 +267,9 @@ func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 			errno = e
 		}
 	}
-	name := t.sequences.recordError(inode(node).sequence(), id, err.Error())
-	t.log.tryLog(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
+	number := inode(node).sequence()
+	name := t.sequences.recordError(number, id, err.Error())
+	t.shared.SetFailing(number, errno == syscall.EIO && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EACCES))
+	t.log.tryLog(slog.LevelError, "a request failed", "sequence", state.Label(name), "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

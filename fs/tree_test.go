@@ -251,15 +251,19 @@ func TestNextAfterAnError(t *testing.T) {
 	tr := newTestTree(t, s)
 	r := tr.openFile(t, "train/next", 0)
 	for _, test := range []struct {
-		err  error
-		want syscall.Errno
-	}{{errors.New("broken"), syscall.EIO}, {fmt.Errorf("a: %w", syscall.ESTALE), syscall.ESTALE}} {
+		err     error
+		want    syscall.Errno
+		failing bool
+	}{{fmt.Errorf("a: %w", syscall.ESTALE), syscall.ESTALE, false}, {fmt.Errorf("a: %w", syscall.ENOENT), syscall.EIO, false}, {errors.New("broken"), syscall.EIO, true}} {
 		failure = test.err
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
 		if got := tr.liveStatus().Splits["train"].LastError; !strings.Contains(got, test.err.Error()) {
 			t.Errorf("the last error is %q, want %q", got, test.err)
+		}
+		if got := tr.shared.Failing(1); got != test.failing {
+			t.Errorf("%v: failing is %v, want %v", test.err, got, test.failing)
 		}
 	}
 	failure = nil
@@ -269,8 +273,8 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.readBatch(t, size); got != 1 {
 		t.Errorf("the handle that failed then gets batch %d, want 1", got)
 	}
-	if s := tr.liveStatus().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
-		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())
+	if s := tr.liveStatus().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 3 || tr.shared.Failing(1) {
+		t.Errorf("%d reads and %d errors are counted, want 2 and 3; failing is %v", s.Reads.Load(), s.Errors.Load(), tr.shared.Failing(1))
 	}
 
 	// A handle keeps a batch that it has delivered in part.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 func doctorCommand() *cobra.Command {
@@ -27,9 +29,9 @@ func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [MOUNTPOINT]",
 		Short: "Diagnose why mounting or reading fails, and suggest fixes",
-		Long: `Check everything that a mount needs and print one line for each check: "ok", or
-"FIX" with the problem and how to fix it. The exit status is 1 if anything needs a
-fix. Doctor changes nothing, and never waits for a mount that hangs.
+		Long: `Check everything that a mount needs and print one line for each check: first "FIX"
+with each problem and how to fix it, then "ok" for the rest. The exit status is 1 if
+anything needs a fix. Doctor changes nothing, and never waits for a mount that hangs.
 
 With a configuration, doctor also checks its token files and its mountpoint, or
 MOUNTPOINT. If there is a batchfs mount there, doctor checks that the user who made
@@ -59,10 +61,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 			} else {
 				d.checkAll()
 			}
-			if d.problems > 0 {
-				return fmt.Errorf("%d to fix", d.problems)
-			}
-			return nil
+			return d.finish()
 		}),
 		ValidArgsFunction: dirCompletion,
 	}
@@ -78,6 +77,7 @@ type doctor struct {
 	root     string        // root of the file system: "/" except in tests
 	config   *config.Config
 	problems int
+	passed   bytes.Buffer // lines of the checks that passed
 }
 
 const checkTimeout = 5 * time.Second
@@ -91,6 +91,15 @@ func mayMount() bool {
 	var caps [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
 	return err == nil && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+// finish prints the checks that passed, below those that did not, and returns an error if there are
+// any of the latter.
+func (d *doctor) finish() error {
+	if _, err := d.passed.WriteTo(d.out); err != nil || d.problems == 0 {
+		return err
+	}
+	return fmt.Errorf("%d to fix", d.problems)
 }
 
 func (d *doctor) configure(f *config.Flags) {
@@ -130,6 +139,7 @@ func (d *doctor) checkAll() {
 	d.check("kernel", d.kernel)
 	if d.check("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
 		d.mountedSplits()
+		d.check("requests", func() (string, error) { return checkRequests(m) })
 		d.check("access", func() (string, error) { return describeAccess(m) })
 	}
 	o := dataset.NewOpener(d.config)
@@ -142,8 +152,8 @@ func (d *doctor) checkAll() {
 	d.check("memory", d.memory)
 }
 
-// check runs examine, prints its detail or its error, and reports whether all is well. The error
-// must name the fix.
+// check runs examine, prints its error or leaves its detail for finish, and reports whether all is
+// well. The error must name the fix.
 func (d *doctor) check(what string, examine func() (string, error)) (ok bool) {
 	return d.checkWithin(onDisk, what, examine)
 }
@@ -177,7 +187,7 @@ func (d *doctor) checkWithin(hint, what string, examine func() (string, error)) 
 		err = errNoReply(d.timeout, hint)
 	}
 	if err == nil {
-		printf(d.out, "ok   %s: %s\n", what, detail)
+		printf(&d.passed, "ok   %s: %s\n", what, detail)
 		return true
 	}
 	d.problems++
@@ -204,7 +214,7 @@ func (d *doctor) permissionToMount() (string, error) {
 		return "this user may mount", nil
 	}
 	if os.Geteuid() == 0 {
-		return "", errors.New("root may not mount in this container; allow it with: docker run --device /dev/fuse --cap-add SYS_ADMIN")
+		return "", mount.ErrNoCapability
 	}
 	helper, err := mount.FindFusermount(d.inRoot("etc"))
 	if err != nil {
@@ -334,15 +344,30 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", err
 	}
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
-	for n := range shared.SequencesUsed() {
-		if q := &shared.Sequences[n+1]; q.Used() && q.Errors.Load() > 0 {
-			detail += fmt.Sprintf("; %d requests of %s failed, the last one with: %s", q.Errors.Load(), q.Name(), q.LastError())
-		}
-	}
 	if euid != m.Owner && !m.AllowOther {
 		detail += fmt.Sprintf("; only user %d may read it, unless it is mounted with mount.allow_other", m.Owner)
 	}
 	return detail, nil
+}
+
+// checkRequests returns an error if the last request of a sequence failed for a reason that a check
+// of the token files does not show. It does not touch the mount.
+func checkRequests(m *mount.Mounted) (string, error) {
+	shared, err := m.State()
+	if err != nil {
+		return "unknown, because this user may not inspect the mount", nil
+	}
+	defer shared.Close()
+	var failing []string
+	for n := range shared.SequencesUsed() {
+		if q := &shared.Sequences[n+1]; q.Used() && shared.Failing(n+1) {
+			failing = append(failing, fmt.Sprintf("%s fails, the last time with: %s", state.Label(q.Name()), q.LastError()))
+		}
+	}
+	if len(failing) > 0 {
+		return "", errors.New(strings.Join(failing, "; "))
+	}
+	return "none fails for another reason", nil
 }
 
 // checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor.

@@ -141,21 +141,37 @@ func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File
 		return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 	}
 	unix.Close(fd)
-	if err != unix.EPERM && err != unix.EACCES {
+	switch {
+	case err == unix.ENODEV, err == unix.ENOSYS:
+		return nil, fmt.Errorf("cannot mount %s: %w: %s", mountpoint, err, withoutFUSE)
+	case err != unix.EPERM && err != unix.EACCES:
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
-	return connectAsUser(mountpoint, source, allowOther)
+	connection, err := connectAsUser(mountpoint, source, allowOther)
+	if err != nil && os.Geteuid() == 0 {
+		err = ErrNoCapability
+	}
+	return connection, err
 }
+
+const (
+	// insteadOfFUSE says what works on a machine that cannot mount.
+	insteadOfFUSE = "here, batchfs.open(...) in Python and batchfs cat elsewhere read the same batches without a mount"
+	withoutFUSE   = insteadOfFUSE + "; to mount, load the kernel module (modprobe fuse), or start the container with docker run --device /dev/fuse --cap-add SYS_ADMIN"
+)
+
+// ErrNoCapability means that this process is root but lacks CAP_SYS_ADMIN.
+var ErrNoCapability = errors.New("root may not mount in this container: " + insteadOfFUSE +
+	"; to mount, start the container with docker run --device /dev/fuse --cap-add SYS_ADMIN")
 
 // OpenDevice opens path, which is /dev/fuse except in tests. The error says how to fix the problem.
 func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return -1, fmt.Errorf("%s: %w; load the kernel module (modprobe fuse), "+
-			"or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", path, err)
-	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return -1, fmt.Errorf("%s: %w; by default, everybody can open it: chmod 666 %s, as root", path, err, path)
+	case errors.Is(err, unix.EACCES):
+		return -1, fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %[1]s", path, err, insteadOfFUSE)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EPERM):
+		return -1, fmt.Errorf("%s: %w: %s", path, err, withoutFUSE)
 	case err != nil:
 		return -1, fmt.Errorf("%s: %w", path, err)
 	}
@@ -183,7 +199,7 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
 	cmd.ExtraFiles = []*os.File{theirs}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("cannot mount %s: %s (%w)", mountpoint, strings.TrimSpace(string(out)), err)
+		return nil, fmt.Errorf("cannot mount %s: %s (%w); %s", mountpoint, strings.TrimSpace(string(out)), err, insteadOfFUSE)
 	}
 	_, connection, err := fdpass.Receive(ours)
 	if err == nil && connection == nil {
@@ -198,6 +214,11 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 // FindFusermount returns the path of fusermount3, with which ordinary users mount. etc is /etc,
 // except in tests. The error says how to fix the problem.
 func FindFusermount(etc string) (helper string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("this user may not mount: %s; to mount: %w", insteadOfFUSE, err)
+		}
+	}()
 	if helper, err = lookUpFusermount(); err != nil {
 		return "", err
 	}
@@ -217,7 +238,7 @@ func FindFusermount(etc string) (helper string, err error) {
 func lookUpFusermount() (string, error) {
 	helper, err := exec.LookPath("fusermount3")
 	if err != nil {
-		return "", errors.New("mounting requires root or fusermount3, which is not installed: apt-get install fuse3")
+		return "", errors.New("only root can do without fusermount3, which is not installed: apt-get install fuse3")
 	}
 	return helper, nil
 }

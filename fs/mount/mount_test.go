@@ -329,7 +329,7 @@ func TestFindFusermount(t *testing.T) {
 	noError(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755))
 	// The real id fails for a user without an entry in passwd.
 	noError(t, os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755))
-	expect(fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
+	expect(fmt.Sprintf("this user may not mount: "+insteadOfFUSE+"; to mount: fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
 	noError(t, os.Remove(filepath.Join(bin, "id")))
 	expect("ln -s /proc/self/mounts " + filepath.Join(etc, "mtab"))
 	noError(t, os.WriteFile(filepath.Join(etc, "mtab"), nil, 0o644))

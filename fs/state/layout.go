@@ -37,6 +37,7 @@ type Shared struct {
 	RowsBySource    *[MaxSequences][MaxSources]SourceRows
 	countedRequests *[maxCounted]atomic.Uint64 // request ids: see CountOnce
 	lookups         *lookups
+	failing         *[MaxSequences]atomic.Bool // see SetFailing
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
@@ -48,6 +49,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
+		sectionAt(&s.failing),
 	}
 }
 

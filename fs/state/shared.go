@@ -10,6 +10,7 @@ package state
 
 import (
 	"bytes"
+	"regexp"
 	"time"
 
 	"batchfs/internal/clock"
@@ -37,6 +38,23 @@ func (q *SequenceState) LastError() string { return getText(q.lastError[:]) }
 
 // SetLastError records an error. Callers must serialize calls of SetLastError and LastError.
 func (q *SequenceState) SetLastError(text string) { setText(q.lastError[:], text) }
+
+var largeSteps = regexp.MustCompile(`steps=\d{10,}`)
+
+// Label returns a sequence's name for people. The Python package reads a split under the largest
+// possible number of steps, which becomes "steps=max".
+func Label(name string) string { return largeSteps.ReplaceAllString(name, "steps=max") }
+
+// SetFailing records whether the last request of a sequence failed for a reason that a check of its
+// token files does not show, such as a token beyond the vocabulary.
+func (s *Shared) SetFailing(number int, failing bool) {
+	if s.failing[number].Load() != failing {
+		s.failing[number].Store(failing)
+	}
+}
+
+// Failing returns the last value of SetFailing.
+func (s *Shared) Failing(number int) bool { return s.failing[number].Load() }
 
 // CursorMoved reports whether the cursor has left its initial position. If such a sequence were
 // forgotten, it would assign the same numbers again.
@@ -79,6 +97,7 @@ func (s *Shared) Add(number int, name string, initialCursor uint64, user uint32)
 	setText(q.name[:], name)
 	setText(q.lastError[:], "")
 	s.resetLookups(number)
+	s.SetFailing(number, false)
 	q.used.Store(1)
 }
 

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs/state"
 	"batchfs/internal/printable"
 )
 
@@ -116,7 +117,7 @@ func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)
 	}
 	var all []line
-	name := s.Name
+	name := state.Label(s.Name)
 	if utf8.RuneCountInString(name) > nameWidth { // gets a line of its own
 		all, name = []line{{text: "  " + name}}, ""
 	}

@@ -76,7 +76,7 @@ func TestScreen(t *testing.T) {
 	_, f := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
 	f.mounts[0].Sequences[0].Errors, f.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
 	for range 40 {
-		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1"})
+		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1,steps=1099511627776"})
 	}
 	history := map[string][]float64{"/mnt/a\x00train": {0, 1, 2, 4}}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
@@ -95,7 +95,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 	red := screen(f.lines(history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of the bytes served", "<  cache: 75.0% of the 4.0 GB needed is cached"} {
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max ", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of the bytes served", "<  cache: 75.0% of the 4.0 GB needed is cached"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
