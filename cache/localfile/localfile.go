@@ -71,8 +71,8 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one "+
-		"(on_change = \"follow\" does that without a new mount)", e.Path, e.How)
+	return fmt.Sprintf("%s has changed since it was opened: %s; unmount and mount again to serve it as it is now "+
+		"(to restore the old file instead, restore its modification time too, as cp -p does)", e.Path, e.How)
 }
 
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }

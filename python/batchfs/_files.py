@@ -26,7 +26,7 @@ _HINTS = {
     errno.ECONNABORTED: _GONE,
     errno.ENOENT: "is a batchfs mounted there?",
     errno.EACCES: "only the user that mounted can read, unless mount.allow_other is set",
-    errno.ESTALE: "token files changed. Put them back, or mount again. With on_change=follow, read again",
+    errno.ESTALE: "the token files changed: unmount and mount again, or, with on_change=follow, read again",
     errno.ETIMEDOUT: "the token files did not answer within mount.timeout: look at their disk or store",
     errno.ESHUTDOWN: "the mount is ending",
 }
@@ -93,6 +93,8 @@ class FileReader:
             return f"{words}: {why}"
         if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
+            if e.errno == errno.ESTALE:  # the error says what to do
+                return words
         return f"{words}; {hint(e.errno)}"
 
     def _last_error(self) -> str:

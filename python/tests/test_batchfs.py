@@ -1004,7 +1004,7 @@ class TestErrors(Place):
             self.assertTrue(same(piped[1], batch))
             np.ones(9000, np.uint16).tofile(self.directory / "new")
             os.rename(self.directory / "new", self.directory / "data/train.bin")
-            with self.assertRaisesRegex(batchfs.ReadError, "batch 190 of .*train.bin.*(changed|token file).*Put them back"):
+            with self.assertRaisesRegex(batchfs.ReadError, "batch 190 of .*train.bin.*(changed|token file).*mount again"):
                 train.read(190)
             with self.assertRaisesRegex(batchfs.ReadError, "train.bin"):
                 for k in range(2, 100_000):  # the pipe still holds batches of old tokens

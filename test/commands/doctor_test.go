@@ -96,7 +96,7 @@ func TestDoctorOfTokens(t *testing.T) {
 		mode e2e.Mode
 		want string
 	}{
-		{e2e.Shorter, d.Path + " has changed since it was opened: 50000 bytes, was 100000; put the old file back, or mount again"},
+		{e2e.Shorter, d.Path + " has changed since it was opened: 50000 bytes, was 100000; unmount and mount again"},
 		{e2e.Gone, d.Path + ": no such file or directory; put the file back, or unmount and mount again"},
 		{e2e.Denied, d.Path + ": permission denied; as its owner, chmod a+r " + d.Path},
 		{e2e.Failing, d.Path + ": input/output error"},
