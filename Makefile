@@ -6,7 +6,8 @@
 # make build     builds ./batchfs
 # make bench     measures how long a trainer waits for batches of the demo's tokens;
 #                BENCH=--memory measures memory
-# make wheel     builds the Python package, which contains the program, for x86_64 and arm64, in dist/
+# make wheel     builds the Python package, which contains the program, for this machine, in dist/;
+#                make wheels builds it for x86_64 and arm64
 # make release   builds everything that is published, in dist/release: wheels, tarballs, packages for
 #                Debian and RPM, and the context of the image
 # make packages  does that, and installs and uses each in an empty system
@@ -54,10 +55,11 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare compare-nanochat wheel recipes release packages
+.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux.
 build:
+	@.ci/go
 	CGO_ENABLED=0 go build -o batchfs ./cmd/batchfs
 
 demo:
@@ -142,6 +144,9 @@ compare-nanochat:
 
 wheel:
 	python3 python/wheel.py
+
+wheels:
+	python3 python/wheel.py --arch amd64 --arch arm64
 
 recipes:
 	@.ci/setup test

@@ -3,6 +3,7 @@
 
     python3 examples/train_numpy.py MOUNTPOINT VOCAB.json [--seconds 30]
 
+On a machine that cannot mount, a directory of token files takes the place of MOUNTPOINT.
 The model is the MLP of Bengio et al. (2003): embed the last C characters, hidden layers,
 softmax over the next one. The exit status is 1 unless it beats a table of bigram counts by 10%.
 """
@@ -20,13 +21,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("mountpoint")
+parser.add_argument("mountpoint", help="or, to read a pipe instead of files, a directory of token files")
 parser.add_argument("vocab", help="the vocab.json that batchfs prepare wrote")
 parser.add_argument("--seconds", type=float, default=30, help="how long to train (default: 30), and for 600 steps or more")
 args = parser.parse_args()
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
-info = json.load(open(f"{args.mountpoint}/train/info.json"))
+mounted = os.path.exists(f"{args.mountpoint}/status.json")
+if mounted:
+    info = json.load(open(f"{args.mountpoint}/train/info.json"))
+else:  # without a mount, the batches come from a pipe
+    import batchfs
+    pipes = {name: batchfs.open(args.mountpoint, block_size=32).split(name).steps() for name in ("train", "val")}
+    info = pipes["train"].split.info
 tokens = json.load(open(args.vocab)).get("tokens")
 if not tokens:
     sys.exit(f"{args.vocab} has no characters: this model counts pairs of them, so prepare the text with --by char")
@@ -38,8 +45,15 @@ lr_max, warmup, beta1, beta2 = 5e-3, 100, 0.9, 0.99
 rng = np.random.default_rng(1337)
 
 
+def load(split):
+    if mounted:
+        return np.load(f"{args.mountpoint}/{split}/next.npy")  # each open is another batch
+    step, batch = next(pipes[split])
+    return np.stack([batch.x, batch.y])
+
+
 def get_batch(split):
-    x, y = np.load(f"{args.mountpoint}/{split}/next.npy").astype(int)  # each open is another batch
+    x, y = load(split).astype(int)
     return x, y[:, C - 1:].ravel()  # (B, T), (B*L,)
 
 
@@ -96,6 +110,8 @@ def val_loss(predict):
 
 def resident():
     """Returns the resident memory of the process that serves the mount, in MB."""
+    if not mounted:
+        return 0
     with open(f"{args.mountpoint}/status.json") as f:
         return json.load(f)["resident_bytes"] / 1e6
 
@@ -105,9 +121,10 @@ def resident():
 some = 1_000_000 // info["batch_bytes"]
 counts = np.zeros(V * V)
 memory = []
-with open(f"{args.mountpoint}/train/steps={100 * some}/batches.bin", "rb") as f:
+with open(f"{args.mountpoint}/train/steps={100 * some}/batches.bin" if mounted else os.devnull, "rb") as f:
     for _ in range(100):
-        xy = np.frombuffer(f.read(some * info["batch_bytes"]), info["dtype"]).reshape(some, 2, B * T).astype(int)
+        xy = np.frombuffer(f.read(some * info["batch_bytes"]), info["dtype"]) if mounted else np.stack([load("train") for _ in range(some)])
+        xy = xy.reshape(some, 2, B * T).astype(int)
         counts += np.bincount((xy[:, 0] * V + xy[:, 1]).ravel(), minlength=V * V)
         memory.append(resident())
 counts = counts.reshape(V, V)
@@ -166,7 +183,8 @@ while done < 1:
         drawn = now
 
 read = (100 * some + len(val) + step) * info["batch_bytes"] / 1e6
-print(f"   memory of batchfs: {memory[9]:.0f} MB after 10 MB of batches, {resident():.0f} MB after {read:.0f} MB")
+if mounted:
+    print(f"   memory of batchfs: {memory[9]:.0f} MB after 10 MB of batches, {resident():.0f} MB after {read:.0f} MB")
 loss = val_loss(lambda x: forward(x)[1])
 if loss > 0.9 * bigram_loss:
     sys.exit(f"val loss {loss:.3f} is not 10 % below that of counting pairs, {bigram_loss:.3f}, after {step} steps: more --seconds?")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the wheels, one for each architecture: python3 python/wheel.py [--out dist] [--version 1.2.3] [--arch amd64]
+"""Builds the wheel for this machine: python3 python/wheel.py [--out dist] [--version 1.2.3] [--arch amd64]. It is also what pip runs to build one.
 
 Each has the package, the program (static, so that one wheel is for glibc and musl), the licenses of all that is linked into it, and
 a list of that (CycloneDX). The same commit and tools give the same bytes.
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def run(*command: str, **env: str) -> str:
 
 def version_of_commit() -> str:
     """Returns the tag of this commit, or a development version that names it."""
-    described = run("git", "describe", "--tags", "--always", "--dirty=.dirty", "--match", "v[0-9]*")
+    try:
+        described = run("git", "describe", "--tags", "--always", "--dirty=.dirty", "--match", "v[0-9]*")
+    except (OSError, subprocess.CalledProcessError):
+        return "0.dev0"  # the source came without git
     if re.fullmatch(r"v\d+(\.\d+)*", described):
         return described[1:]
     return "0.dev0+g" + described.rpartition("-g")[2]
@@ -42,7 +46,7 @@ def version_of_commit() -> str:
 
 def build(arch: str, version: str, out: Path) -> dict[str, Any]:
     """Builds the program and returns what Go says of it: its modules and its toolchain."""
-    flags = ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w -X main.stamped={version}"]
+    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w -X main.stamped={version}"]
     run("go", "build", *flags, "-o", str(out), "./cmd/batchfs", GOOS="linux", GOARCH=arch, CGO_ENABLED="0", GOFLAGS="")
     return json.loads(run("go", "version", "-m", "-json", str(out)))
 
@@ -113,6 +117,7 @@ def metadata(version: str, license_files: list[str]) -> bytes:
 
 def wheel(arch: str, version: str, out: Path) -> Path:
     """Writes the wheel of an architecture and returns its path."""
+    print(f"building batchfs {version} for {arch}: go prints each package that it compiles, up to 500", file=sys.stderr)
     program = out / f"batchfs-{arch}"
     built = build(arch, version, program)
     info, tags = f"batchfs-{version}.dist-info", TAGS[arch]
@@ -143,14 +148,29 @@ def hash_of(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
+def this_machine() -> str:
+    """Returns the architecture of this machine. Ends the program unless Go can build batchfs."""
+    if subprocess.run([ROOT / ".ci/go"], check=False).returncode:
+        sys.exit(1)
+    arch = run("go", "env", "GOARCH")
+    if arch not in TAGS:
+        sys.exit(f"there are no wheels for {arch}, only for {', '.join(TAGS)}")
+    return arch
+
+
+def build_wheel(directory: str, _settings: object = None, _metadata: object = None) -> str:
+    """Builds the wheel for this machine, for ``pip install .`` (PEP 517), and returns its name."""
+    return wheel(this_machine(), version_of_commit(), Path(directory)).name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="directory to write to (default: dist)")
     parser.add_argument("--version", help="of the package and the program (default: that of the commit)")
-    parser.add_argument("--arch", action="append", choices=list(TAGS), help="architecture, any number of times (default: all)")
+    parser.add_argument("--arch", action="append", choices=list(TAGS), help="architecture, any number of times (default: that of this machine)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for arch in args.arch or TAGS:
+    for arch in args.arch or [this_machine()]:
         print(wheel(arch, args.version or version_of_commit(), args.out))
 
 

@@ -107,6 +107,33 @@ func TestDemo(t *testing.T) {
 			t.Errorf("README shows the line %q, which the demo does not print:\n%s", line, out)
 		}
 	}
+
+	// Without /dev/fuse, it trains from a pipe.
+	e2e.NeedRoot(t, "only root can hide /dev/fuse")
+	e2e.NoError(t, os.Symlink(e2e.Must(filepath.Abs("../python"))(t), filepath.Join(dir, "python")))
+	e2e.CheckOutput(t, "the model writes:", "unshare", "-m", "sh", "-c", "mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+
+		filepath.Join(dir, "examples/demo")+" --seconds 1")
+}
+
+// If Go is missing or too old, the message names the version that is needed and the one that is
+// installed.
+func TestGoVersion(t *testing.T) {
+	bin := t.TempDir()
+	for _, tool := range []string{"dirname", "sed", "sort", "id"} {
+		e2e.NoError(t, os.Symlink(e2e.Must(exec.LookPath(tool))(t), filepath.Join(bin, tool)))
+	}
+	for said, want := range map[string]string{
+		"": "no Go is installed", "go version go1.19.8 linux/amd64": bin + "/go is Go 1.19.8", "go version go1.26 linux/arm64": "", "go version go1.100.1 linux/arm64": "",
+	} {
+		if said != "" {
+			e2e.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho "+said), 0o755))
+		}
+		out, stderr, err := e2e.Try(t, "env", "PATH="+bin, "../.ci/go")
+		if (err == nil) != (want == "") || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != min(len(want), 1) || out != "" {
+			t.Errorf("%s: %v %s%s, want %q", said, err, out, stderr, want)
+		}
+		os.Remove(filepath.Join(bin, "go"))
+	}
 }
 
 // README.md links to every page of docs, and every link on a page leads to an existing file and

@@ -977,7 +977,7 @@ class TestErrors(Place):
             batchfs.mount(**args)
 
     def test_rejected(self) -> None:
-        self.rejected("no such file", data=self.directory / "none")
+        self.rejected("no such directory", data=self.directory / "none")
         self.rejected("batch_size: must be a whole number", config=self.config, batch_size=0)
         self.rejected("unknown key|must be one of", config=self.config, set={"memory.acces": "pread"})
         self.rejected("does not exist", config=self.config, mountpoint=self.directory / "none")
@@ -1037,7 +1037,7 @@ class TestErrors(Place):
                     with batchfs.open(config=self.config) as p:
                         self.assertIsInstance(p, batchfs.Piped)
                         self.assertTrue(same(p.split("train")[3], want))
-        with self.assertRaisesRegex(batchfs.MountError, "no such file"):
+        with self.assertRaisesRegex(batchfs.MountError, "no such directory"):
             batchfs.open(self.directory / "none")
 
     @unittest.skipUnless(os.geteuid() == 0, "hiding /dev/fuse needs root")

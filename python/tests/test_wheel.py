@@ -91,6 +91,9 @@ class TestWheel(unittest.TestCase):
             self.assertEqual(run.stdout, "3 True\n4 True\n")
             said = subprocess.run([python, "-m", "batchfs", "version"], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True)
             self.assertEqual(said.stdout, f"batchfs {self.wheel.name.split('-')[1]}\n")
+            if "BATCHFS_WHEEL" not in os.environ:  # pip can also build it
+                subprocess.run([python, "-m", "pip", "wheel", "-q", "--no-index", "--no-deps", "-w", str(there), str(PYTHON.parent)], check=True)
+                self.assertEqual(len(list(there.glob("batchfs-*.whl"))), 1)
 
 
 if __name__ == "__main__":
