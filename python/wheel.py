@@ -148,10 +148,14 @@ def hash_of(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def this_machine() -> str:
-    """Returns the architecture of this machine. Ends the program unless Go can build batchfs."""
+def check_go() -> None:
+    """Ends the program unless Go can build batchfs."""
     if subprocess.run([ROOT / ".ci/go"], check=False).returncode:
         sys.exit(1)
+
+
+def this_machine() -> str:
+    """Returns the architecture of this machine."""
     arch = run("go", "env", "GOARCH")
     if arch not in TAGS:
         sys.exit(f"there are no wheels for {arch}, only for {', '.join(TAGS)}")
@@ -160,6 +164,7 @@ def this_machine() -> str:
 
 def build_wheel(directory: str, _settings: object = None, _metadata: object = None) -> str:
     """Builds the wheel for this machine, for ``pip install .`` (PEP 517), and returns its name."""
+    check_go()
     return wheel(this_machine(), version_of_commit(), Path(directory)).name
 
 
@@ -169,6 +174,7 @@ def main() -> None:
     parser.add_argument("--version", help="of the package and the program (default: that of the commit)")
     parser.add_argument("--arch", action="append", choices=list(TAGS), help="architecture, any number of times (default: that of this machine)")
     args = parser.parse_args()
+    check_go()
     args.out.mkdir(parents=True, exist_ok=True)
     for arch in args.arch or [this_machine()]:
         print(wheel(arch, args.version or version_of_commit(), args.out))
