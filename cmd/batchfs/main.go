@@ -11,9 +11,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -94,6 +94,8 @@ func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command
 	}
 }
 
+var negativeNumber = regexp.MustCompile(`^[0-9]+$`) // without its sign
+
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "batchfs",
@@ -114,10 +116,8 @@ MOUNTPOINT/README explains the files of a mount.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		var flag *pflag.NotExistError
-		if errors.As(err, &flag) {
-			if name := flag.GetSpecifiedShortnames(); name != "" && strings.Trim(name, "0123456789") == "" {
-				return fmt.Errorf("-%s: must be a whole number from 0 on", name)
-			}
+		if errors.As(err, &flag) && negativeNumber.MatchString(flag.GetSpecifiedShortnames()) {
+			return fmt.Errorf("-%s: must be a whole number from 0 on", flag.GetSpecifiedShortnames())
 		}
 		return err
 	})

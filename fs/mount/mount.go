@@ -214,23 +214,19 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 // FindFusermount returns the path of fusermount3, with which ordinary users mount. etc is /etc,
 // except in tests. The error says how to fix the problem.
 func FindFusermount(etc string) (helper string, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("this user may not mount: %s; to mount: %w", insteadOfFUSE, err)
-		}
-	}()
+	const because = "this user may not mount: " + insteadOfFUSE + "; to mount: "
 	if helper, err = lookUpFusermount(); err != nil {
-		return "", err
+		return "", fmt.Errorf(because+"%w", err)
 	}
 	var exit *exec.ExitError
 	if err := exec.Command("id", "-un").Run(); errors.As(err, &exit) {
-		return "", fmt.Errorf("fusermount3 needs a name for user id %d, and %s/passwd has none: as root, "+
+		return "", fmt.Errorf(because+"fusermount3 needs a name for user id %d, and %s/passwd has none: as root, "+
 			"echo 'trainer:x:%[1]d:%[3]d::/:/bin/sh' >>%[2]s/passwd", os.Getuid(), etc, os.Getgid())
 	}
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
 		// Without it, fusermount3 mounts but refuses to unmount.
-		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
+		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
 	}
 	return helper, nil
 }

@@ -103,13 +103,6 @@ func memberNames(object jsontext.Value) (names []string) {
 
 // describe says what a value is, for messages.
 func describe(value jsontext.Value) string {
-	switch value.Kind() {
-	case jsontext.KindString:
-		return "a text"
-	case jsontext.KindBeginArray:
-		return "a list"
-	case jsontext.KindBeginObject:
-		return fmt.Sprintf("an object with %q", memberNames(value))
-	}
-	return string(value)
+	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object"}
+	return cmp.Or(kinds[value.Kind()], string(value))
 }

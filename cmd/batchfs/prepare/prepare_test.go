@@ -223,7 +223,7 @@ func TestPrepareErrors(t *testing.T) {
 		"no val document": {"abc", "a lines.jsonl --as text --val 1e-17", "of 2 documents leaves "},
 		"no field":        {"abc", "lines.jsonl --field meta.body", "lines.jsonl: line 1: has no field meta.body: choose one with --field"},
 		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: text is not a JSON object: "},
-		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is not a text but an object with ["},
+		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is not a text but an object"},
 		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: not a JSON object: "},
 		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
 		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
