@@ -1051,7 +1051,7 @@ class TestErrors(Place):
             "mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9",
         )
         self.assertEqual(out, f"3 ({B}, {T})\n4 ({B}, {T})\n", err)
-        self.assertRegex(err, "RuntimeWarning: batches are read from pipes.*/dev/fuse.*modprobe fuse")
+        self.assertRegex(err, "RuntimeWarning: batches are read from pipes.*/dev/fuse.*here, batchfs.open.*to mount.*modprobe fuse")
 
     @unittest.skipUnless(os.geteuid() == 0, "giving up what root may needs root")
     def test_no_permission(self) -> None:
@@ -1071,7 +1071,7 @@ class TestErrors(Place):
             """,
             run="setpriv --bounding-set -all --inh-caps -all",
         )
-        self.assertRegex(out, f"fusermount3.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
+        self.assertRegex(out, f"root may not mount.*here, batchfs.open.*/dev/fuse.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
 
     @unittest.skipUnless(os.geteuid() == 0, "a full disk needs root")
     def test_full_disk(self) -> None:
