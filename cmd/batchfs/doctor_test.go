@@ -87,7 +87,8 @@ func TestDoctorOnAccess(t *testing.T) {
 	}
 }
 
-// A check that hangs is reported, and the other checks still run. Checks that pass are printed last.
+// A check that hangs is reported, and the other checks still run. Checks that pass are printed
+// last.
 func TestDoctorDoesNotWait(t *testing.T) {
 	d, out := newTestDoctor(t, map[string]string{"proc/meminfo": "MemAvailable: 9999999 kB\n"})
 	d.check("memory", d.memory)

@@ -10,6 +10,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/view"
 	"batchfs/sampler"
 )
 
@@ -64,7 +65,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			case asJSON:
 				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
-			named, err := namedVocabulary(by, cmd.ErrOrStderr())
+			named, err := view.NamedVocabulary(by, cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

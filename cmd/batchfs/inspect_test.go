@@ -123,10 +123,11 @@ func TestInspectOfForeignTokens(t *testing.T) {
 	}
 }
 
-// --by decodes tokens without a vocab.json, and warns once if they are not in its vocabulary.
+// --by decodes tokens without a vocab.json, and warns once if they, here "!" and 50261, are not in
+// its vocabulary.
 func TestInspectBy(t *testing.T) {
 	t.Chdir(t.TempDir())
-	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x00\x55\xc4", 200)}) // "!" and 50261
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x00\x55\xc4", 200)})
 	cmd, stderr := inspectCommand(), new(bytes.Buffer)
 	var out bytes.Buffer
 	cmd.SetOut(&out)

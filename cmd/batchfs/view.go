@@ -2,17 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net"
-	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/config"
-	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/view"
-	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/cmd/batchfs/web"
 )
 
@@ -56,32 +51,6 @@ path in a mount. Without SPLIT, the page shows all splits of the configuration.`
 
 const byHelp = "`TOKENIZER` of the tokens: gpt2, cl100k, o200k or the path of a tokenizer.json"
 
-// namedVocabulary returns the vocabulary of a tokenizer, named as in prepare --by, or nil if the name
-// is empty. It warns on stderr once if a token is not in the vocabulary.
-func namedVocabulary(by string, stderr io.Writer) (*vocabulary.Vocabulary, error) {
-	if by == "" {
-		return nil, nil
-	}
-	open := bpe.Named
-	if strings.HasSuffix(by, ".json") {
-		open = bpe.ReadHuggingFace
-	}
-	t, err := open(by)
-	if err != nil {
-		return nil, fmt.Errorf("--by: %w", err)
-	}
-	var once sync.Once
-	v := &vocabulary.Vocabulary{Kind: vocabulary.BPE, Size: int(t.Size()), Unknown: func(token int) {
-		once.Do(func() {
-			printf(stderr, "warning: token %d is not among the %d tokens of --by %s, so another tokenizer made these tokens\n", token, t.Size(), by)
-		})
-	}}
-	for token := range v.Size {
-		v.TokenBytes = append(v.TokenBytes, t.Bytes(uint32(token)))
-	}
-	return v, nil
-}
-
 func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string, port uint16) error {
 	if len(paths) == 0 {
 		c, err := src.Load()
@@ -92,7 +61,7 @@ func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string,
 			paths = append(paths, s.Name)
 		}
 	}
-	named, err := namedVocabulary(by, cmd.ErrOrStderr())
+	named, err := view.NamedVocabulary(by, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

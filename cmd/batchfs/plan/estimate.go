@@ -12,7 +12,7 @@ import (
 // An Estimate is what a run needs. Rates are per second. Tokens to Blocks describe the corpus;
 // other numbers are per host unless their comments say otherwise.
 type Estimate struct {
-	Local             bool            `json:"local"` // whether the corpus is local files, and so has no Verdicts
+	Local             bool            `json:"local"` // whether the files are local
 	Tokens            int64           `json:"tokens"`
 	Bytes             int64           `json:"bytes"`
 	Objects           int             `json:"objects"`

@@ -33,7 +33,7 @@ type Survey struct {
 type File struct {
 	Path      jsontext.String `json:"path"`
 	Format    string          `json:"format"`
-	Array     string          `json:"array,omitempty"` // name, if the vocab.json next to the file lists it as an aligned array
+	Array     string          `json:"array,omitempty"` // name of an aligned array
 	DType     array.DType     `json:"dtype"`
 	Shape     []int64         `json:"shape"`
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens

@@ -14,14 +14,17 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/sampler"
 )
@@ -50,8 +53,34 @@ type decoder func(token uint64) string
 // is nil, with the vocab.json next to the token files.
 func New(named *vocabulary.Vocabulary) *View { return &View{key: rand.Text(), named: named} }
 
-// Add adds a sequence under a name. If New got no vocabulary, tokens are decoded with the vocab.json
-// next to the token files, if there is one.
+// NamedVocabulary returns the vocabulary of a tokenizer, named as in prepare --by, or nil if the
+// name is empty. It warns on stderr once if a token is not in the vocabulary.
+func NamedVocabulary(by string, stderr io.Writer) (*vocabulary.Vocabulary, error) {
+	if by == "" {
+		return nil, nil
+	}
+	open := bpe.Named
+	if strings.HasSuffix(by, ".json") {
+		open = bpe.ReadHuggingFace
+	}
+	t, err := open(by)
+	if err != nil {
+		return nil, fmt.Errorf("--by: %w", err)
+	}
+	var once sync.Once
+	v := &vocabulary.Vocabulary{Kind: vocabulary.BPE, Size: int(t.Size()), Unknown: func(token int) {
+		once.Do(func() {
+			fmt.Fprintf(stderr, "warning: token %d is not among the %d tokens of --by %s, so another tokenizer made these tokens\n", token, t.Size(), by)
+		})
+	}}
+	for token := range v.Size {
+		v.TokenBytes = append(v.TokenBytes, t.Bytes(uint32(token)))
+	}
+	return v, nil
+}
+
+// Add adds a sequence under a name. If New got no vocabulary, tokens are decoded with the
+// vocab.json next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
