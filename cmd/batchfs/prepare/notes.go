@@ -19,10 +19,14 @@ import (
 type notes struct {
 	NotUTF8 vocabulary.LeftOut `json:"not_utf8"`
 	Empty   vocabulary.LeftOut `json:"empty"`
-	Special tally              `json:"special,omitempty"` // names of special tokens encoded as ordinary text
-	Unnamed tally              `json:"unnamed,omitempty"` // list elements that no part of --mask names, such as role=tool
-	Dropped tally              `json:"dropped,omitempty"` // members of list elements, apart from their texts
-	Matched tally              `json:"matched,omitempty"` // texts that each part of --mask applies to
+	// Special counts names of special tokens that were encoded as ordinary text.
+	Special tally `json:"special,omitempty"`
+	// Unnamed counts list elements that no part of --mask names, such as role=tool.
+	Unnamed tally `json:"unnamed,omitempty"`
+	// Dropped counts members of list elements, apart from their texts.
+	Dropped tally `json:"dropped,omitempty"`
+	// Matched counts the texts that each part of --mask applies to.
+	Matched tally `json:"matched,omitempty"`
 }
 
 func (n *notes) add(more *notes) {

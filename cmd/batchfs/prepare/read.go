@@ -40,7 +40,7 @@ type textPiece struct {
 	start position
 	// startsDocument and endsDocument say which ends of its document a piece includes.
 	startsDocument, endsDocument bool
-	invalidText                  bool // whether the whole text is left out because it is not text in UTF-8
+	invalidText                  bool // whether the text is left out, because it is not UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
