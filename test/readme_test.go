@@ -107,12 +107,6 @@ func TestDemo(t *testing.T) {
 			t.Errorf("README shows the line %q, which the demo does not print:\n%s", line, out)
 		}
 	}
-
-	// Without /dev/fuse, it trains from a pipe.
-	e2e.NeedRoot(t, "only root can hide /dev/fuse")
-	e2e.NoError(t, os.Symlink(e2e.Must(filepath.Abs("../python"))(t), filepath.Join(dir, "python")))
-	e2e.CheckOutput(t, "the model writes:", "unshare", "-m", "sh", "-c", "mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+
-		filepath.Join(dir, "examples/demo")+" --seconds 1")
 }
 
 // If Go is missing or too old, the message names the version that is needed and the one that is

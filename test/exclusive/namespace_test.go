@@ -141,3 +141,14 @@ func TestUnmountElsewhere(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
 	m.AwaitEnd(t)
 }
+
+// Without /dev/fuse, the demo trains from a pipe.
+func TestDemoWithoutFUSE(t *testing.T) {
+	needNamespaces(t)
+	e2e.NeedRoot(t, "only root can hide /dev/fuse")
+	dir := t.TempDir()
+	e2e.Run(t, "cp", "-r", "../examples", "../.ci", "../python", dir)
+	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
+	e2e.CheckOutput(t, "the model writes:", "unshare", "--mount", "--propagation", "private", "sh", "-c",
+		"mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+filepath.Join(dir, "examples/demo")+" --seconds 1")
+}
