@@ -23,8 +23,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	const MiB = 1 << 20
 	file := e2e.WriteTokens(t, filepath.Join(dir, "tokens.bin"), 32*MiB, 2)
 	figures := filepath.Join(dir, "memory.json")
-	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600",
-		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))
+	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600", "--json", figures)
 	text := e2e.Content(t, figures)
 	var loadings []struct {
 		Name         string

@@ -14,8 +14,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-
-	"batchfs/cmd/batchfs/chart"
 )
 
 type options struct {
@@ -26,7 +24,6 @@ type options struct {
 	memory   bool
 	tokenize string // directory of texts; empty: measure batches
 	json     string
-	plot     string
 
 	batches int
 
@@ -51,7 +48,7 @@ Only ratios within one run are meaningful. Don't compare numbers from different 
 and run nothing else in the meantime.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json
-  batchfs bench --memory --plot memory.svg
+  batchfs bench --memory
   batchfs bench --tokenize`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,7 +73,6 @@ and run nothing else in the meantime.`,
 	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), compared with Python's tiktoken")
 	cmd.Flags().Lookup("tokenize").NoOptDefVal = "/usr/share"
 	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "with --memory, draw charts to this `file`, .svg or .png")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")
 	cmd.Flags().IntVar(&o.steps, "steps", 0, "")
 	cmd.Flags().Int64Var(&o.bytes, "bytes", 2<<30, "")
@@ -90,8 +86,6 @@ func (o *options) check() error {
 	switch {
 	case o.memory && o.tokenize != "":
 		return errors.New("--memory and --tokenize: use only one of them")
-	case o.plot != "" && !o.memory:
-		return errors.New("--plot: needs --memory, because it draws only what that measures; or use --json")
 	case o.batches < 1:
 		return errors.New("--batches: must be at least 1")
 	}
@@ -100,7 +94,7 @@ func (o *options) check() error {
 			return fmt.Errorf("--tokens: %w", err)
 		}
 	}
-	return chart.CheckPath(o.plot)
+	return nil
 }
 
 func (o *options) run(s *stage, out io.Writer) (err error) {

@@ -8,11 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"batchfs/cmd/batchfs/chart"
 )
 
 //go:embed memory.py
@@ -62,58 +59,25 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 			return nil, err
 		}
 	}
-	resident, cache := memoryLines(runs)
-	printTable(out, "resident memory in MiB, after batches", resident)
-	printTable(out, "page cache of the token file in MiB, after batches", cache)
-	if o.plot == "" {
-		return runs, nil
-	}
-	resident = slices.DeleteFunc(resident, func(l chart.Line) bool {
-		return strings.Contains(l.Name, "per batch") || strings.HasSuffix(l.Name, "its trainer")
-	})
-	return runs, chart.Save(o.plot,
-		chart.Lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
-		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
+	cold := slices.IndexFunc(runs, func(r memoryRun) bool { return !r.startsCached })
+	printTable(out, "resident memory of the trainer", runs[:cold], func(m measurement) int64 { return m.Trainer.Resident })
+	printTable(out, "resident memory of batchfs", runs[2:cold], func(m measurement) int64 { return m.Daemon.Resident })
+	printTable(out, "page cache of the token file", runs[cold:], func(m measurement) int64 { return m.PageCache })
+	return runs, nil
 }
 
-func (r memoryRun) line(name string, bytes func(measurement) int64) (line chart.Line) {
-	line.Name = name
-	for _, m := range r.Measurements {
-		line.X, line.Y = append(line.X, float64(m.Batches)), append(line.Y, float64(bytes(m))/(1<<20))
+func printTable(out io.Writer, title string, runs []memoryRun, bytes func(measurement) int64) {
+	fmt.Fprintf(out, "%-50s", title+" in MiB, after batches")
+	for _, m := range runs[0].Measurements {
+		fmt.Fprintf(out, "%7d", m.Batches)
 	}
-	return line
-}
-
-// memoryLines returns the resident memory of the processes that read tokens and of their trainers,
-// and the page cache of the runs that started without the file in it.
-func memoryLines(runs []memoryRun) (resident, cache []chart.Line) {
-	trainer := func(m measurement) int64 { return m.Trainer.Resident }
 	for _, r := range runs {
-		switch {
-		case !r.startsCached:
-			cache = append(cache, r.line(r.Name, func(m measurement) int64 { return m.PageCache }))
-		case r.sets == nil:
-			resident = append(resident, r.line(r.Name, trainer))
-		default:
-			resident = append(resident, r.line(r.Name, func(m measurement) int64 { return m.Daemon.Resident }), r.line(r.Name+": its trainer", trainer))
+		fmt.Fprintf(out, "\n%-50s", r.Name)
+		for _, m := range r.Measurements {
+			fmt.Fprintf(out, "%7d", bytes(m)>>20)
 		}
 	}
-	return resident, cache
-}
-
-func printTable(out io.Writer, title string, lines []chart.Line) {
-	print := func(name string, numbers []float64) {
-		fmt.Fprintf(out, "%-50s", name)
-		for _, n := range numbers {
-			fmt.Fprintf(out, "%7.0f", n)
-		}
-		fmt.Fprintln(out)
-	}
-	print(title, lines[0].X)
-	for _, l := range lines {
-		print(l.Name, l.Y)
-	}
-	fmt.Fprintln(out)
+	fmt.Fprint(out, "\n\n")
 }
 
 // powersOfTen returns the powers of ten below last, followed by last.

@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"batchfs/cmd/batchfs/chart"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/sampler"
@@ -38,7 +37,6 @@ type options struct {
 	getPrice, gbPrice   float64
 
 	json bool
-	plot string
 }
 
 // Command returns `batchfs plan`.
@@ -63,7 +61,7 @@ samples: for some steps, it counts all blocks; for some blocks, it counts all st
 that need them. The default prices are those of AWS S3 Standard in us-east-1 in
 November 2026, read from within the region; yours may differ.`,
 		Example: `  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s
-  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit --plot plan.svg
+  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit
   batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
   batchfs plan train/order=shuffle,batch_size=32 -c config.toml --hosts 4 --gpus 8 --step 300ms --epochs 3 --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -85,10 +83,8 @@ November 2026, read from within the region; yours may differ.`,
 	f.Float64Var(&o.getPrice, "get-price", 0.0004, "the `price` of 1,000 requests, in dollars")
 	f.Float64Var(&o.gbPrice, "gb-price", 0, "the `price` of a gigabyte that leaves the store, in dollars")
 	f.BoolVar(&o.json, "json", false, "print JSON")
-	f.StringVar(&o.plot, "plot", "", "draw charts to this `file`, .svg or .png")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "source", "data")
 	cmd.MarkFlagsMutuallyExclusive("steps", "epochs")
-	cmd.MarkFlagFilename("plot", "svg", "png")
 	for _, name := range []string{"tokens", "source", "shard-tokens", "hosts", "gpus", "step", "steps", "epochs", "bandwidth", "requests", "latency",
 		"get-price", "gb-price"} {
 		cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
@@ -113,11 +109,6 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	progress.Finish()
 	if err != nil {
 		return err
-	}
-	if o.plot != "" {
-		if err := chart.Save(o.plot, n.charts()...); err != nil {
-			return err
-		}
 	}
 	if !o.json {
 		n.print(cmd.OutOrStdout())
@@ -149,7 +140,7 @@ func (o *options) check(args []string) error {
 	case !(o.getPrice >= 0), !(o.gbPrice >= 0):
 		return fmt.Errorf("--get-price, --gb-price: must not be below 0 (got %g, %g)", o.getPrice, o.gbPrice)
 	}
-	return chart.CheckPath(o.plot)
+	return nil
 }
 
 // computeEstimate estimates what a run over the corpus needs. progress receives the fraction of the

@@ -121,7 +121,6 @@ func TestErrors(t *testing.T) {
 		{"--tokens 1G --step 1s --hosts 1000000 --gpus 8", []string{"batch_size", "12"}},
 		{"--tokens 1G --step 1s --bandwidth fast", []string{"--bandwidth", `"fast"`, "25Gbit"}},
 		{"--tokens 1G --step 1s --requests -1", []string{"--requests", `"-1"`}},
-		{"--tokens 1G --step 1s --plot a.pdf", []string{"a.pdf", ".svg"}},
 		{"train --tokens 1G --step 1s", []string{"train", "--set"}},
 		{"--tokens 1G --step 1s --set batch.rows=packed", []string{"rows"}},
 		{"--step 1s", []string{"config.toml"}},

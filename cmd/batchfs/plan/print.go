@@ -8,7 +8,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"batchfs/cmd/batchfs/chart"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/printable"
 )
@@ -80,19 +79,4 @@ func (e *Estimate) printRates(out io.Writer) {
 	line("the run: price", e.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
 	line("each mount: requests", float64(e.MountRequests), formatCount)
 	line("block cache to hold all a host needs", e.WorkingSetBytes, formatBytes)
-}
-
-func (e *Estimate) charts() []chart.Chart {
-	var rate, hits chart.Line
-	for _, p := range e.Timeline {
-		rate.X, rate.Y = append(rate.X, float64(p.Step)), append(rate.Y, p.ByteRate/1e6)
-	}
-	hits.X, hits.Y = []float64{0}, []float64{0}
-	for _, c := range e.Caches {
-		hits.X, hits.Y = append(hits.X, c.Bytes/1e9), append(hits.Y, 100*c.Hits)
-	}
-	return []chart.Chart{
-		chart.Lines("From the store to a host", "steps", "MB a second", false, []chart.Line{rate}),
-		chart.Lines("Blocks that later epochs find in the block cache", "its size, GB", "%", false, []chart.Line{hits}),
-	}
 }
