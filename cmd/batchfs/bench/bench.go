@@ -17,13 +17,12 @@ import (
 )
 
 type options struct {
-	tokens   string // file of uint16 tokens; empty: create one
-	dir      string
-	python   string
-	sets     []string
-	memory   bool
-	tokenize string // directory of texts; empty: measure batches
-	json     string
+	tokens string // file of uint16 tokens; empty: create one
+	dir    string
+	python string
+	sets   []string
+	memory bool
+	json   string
 
 	batches int
 
@@ -48,8 +47,7 @@ Only ratios within one run are meaningful. Don't compare numbers from different 
 and run nothing else in the meantime.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json
-  batchfs bench --memory
-  batchfs bench --tokenize`,
+  batchfs bench --memory`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -70,8 +68,6 @@ and run nothing else in the meantime.`,
 	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; can be repeated")
 	cmd.Flags().BoolVar(&o.memory, "memory", false, "measure resident memory and page cache as batches are read")
 	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, the number of batches that each loader reads")
-	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "measure how fast one core encodes the texts of a `directory` (default /usr/share), compared with Python's tiktoken")
-	cmd.Flags().Lookup("tokenize").NoOptDefVal = "/usr/share"
 	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")
 	cmd.Flags().IntVar(&o.steps, "steps", 0, "")
@@ -83,10 +79,7 @@ and run nothing else in the meantime.`,
 }
 
 func (o *options) check() error {
-	switch {
-	case o.memory && o.tokenize != "":
-		return errors.New("--memory and --tokenize: use only one of them")
-	case o.batches < 1:
+	if o.batches < 1 {
 		return errors.New("--batches: must be at least 1")
 	}
 	if o.tokens != "" {
@@ -103,11 +96,8 @@ func (o *options) run(s *stage, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	measure := o.runBatches
-	switch {
-	case o.memory:
+	if o.memory {
 		measure = o.runMemory
-	case o.tokenize != "":
-		measure = o.runTokenize
 	}
 	figures, err := measure(s, out)
 	if figures == nil || o.json == "" {

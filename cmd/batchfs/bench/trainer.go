@@ -27,8 +27,8 @@ type trainerCommand struct {
 	Compute float64 `json:"compute"` // seconds of simulated work before each batch
 }
 
-// A trainer is a Python process that reads batches (bench.py, memory.py) or encodes texts
-// (tokenize.py). It takes many measurements, none of which includes the start of Python.
+// A trainer is a Python process that reads batches (bench.py, memory.py). It takes many
+// measurements, none of which includes the start of Python.
 type trainer struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
