@@ -4,8 +4,7 @@
 # make check     runs what CI runs: analysis, and all tests, with the race detector where goroutines
 #                share data
 # make build     builds ./batchfs
-# make bench     measures how long a trainer waits for batches of the demo's tokens;
-#                BENCH=--memory measures memory
+# make bench     measures how long a trainer waits for batches of the demo's tokens
 # make wheel     builds the Python package, which contains the program, for this machine, in dist/;
 #                make wheels builds it for x86_64 and arm64
 # make release   builds everything that is published, in dist/release: wheels, tarballs, packages for

@@ -70,8 +70,7 @@ func TestOddArguments(t *testing.T) {
 		"inspect train 1 --find 1 -c " + config, "inspect train --find 99999999 -c " + config, "prepare", "prepare " + file,
 		"prepare /none --out " + dir, "prepare " + file + " --out " + dir + "/o --val 2", "prepare " + file + " --out " + dir + "/o --val NaN",
 		"prepare " + file + " --out " + dir + "/o --by word", "prepare " + dir + " --out " + dir + "/o", "prepare " + file + " --out " + file + "/o",
-		"plan", "plan --tokens 1G", "plan --tokens 1X --step 1s", "bench --batches x", "bench --tokens /none", "bench --set", "bench --dir",
-		"bench --memory --batches 0",
+		"plan", "plan --tokens 1G", "plan --tokens 1X --step 1s", "bench --tokens /none", "bench --set", "bench --dir",
 	} {
 		lists = append(lists, strings.Fields(args))
 	}

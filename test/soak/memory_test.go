@@ -2,60 +2,62 @@ package soak
 
 import (
 	"encoding/binary"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"batchfs/test/e2e"
 )
 
 // The memory of batchfs and its trainers does not grow with what was read, except with access =
-// "map".
+// "map". With page_cache = "drop", neither does the page cache.
 func TestMemoryStaysFlat(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	e2e.NeedFUSE(t)
-	dir := t.TempDir()
 	const MiB = 1 << 20
-	file := e2e.WriteTokens(t, filepath.Join(dir, "tokens.bin"), 32*MiB, 2)
-	figures := filepath.Join(dir, "memory.json")
-	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600", "--json", figures)
-	text := e2e.Content(t, figures)
-	var loadings []struct {
-		Name         string
-		Measurements []struct {
-			PageCache       int64 `json:"page_cache"`
-			Trainer, Daemon struct{ RSS int64 }
-		} `json:"samples"`
-	}
-	e2e.NoError(t, json.Unmarshal(text, &loadings))
-	grown, held, cached := map[string]int64{}, map[string]int64{}, map[string][2]int64{}
-	for _, l := range loadings {
-		first, last := l.Measurements[0], l.Measurements[len(l.Measurements)-1]
-		grown[l.Name] = last.Daemon.RSS - first.Daemon.RSS
-		cached[l.Name] = [2]int64{first.PageCache, last.PageCache}
-		held[l.Name] = last.Trainer.RSS - first.Trainer.RSS
-		if g := held[l.Name]; g > 4*MiB && last.Daemon.RSS > 0 {
-			t.Errorf("%s: the trainer grew by %d MiB, want at most 4", l.Name, g/MiB)
+	path := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "tokens.bin"), 32*MiB, 2)
+	file := e2e.Must(os.Open(path))(t)
+	defer file.Close()
+	const code = `
+import re, sys
+path, worker = sys.argv[1:]
+def read(n):
+    for _ in range(n):
+        open(path, "rb").read()
+    return [int(re.search(r"VmRSS:\s*(\d+)", open(f"/proc/{pid}/status").read())[1]) for pid in ("self", worker)]
+before = read(1)
+print(*(b - a for a, b in zip(before, read(599))))
+`
+	var cached [2]uint64
+	for i, test := range []struct {
+		access, pages string
+		most          int // MiB by which batchfs may grow; its heap grows a little until the first garbage collections
+	}{{"map", "keep", 1 << 20}, {"pread", "drop", 20}, {"remap", "keep", 20}, {"advise", "keep", 20}} {
+		e2e.NoError(t, errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)))
+		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path,
+			"--set", "memory.access="+test.access, "--set", "memory.page_cache="+test.pages)
+		var trainer, worker int
+		e2e.Must(fmt.Sscan(e2e.Run(t, e2e.Python, "-c", code, m.Path("train/next"), strconv.Itoa(m.Worker(t))), &trainer, &worker))(t)
+		if trainer > 4<<10 || worker > test.most<<10 || test.access == "map" && worker < 25<<10 {
+			t.Errorf("%s: the trainer grew by %d KiB and batchfs by %d, want at most 4 MiB and %d MiB; with map, at least 25 of the file's 64", test.access, trainer, worker, test.most)
 		}
-	}
-	// The heap grows a little until the first garbage collections.
-	for _, name := range []string{"batchfs remap", "batchfs advise", "batchfs pread"} {
-		if g, ok := grown[name]; !ok || g > 20*MiB {
-			t.Errorf("%s: batchfs grew by %d MiB, want at most 20", name, g/MiB)
+		var pages unix.Cachestat_t
+		e2e.NoError(t, unix.Cachestat(uint(file.Fd()), &unix.CachestatRange{}, &pages, 0))
+		if i < len(cached) {
+			cached[i] = pages.Cache
 		}
+		m.Stop(t)
 	}
-	if g := grown["batchfs map"]; g < 40*MiB {
-		t.Errorf("batchfs map: batchfs grew by %d MiB with a file of 64, want at least 40", g/MiB)
-	}
-	keep, drop := cached["page_cache = keep"], cached["page_cache = drop"]
-	// On tmpfs, the whole file is always in the page cache.
-	if keep[0] < 8*MiB && drop[1] >= keep[1]/2 {
-		t.Errorf("%d MiB of the file are in the page cache with keep and %d with drop, want less than half", keep[1]/MiB, drop[1]/MiB)
+	if keep, drop := cached[0], cached[1]; drop >= keep/2 {
+		t.Errorf("%d pages of the file are in the page cache with keep and %d with drop, want less than half", keep, drop)
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package bench implements `batchfs bench`, which measures how long a trainer waits for a batch and
-// how much memory that takes, with a mount and with loaders in the trainer's own process. Mount and
-// loaders take turns in one run, because only ratios are meaningful.
+// Package bench implements `batchfs bench`, which measures how long a trainer waits for a batch,
+// with a mount and with loaders in the trainer's own process. Mount and loaders take turns in one
+// run, because only ratios are meaningful.
 package bench
 
 import (
@@ -21,10 +21,7 @@ type options struct {
 	dir    string
 	python string
 	sets   []string
-	memory bool
 	json   string
-
-	batches int
 
 	rounds, steps int // limits for tests; 0 keeps those of each scene
 	bytes         int64
@@ -46,8 +43,7 @@ and should have PyTorch.
 Only ratios within one run are meaningful. Don't compare numbers from different runs,
 and run nothing else in the meantime.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
-  batchfs bench --tokens data/train.bin --json bench.json
-  batchfs bench --memory`,
+  batchfs bench --tokens data/train.bin --json bench.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -66,8 +62,6 @@ and run nothing else in the meantime.`,
 	cmd.Flags().StringVar(&o.dir, "dir", "/var/tmp", "put gigabytes of temporary files in this `directory`, on the disk to measure")
 	cmd.Flags().StringVar(&o.python, "python", cmp.Or(os.Getenv("PYTHON"), "python3"), "run the trainer with this Python `program`")
 	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; can be repeated")
-	cmd.Flags().BoolVar(&o.memory, "memory", false, "measure resident memory and page cache as batches are read")
-	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, the number of batches that each loader reads")
 	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")
 	cmd.Flags().IntVar(&o.steps, "steps", 0, "")
@@ -79,9 +73,6 @@ and run nothing else in the meantime.`,
 }
 
 func (o *options) check() error {
-	if o.batches < 1 {
-		return errors.New("--batches: must be at least 1")
-	}
 	if o.tokens != "" {
 		if _, err := os.Stat(o.tokens); err != nil {
 			return fmt.Errorf("--tokens: %w", err)
@@ -95,17 +86,13 @@ func (o *options) run(s *stage, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	measure := o.runBatches
-	if o.memory {
-		measure = o.runMemory
-	}
-	figures, err := measure(s, out)
-	if figures == nil || o.json == "" {
+	figures, err := o.runBatches(s, out)
+	if err != nil || o.json == "" {
 		return err
 	}
-	text, e := json.MarshalIndent(figures, "", "  ")
-	if e != nil {
-		return e
+	text, err := json.MarshalIndent(figures, "", "  ")
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, os.WriteFile(o.json, append(text, '\n'), 0o666))
+	return os.WriteFile(o.json, append(text, '\n'), 0o666)
 }

@@ -44,14 +44,14 @@ type hostInfo struct {
 	WarmBytes      int64   `json:"warm_file_bytes"`
 }
 
-func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
+func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
 	b := &bench{stage: s, sets: o.sets, host: hostInfo{Cores: runtime.NumCPU(), Go: runtime.Version()}}
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	load, _ := os.ReadFile("/proc/loadavg")
 	b.host.Kernel = strings.TrimSpace(string(kernel))
 	fmt.Sscan(string(load), &b.host.Load)
 	var err error
-	if b.python, err = s.startTrainer(o.python, benchPy); err != nil {
+	if b.python, err = s.startTrainer(o.python); err != nil {
 		return nil, err
 	}
 	if err := b.python.read(&b.host); err != nil {
@@ -104,7 +104,7 @@ func (b *bench) play(sc *scene) error {
 	tokens := b.coldFile
 	if !sc.Cold {
 		tokens = b.warmFile
-		if err := warmUp(tokens, unix.FADV_NORMAL); err != nil {
+		if err := warmUp(tokens); err != nil {
 			return err
 		}
 	}

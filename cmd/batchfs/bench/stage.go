@@ -3,7 +3,6 @@ package bench
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -94,7 +93,6 @@ func (s *stage) createTokens(name string, bytes int64) (path string, err error) 
 // A daemon is a process that serves a mount with one split, train.
 type daemon struct {
 	mountpoint string
-	workerPID  int // process that reads the tokens
 	cmd        *exec.Cmd
 	stderr     strings.Builder
 	stopped    bool
@@ -135,13 +133,7 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		return nil, fmt.Errorf("batchfs %s: %s", strings.Join(args, " "), strings.TrimSpace(d.stderr.String()))
 	}
 	go io.Copy(io.Discard, out)
-	var status struct{ PID int }
-	text, err := os.ReadFile(filepath.Join(mountpoint, "status.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &status)
-	}
-	d.workerPID = status.PID
-	return d, err
+	return d, nil
 }
 
 func (d *daemon) stop() error {

@@ -27,8 +27,8 @@ type trainerCommand struct {
 	Compute float64 `json:"compute"` // seconds of simulated work before each batch
 }
 
-// A trainer is a Python process that reads batches (bench.py, memory.py). It takes many
-// measurements, none of which includes the start of Python.
+// A trainer is a Python process that runs bench.py. It takes many measurements, none of which
+// includes the start of Python.
 type trainer struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -37,8 +37,8 @@ type trainer struct {
 }
 
 // startTrainer starts a trainer. Canceling the stage's context kills it.
-func (s *stage) startTrainer(python, script string, args ...string) (*trainer, error) {
-	t := &trainer{cmd: exec.CommandContext(s.ctx, python, append([]string{"-c", script}, args...)...)}
+func (s *stage) startTrainer(python string) (*trainer, error) {
+	t := &trainer{cmd: exec.CommandContext(s.ctx, python, "-c", benchPy)}
 	// The trainer gets its own process group, so that its worker processes are killed too.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
