@@ -55,7 +55,7 @@ prints one JSON object per second.`,
 			if !terminal.Is(cmd.OutOrStdout()) {
 				return printLines(cmd, first, poll)
 			}
-			m := &model{poll: poll, history: map[string][]float64{}, width: 80, height: 24}
+			m := &model{poll: poll, width: 80, height: 24}
 			m.addFrame(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // stopped by a signal
@@ -103,33 +103,17 @@ func printJSON(out io.Writer, f *frame) error {
 // A model is the state of the terminal display, a [tea.Model].
 type model struct {
 	poll          func() (*frame, error)
-	frames        []*frame             // oldest first, at most windowFrames
-	history       map[string][]float64 // recent batches per second, by mountpoint and sequence
+	frames        []*frame // oldest first, at most windowFrames
 	width, height int
 	scroll        int // lines below the headline that are scrolled out
 	err           error
 }
 
-const (
-	windowFrames = 10 // frames over which rates are averaged
-	historyLen   = 60
-)
+const windowFrames = 10 // frames over which rates are averaged
 
-// addFrame appends a frame and computes its rates: over one interval for the history, and over the
-// window for the display.
+// addFrame appends a frame and computes its rates over the window.
 func (m *model) addFrame(f *frame) {
-	if n := len(m.frames); n > 0 {
-		f.computeRates(m.frames[n-1])
-		history := map[string][]float64{}
-		for _, mount := range f.mounts {
-			for _, s := range mount.Sequences {
-				if key := mount.Mountpoint + "\x00" + s.Name; s.Rates != nil {
-					values := append(m.history[key], s.Rates.Batches)
-					history[key] = values[max(0, len(values)-historyLen):]
-				}
-			}
-		}
-		m.history = history
+	if len(m.frames) > 0 {
 		f.computeRates(m.frames[0])
 	}
 	m.frames = append(m.frames, f)
@@ -167,7 +151,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history, m.width) }
+func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.width) }
 
 func (m *model) View() tea.View {
 	v := tea.NewView(screen(m.lines(), m.scroll, m.width, m.height, "\x1b[31m", "\x1b[0m"))

@@ -21,11 +21,10 @@ type line struct {
 // badWaitFraction is the largest fraction of time that a reader may wait without being highlighted.
 const badWaitFraction = 0.05
 
-// lines renders a frame for a screen of the given width. history has the batches per second of each
-// sequence in the last minute, by mountpoint and sequence.
-func (f *frame) lines(history map[string][]float64, width int) []line {
+// lines renders a frame for a screen of the given width.
+func (f *frame) lines(width int) []line {
 	all := []line{f.headline()}
-	nameWidth := min(max(width-68, 12), 40)
+	nameWidth := min(max(width-60, 12), 40)
 	for _, m := range f.mounts {
 		all = append(all, line{}, line{fmt.Sprintf("%s  %s", m.Mountpoint, m.State), m.State == "dead" || m.State == "stuck"})
 		if m.Processes == nil {
@@ -35,11 +34,10 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 		if m.StoreRequests > 0 {
 			all = append(all, m.storeLines()...)
 		}
-		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
-			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
+		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s",
+			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH")})
 		for _, s := range m.Sequences {
-			past := history[m.Mountpoint+"\x00"+s.Name]
-			all = append(all, s.lines(nameWidth, past[max(0, len(past)-max(width-60-nameWidth, 0)):])...)
+			all = append(all, s.lines(nameWidth)...)
 		}
 	}
 	return all
@@ -107,8 +105,8 @@ func (m *Mount) storeLines() []line {
 	return []line{{text: text}, {cached, uncached}}
 }
 
-// lines renders a sequence: its name in nameWidth columns, its rates, and a sparkline of history.
-func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
+// lines renders a sequence: its name in nameWidth columns, and its rates.
+func (s *SequenceStats) lines(nameWidth int) []line {
 	r, epoch := s.Rates, "-"
 	if r == nil {
 		r = &Rates{}
@@ -121,8 +119,8 @@ func (s *SequenceStats) lines(nameWidth int, history []float64) []line {
 	if utf8.RuneCountInString(name) > nameWidth { // gets a line of its own
 		all, name = []line{{text: "  " + name}}, ""
 	}
-	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
-		nameWidth, name, r.Batches, r.Bytes/1e6, formatSeconds(r.WaitMedian), formatSeconds(r.WaitP99), percent(r.ReadyFraction), s.Cursor, epoch, sparkline(history))})
+	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s",
+		nameWidth, name, r.Batches, r.Bytes/1e6, formatSeconds(r.WaitMedian), formatSeconds(r.WaitP99), percent(r.ReadyFraction), s.Cursor, epoch)})
 	for _, reader := range s.Readers {
 		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedFraction))
 		all = append(all, line{text, reader.WaitedFraction != nil && *reader.WaitedFraction > badWaitFraction})
@@ -163,24 +161,6 @@ func formatSeconds(seconds *float64) string {
 	default:
 		return fmt.Sprintf("%.1fs", s)
 	}
-}
-
-// sparkline draws values relative to the largest of them.
-func sparkline(values []float64) string {
-	const bars = "▁▂▃▄▅▆▇█"
-	most := 0.0
-	for _, v := range values {
-		most = max(most, v)
-	}
-	var b strings.Builder
-	for _, v := range values {
-		if most == 0 || v <= 0 {
-			b.WriteByte(' ')
-			continue
-		}
-		b.WriteRune([]rune(bars)[min(int(8*v/most), 7)])
-	}
-	return b.String()
 }
 
 // screen renders the first line, and then as many lines as fit, beginning with line 1+from, without
