@@ -12,44 +12,43 @@ import (
 // An Estimate is what a run needs. Rates are per second. Tokens to Blocks describe the corpus;
 // other numbers are per host unless their comments say otherwise.
 type Estimate struct {
-	Local             bool            `json:"local"` // whether the files are local
-	Tokens            int64           `json:"tokens"`
-	Bytes             int64           `json:"bytes"`
-	Objects           int             `json:"objects"`
-	Blocks            int64           `json:"blocks"`
-	BlockBytes        int64           `json:"block_bytes"`
-	Order             string          `json:"order"`
-	Hosts             int             `json:"hosts"`
-	GPUs              int             `json:"gpus"`
-	BatchSize         int             `json:"batch_size"`
-	BlockSize         int             `json:"block_size"`
-	StepSeconds       float64         `json:"step_seconds"`
-	StepTokens        int64           `json:"step_tokens"` // sum over hosts
-	EpochSteps        uint64          `json:"epoch_steps"`
-	Steps             uint64          `json:"steps"`
-	Epochs            float64         `json:"epochs"`
-	RunSeconds        float64         `json:"run_seconds"`
-	BatchBytes        int64           `json:"batch_bytes"` // per rank and step
-	BatchBlocks       float64         `json:"batch_blocks"`
-	StepBlocks        float64         `json:"step_blocks"`
-	ReadRate          float64         `json:"read_rate"` // bytes that trainers read
-	FirstEpoch        Traffic         `json:"first_epoch"`
-	LaterEpochs       Traffic         `json:"later_epochs"`
-	Requests          float64         `json:"requests"`      // sum over hosts, with mounting
-	Fetched           float64         `json:"fetched_bytes"` // sum over hosts
-	Price             float64         `json:"price"`         // dollars, for Requests and Fetched
-	HostRequests      float64         `json:"host_requests"` // of one host, without mounting
-	HostFetched       float64         `json:"host_fetched_bytes"`
-	CacheBytes        int64           `json:"cache_bytes"`
-	WorkingSetBytes   float64         `json:"share_bytes"` // size of the blocks needed in the run
-	Caches            []Cache         `json:"caches"`
-	MountRequests     int             `json:"mount_requests"`
-	MountSeconds      float64         `json:"mount_seconds"`       // one host mounts alone
-	FleetMountSeconds float64         `json:"fleet_mount_seconds"` // all hosts mount at once
-	FirstBatchSeconds float64         `json:"first_batch_seconds"`
-	Sources           []Source        `json:"sources"`
-	Timeline          []TimelinePoint `json:"timeline"`
-	Verdicts          []Verdict       `json:"verdicts"`
+	Local             bool      `json:"local"` // whether the files are local
+	Tokens            int64     `json:"tokens"`
+	Bytes             int64     `json:"bytes"`
+	Objects           int       `json:"objects"`
+	Blocks            int64     `json:"blocks"`
+	BlockBytes        int64     `json:"block_bytes"`
+	Order             string    `json:"order"`
+	Hosts             int       `json:"hosts"`
+	GPUs              int       `json:"gpus"`
+	BatchSize         int       `json:"batch_size"`
+	BlockSize         int       `json:"block_size"`
+	StepSeconds       float64   `json:"step_seconds"`
+	StepTokens        int64     `json:"step_tokens"` // sum over hosts
+	EpochSteps        uint64    `json:"epoch_steps"`
+	Steps             uint64    `json:"steps"`
+	Epochs            float64   `json:"epochs"`
+	RunSeconds        float64   `json:"run_seconds"`
+	BatchBytes        int64     `json:"batch_bytes"` // per rank and step
+	BatchBlocks       float64   `json:"batch_blocks"`
+	StepBlocks        float64   `json:"step_blocks"`
+	ReadRate          float64   `json:"read_rate"` // bytes that trainers read
+	FirstEpoch        Traffic   `json:"first_epoch"`
+	LaterEpochs       Traffic   `json:"later_epochs"`
+	Requests          float64   `json:"requests"`      // sum over hosts, with mounting
+	Fetched           float64   `json:"fetched_bytes"` // sum over hosts
+	Price             float64   `json:"price"`         // dollars, for Requests and Fetched
+	HostRequests      float64   `json:"host_requests"` // of one host, without mounting
+	HostFetched       float64   `json:"host_fetched_bytes"`
+	CacheBytes        int64     `json:"cache_bytes"`
+	WorkingSetBytes   float64   `json:"share_bytes"` // size of the blocks needed in the run
+	Caches            []Cache   `json:"caches"`
+	MountRequests     int       `json:"mount_requests"`
+	MountSeconds      float64   `json:"mount_seconds"`       // one host mounts alone
+	FleetMountSeconds float64   `json:"fleet_mount_seconds"` // all hosts mount at once
+	FirstBatchSeconds float64   `json:"first_batch_seconds"`
+	Sources           []Source  `json:"sources"`
+	Verdicts          []Verdict `json:"verdicts"`
 }
 
 // Traffic is what a host fetches from the store during an epoch, per second.
@@ -75,12 +74,6 @@ type Source struct {
 	Epochs float64 `json:"epochs"`
 }
 
-// A TimelinePoint is the mean rate between the previous point and a step.
-type TimelinePoint struct {
-	Step     uint64  `json:"step"`
-	ByteRate float64 `json:"bytes"`
-}
-
 // A Verdict says whether something is within its limit, and if not, what would help.
 type Verdict struct {
 	OK   bool   `json:"ok"`
@@ -89,8 +82,8 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// timelinePoints is the number of points per epoch, if it has enough steps.
-const timelinePoints = 10
+// epochParts is how many parts of an epoch are compared to find the peak, if it has enough steps.
+const epochParts = 10
 
 // newEstimate returns the estimate for a run of this many steps, given the counted blocks.
 func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
@@ -130,10 +123,10 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 
 // estimateTraffic estimates what the configured block cache leaves to fetch.
 func (e *Estimate) estimateTraffic(counted *blockCounts) {
-	bins := min(timelinePoints, e.EpochSteps)
-	timeline := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
+	bins := min(epochParts, e.EpochSteps)
+	parts := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
 	counted.visitFetches(e.CacheBytes, func(m memoryMiss) {
-		bin := &timeline[m.step*bins/e.EpochSteps]
+		bin := &parts[m.step*bins/e.EpochSteps]
 		bin.Bytes += m.bytes
 		bin.Requests += m.blocks
 		if m.step < e.Steps {
@@ -142,15 +135,14 @@ func (e *Estimate) estimateTraffic(counted *blockCounts) {
 		}
 	})
 	binSeconds := float64(e.EpochSteps) * e.StepSeconds / float64(bins)
-	for i, bin := range timeline {
+	for i, bin := range parts {
 		traffic, count := &e.FirstEpoch, float64(bins)
 		if uint64(i) >= bins {
-			traffic, count = &e.LaterEpochs, float64(len(timeline))-float64(bins)
+			traffic, count = &e.LaterEpochs, float64(len(parts))-float64(bins)
 		}
 		traffic.Bytes += bin.Bytes / binSeconds / count
 		traffic.Requests += bin.Requests / binSeconds / count
 		traffic.PeakBytes, traffic.PeakRequests = max(traffic.PeakBytes, bin.Bytes/binSeconds), max(traffic.PeakRequests, bin.Requests/binSeconds)
-		e.Timeline = append(e.Timeline, TimelinePoint{uint64(i+1) * e.EpochSteps / bins, bin.Bytes / binSeconds})
 	}
 	// All caches are empty at first.
 	most := counted.newBlocksPerStep / e.StepSeconds

@@ -35,11 +35,6 @@ func (e *Estimate) print(out io.Writer) {
 		}
 		w.Flush()
 	}
-	fmt.Fprintln(&text, "\nBytes a second from the store to a host, up to each step")
-	most := slices.MaxFunc(e.Timeline, func(a, b TimelinePoint) int { return cmp.Compare(a.ByteRate, b.ByteRate) }).ByteRate
-	for _, p := range e.Timeline[:min(2*timelinePoints, len(e.Timeline))] {
-		fmt.Fprintf(&text, "  %6s  %s %s\n", formatCount(float64(p.Step)), terminal.Bar(p.ByteRate, most), formatBytes(p.ByteRate))
-	}
 	fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
 	for _, c := range e.Caches {
 		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
