@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/localfile"
 	"batchfs/internal/testwait"
 )
 
@@ -109,21 +107,4 @@ func TestCopiesUnderReaders(t *testing.T) {
 		stop.Store(true)
 		testwait.End(t, "the goroutines", wg.Wait)
 	})
-}
-
-// The mapping of a replaced file is no longer read, because a process that has the old file open
-// may write to it.
-func TestReplacedMappingIsNotRead(t *testing.T) {
-	for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
-		paths := writeFiles(t, 2, 10_000)
-		tokens := open(t, paths, Options{DType: "uint16", Access: access})
-		must(t, readOne(tokens))
-		old, err := os.OpenFile(paths[0], os.O_RDWR, 0)
-		must(t, err)
-		defer old.Close()
-		copyOver(t, paths[0], noChange)
-		_, err = old.Write(bytes.Repeat([]byte{0xee}, 20_000))
-		must(t, err)
-		must(t, readAll(tokens, []array.Window{{Start: 0, Len: 10_000}}))
-	}
 }

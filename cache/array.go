@@ -142,8 +142,7 @@ func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
 // Options.CheckNoWriters.
 func (a *Array) Unleased() string { return a.unleased }
 
-// Release drops the mappings and descriptors kept between reads, which frees the space of deleted
-// files.
+// Release drops the descriptors kept between reads, which frees the space of deleted files.
 func (a *Array) Release() {
 	for file := range a.Blobs() {
 		file.Release()

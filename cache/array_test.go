@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -73,7 +72,7 @@ func rounds(n int) int {
 }
 
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
-	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
 				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
@@ -193,36 +192,6 @@ func TestOverwrittenFileIsRejectedUntilItsWriterCloses(t *testing.T) {
 	}
 }
 
-// Arrays that are no longer used keep no mappings.
-func TestMappingsGoWithTheirTokens(t *testing.T) {
-	paths := writeFiles(t, 2, 10_000)
-	mappings := func() int {
-		maps, err := os.ReadFile("/proc/self/maps")
-		must(t, err)
-		return strings.Count(string(maps), paths[0])
-	}
-	before := countDescriptors(t)
-	var held []*Array
-	for range 10 {
-		for _, access := range []localfile.Access{localfile.Advise, localfile.Map} {
-			must(t, readOne(open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})))
-			released := open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})
-			must(t, readOne(released))
-			released.Release()
-			held = append(held, released)
-		}
-	}
-	for deadline := time.Now().Add(time.Minute); mappings() > 0 || countDescriptors(t) > before; {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d mappings and %d descriptors are left", mappings(), countDescriptors(t)-before)
-		}
-		runtime.GC()
-	}
-	for _, tokens := range held {
-		must(t, readOne(tokens))
-	}
-}
-
 func TestOpenRejects(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -337,13 +306,6 @@ func TestVisitEndsTheRead(t *testing.T) {
 			}
 		}
 	})
-}
-
-func countDescriptors(t testing.TB) int {
-	t.Helper()
-	names, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(names)
 }
 
 // BlobsOf yields each file once, however many windows use it.

@@ -11,7 +11,7 @@ import (
 // BenchmarkRead reads 12 windows of 1025 uint16 tokens from a warm file, as for a batch of 12x1024.
 func BenchmarkRead(b *testing.B) {
 	paths, o := writeFiles(b, 2, 32<<20), Options{DType: array.Uint16}
-	for _, o.Access = range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread, localfile.Map} {
+	for _, o.Access = range []localfile.Access{localfile.Remap, localfile.Pread} {
 		b.Run(string(o.Access), func(b *testing.B) {
 			tokens := open(b, paths, o)
 			const rows, length = 12, 1025

@@ -25,10 +25,8 @@ type Options struct {
 	Tensor    string      // tensor to serve, if files have several
 	Join      bool        // whether windows may cross from one file into the next
 
-	Access localfile.Access
-	// DropPageCache makes each read drop its pages from the page cache. With localfile.Map, it is
-	// ignored.
-	DropPageCache bool
+	Access        localfile.Access
+	DropPageCache bool // whether each read drops its pages from the page cache
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no
 	// documents.

@@ -16,7 +16,7 @@ import (
 func BenchmarkRead(b *testing.B) {
 	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")}
 	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
-	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			for _, rows := range []int{12, 512} {
 				for _, vocab := range []int64{0, 1<<16 - 1} {

@@ -37,7 +37,7 @@ var corpora = []corpus{
 // open returns 4-byte tokens that equal their positions among all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, writeSources(t, 4, c.fileLens...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Map})
+	return openSources(t, writeSources(t, 4, c.fileLens...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Pread})
 }
 
 func (c corpus) supports(o Order) bool {

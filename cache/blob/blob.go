@@ -30,8 +30,7 @@ type Blob interface {
 	// Check compares the blob with its Stamp, usually without reading it.
 	Check() error
 
-	// Release drops what the blob keeps between reads, such as a mapping. The next read creates it
-	// again.
+	// Release drops the descriptors that the blob keeps between reads.
 	Release()
 }
 

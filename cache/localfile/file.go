@@ -27,7 +27,7 @@ type File struct {
 	dropPageCache bool
 
 	mu     sync.Mutex  // guards opened, and is held while a read opens the file
-	opened *openedFile // nil if nothing is kept between reads
+	opened *openedFile // nil if no descriptor is kept between reads
 
 	settle settleTimer // how long the file, if overwritten, has stayed unchanged
 }
@@ -130,7 +130,7 @@ func (f *File) Check() error {
 	if current == old || !old.isRenumberedAs(current) {
 		return compareStamps(f.Path(), old, current)
 	}
-	fd, _, err := f.openUnchanged() // adopts an equal copy
+	fd, err := f.openUnchanged() // adopts an equal copy
 	if err == nil {
 		unix.Close(fd)
 	}
@@ -157,25 +157,25 @@ func errnoError(errno unix.Errno) error {
 	return errno
 }
 
-// openUnchanged opens the file and returns its stamp, or a ChangedError.
-func (f *File) openUnchanged() (fd int, current Stamp, err error) {
+// openUnchanged opens the file, or returns a ChangedError.
+func (f *File) openUnchanged() (fd int, err error) {
 	if fd, err = f.open(); err != nil {
-		return fd, current, err
+		return fd, err
 	}
-	if current, err = f.checkUnchanged(fd, f.Stamp()); err != nil {
+	if err = f.checkUnchanged(fd, f.Stamp()); err != nil {
 		unix.Close(fd)
 	}
-	return fd, current, err
+	return fd, err
 }
 
-// checkUnchanged compares the open file with its earlier stamp, and returns the current one. If
-// they match after a read, the file did not change during it.
-func (f *File) checkUnchanged(fd int, old Stamp) (Stamp, error) {
+// checkUnchanged compares the open file with its earlier stamp. If they match after a read, the
+// file did not change during it.
+func (f *File) checkUnchanged(fd int, old Stamp) error {
 	current, err := stampOf(fd, f.Path())
 	if err == nil && current != old {
 		err = f.adopt(fd, old, current)
 	}
-	return current, err
+	return err
 }
 
 // adopt makes current the stamp of f if the open file has the same size, modification time and
@@ -202,10 +202,7 @@ func (f *File) adopt(fd int, old, current Stamp) error {
 }
 
 func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
-	switch f.access {
-	case Advise, Map:
-		return f.readMapped(ranges, visit)
-	case StayOpen:
+	if f.access == StayOpen {
 		if o, err := f.ensureOpen(); err == nil {
 			defer runtime.KeepAlive(o)
 			return f.visitUnchanged(o.fd, f.Stamp(), ranges, visit)
@@ -237,7 +234,7 @@ func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int,
 		visitAll = f.visitRemapped
 	}
 	err := visitAll(fd, ranges, visit)
-	if _, changed := f.checkUnchanged(fd, old); changed != nil {
+	if changed := f.checkUnchanged(fd, old); changed != nil {
 		return changed
 	}
 	return err

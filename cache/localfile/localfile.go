@@ -18,12 +18,8 @@ const (
 	// Remap opens, maps, copies and unmaps the file in every read, one read of the process at a
 	// time. Other reads meanwhile work like Pread.
 	Remap Access = "remap"
-	// Advise keeps a mapping of the file, and frees the pages that each read touched.
-	Advise Access = "advise"
 	// Pread opens the file in every read, and reads each range with pread(2).
 	Pread Access = "pread"
-	// Map keeps a mapping and frees nothing, so the process may grow by the size of the file.
-	Map Access = "map"
 	// StayOpen keeps a descriptor and reads with pread(2). It is for cache blocks, which are small
 	// and many: mapping or opening one for each row would cost more than reading the row.
 	StayOpen Access = "pread, open"

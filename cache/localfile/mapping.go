@@ -2,7 +2,6 @@ package localfile
 
 import (
 	"errors"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -37,8 +36,6 @@ const (
 	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
 	// pages are needed too.
 	maxCopied = 8 << 10
-	// maxMappings is about half of the default limit per process: vm.max_map_count is 65,530.
-	maxMappings = 1 << 15
 )
 
 // visitRemapped uses a mapping, or visitCopies if another read is mapping a file or the ranges are
@@ -83,7 +80,8 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	}
 	defer unix.MunmapPtr(first, uintptr(f.size))
 	mapping := unsafe.Slice((*byte)(first), f.size)
-	adviseNew(mapping)
+	unix.Madvise(mapping, unix.MADV_RANDOM)   // no readahead, because windows are random
+	unix.Madvise(mapping, unix.MADV_DONTDUMP) // not in core dumps
 	sparse := int64(len(ranges))*faultAround < f.size
 	for _, r := range ranges {
 		populate := unix.MADV_POPULATE_READ
@@ -97,27 +95,14 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// adviseNew disables readahead for a mapping, because windows are random, and keeps it out of core
-// dumps.
-func adviseNew(mapping []byte) {
-	unix.Madvise(mapping, unix.MADV_RANDOM)
-	unix.Madvise(mapping, unix.MADV_DONTDUMP)
-}
-
 // visitMapped maps the pages of a range with madvise(2), using the advice populate, and visits the
 // range. If a page cannot be mapped, perhaps only because the file system interrupted the page
-// fault, it reads the range with pread from fd, or from the path if fd is -1. The caller must check
-// afterwards that the file has not changed.
+// fault, it reads the range with pread from fd. The caller must check afterwards that the file has
+// not changed.
 func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {
 		return err
-	}
-	if fd < 0 {
-		if fd, _, err = f.openUnchanged(); err != nil {
-			return err
-		}
-		defer unix.Close(fd)
 	}
 	return f.visitCopies(fd, []Range{r}, visit)
 }
@@ -146,37 +131,4 @@ func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int,
 	// fault, Go runs little else, and nothing at all once it needs to collect garbage.
 	unix.Madvise(mapping[from:min(to, int64(len(mapping)))], populate)
 	return visit(r.Index, mapping[r.From:r.To])
-}
-
-// readMapped reads from the mapping kept between reads, or with readOpened if the process keeps too
-// many mappings.
-func (f *File) readMapped(ranges []Range, visit func(int, []byte) error) error {
-	if err := f.Check(); err != nil {
-		return err
-	}
-	m, err := f.ensureOpen()
-	if errors.Is(err, unix.ENOMEM) {
-		return f.readOpened(ranges, visit)
-	}
-	if err != nil {
-		return err
-	}
-	defer runtime.KeepAlive(m)
-	for _, r := range ranges { // lets the disk read all ranges at the same time
-		from, to := r.pages()
-		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
-	}
-	for i := 0; i < len(ranges) && err == nil; i++ {
-		err = f.visitMapped(m.bytes, m.fd, ranges[i], unix.MADV_POPULATE_READ, visit)
-	}
-	if f.access == Advise {
-		for _, r := range ranges {
-			unix.Madvise(m.faultedAround(r), unix.MADV_DONTNEED)
-			f.dropPages(m.fd, r)
-		}
-	}
-	if changed := f.Check(); changed != nil {
-		return changed
-	}
-	return err
 }

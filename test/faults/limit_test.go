@@ -16,7 +16,7 @@ import (
 // usual. Afterwards, batches are read and no number is left out.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	for _, access := range []string{"pread", "remap", "advise"} {
+	for _, access := range []string{"pread", "remap"} {
 		t.Run(access, func(t *testing.T) {
 			if access != "pread" {
 				e2e.SkipIfShort(t)

@@ -231,7 +231,7 @@ func TestSet(t *testing.T) {
 		}, []int64{7, 8}},
 		{[]string{`splits.train.order="random"`}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{"splits.train.join=true"}, func(c *Config) any { return c.Splits[0].Join }, true},
-		{[]string{"memory.access=map"}, func(c *Config) any { return string(c.Memory.Access) }, "map"},
+		{[]string{"memory.access=pread"}, func(c *Config) any { return string(c.Memory.Access) }, "pread"},
 		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s",
 			"mount.settings_per_user=7"},
 			func(c *Config) any { return c.Mount }, Mount{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0, 7, netip.AddrPort{}}},

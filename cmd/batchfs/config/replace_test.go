@@ -12,7 +12,7 @@ func TestCanReplace(t *testing.T) {
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
 	for _, test := range []struct{ old, new, want string }{
 		{train, train, ""},
-		{train, "memory.access = 'map'\nlog.level = 'debug'\nmount.timeout = '1s'\n" + train + "on_change = 'follow'", ""},
+		{train, "memory.access = 'pread'\nlog.level = 'debug'\nmount.timeout = '1s'\n" + train + "on_change = 'follow'", ""},
 		{train, train + "seed = 1337", ""}, // the default
 		{train, train + "seed = 7", "splits.train.seed is 1337 in the mount, and the configuration has 7" + fix},
 		{train, train + "join = true", "splits.train.join is false in the mount, and the configuration has true" + fix},
