@@ -3,29 +3,10 @@ package bench
 import (
 	"bytes"
 	"cmp"
-	"math"
 	"strings"
 	"testing"
 	"time"
 )
-
-func TestStatistics(t *testing.T) {
-	for _, test := range []struct {
-		xs                []float64
-		mean, median, p99 float64
-	}{
-		{nil, 0, 0, 0},
-		{[]float64{7}, 7, 7, 7},
-		{[]float64{4, 1}, 2.5, 2.5, 3.97},
-		{[]float64{9, 1, 2}, 4, 2, 8.86},
-	} {
-		for i, pair := range [][2]float64{{mean(test.xs), test.mean}, {quantile(test.xs, 0.5), test.median}, {quantile(test.xs, 0.99), test.p99}} {
-			if math.Abs(pair[0]-pair[1]) > 1e-9 {
-				t.Errorf("%v: statistic %d is %v, want %v", test.xs, i, pair[0], pair[1])
-			}
-		}
-	}
-}
 
 func TestFigure(t *testing.T) {
 	// With read-ahead, many short waits are followed by a long one. One wait is an outlier.

@@ -9,13 +9,13 @@ import (
 )
 
 // steadyReads returns a function that sends the guard a READ of next, and allocates nothing itself.
-func steadyReads(tb testing.TB, depth int) (read func()) {
+func steadyReads(t *testing.T, depth int) (read func()) {
 	s := countingBatches("train", 48<<10)
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }
-	tr := newTestTree(tb, s)
+	tr := newTestTree(t, s)
 	tr.prefetcher.depth = depth
 	guarded := tr.guarded(1)
-	r := tr.openFile(tb, "train/next", 0)
+	r := tr.openFile(t, "train/next", 0)
 	in := &fuse.ReadIn{Fh: r.fh, Size: 48 << 10, ReadFlags: fuse.READ_LOCKOWNER}
 	in.NodeId = uint64(r.node)
 	buf := make([]byte, in.Size)
@@ -23,7 +23,7 @@ func steadyReads(tb testing.TB, depth int) (read func()) {
 		in.Unique = lastUnique.Add(2)
 		result, status := guarded.Read(nil, in, buf)
 		if !status.Ok() {
-			tb.Fatal(status)
+			t.Fatal(status)
 		}
 		result.Done()
 	}
@@ -34,18 +34,5 @@ func TestRequestsAllocateNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(1000, steadyReads(t, depth)); n > 0 {
 			t.Errorf("depth %d: %v allocations per request", depth, n)
 		}
-	}
-}
-
-// BenchmarkRead measures a request whose batch takes no time to compute.
-func BenchmarkRead(b *testing.B) {
-	for name, depth := range map[string]int{"now": 0, "ahead": 2} {
-		b.Run(name, func(b *testing.B) {
-			read := steadyReads(b, depth)
-			b.ReportAllocs()
-			for b.Loop() {
-				read()
-			}
-		})
 	}
 }
