@@ -19,13 +19,6 @@ import (
 // A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// Numbers and Lengths are histograms over all files: of token ids or other integers, and of
-	// document lengths in tokens.
-	Numbers []Bin `json:"numbers"`
-	Lengths []Bin `json:"document_lengths,omitempty"`
-
-	numbers, lengths histogram
-	lengthsSampled   bool // whether lengths cover only some documents
 }
 
 // A File describes one file. If only samples of it were read, Largest covers only them, and so does
@@ -120,12 +113,12 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if hasTokens {
 		f.Tokens = a.Len()
 	}
-	if err := s.countFile(ctx, f, a, o, stderr); err != nil {
+	if err := f.count(ctx, a, o, stderr); err != nil {
 		return err
 	}
 	var wrong error
 	if f.Tokens > 0 && o.EOT < 0 {
-		wrong = s.countDocuments(ctx, f, path, o)
+		wrong = f.countDocuments(path, o)
 	}
 	if f.Tokens > 0 && v != nil {
 		if f.Excerpts, err = excerptsOf(a, v); err != nil {
@@ -133,41 +126,28 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 		}
 	}
 	s.Files = append(s.Files, f)
-	s.Numbers, s.Lengths = s.numbers.bins(), s.lengths.bins()
 	return wrong
 }
 
-// countDocuments takes the number of documents and their lengths from the index, if there is one.
-func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o InfoOptions) error {
+// countDocuments takes the number of documents from the index, if there is one.
+func (f *File) countDocuments(path string, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)
 	if err != nil || a.Documents() == nil {
 		return err
 	}
 	f.Documents, f.Indexed = a.Documents().Count(), true
-	n := f.Documents
-	if most := int64(sampledBlocks * endsPerBlock); !o.All && n > most {
-		n, s.lengthsSampled = most, true
-	}
-	before := int64(0) // end of the previous document
-	return readEnds(ctx, a.Documents(), n, func(ends []int64) error {
-		for _, end := range ends {
-			s.lengths.add(uint64(end - before))
-			before = end
-		}
-		return nil
-	})
+	return nil
 }
 
-// countFile reads a file, or a sample of it, and counts its numbers and, if o.EOT is set, its
-// documents.
-func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoOptions, stderr io.Writer) error {
+// count reads a file, or a sample of it. It finds its largest number and, if o.EOT is set, counts
+// its documents.
+func (f *File) count(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
 		block, blocks = sampledBytes/size, sampledBlocks
 		gap = (numbers - block) / (blocks - 1)
-		s.lengthsSampled = s.lengthsSampled || o.EOT >= 0
 	}
 	progress := terminal.NewProgress(stderr, "reading", blocks*block*size, terminal.Bytes)
 	defer progress.Finish()
@@ -181,17 +161,15 @@ func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoO
 		err := read(ctx, a, from, from+block, func(at int64, raw []byte) error {
 			list := d.decode(raw)
 			if a.DType().IsInteger() || a.DType() == array.Bool {
-				s.countNumbers(f, list)
+				f.updateLargest(list)
 			}
 			if o.EOT >= 0 {
 				for n, v := range list {
 					if v == uint64(o.EOT) {
-						end := at + int64(n) + 1
 						if begin >= 0 {
-							s.lengths.add(uint64(end - begin))
 							f.Documents++
 						}
-						begin = end
+						begin = at + int64(n) + 1
 					}
 				}
 			}
@@ -203,21 +181,15 @@ func (s *Survey) countFile(ctx context.Context, f *File, a *cache.Array, o InfoO
 			return err
 		}
 		if o.EOT >= 0 && from+block == numbers && begin >= 0 && begin < numbers {
-			s.lengths.add(uint64(numbers - begin)) // the rest is a document too
-			f.Documents++
+			f.Documents++ // the rest is a document too
 		}
 	}
 	return nil
 }
 
-func (s *Survey) countNumbers(f *File, list []uint64) {
+func (f *File) updateLargest(list []uint64) {
 	isSigned := f.DType.IsSigned()
 	for _, v := range list {
-		if isSigned && int64(v) < 0 {
-			s.numbers[negativeBin]++
-		} else {
-			s.numbers.add(v)
-		}
 		if isSigned {
 			f.largest = uint64(max(int64(f.largest), int64(v)))
 		} else {
@@ -248,26 +220,9 @@ func excerptsOf(a *cache.Array, v *vocabulary.Vocabulary) (excerpts []Excerpt, e
 // Print writes s in human-readable form.
 func (s *Survey) Print(out io.Writer) {
 	var text strings.Builder
-	title, sampled := "numbers", false
 	for _, f := range s.Files {
 		f.print(&text)
-		if f.Tokens > 0 {
-			title = "token ids"
-		}
-		sampled = sampled || f.Read < f.Bytes
 	}
-	draw := func(title string, sampled bool, bins []Bin) {
-		if len(bins) == 0 {
-			return
-		}
-		if sampled {
-			title += ", in a sample (--all reads everything)"
-		}
-		fmt.Fprintf(&text, "\n%s:\n", title)
-		drawBins(&text, bins)
-	}
-	draw(title, sampled, s.Numbers)
-	draw("tokens per document", s.lengthsSampled, s.Lengths)
 	io.WriteString(out, text.String())
 }
 
@@ -275,7 +230,7 @@ func (f *File) print(out io.Writer) {
 	printable.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.FormatBytes(f.Bytes))
 	sample := ""
 	if f.Read < f.Bytes {
-		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.FormatBytes(f.Read), 100*float64(f.Read)/float64(f.Bytes))
+		sample = fmt.Sprintf(" in a sample of %s (%.2g%%; --all reads everything)", terminal.FormatBytes(f.Read), 100*float64(f.Read)/float64(f.Bytes))
 	}
 	if f.Array != "" {
 		printable.Fprintf(out, "  array %s, one element for each token\n", f.Array)
