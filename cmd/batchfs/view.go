@@ -49,7 +49,7 @@ path in a mount. Without SPLIT, the page shows all splits of the configuration.`
 	return cmd
 }
 
-const byHelp = "`TOKENIZER` of the tokens: gpt2, cl100k, o200k or the path of a tokenizer.json"
+const byHelp = "`TOKENIZER` of the tokens: gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json"
 
 func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string, port uint16) error {
 	if len(paths) == 0 {

@@ -47,7 +47,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	for name, run := range map[string]int{"llama3_2": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
-			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
+			tokenizer := e2e.Must(bpe.Open(path))(t)
 			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
 		})
 	}

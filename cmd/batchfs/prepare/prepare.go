@@ -67,10 +67,10 @@ and other binary files are refused unless --as says how to read them.
 
 With --by char, a token is a character: its index in the sorted set of all
 characters of the documents. With --by byte, it is a byte. Otherwise, tokens come
-from the byte-pair encoding of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
-tokenizer.json, and are exactly those of tiktoken or tokenizers. Names of special
-tokens are encoded as ordinary text unless --special is given. Text is normalized
-only if a tokenizer.json requires it.
+from the byte-pair encoding of GPT-2, GPT-4 (cl100k), GPT-4o (o200k), or a
+tokenizer.json or tekken.json, and are exactly those of the original library. Names
+of special tokens are encoded as ordinary text unless --special is given. Text is
+normalized only if a tokenizer.json requires it.
 
 A FIELD is a path into a line: meta.body, or messages.*.content for a text in each
 element of a list, or messages[role=user].content for elements with this value.
@@ -108,7 +108,7 @@ the last checkpoint.`,
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
-	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face")
+	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
 	f.StringVar((*string)(&o.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")

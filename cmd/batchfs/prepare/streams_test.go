@@ -3,6 +3,7 @@ package prepare
 import (
 	"bytes"
 	"cmp"
+	_ "embed"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -408,8 +409,12 @@ func TestPrepareGlobs(t *testing.T) {
 	}
 }
 
-// writeTokenizers writes tokenizers that split texts like GPT-2, Llama 3 and Qwen, and returns the
-// names of their files. Their tokens are all bytes, a few merges, and addedTokens.
+//go:embed bpe/testdata/pretokenizers.json
+var preTokenizers []byte
+
+// writeTokenizers writes tokenizers that split texts like GPT-2, Llama 3, Qwen and those in bpe's
+// testdata, and returns the names of their files. Their tokens are all bytes, a few merges, and
+// addedTokens.
 func writeTokenizers(t testing.TB) (names []string) {
 	t.Helper()
 	vocab, merges := map[string]int{}, []string{}
@@ -423,7 +428,7 @@ func writeTokenizers(t testing.TB) (names []string) {
 		vocab[string(r)], alphabet[byte(b)] = b, r
 	}
 	space := string(alphabet[' '])
-	for i, pair := range [][2]string{{"N", "e"}, {"Ne", "w"}, {space, "Y"}, {space + "Y", "o"}, {space, "N"}, {"o", "r"}, {"o", "l"}} {
+	for i, pair := range [][2]string{{"N", "e"}, {"Ne", "w"}, {space, "Y"}, {space + "Y", "o"}, {space, "N"}, {"o", "r"}, {"o", "l"}, {string(alphabet[0x85]), space}} {
 		merges = append(merges, pair[0]+" "+pair[1])
 		vocab[pair[0]+pair[1]] = 256 + i
 	}
@@ -438,11 +443,17 @@ func writeTokenizers(t testing.TB) (names []string) {
 		}}
 	}
 	const words = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	for name, stages := range map[string]map[string]any{
+	all := map[string]map[string]any{
 		"gpt2":  {"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false}},
 		"llama": {"pre_tokenizer": split(fmt.Sprintf(words, "{1,3}"))},
 		"qwen":  {"pre_tokenizer": split(fmt.Sprintf(words, "")), "normalizer": map[string]any{"type": "NFC"}},
-	} {
+	}
+	var more map[string]any
+	testfiles.NoError(t, json.Unmarshal(preTokenizers, &more))
+	for name, stage := range more {
+		all[name] = map[string]any{"pre_tokenizer": stage}
+	}
+	for name, stages := range all {
 		stages["model"] = map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}
 		stages["added_tokens"] = added
 		raw, err := json.Marshal(stages)
@@ -467,7 +478,7 @@ func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 // somePieces returns n random pieces, in which words, white space and added tokens meet everywhere.
 func somePieces(rng *rand.Rand, n int) string {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
-		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>",
+		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "م", " م", "<|endoftext|>",
 		"New", " York", "State", "w", " Y", "\u212a", " y", "x", "z", " word word"}
 	var b strings.Builder
 	for range n {
@@ -485,7 +496,7 @@ func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
 	rng := rand.New(rand.NewPCG(9, 10))
-	for i, name := range append(names, names[:3]...) {
+	for i, name := range append(names, names[:7]...) {
 		if name == vocabulary.Char || name == vocabulary.Byte {
 			continue
 		}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"unicode/utf8"
 
@@ -40,11 +40,11 @@ var tokenizers = map[string]func() (tokenizer, error){
 
 func (s *settings) tokenizer() (tokenizer, error) {
 	open, ok := tokenizers[s.By]
-	if !ok && !strings.HasSuffix(s.By, ".json") {
-		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", s.By)
+	if !ok && filepath.Ext(s.By) == "" {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q)", s.By)
 	}
 	if !ok {
-		open = func() (tokenizer, error) { return newBPETokenizer(bpe.ReadHuggingFace(s.By)) }
+		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Open(s.By)) }
 	}
 	t, err := open()
 	if err != nil || !s.Special && s.EOTToken == "" {

@@ -59,11 +59,7 @@ func NamedVocabulary(by string, stderr io.Writer) (*vocabulary.Vocabulary, error
 	if by == "" {
 		return nil, nil
 	}
-	open := bpe.Named
-	if strings.HasSuffix(by, ".json") {
-		open = bpe.ReadHuggingFace
-	}
-	t, err := open(by)
+	t, err := bpe.Open(by)
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}

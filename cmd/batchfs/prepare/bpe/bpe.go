@@ -1,5 +1,6 @@
 // Package bpe implements byte-pair encoding, the tokenization of GPT and most later language
-// models. It produces exactly the same tokens as OpenAI's tiktoken and Hugging Face's tokenizers.
+// models. It produces exactly the same tokens as OpenAI's tiktoken, Hugging Face's tokenizers and
+// Mistral's mistral_common.
 //
 // The algorithm is from Gage, "A New Algorithm for Data Compression" (1994), and was applied to
 // tokenization by Sennrich, Haddow and Birch, "Neural Machine Translation of Rare Words with
@@ -8,10 +9,10 @@
 // therefore a string of bytes, and its rank says when it was learned. To encode a text:
 //
 //  1. Split it into pieces, such as words with the space before them. No token spans two pieces.
-//     Each vocabulary defines the pieces by a regular expression. split.go has a handwritten
-//     function for each expression, because package regexp has no look-ahead, and because regular
-//     expressions take most of the time in other tokenizers. For ASCII text in GPT-2, ascii.go is
-//     even faster.
+//     Each vocabulary defines the pieces by a regular expression, or several in turn. split.go and
+//     deepseek.go have a handwritten function for each expression, because package regexp has no
+//     look-ahead, and because regular expressions take most of the time in other tokenizers. For
+//     ASCII text in GPT-2, ascii.go is even faster.
 //  2. Begin with one token for each byte of a piece. Join the two neighbors whose pair has the
 //     lowest rank, the leftmost if there are several, and repeat until no two neighbors are a pair
 //     of the vocabulary (merge.go).
@@ -80,10 +81,17 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 			}
 		}
 	}
+	i := slices.IndexFunc(endNames, func(name string) bool { _, ok := t.special[name]; return ok })
+	if i >= 0 {
+		t.endOfTextName = endNames[i]
+	}
 	return nil
 }
 
-// Name returns the name given to [Named], or the path of the file.
+// endNames has names of the special token between documents, in order of preference.
+var endNames = []string{endOfText, "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>"}
+
+// Name returns the name or path given to [Open].
 func (t *Tokenizer) Name() string { return t.name }
 
 // Size returns the size of the vocabulary. All tokens are below it.
@@ -161,8 +169,9 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 // append looks up as many as 256 pieces before it appends the tokens of the first, so that lookups
 // overlap; see pieceCache.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
+	var found [maxFinders]span
 	for i := 0; i < len(text); {
-		ends := e.ends[:e.tokenizer.pieceEnds(text, i, e.ends[:])]
+		ends := e.ends[:e.tokenizer.pieceEnds(text, i, e.ends[:], &found)]
 		e.cache.startLookups(e.lookups[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, inlineTokens*len(ends))
 		for j, end := range ends {

@@ -146,7 +146,7 @@ func TestSplit(t *testing.T) {
 		}
 		ends := make([]int, 1+random.IntN(40))
 		for i := 0; i < len(text); {
-			n := gpt2.pieceEnds(text, i, ends)
+			n := gpt2.pieceEnds(text, i, ends, nil)
 			for _, end := range ends[:n] {
 				if want := gpt2.next(text, i); end != want {
 					t.Fatalf("%q: the piece at %d ends at %d, want %d", text, i, end, want)
@@ -160,18 +160,42 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Unlike GPT-4's expression, nanochat's has numbers of at most two digits, and splits white space
-// at the end of a text after its last newline.
-func TestNanochat(t *testing.T) {
-	fillClasses()
-	text := "I'LL 12345 ab12 \r\n  c!\n\n ... \n \n  "
-	var pieces []string
-	for i := 0; i < len(text); {
-		end := nanochat.next([]byte(text), i)
-		pieces, i = append(pieces, text[i:end]), end
+// splitPieces returns the ends of pieces, found at most n at a time.
+func splitPieces(e expression, text []byte, n int) (ends []int) {
+	var found [maxFinders]span
+	for i := 0; i < len(text); i = ends[len(ends)-1] {
+		some := make([]int, n)
+		ends = append(ends, some[:e.pieceEnds(text, i, some, &found)]...)
 	}
-	if want := []string{"I", "'LL", " ", "12", "34", "5", " ab", "12", " \r\n", " ", " c", "!\n\n", " ...", " \n \n", "  "}; !slices.Equal(pieces, want) {
-		t.Errorf("pieces %q, want %q", pieces, want)
+	return ends
+}
+
+// The comparisons with tokenizers in test/soak cover much more.
+func TestExpressions(t *testing.T) {
+	fillClasses()
+	for _, test := range []struct {
+		name   string
+		e      expression
+		text   string
+		pieces []string
+	}{
+		// Unlike GPT-4's expression, nanochat's has numbers of at most two digits, and splits white
+		// space at the end of a text after its last newline.
+		{"nanochat", nanochat, "I'LL 12345 ab12 \r\n  c!\n\n ... \n \n  ",
+			[]string{"I", "'LL", " ", "12", "34", "5", " ab", "12", " \r\n", " ", " c", "!\n\n", " ...", " \n \n", "  "}},
+		{"qwen35", qwen35, "e\u0301t \u0301a 12 '\u0301", []string{"e\u0301t", " \u0301a", " ", "1", "2", " '", "\u0301"}},
+		{"starCoder", starCoder, "it's  12 x", []string{"it", "'s", "  ", "1", "2", " x"}},
+		{"deepSeekV2", deepSeekV2, "naïve Ünï  12!  中文 “a\n م م  ", []string{"na", "ï", "ve", " Ü", "n", "ï", "  ", "1", "2", "!", "  ", "中文", " ", "“", "a", "\n", " م م", "  "}},
+		{"deepSeekV3", deepSeekV3, "#a1 1234  中ア・イ \x00\x01\x01b \u200d !\n\n", []string{"#a", "1", " ", "123", "4", "  ", "中ア", "・", "イ", " ", "\x00\x01", "\x01b", " ", "\u200d", " !\n\n"}},
+	} {
+		var pieces []string
+		i := 0
+		for _, end := range splitPieces(test.e, []byte(test.text), 3) {
+			pieces, i = append(pieces, test.text[i:end]), end
+		}
+		if !slices.Equal(pieces, test.pieces) {
+			t.Errorf("%s: pieces %q, want %q", test.name, pieces, test.pieces)
+		}
 	}
 }
 
@@ -191,11 +215,8 @@ func FuzzEncode(f *testing.F) {
 		for _, encoder := range encoders {
 			tokenizer, name := encoder.tokenizer, encoder.tokenizer.name
 			var want []uint32
-			for i := 0; i < len(text); {
-				end := tokenizer.next(text, i)
-				if end <= i || end > len(text) {
-					t.Fatalf("%s: %q: the piece at %d ends at %d", name, text, i, end)
-				}
+			i := 0
+			for _, end := range splitPieces(tokenizer.expression, text, 1) {
 				want = append(want, encodeByDefinition(tokenizer, text[i:end])...)
 				i = end
 			}
@@ -209,12 +230,9 @@ func FuzzEncode(f *testing.F) {
 			}
 		}
 		for _, e := range expressions {
-			for i := 0; i < len(text); {
-				end := e.next(text, i)
-				if end <= i || end > len(text) {
-					t.Fatalf("%s: %q: the piece at %d ends at %d", e.patterns[0], text, i, end)
-				}
-				i = end
+			ends := splitPieces(e, text, 1)
+			if !slices.IsSorted(ends) || len(slices.Compact(ends)) != len(ends) || !slices.Equal(splitPieces(e, text, 100), ends) {
+				t.Fatalf("%q: %q: pieces end at %d", e.patterns[0], text, ends)
 			}
 		}
 	})

@@ -6,17 +6,26 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
 
-// ReadHuggingFace reads a tokenizer.json of Hugging Face with byte-level BPE, as in GPT-2, Llama 3,
-// Qwen and GPT-4o. The error names the first unsupported feature.
+// Open returns a tokenizer of [Named], or reads a file: a tokenizer.json of Hugging Face with
+// byte-level BPE, as in GPT-2, Llama 3, Qwen, DeepSeek and GPT-4o, or a tekken.json of Mistral. The
+// error names the first unsupported feature.
 //
 // The result encodes like the tokenizers library with add_special_tokens=False: it ignores
 // truncation, padding and tokens to put around a text. Added tokens that are not special are always
 // found in a text.
-func ReadHuggingFace(path string) (*Tokenizer, error) {
+func Open(path string) (*Tokenizer, error) {
+	switch filepath.Ext(path) {
+	case "":
+		return Named(path)
+	case ".model":
+		return nil, fmt.Errorf("%s: SentencePiece is not supported, only byte-level BPE: %s", path,
+			encodeInPython("sentencepiece", "sentencepiece.SentencePieceProcessor", path, "tokenizer=tokenizer", "text)"))
+	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -27,7 +36,11 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other {
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
 	}
-	t, err := f.newTokenizer(path)
+	newTokenizer := f.newTokenizer
+	if f.Config.Pattern != "" {
+		newTokenizer = f.newTekken
+	}
+	t, err := newTokenizer(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -55,7 +68,9 @@ type tokenizerFile struct {
 		IgnoreMerges bool              `json:"ignore_merges"`
 		Vocab        map[string]uint32 `json:"vocab"`
 		Merges       []twoTokens       `json:"merges"`
+		ByteFallback bool              `json:"byte_fallback"`
 	} `json:"model"`
+	tekkenFile
 }
 
 // A stage is a step before or after the model, or a sequence of steps.
@@ -72,6 +87,7 @@ type stage struct {
 	Invert         bool   `json:"invert"`
 	AddPrefixSpace bool   `json:"add_prefix_space"` // this and UseRegex belong to ByteLevel
 	UseRegex       *bool  `json:"use_regex"`
+	Individual     bool   `json:"individual_digits"` // belongs to Digits
 }
 
 func (s *stage) steps() []stage {
@@ -105,18 +121,14 @@ func (m *twoTokens) UnmarshalJSON(raw []byte) error {
 
 func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
-	switch {
-	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return nil, fmt.Errorf("model %s is not supported, only byte-level BPE: %s", cmp.Or(m.Type, "without a type"), encodeInPython(path))
-	case m.Dropout != 0:
+	if m.Dropout != 0 {
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
-	case m.Prefix != "" || m.Suffix != "":
-		return nil, fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q: only byte-level BPE is supported, which has none", m.Prefix, m.Suffix)
 	}
 	fillClasses() // needed for normalization
 	t := &Tokenizer{name: path}
 	if err := f.applyStages(t); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %s", err,
+			encodeInPython("tokenizers", "tokenizers.Tokenizer.from_file", path, "tokenizer=tokenizer", "text).ids"))
 	}
 	if err := f.loadVocabulary(t); err != nil {
 		return nil, err
@@ -135,18 +147,15 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = t.finish(pairs, added)
-	for _, end := range []string{endOfText, "<|end_of_text|>", "</s>", "<eos>"} {
-		if _, ok := t.special[end]; ok {
-			t.endOfTextName = end
-			break
-		}
-	}
-	return t, err
+	return t, t.finish(pairs, added)
 }
 
 func (f *tokenizerFile) loadVocabulary(t *Tokenizer) error {
-	alphabet := byteAlphabet()
+	alphabet, added := byteAlphabet(), map[string]bool{}
+	for _, a := range f.AddedTokens {
+		added[a.Content] = true
+	}
+vocab:
 	for text, token := range f.Model.Vocab {
 		if err := t.reserve(token, text); err != nil {
 			return fmt.Errorf("model.vocab: %w", err)
@@ -154,6 +163,9 @@ func (f *tokenizerFile) loadVocabulary(t *Tokenizer) error {
 		b := make([]byte, 0, len(text))
 		for _, r := range text {
 			value, ok := alphabet[r]
+			if !ok && added[text] {
+				continue vocab
+			}
 			if !ok {
 				return fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is supported", text, r)
 			}
@@ -192,10 +204,11 @@ func (f *tokenizerFile) addedTokens(t *Tokenizer) (added [2]map[string]addedToke
 	return added, nil
 }
 
+const maxTokens = 1 << 24
+
 func (t *Tokenizer) reserve(token uint32, text string) error {
-	const most = 1 << 24
-	if token >= most {
-		return fmt.Errorf("token %q has the number %d: must be below %d", text, token, most)
+	if token >= maxTokens {
+		return fmt.Errorf("token %q has the number %d: must be below %d", text, token, maxTokens)
 	}
 	for uint32(len(t.tokens)) <= token {
 		t.tokens = append(t.tokens, "")
@@ -203,7 +216,16 @@ func (t *Tokenizer) reserve(token uint32, text string) error {
 	return nil
 }
 
+// applyStages sets how text is normalized and split. The error names what is not supported.
 func (f *tokenizerFile) applyStages(t *Tokenizer) error {
+	switch m := &f.Model; {
+	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
+		return fmt.Errorf("model %s is not supported, only byte-level BPE", cmp.Or(m.Type, "without a type"))
+	case m.ByteFallback:
+		return errors.New("model.byte_fallback is true, as in SentencePiece, which is not supported, only byte-level BPE")
+	case m.Prefix != "" || m.Suffix != "":
+		return fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q, which are not supported, only byte-level BPE", m.Prefix, m.Suffix)
+	}
 	for _, s := range f.Normalizer.steps() {
 		if s.Type != "NFC" {
 			return fmt.Errorf("normalizer %s is not supported, only NFC", s.Type)
@@ -218,48 +240,51 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 			return fmt.Errorf("post_processor %s is not supported", s.Type)
 		}
 	}
-	bytes := false
-	for _, s := range f.PreTokenizer.steps() {
-		switch {
-		case s.Type == "Split" && t.next == nil && !bytes:
-			if !(s.Behavior == "Isolated" || s.Behavior == "Removed" && s.Invert) {
-				return fmt.Errorf("pre_tokenizer Split has the behavior %q (invert: %v): must be Isolated, or Removed with invert", s.Behavior, s.Invert)
+	steps := f.PreTokenizer.steps()
+	var patterns []string
+	for i, s := range steps {
+		switch last := i == len(steps)-1; {
+		case s.Type == "Split" && !last:
+			// A single expression matches all text, so Removed with invert removes nothing.
+			if !(s.Behavior == "Isolated" || s.Behavior == "Removed" && s.Invert && len(steps) == 2) {
+				return fmt.Errorf("pre_tokenizer Split has the behavior %q (invert: %v), which is not supported, only Isolated", s.Behavior, s.Invert)
 			}
-			i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, s.Pattern.Regex) })
-			if i < 0 {
-				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, Mistral NeMo and nanochat: %s",
-					s.Pattern.Regex, encodeInPython(t.name))
-			}
-			t.expression = expressions[i]
-		case s.Type == "ByteLevel" && !bytes:
-			if s.AddPrefixSpace {
-				return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not supported: set it to false, and put the space before each text")
-			}
+			patterns = append(patterns, s.Pattern.Regex)
+		case s.Type == "Digits" && s.Individual && !last:
+			patterns = append(patterns, `\p{N}`)
+		case s.Type == "ByteLevel" && last && s.AddPrefixSpace:
+			return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not supported")
+		case s.Type == "ByteLevel" && last:
 			if s.UseRegex == nil || *s.UseRegex {
-				if t.next != nil {
-					return errors.New("pre_tokenizer ByteLevel has use_regex after a Split: two expressions in a row are not supported")
-				}
-				t.expression = gpt2
+				patterns = append(patterns, gpt2.patterns[0])
 			}
-			bytes = true
+			return t.splitBy(patterns)
 		default:
-			return fmt.Errorf("pre_tokenizer %s is not supported there, only a Split followed by a ByteLevel", s.Type)
+			return fmt.Errorf("pre_tokenizer %s is not supported there, only Split and Digits (with individual_digits) before a ByteLevel", s.Type)
 		}
 	}
-	if !bytes || t.next == nil {
-		return errors.New("pre_tokenizer has no Split followed by a ByteLevel: only byte-level BPE is supported")
+	return errors.New("pre_tokenizer has no ByteLevel, only byte-level BPE is supported")
+}
+
+// splitBy makes the tokenizer split text by regular expressions that are applied in turn.
+func (t *Tokenizer) splitBy(patterns []string) error {
+	joined := strings.Join(patterns, then)
+	i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, joined) })
+	if i < 0 {
+		return fmt.Errorf("text is split by the expressions %q, which are not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, DeepSeek, StarCoder, Mistral and nanochat", patterns)
 	}
+	t.expression = expressions[i]
 	return nil
 }
 
-// encodeInPython suggests what to do with an unsupported tokenizer.json.
-func encodeInPython(path string) string {
+// encodeInPython suggests what to do with an unsupported tokenizer.
+func encodeInPython(module, open, path, vocabulary, arguments string) string {
 	return fmt.Sprintf(`encode the texts in Python instead:
-import batchfs, tokenizers
-tokenizer = tokenizers.Tokenizer.from_file(%q)
-with batchfs.writer("data", tokenizer=tokenizer) as out:
+import batchfs, %s
+tokenizer = %s(%q)
+with batchfs.writer("data", %s) as out:
     for text in texts:
-        out.add(tokenizer.encode(text).ids)`, path)
+        out.add(tokenizer.encode(%s)`, module, open, path, vocabulary, arguments)
 }
 
 // byteAlphabet returns the characters that stand for bytes in tokenizer.json. Visible characters

@@ -38,7 +38,7 @@ func writeSmallTokenizer(t *testing.T, edit func(f, model map[string]any)) strin
 	return path
 }
 
-func TestReadHuggingFace(t *testing.T) {
+func TestOpen(t *testing.T) {
 	const text = "abc ab<a><|endoftext|>e\u0301"
 	special := []uint32{'<', '|', 'e', 'n', 'd', 'o', 'f', 't', 'e', 'x', 't', '|', '>'}
 	for _, test := range []struct {
@@ -52,7 +52,7 @@ func TestReadHuggingFace(t *testing.T) {
 		{"NFC", func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFC"} },
 			slices.Concat([]uint32{256, 'c', 258, 301}, special, []uint32{0xc3, 0xa9})},
 	} {
-		tokenizer, err := ReadHuggingFace(writeSmallTokenizer(t, test.edit))
+		tokenizer, err := Open(writeSmallTokenizer(t, test.edit))
 		if err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
@@ -65,7 +65,7 @@ func TestReadHuggingFace(t *testing.T) {
 	}
 }
 
-func TestRejectsHuggingFace(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	pre := func(stages ...any) func(f, model map[string]any) {
 		return func(f, model map[string]any) {
 			f["pre_tokenizer"] = map[string]any{"type": "Sequence", "pretokenizers": stages}
@@ -89,23 +89,60 @@ func TestRejectsHuggingFace(t *testing.T) {
 		"post_processor Strange":           func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
 		"pre_tokenizer Metaspace":          pre(map[string]any{"type": "Metaspace"}),
 		"pre_tokenizer Digits":             pre(map[string]any{"type": "Digits"}, byteLevel),
-		`expression "\\w+"`:                pre(split(`\w+`, "Isolated"), byteLevel),
+		`expressions ["\\w+"], which`:      pre(split(`\w+`, "Isolated"), byteLevel),
 		"out.add(tokenizer.encode(text)":   pre(split(`\w+`, "Isolated"), byteLevel),
 		`behavior "MergedWithNext"`:        pre(split(qwen2.patterns[0], "MergedWithNext"), byteLevel),
 		"add_prefix_space":                 pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
-		"use_regex after a Split":          pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
-		"no Split followed by a ByteLevel": pre(split(qwen2.patterns[0], "Isolated")),
+		`\\s+" "'s|'t|'re|`:                pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
+		"Split is not supported there":     pre(split(qwen2.patterns[0], "Isolated")),
+		"pre_tokenizer has no ByteLevel":   func(f, model map[string]any) { f["pre_tokenizer"] = nil },
+		"model.byte_fallback is true":      func(f, model map[string]any) { model["byte_fallback"] = true },
 		`"<mask>" has single_word`: func(f, model map[string]any) {
 			f["added_tokens"] = []any{map[string]any{"id": 300, "content": "<mask>", "lstrip": true}}
 		},
 		"not a tokenizer.json of Hugging Face": func(f, model map[string]any) { f["model"] = 5 },
 	} {
 		path := writeSmallTokenizer(t, edit)
-		if _, err := ReadHuggingFace(path); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path) {
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path) {
 			t.Errorf("got %v, want %s: … %s …", err, path, want)
 		}
 	}
-	if _, err := ReadHuggingFace("/nowhere/tokenizer.json"); err == nil {
-		t.Error("a file that does not exist was read")
+	for path, want := range map[string]string{"/nowhere/tokenizer.json": "no such file", "a.model": "a.model: SentencePiece is not supported",
+		writeSmallTekken(t, `\w+`, 258, "</s>", 2):              `out.add(tokenizer.encode(text, bos=False, eos=False))`,
+		writeSmallTekken(t, tekken.patterns[0], 300, "</s>", 2): "default_vocab_size is 300",
+		writeSmallTekken(t, tekken.patterns[0], 258, "</s>", 3): `"</s>" has the rank 3`} {
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// writeSmallTekken writes a tekken.json with 3 special tokens, all bytes and one more token.
+func writeSmallTekken(t *testing.T, pattern string, size int, special string, rank int) string {
+	t.Helper()
+	var vocab []map[string]any
+	for b := range 256 {
+		vocab = append(vocab, map[string]any{"rank": b, "token_bytes": []byte{byte(b)}, "token_str": nil})
+	}
+	raw, err := json.Marshal(map[string]any{
+		"config":         map[string]any{"pattern": pattern, "default_vocab_size": size, "default_num_special_tokens": 3},
+		"vocab":          append(vocab, map[string]any{"rank": 256, "token_bytes": []byte("ab")}, map[string]any{"rank": 257, "token_bytes": []byte("abc")}),
+		"special_tokens": []any{map[string]any{"rank": rank, "token_str": special, "is_control": true}},
+	})
+	testfiles.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "tekken.json")
+	testfiles.Write(t, map[string]string{path: string(raw)})
+	return path
+}
+
+// Special tokens come first. The last token of the vocabulary is beyond its size.
+func TestOpenTekken(t *testing.T) {
+	tokenizer, err := Open(writeSmallTekken(t, tekken.patterns[0], 3+257, "</s>", 2))
+	testfiles.NoError(t, err)
+	if got := tokenizer.NewEncoder().Append(nil, []byte("abc</s>")); !slices.Equal(got, []uint32{3 + 256, 3 + 'c', 3 + '<', 3 + '/', 3 + 's', 3 + '>'}) {
+		t.Errorf("tokens %d", got)
+	}
+	if end, ok := tokenizer.EndOfText(); end != 2 || !ok || tokenizer.Size() != 260 || string(tokenizer.Bytes(259)) != "ab" {
+		t.Errorf("end %d %v, size %d", end, ok, tokenizer.Size())
 	}
 }

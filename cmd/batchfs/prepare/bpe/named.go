@@ -33,21 +33,25 @@ var publishedTokenizers = map[string]struct {
 func Named(name string) (*Tokenizer, error) {
 	p, ok := publishedTokenizers[name]
 	if !ok {
-		return nil, fmt.Errorf("there is no tokenizer %q: use gpt2, cl100k or o200k", name)
+		return nil, fmt.Errorf("there is no tokenizer %q: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json", name)
 	}
 	tokens, err := readVocabulary(name)
 	if err != nil {
 		return nil, fmt.Errorf("the vocabulary of %s: %w", name, err)
 	}
-	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens, endOfTextName: endOfText}
-	whole := make(map[string]uint32, len(tokens))
-	for token, text := range tokens {
+	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens}
+	return t, t.finishRanked(p.special)
+}
+
+// finishRanked is finish for vocabularies in order of rank. They do not say which two tokens a
+// token joins, so any two that make it up are a pair.
+func (t *Tokenizer) finishRanked(special map[string]uint32) error {
+	whole := make(map[string]uint32, len(t.tokens))
+	for token, text := range t.tokens {
 		whole[text] = uint32(token)
 	}
-	// The published files do not say which two tokens a token joins, so any two that make it up are
-	// a pair.
-	pairs := make([]pair, 0, 5*len(tokens))
-	for token, text := range tokens {
+	pairs := make([]pair, 0, 5*len(t.tokens))
+	for token, text := range t.tokens {
 		for i := 1; i < len(text); i++ {
 			if left, ok := whole[text[:i]]; ok {
 				if right, ok := whole[text[i:]]; ok {
@@ -57,10 +61,10 @@ func Named(name string) (*Tokenizer, error) {
 		}
 	}
 	found := map[string]addedToken{}
-	for text, token := range p.special {
+	for text, token := range special {
 		found[text] = addedToken{token, true}
 	}
-	return t, t.finish(pairs, [2]map[string]addedToken{found})
+	return t.finish(pairs, [2]map[string]addedToken{found})
 }
 
 func readVocabulary(name string) ([]string, error) {

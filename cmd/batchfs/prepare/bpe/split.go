@@ -33,23 +33,55 @@ func skip(text []byte, i int, these class) int {
 	}
 }
 
-// An expression splits text into pieces. next returns the end of the piece at text[i]. It always
+// An expression splits text into pieces. It first splits off what each of the finders finds in the
+// pieces left by those before it. Then next returns the end of the piece at text[i]. It always
 // advances, and does not look at what precedes i.
 type expression struct {
-	next func(text []byte, i int) int
-	// patterns are regular expressions in tokenizer.json that split the same way.
+	finders []finder // at most maxFinders
+	next    func(text []byte, i int) int
+	// patterns are regular expressions in tokenizer.json that split the same way. Expressions that
+	// are applied one after another are joined by then.
 	patterns []string
 	fastEnds func(text []byte, i int, ends []int) int // faster pieceEnds, or nil
+	// joinsWords is true if a piece may have a space between two letters that are not ASCII.
+	joinsWords bool
 }
 
+const (
+	maxFinders = 6
+	then       = "\x00"
+)
+
 // pieceEnds fills ends with the ends of the first pieces of text[i:], and returns their number.
-func (e expression) pieceEnds(text []byte, i int, ends []int) int {
+// found has what each finder found last; the first call for a text gets zeros.
+func (e *expression) pieceEnds(text []byte, i int, ends []int, found *[maxFinders]span) int {
 	if e.fastEnds != nil {
 		return e.fastEnds(text, i, ends)
+	}
+	if e.finders != nil {
+		return e.sequenceEnds(text, i, ends, found)
 	}
 	n := 0
 	for ; n < len(ends) && i < len(text); n++ {
 		i = e.next(text, i)
+		ends[n] = i
+	}
+	return n
+}
+
+func (e *expression) sequenceEnds(text []byte, i int, ends []int, found *[maxFinders]span) int {
+	n := 0
+	for ; n < len(ends) && i < len(text); n++ {
+		whole := text
+		for j, find := range e.finders {
+			if found[j].end <= i {
+				found[j] = find(whole, i)
+			}
+			if whole = whole[:found[j].end]; i < found[j].start {
+				whole = whole[:found[j].start]
+			}
+		}
+		i = e.next(whole, i)
 		ends[n] = i
 	}
 	return n
@@ -61,19 +93,23 @@ var (
 		`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
 	}}
 	// In tiktoken's cl100k, white space at the end of a text is one piece.
-	cl100k = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, true) }, patterns: []string{
+	cl100k = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, letters, true) }, patterns: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 	}}
 	// Llama 3 uses an older cl100k, which splits such white space after its last newline.
-	llama3 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, false) }, patterns: []string{
+	llama3 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 3, letters, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	nanochat = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 2, false) }, patterns: []string{
+	nanochat = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 2, letters, false) }, patterns: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+`,
 	}}
-	qwen2 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 1, false) }, patterns: []string{
+	qwen2 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 1, letters, false) }, patterns: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+	// qwen35 has marks in words.
+	qwen35 = expression{next: func(text []byte, i int) int { return nextCL100K(text, i, 1, letters|mark, false) }, patterns: []string{
+		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
 	o200k = expression{next: func(text []byte, i int) int { return nextO200K(text, i, 3, true) }, patterns: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
@@ -86,9 +122,10 @@ var (
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
+	starCoder = expression{finders: []finder{runs(isDigit, 1, false)}, next: nextGPT2, patterns: []string{`\p{N}` + then + gpt2.patterns[0]}}
 )
 
-var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, o200k, tekken}
+var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, qwen35, o200k, tekken, starCoder, deepSeekV2, deepSeekV3}
 
 // nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
@@ -118,25 +155,25 @@ func nextGPT2(text []byte, i int) int {
 
 // nextCL100K implements the following expression, with `\s+$|` before `\s*` if trailing is true:
 //
-//	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|
+//	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?WORDS+|\p{N}{1,DIGITS}| ?[^\s\p{N}WORDS]+[\r\n]*|
 //	\s*[\r\n]+|\s+(?!\S)|\s+
-func nextCL100K(text []byte, i, digits int, trailing bool) int {
+func nextCL100K(text []byte, i, digits int, words class, trailing bool) int {
 	if n := contractionLen(text, i, true); n > 0 {
 		return i + n
 	}
 	c, n := classAt(text, i)
 	switch {
-	case c.isAnyOf(letters):
-		return skip(text, i+n, letters)
+	case c.isAnyOf(words):
+		return skip(text, i+n, words)
 	case c == number:
 		return matchNumbers(text, i+n, digits-1)
 	}
 	if c != newline && i+n < len(text) {
-		if after, m := classAt(text, i+n); after.isAnyOf(letters) {
-			return skip(text, i+n+m, letters)
+		if after, m := classAt(text, i+n); after.isAnyOf(words) {
+			return skip(text, i+n+m, words)
 		}
 	}
-	if end := matchSymbols(text, i, c, n); end > i {
+	if end := matchSymbols(text, i, c, n, others&^words); end > i {
 		return skipNewlines(text, end, '\n')
 	}
 	return spacePieceEnd(text, i, trailing)
@@ -157,7 +194,7 @@ func nextO200K(text []byte, i, digits int, contractions bool) int {
 			return end
 		}
 	}
-	if end := matchSymbols(text, i, c, n); end > i {
+	if end := matchSymbols(text, i, c, n, others); end > i {
 		return skipNewlines(text, end, '/')
 	}
 	return spacePieceEnd(text, i, false)
@@ -243,14 +280,14 @@ func matchNumbers(text []byte, i, most int) int {
 	return i
 }
 
-// matchSymbols matches ` ?[^\s\p{L}\p{N}]+`, or returns i. c and n are the class and length of the
-// first character.
-func matchSymbols(text []byte, i int, c class, n int) int {
-	if c.isAnyOf(others) {
-		return skip(text, i+n, others)
+// matchSymbols matches ` ?[symbols]+`, or returns i. c and n are the class and length of the first
+// character.
+func matchSymbols(text []byte, i int, c class, n int, symbols class) int {
+	if c.isAnyOf(symbols) {
+		return skip(text, i+n, symbols)
 	}
 	if text[i] == ' ' && i+1 < len(text) {
-		if end := skip(text, i+1, others); end > i+1 {
+		if end := skip(text, i+1, symbols); end > i+1 {
 			return end
 		}
 	}
