@@ -1,4 +1,4 @@
-"""Encodes texts with tiktoken or tokenizers: tokens.py tiktoken|tokenizers FILE [special]
+"""Encodes texts with a library: tokens.py tiktoken|tokenizers|mistral_common FILE [special]
 
 Each text on standard input comes after its length in bytes. For each, the program prints the number
 of its tokens and the tokens. All numbers are little-endian uint32.
@@ -18,6 +18,12 @@ if library == "tiktoken":
 
     def encode(text):
         return encoding.encode(text, allowed_special="all") if special else encoding.encode_ordinary(text)
+elif library == "mistral_common":
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    tekken = Tekkenizer.from_file(path)
+
+    def encode(text):
+        return tekken.encode(text, bos=False, eos=False)
 else:
     from tokenizers import Tokenizer
     tokenizer = Tokenizer.from_file(path)
