@@ -241,7 +241,7 @@ func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...s
 			}
 		}
 	}
-	encoder := tokenizer.NewEncoder()
+	encoder := tokenizer.NewEncoder(bpe.NewCache())
 	n, size, different := 0, 0, 0
 	for text, want := range otherTokens(t, texts, program...) {
 		n, size = n+1, size+len(text)

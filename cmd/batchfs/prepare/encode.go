@@ -53,7 +53,8 @@ func (c *encodeOptions) encodeChunks(chunks <-chan *chunk) {
 
 func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	w.notes = &ch.notes
-	ch.encoded[0].tokens = make([]byte, 0, ch.size) // about as many bytes of tokens as of text
+	// Most texts have fewer than three tokens in eight bytes.
+	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.width*3/8)
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		var err error
@@ -68,7 +69,6 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", piece.in.path, err)
 		}
-		piece.text = nil
 	}
 	return nil
 }
@@ -263,19 +263,20 @@ func firstInvalid(t []byte) int {
 var pipelineGoroutines sync.WaitGroup
 
 // pipeline reads chunks, starting at a position, encodes them with run on all processors, and calls
-// write with each of them in order. Permits limit the text in memory. After an error or a
-// cancellation, it does not wait for the reader, which may be blocked by a pipe or a disk.
+// write with each of them in order. Permits, each for about chunkSize bytes of text, limit the text
+// in memory. After an error or a cancellation, it does not wait for the reader, which may be
+// blocked by a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *chunk), write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	workers := runtime.GOMAXPROCS(0)
-	permits := make(chan struct{}, max(16, 4*workers)) // each for about 2 MiB of text
+	permits := make(chan struct{}, min(max(32, workers+16), maxChunks))
 	todo := make(chan *chunk, cap(permits))
 	ordered := make(chan *chunk, cap(permits))
 
 	r.emit = func(ch *chunk) error {
 		ch.done = make(chan struct{})
-		ch.permits = min(cap(permits), 1+ch.size/(2*chunkSize))
+		ch.permits = min(cap(permits), 1+len(ch.text)/chunkSize)
 		for range ch.permits {
 			select {
 			case permits <- struct{}{}:
@@ -317,7 +318,9 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ch
 		if err != nil {
 			return err
 		}
-		for range ch.permits {
+		n := ch.permits
+		ch.recycle()
+		for range n {
 			<-permits
 		}
 	}

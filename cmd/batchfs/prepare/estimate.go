@@ -29,7 +29,7 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 			texts++
 		}
 	}
-	sampleBytes := 4 * chunkSize
+	sampleBytes := 32 * chunkSize
 	n := min(maxSamples, 1+all/int64(sampleBytes))
 	var bytes int
 	var tokens, documents float64
@@ -129,7 +129,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOp
 				s.documents--
 			}
 		}
-		if size += ch.size; size >= sampleBytes {
+		if size += len(ch.text); size >= sampleBytes {
 			return enough
 		}
 		return nil

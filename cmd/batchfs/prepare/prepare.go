@@ -1,6 +1,6 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
-// A [reader] cuts the inputs into chunks of about 1 MiB. Workers (encode.go) extract the texts of
+// A [reader] cuts the inputs into chunks of about 128 KiB. Workers (encode.go) extract the texts of
 // each chunk (fields.go) and encode them with a [tokenizer]. The tokens are appended, in the order
 // of the inputs, to the shards of train and val. The code in run.go controls this. It regularly
 // saves a [checkpoint], from which an interrupted run continues.

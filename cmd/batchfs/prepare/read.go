@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 
@@ -15,9 +16,13 @@ import (
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
 var (
-	chunkSize = 1 << 20  // text that is read and encoded at a time
-	maxLine   = 64 << 20 // longest line, row, or stretch of text in which no word ends
+	chunkSize = 128 << 10 // text that is read and encoded at a time
+	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
 )
+
+// maxChunks limits the chunks in memory, however many processors there are. Few workers get fewer,
+// so that their chunks stay in the processor's cache.
+const maxChunks = 256
 
 var byteOrderMark = []byte("\ufeff")
 
@@ -47,7 +52,7 @@ type textPiece struct {
 // later their tokens, through the pipeline.
 type chunk struct {
 	pieces []textPiece
-	size   int      // bytes of text in all pieces
+	text   []byte   // text of the pieces
 	end    position // beginning of the next chunk
 
 	permits int // permits of the pipeline that the chunk holds
@@ -56,6 +61,18 @@ type chunk struct {
 	done    chan struct{} // closed when encoded, notes and err are set
 
 	notes notes
+}
+
+// chunks recycles the memory of chunks, because on many processors the heap would grow a lot while
+// the garbage collector runs.
+var chunks = sync.Pool{New: func() any { return new(chunk) }}
+
+func (c *chunk) recycle() {
+	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
+	for i, e := range c.encoded {
+		c.encoded[i] = encodedTokens{e.tokens[:0], e.mask[:0], e.ends[:0]}
+	}
+	chunks.Put(c)
 }
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
@@ -86,7 +103,7 @@ func newReader(inputs []*input, c *encodeOptions) *reader {
 
 // read reads the inputs, starting at a position, and emits their chunks.
 func (r *reader) read(from position) error {
-	r.current, r.buf = new(chunk), make([]byte, 0, chunkSize)
+	r.current, r.buf = chunks.Get().(*chunk), make([]byte, 0, chunkSize)
 	before := totalSize(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
@@ -121,16 +138,17 @@ func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
 // add appends a text piece that ends at position end to the current chunk, and emits the chunk if
 // it is full.
 func (r *reader) add(piece textPiece, end position) error {
-	piece.text = bytes.Clone(piece.text)
+	begin := len(r.current.text)
+	r.current.text = append(r.current.text, piece.text...)
+	piece.text = r.current.text[begin:]
 	r.current.pieces = append(r.current.pieces, piece)
-	r.current.size += len(piece.text)
 	end.Read = r.bytesRead
 	r.current.end = end
-	if r.current.size < chunkSize/2 && len(r.current.pieces) < 1<<14 {
+	if len(r.current.text) < chunkSize/2 && len(r.current.pieces) < 1<<14 {
 		return nil
 	}
 	full := r.current
-	r.current = new(chunk)
+	r.current = chunks.Get().(*chunk)
 	r.emitErr = r.emit(full)
 	return r.emitErr
 }

@@ -73,15 +73,16 @@ func newBPETokenizer(t *bpe.Tokenizer, err error) (tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}
-	return bpeTokenizer{Tokenizer: t}, nil
+	return bpeTokenizer{Tokenizer: t, cache: bpe.NewCache()}, nil
 }
 
 type bpeTokenizer struct {
 	*bpe.Tokenizer
-	eot string // name of the end-of-text token, if it is not the tokenizer's own
+	cache *bpe.Cache
+	eot   string // name of the end-of-text token, if it is not the tokenizer's own
 }
 
-func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
+func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder(t.cache) }
 
 func (t bpeTokenizer) Cut(text []byte) int { return wordEnd(text, t.Joins) }
 

@@ -62,8 +62,8 @@ func (a *addedSet) allowNormalization() {
 	}
 }
 
-// Joins reports whether one added token or piece may contain two adjacent bytes of a text. It covers
-// only pairs that end with a space or begin with a newline, between letters.
+// Joins reports whether one added token or piece may contain two adjacent bytes of a text. It
+// covers only pairs that end with a space or begin with a newline, between letters.
 func (t *Tokenizer) Joins(before, after byte) bool {
 	return t.joinsWords && after == ' ' && before >= utf8.RuneSelf || slices.ContainsFunc(t.addedSets[:], func(a *addedSet) bool {
 		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterNewline[after])

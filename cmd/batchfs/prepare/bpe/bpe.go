@@ -17,7 +17,7 @@
 //     lowest rank, the leftmost if there are several, and repeat until no two neighbors are a pair
 //     of the vocabulary (merge.go).
 //
-// Most pieces are common words, so an [Encoder] caches the tokens of pieces (piececache.go).
+// Most pieces are common words, so a [Cache] holds the tokens of pieces (piececache.go).
 //
 // A special token, such as <|endoftext|>, stands for no text. Its name in a text is encoded like
 // any other text, unless the tokenizer comes from [Tokenizer.WithSpecial].
@@ -29,6 +29,7 @@ package bpe
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 )
 
 // A Tokenizer is a vocabulary with the rules for splitting text. It is immutable and safe for
@@ -130,18 +131,18 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 	return []byte(t.tokens[token])
 }
 
-// An Encoder encodes texts. It belongs to one goroutine. It takes 32 MiB, and up to about 10 MiB
-// more for long pieces.
+// An Encoder encodes texts. It belongs to one goroutine.
 type Encoder struct {
 	tokenizer *Tokenizer
-	cache     pieceCache
+	cache     *Cache
 	ends      [256]int // ends of pieces
 	lookups   [256]lookup
+	read      uint64 // result of startLookups
 	merge     merger
 }
 
-// NewEncoder returns an encoder with an empty cache.
-func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{tokenizer: t, cache: newPieceCache()} }
+// NewEncoder returns an encoder that shares a cache with other encoders of t.
+func (t *Tokenizer) NewEncoder(cache *Cache) *Encoder { return &Encoder{tokenizer: t, cache: cache} }
 
 // Append appends the tokens of a text. Names of special tokens are ordinary text. The result equals
 // that of encode_ordinary(text) in tiktoken, and of encode(text, add_special_tokens=False) in
@@ -167,20 +168,24 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 }
 
 // append looks up as many as 256 pieces before it appends the tokens of the first, so that lookups
-// overlap; see pieceCache.startLookups.
+// overlap; see pieceTable.startLookups.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
+	table := e.cache.table.Load()
 	var found [maxFinders]span
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.tokenizer.pieceEnds(text, i, e.ends[:], &found)]
-		e.cache.startLookups(e.lookups[:len(ends)], text, i, ends)
+		e.read = table.startLookups(e.lookups[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, inlineTokens*len(ends))
 		for j, end := range ends {
-			if found := e.cache.find(&e.lookups[j]); found != nil && found.keyHigh>>60 <= inlineTokens {
+			l := &e.lookups[j]
+			entry := table.find(l)
+			high := atomic.LoadUint64(&entry.keyHigh)
+			if (atomic.LoadUint64(&entry.keyLow)^l.keyLow)|(high^l.keyHigh)<<4 == 0 && high>>60 <= inlineTokens {
 				n := len(tokens)
-				copy(tokens[n:n+inlineTokens], found.tokens[:])
-				tokens = tokens[:n+int(found.keyHigh>>60)]
+				copy(tokens[n:n+inlineTokens], entry.tokens[:])
+				tokens = tokens[:n+int(high>>60)]
 			} else {
-				tokens = slices.Grow(e.appendUncached(tokens, text[i:end], found != nil), inlineTokens*(len(ends)-j))
+				tokens = slices.Grow(e.appendOther(tokens, text[i:end]), inlineTokens*(len(ends)-j))
 			}
 			i = end
 		}
@@ -188,13 +193,11 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// appendUncached appends the tokens of a piece that no entry of the cache holds. It takes them from
-// the overflow, or computes and caches them. hasEntry says whether an entry refers to the overflow.
-func (e *Encoder) appendUncached(tokens []uint32, piece []byte, hasEntry bool) []uint32 {
-	if hasEntry || len(piece) > shortBytes {
-		if rest, ok := e.cache.overflow[string(piece)]; ok {
-			return append(tokens, rest...)
-		}
+// appendOther appends the tokens of a piece that no entry of the table has. It takes them from the
+// overflow, or computes and caches them.
+func (e *Encoder) appendOther(tokens []uint32, piece []byte) []uint32 {
+	if p := e.cache.overflowFor(piece).Load(); p != nil && p.text == string(piece) {
+		return append(tokens, p.tokens...)
 	}
 	before := len(tokens)
 	tokens = e.merge.append(tokens, e.tokenizer, piece)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -41,7 +42,7 @@ func TestGolden(t *testing.T) {
 		"cl100k": {9906, 11, 1917, 0, 433, 3358, 1541, 17773, 81923, 220, 69254, 4301, 220, 4513, 1774, 95980, 588, 73958, 17161, 62904, 235, 9468, 237, 121, 83739, 8862, 728, 428, 91, 29, 720, 220},
 		"o200k":  {13225, 11, 2375, 0, 74060, 1700, 51532, 46865, 220, 112127, 6187, 220, 7633, 2548, 153475, 737, 83711, 160433, 52622, 121, 464, 91, 419, 1440, 919, 91, 29, 793, 220},
 	} {
-		if got := cachedTokenizer(t, name).NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, want) {
+		if got := cachedTokenizer(t, name).NewEncoder(NewCache()).Append(nil, []byte(text)); !slices.Equal(got, want) {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
@@ -131,6 +132,36 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// Encoders that share a cache give texts the tokens that each would alone, even when they add the
+// same pieces at the same time, and when a table is full and then replaced.
+func TestSharedCache(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	tokenizer, cache := cachedTokenizer(t, "cl100k"), NewCache()
+	for set := range cache.table.Load().sets[:1<<setBits/2] {
+		cache.table.Load().sets[set][0].keyHigh, cache.table.Load().sets[set][1].keyHigh = incomplete, incomplete
+	}
+	cache.table.Load().refused.Store(maxRefused - 500)
+	var text []byte
+	for range 20_000 {
+		text = fmt.Appendf(text, " %x%s", random.IntN(1<<random.IntN(30)), strings.Repeat("-", random.IntN(30)))
+	}
+	want := tokenizer.NewEncoder(NewCache()).Append(nil, text)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 3 {
+				if !slices.Equal(tokenizer.NewEncoder(cache).Append(nil, text), want) {
+					t.Error("tokens differ")
+				}
+			}
+		})
+	}
+	group.Wait()
+	if cache.table.Load().refused.Load() >= maxRefused-500 {
+		t.Error("the full table was not replaced")
+	}
+}
+
 // pieceEnds finds the same pieces as next, wherever words, contractions and other characters lie
 // within 64 bytes.
 func TestSplit(t *testing.T) {
@@ -208,7 +239,7 @@ func FuzzEncode(f *testing.F) {
 	}
 	var encoders []*Encoder
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
-		encoders = append(encoders, cachedTokenizer(f, name).NewEncoder())
+		encoders = append(encoders, cachedTokenizer(f, name).NewEncoder(NewCache()))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		text = text[:min(len(text), 1000)] // encodeByDefinition is slow

@@ -56,7 +56,7 @@ func TestOpen(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
-		if got := tokenizer.NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, test.want) {
+		if got := tokenizer.NewEncoder(NewCache()).Append(nil, []byte(text)); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %d, want %d", test.name, got, test.want)
 		}
 		if end, ok := tokenizer.EndOfText(); end != 300 || !ok || tokenizer.Size() != 302 {
@@ -139,7 +139,7 @@ func writeSmallTekken(t *testing.T, pattern string, size int, special string, ra
 func TestOpenTekken(t *testing.T) {
 	tokenizer, err := Open(writeSmallTekken(t, tekken.patterns[0], 3+257, "</s>", 2))
 	testfiles.NoError(t, err)
-	if got := tokenizer.NewEncoder().Append(nil, []byte("abc</s>")); !slices.Equal(got, []uint32{3 + 256, 3 + 'c', 3 + '<', 3 + '/', 3 + 's', 3 + '>'}) {
+	if got := tokenizer.NewEncoder(NewCache()).Append(nil, []byte("abc</s>")); !slices.Equal(got, []uint32{3 + 256, 3 + 'c', 3 + '<', 3 + '/', 3 + 's', 3 + '>'}) {
 		t.Errorf("tokens %d", got)
 	}
 	if end, ok := tokenizer.EndOfText(); end != 2 || !ok || tokenizer.Size() != 260 || string(tokenizer.Bytes(259)) != "ab" {

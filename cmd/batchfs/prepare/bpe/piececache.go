@@ -2,28 +2,48 @@ package bpe
 
 import (
 	"encoding/binary"
+	"hash/maphash"
 	"math/bits"
-	"reflect"
 	"slices"
+	"sync/atomic"
 	"syscall"
+	"unsafe"
 )
 
 const (
 	shortBytes   = 15      // bytes of a piece that fit into an entry
 	inlineTokens = 4       // tokens that fit into an entry
 	setBits      = 19      // log2 of the number of sets
-	maxOverflow  = 1 << 16 // pieces
+	overflowBits = 16      // log2 of the number of pieces in the overflow
+	maxRefused   = 1 << 21 // pieces refused before a new table replaces a full one
 )
 
-// A pieceCache holds the tokens of pieces encoded before.
-type pieceCache struct {
-	sets     [][2]pieceTokens    // indexed by a hash; a set fills one line of the processor's cache
-	sink     uint64              // keeps the compiler from removing the reads in startLookups
-	overflow map[string][]uint32 // pieces that are too long, or have too many tokens, for an entry
+// A Cache holds the tokens of pieces encoded before by the encoders of one tokenizer. It is safe
+// for concurrent use, and takes up to 32 MiB, and about 10 MiB more for long pieces.
+type Cache struct {
+	table atomic.Pointer[pieceTable]
+	// The overflow has pieces that are too long, or have too many tokens, for an entry, and pieces
+	// whose sets are full. It is indexed by a hash, and keeps the latest of the pieces with a hash.
+	overflow [1 << overflowBits]atomic.Pointer[overflowPiece]
+	seed     maphash.Seed
 }
 
-// A pieceTokens is a cache entry. Its key consists of the bytes of a short piece and their count,
-// so entries of different pieces never match.
+// A pieceTable has the pieces that came first. Once an entry has a key it never changes, so readers
+// need no lock.
+type pieceTable struct {
+	// sets is indexed by a hash. A set fills one line of the processor's cache.
+	sets    [1 << setBits][2]pieceTokens
+	refused atomic.Int64 // pieces whose sets were full
+}
+
+type overflowPiece struct {
+	text   string
+	tokens []uint32
+}
+
+// A pieceTokens is an entry of a table. Its key consists of the bytes of a short piece and their
+// count, so entries of different pieces never match. The key is read and written atomically, and
+// keyHigh is written last.
 type pieceTokens struct {
 	// The top four bits of keyHigh hold the number of tokens. If that exceeds inlineTokens, the
 	// tokens are in the overflow.
@@ -31,14 +51,28 @@ type pieceTokens struct {
 	tokens          [inlineTokens]uint32
 }
 
-func (e *pieceTokens) matches(low, high uint64) bool { return (e.keyLow^low)|(e.keyHigh^high)<<4 == 0 }
+// Values of keyHigh that match no piece.
+const (
+	longPiece  = 1 // in lookups
+	incomplete = 2 // in an entry that is being written
+)
 
-func newPieceCache() pieceCache {
-	c := pieceCache{sets: make([][2]pieceTokens, 1<<setBits), overflow: map[string][]uint32{}}
-	// With pages of 4 KiB, most lookups would miss the TLB. An error does not matter.
-	sets := reflect.ValueOf(c.sets)
-	syscall.Syscall(syscall.SYS_MADVISE, sets.Pointer(), uintptr(sets.Len())*sets.Type().Elem().Size(), syscall.MADV_HUGEPAGE)
+func (e *pieceTokens) matches(low, high uint64) bool {
+	return (atomic.LoadUint64(&e.keyLow)^low)|(atomic.LoadUint64(&e.keyHigh)^high)<<4 == 0
+}
+
+// NewCache returns an empty cache.
+func NewCache() *Cache {
+	c := &Cache{seed: maphash.MakeSeed()}
+	c.table.Store(newPieceTable())
 	return c
+}
+
+func newPieceTable() *pieceTable {
+	t := new(pieceTable)
+	// With pages of 4 KiB, most lookups would miss the TLB. An error does not matter.
+	syscall.Syscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(t)), unsafe.Sizeof(*t), syscall.MADV_HUGEPAGE)
+	return t
 }
 
 // shortMasks[n] selects the bytes of a piece of n bytes.
@@ -63,7 +97,7 @@ func shortKey(text []byte, i, end int) (low, high uint64) {
 	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
 }
 
-func (c *pieceCache) setIndex(low, high uint64) int {
+func setIndex(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
 	return int((over ^ under) >> (64 - setBits))
 }
@@ -76,47 +110,70 @@ type lookup struct {
 
 // startLookups prepares the lookups of the first pieces of text[i:], and reads one word of each
 // set, so that the processor waits for many reads at a time. If the loop also compared keys, it
-// would wait for one read after the other.
-func (c *pieceCache) startLookups(lookups []lookup, text []byte, i int, ends []int) {
-	read := uint64(0)
+// would wait for one read after the other. The reads are no data races because nothing depends on
+// what they return; the caller keeps it so that the compiler does not remove them.
+//
+//go:norace
+func (t *pieceTable) startLookups(lookups []lookup, text []byte, i int, ends []int) (read uint64) {
 	for j, end := range ends {
 		l := &lookups[j]
 		if end-i > shortBytes {
-			*l = lookup{keyHigh: 1} // matches no piece
+			*l = lookup{keyHigh: longPiece}
 		} else {
 			l.keyLow, l.keyHigh = shortKey(text, i, end)
-			l.set = c.setIndex(l.keyLow, l.keyHigh)
-			read ^= c.sets[l.set][0].keyLow
+			l.set = setIndex(l.keyLow, l.keyHigh)
+			read ^= t.sets[l.set][0].keyLow
 		}
 		i = end
 	}
-	c.sink = read
+	return read
 }
 
-func (c *pieceCache) find(l *lookup) *pieceTokens {
-	set := &c.sets[l.set]
-	way := 0
-	if set[1].matches(l.keyLow, l.keyHigh) { // compiles to a conditional move instead of a branch
+// find returns the entry of a piece, or one that does not match. It compiles to a conditional move
+// instead of a branch.
+func (t *pieceTable) find(l *lookup) *pieceTokens {
+	set, way := &t.sets[l.set], 0
+	if set[1].matches(l.keyLow, l.keyHigh) {
 		way = 1
 	}
-	if found := &set[way&1]; found.matches(l.keyLow, l.keyHigh) {
-		return found
-	}
-	return nil
+	return &set[way&1]
 }
 
-func (c *pieceCache) add(piece []byte, tokens []uint32) {
+// add adds a short piece, and reports whether its set had room.
+func (t *pieceTable) add(low, high uint64, tokens []uint32) bool {
+	set := &t.sets[setIndex(low, high)]
+	for i := range set {
+		e := &set[i]
+		if e.matches(low, high) {
+			return true // another encoder was faster
+		}
+		if atomic.CompareAndSwapUint64(&e.keyHigh, 0, incomplete) {
+			copy(e.tokens[:], tokens)
+			atomic.StoreUint64(&e.keyLow, low)
+			atomic.StoreUint64(&e.keyHigh, high|uint64(min(len(tokens), inlineTokens+1))<<60)
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Cache) add(piece []byte, tokens []uint32) {
 	if len(piece) <= shortBytes {
 		low, high := shortKey(piece, 0, len(piece))
-		set := &c.sets[c.setIndex(low, high)]
-		set[1] = set[0]
-		set[0] = pieceTokens{keyLow: low, keyHigh: high | uint64(min(len(tokens), inlineTokens+1))<<60}
-		copy(set[0].tokens[:], tokens)
-	}
-	if len(piece) <= maxScanned && (len(piece) > shortBytes || len(tokens) > inlineTokens) {
-		if len(c.overflow) == maxOverflow {
-			clear(c.overflow)
+		t := c.table.Load()
+		if t.add(low, high, tokens) {
+			if len(tokens) <= inlineTokens {
+				return
+			}
+		} else if t.refused.Add(1) == maxRefused {
+			c.table.Store(newPieceTable()) // the text has changed
 		}
-		c.overflow[string(piece)] = slices.Clone(tokens)
 	}
+	if len(piece) <= maxScanned {
+		c.overflowFor(piece).Store(&overflowPiece{string(piece), slices.Clone(tokens)})
+	}
+}
+
+func (c *Cache) overflowFor(piece []byte) *atomic.Pointer[overflowPiece] {
+	return &c.overflow[maphash.Bytes(c.seed, piece)>>(64-overflowBits)]
 }
