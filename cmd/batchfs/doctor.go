@@ -136,11 +136,9 @@ func (d *doctor) checkAll() {
 		d.check("/dev/fuse", d.device)
 		d.check("permission to mount", d.permissionToMount)
 	}
-	d.check("kernel", d.kernel)
 	if d.check("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
 		d.mountedSplits()
 		d.check("requests", func() (string, error) { return checkRequests(m) })
-		d.check("access", func() (string, error) { return describeAccess(m) })
 	}
 	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
@@ -226,20 +224,6 @@ func (d *doctor) permissionToMount() (string, error) {
 	return "through " + helper, nil
 }
 
-func (d *doctor) kernel() (string, error) {
-	text, err := os.ReadFile(d.inRoot("proc/sys/kernel/osrelease"))
-	if err != nil {
-		return "", err
-	}
-	release := strings.TrimSpace(string(text))
-	var major, minor int
-	fmt.Sscanf(release, "%d.%d", &major, &minor)
-	if major < 6 || major == 6 && minor < 9 {
-		return release + "; before 6.9, readers get an error and a new mount if the worker dies", nil
-	}
-	return release + "; readers notice nothing if the worker dies", nil
-}
-
 func (d *doctor) mountpoint() (string, error) {
 	path := d.config.Mountpoint
 	if path == "" {
@@ -274,34 +258,6 @@ func (d *doctor) mountedSplits() {
 	for _, s := range splits {
 		d.checkWithin(storageHint(s), "mounted "+s.Name, func() (string, error) { return probeSplit(m, s) })
 	}
-}
-
-// describeAccess says how many reads under access = "remap" fell back to pread, and recommends a
-// faster setting if they are many. It does not touch the mount.
-func describeAccess(m *mount.Mounted) (string, error) {
-	shared, err := m.State()
-	if err != nil {
-		return "unknown, because this user may not inspect the mount", nil
-	}
-	defer shared.Close()
-	return describeRemaps(shared.Remaps.Mapped.Load(), shared.Remaps.Busy.Load()), nil
-}
-
-func describeRemaps(mapped, busy int64) string {
-	words := fmt.Sprintf(`%d of %d reads under access = "remap" fell back to pread, because another read had the file mapped`, busy, mapped+busy)
-	if advice := remapAdvice(mapped, busy); advice != "" {
-		words += "; set " + advice + `, which is faster with several readers`
-	}
-	return words
-}
-
-// remapAdvice returns a faster setting if more than a tenth of the reads fell back to pread because
-// another read had the file mapped, or else an empty string.
-func remapAdvice(mapped, busy int64) string {
-	if busy > mapped/9 {
-		return `memory.access = "pread"`
-	}
-	return ""
 }
 
 // lacksAccess reports whether err means that this process may not inspect the mount's supervisor.

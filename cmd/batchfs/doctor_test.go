@@ -39,11 +39,6 @@ func TestDoctor(t *testing.T) {
 		{"/dev/fuse", (*doctor).device, nil, "FIX  /dev/fuse: "},
 		{"/dev/fuse", (*doctor).device, map[string]string{"dev/fuse": ""}, "ok   /dev/fuse: "},
 
-		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.8.0-51-generic\n"},
-			"ok   kernel: 6.8.0-51-generic; before 6.9, readers get an error"},
-		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.10.3\n"},
-			"ok   kernel: 6.10.3; readers notice nothing if the worker dies"},
-
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("1048")},
 			"ok   memory: 1023 MiB are free, and batchfs uses at most 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("100")},
@@ -70,19 +65,6 @@ func TestDoctor(t *testing.T) {
 		}
 		if !strings.HasPrefix(out.String(), test.want) || strings.Count(out.String(), "\n") != 1 {
 			t.Errorf("%s %v:\n got %swant %s", test.name, test.files, out, test.want)
-		}
-	}
-}
-
-// If remap often falls back to pread, doctor recommends pread.
-func TestDoctorOnAccess(t *testing.T) {
-	for _, test := range []struct {
-		mapped, busy int64
-		names        bool
-	}{{0, 0, false}, {90, 10, false}, {50, 50, true}} {
-		out := describeRemaps(test.mapped, test.busy)
-		if !strings.HasPrefix(out, fmt.Sprintf("%d of %d reads", test.busy, test.mapped+test.busy)) || strings.Contains(out, `memory.access = "pread"`) != test.names {
-			t.Errorf("%d and %d: %s", test.mapped, test.busy, out)
 		}
 	}
 }

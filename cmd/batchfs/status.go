@@ -52,3 +52,12 @@ func (r *statusReport) json(live fs.LiveStatus) []byte {
 	}
 	return b.Bytes()
 }
+
+// remapAdvice returns a faster setting if more than a tenth of the reads fell back to pread because
+// another read had the file mapped, or else an empty string.
+func remapAdvice(mapped, busy int64) string {
+	if busy > mapped/9 {
+		return `memory.access = "pread"`
+	}
+	return ""
+}

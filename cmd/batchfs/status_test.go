@@ -17,7 +17,8 @@ func TestStatus(t *testing.T) {
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	shared.Remaps.Mapped.Store(3)
+	shared.Remaps.Mapped.Store(8)
+	shared.Remaps.Busy.Store(1)
 	r := statusReport{tableBytes: func() int64 { return 0 }, blockBytes: func() int64 { return 7 }}
 	text := r.json(fs.LiveStatus{
 		Shared:   shared,
@@ -26,9 +27,12 @@ func TestStatus(t *testing.T) {
 	})
 	var status struct {
 		Splits map[string]map[string]any
-		Remap  struct{ Mapped int }
+		Remap  struct {
+			Mapped int
+			Advice string
+		}
 	}
-	if err := json.Unmarshal(text, &status); err != nil || len(status.Splits) != 2 || status.Remap.Mapped != 3 {
+	if err := json.Unmarshal(text, &status); err != nil || len(status.Splits) != 2 || status.Remap.Mapped != 8 || status.Remap.Advice != `memory.access = "pread"` {
 		t.Errorf("%v: %+v", err, status)
 	}
 	if !bytes.Contains(text, []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
