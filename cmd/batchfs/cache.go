@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -88,31 +86,21 @@ func describeWorkingSet(s blocks.SavedWorkingSet) string {
 }
 
 func fillCommand() *cobra.Command {
-	var settings []string
-	cmd := cacheDirCommand("fill", "Fetch the blocks that a rank or a host will read", func(cmd *cobra.Command, o *dataset.Opener) error {
-		return fillCache(cmd, o, settings)
-	})
+	cmd := cacheDirCommand("fill", "Fetch the blocks that a rank or a host will read", fillCache)
 	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
 	cmd.Long = `Fetch the blocks that one epoch of the SPLITs needs, in the order in which they will
 be read. It fails if the cache has no room for them. Without a SPLIT, all splits are
 fetched.
 
-With shuffle_block, only the share of one host is fetched. Name the host with
---rank, --world and --local-world, or in the path of a SPLIT, as in
-train/rank=8,world=16,local_world=8. Without shuffle_block, the whole split is
-fetched.`
-	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
-	for _, key := range []string{"rank", "world", "local_world"} {
-		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "the `NUMBER` to set "+key+" to, for all SPLITs", func(value string) error {
-			settings = append(settings, key+"="+value)
-			return nil
-		})
-	}
+With shuffle_block, only the share of one host is fetched. Name one of its ranks in
+the path of a SPLIT, as in train/rank=8,world=16,local_world=8. Without
+shuffle_block, the whole split is fetched.`
+	cmd.Example = "  batchfs cache fill -c config.toml train/rank=$RANK,world=$WORLD_SIZE,local_world=$LOCAL_WORLD_SIZE"
 	return cmd
 }
 
-// fillCache fetches the blocks of the named splits, or of all splits, each with the settings.
-func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
+// fillCache fetches the blocks of the named splits, or of all splits.
+func fillCache(cmd *cobra.Command, o *dataset.Opener) error {
 	paths := cmd.Flags().Args()
 	if len(paths) == 0 {
 		for _, s := range o.Config.Splits {
@@ -126,15 +114,6 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener, settings []string) error {
 		d, err := o.OpenPath(path)
 		if err != nil {
 			return err
-		}
-		rank := settings
-		if d.Split.ShuffleBlock == 0 { // local_world needs shuffle_block
-			rank = slices.DeleteFunc(slices.Clone(rank), func(s string) bool { return strings.HasPrefix(s, "local_world") })
-		}
-		if len(rank) > 0 {
-			if d, err = d.With(strings.Join(rank, ",")); err != nil {
-				return err
-			}
 		}
 		if set := d.WorkingSet(d.Split.Path()); set != nil {
 			splits, sets = append(splits, d), append(sets, set)

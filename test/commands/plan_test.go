@@ -86,7 +86,7 @@ func TestPlanIsMeasured(t *testing.T) {
 			c.blocks.Store(0)
 			c.bytes.Store(0)
 			if test.fill {
-				e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "0", "--world", "4", "--local-world", "2"}, args...)...)
+				e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "train/rank=0,world=4,local_world=2"}, args...)...)
 				checkNear(t, "requests to fill the cache", float64(c.blocks.Load()), plans[0].Requests)
 			}
 			c.others.Store(0)

@@ -48,7 +48,7 @@ func (s sharedCorpus) fetched(do func()) int64 {
 // fill fills the cache with the share of rank 3, and returns what the command prints.
 func (s sharedCorpus) fill(t *testing.T, room int) string {
 	t.Helper()
-	out, stderr, _ := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "3", "--world", fmt.Sprint(hosts)}, s.mountArgs(room)...)...)
+	out, stderr, _ := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", fmt.Sprintf("train/rank=3,world=%d", hosts)}, s.mountArgs(room)...)...)
 	return out + stderr
 }
 

@@ -245,7 +245,7 @@ func (e *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	if float64(e.CacheBytes) < e.WorkingSetBytes {
 		nearer = keep
 	}
-	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
+	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml SPLIT/rank=RANK,world=%d,local_world=%d",
 		c.sequence.World, c.ranksPerHost)
 	return nearer, keep, fill
 }

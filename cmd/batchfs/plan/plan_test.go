@@ -72,7 +72,7 @@ func TestOrders(t *testing.T) {
 	}
 	// There are 15 list requests, and 4 requests for each of the 15,000 objects.
 	checkNear(t, "seconds in which all hosts mount", n.FleetMountSeconds, 60015*512/5500)
-	checkVerdicts(t, n, "--rank RANK --world 4096 --local-world 8", "ok false: if all hosts mount at once", "1 h 33 min")
+	checkVerdicts(t, n, "SPLIT/rank=RANK,world=4096,local_world=8", "ok false: if all hosts mount at once", "1 h 33 min")
 	unlimited := append(corpus, "--set", "store.cache_bytes=1000000000000000")
 	n = runEstimate(t, append(unlimited, "--set", "batch.order=shuffle")...)
 	checkNear(t, "shuffle: a host's share", n.WorkingSetBytes, bytes*(1-math.Pow(1-1./512, 2048)))
