@@ -52,10 +52,9 @@ func infoCommand() *cobra.Command {
 	o := scan.InfoOptions{}
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
-		Short: "Describe token files: format, number of tokens, range of ids, documents, text",
+		Short: "Describe token files: format, number of tokens, range of ids, documents",
 		Long: `Print the format, dtype, shape, number of tokens, number of documents and largest id
-of each file. Info also shows some text if the vocab.json of batchfs prepare is next
-to the file. FILE can also be the URL of an object; the environment configures its
+of each file. FILE can also be the URL of an object; the environment configures its
 store (AWS_ENDPOINT_URL, AWS_REGION).
 
 If a file is larger than 64 MiB, info reads only a sample, 16 blocks of 4 MiB, and

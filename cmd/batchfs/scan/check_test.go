@@ -308,15 +308,14 @@ func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 func TestSurvey(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
-	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
 	o := InfoOptions{EOT: 0}
 	o.Open.DType = "uint16"
 	s, text := survey(t, "a.bin", o)
 	f := s.Files[0]
-	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Excerpts) != 1 {
+	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" {
 		t.Errorf("%+v", f)
 	}
-	for _, want := range []string{"8 tokens", "3 documents", "largest id 1000\n", `"ef\ng` + "\ufffd" + `1000b\nh"`} {
+	for _, want := range []string{"8 tokens", "3 documents", "largest id 1000\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s\nlacks %q", text, want)
 		}

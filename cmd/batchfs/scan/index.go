@@ -35,7 +35,7 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 		return index, fmt.Errorf("%s: an index must be next to its token file, and batchfs never writes to a store: index a copy of the "+
 			"file on this machine, and upload the index as %s%s", path, path, format.IndexSuffix)
 	}
-	if _, o, eot, err = completeFromVocabulary(path, o, eot); err != nil {
+	if o, eot, err = completeFromVocabulary(path, o, eot); err != nil {
 		return index, err
 	}
 	if eot < 0 {

@@ -9,7 +9,6 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
@@ -35,15 +34,8 @@ type File struct {
 	Largest   any             `json:"largest"` // largest integer or bool; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"`
 	Indexed   bool            `json:"indexed,omitempty"` // whether Documents comes from an index
-	Excerpts  []Excerpt       `json:"samples,omitempty"`
 
 	largest uint64
-}
-
-// An Excerpt is the text of a few tokens.
-type Excerpt struct {
-	Index int64           `json:"index"` // index of the first token in the file
-	Text  jsontext.String `json:"text"`
 }
 
 // InfoOptions configures [Survey.AddFile].
@@ -53,26 +45,25 @@ type InfoOptions struct {
 	All  bool  // whether to read whole files instead of samples
 }
 
-// completeFromVocabulary returns the vocabulary next to a file, or nil, and completes o and eot
-// from it: the dtype of a headerless file, and the token that ends each document. For an aligned
-// array, it returns nil, and completes o with its dtype and shape.
-func completeFromVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
+// completeFromVocabulary completes o and eot from the vocabulary next to a file, if there is one:
+// the dtype of a headerless file, and the token that ends each document. For an aligned array, it
+// completes o with its dtype and shape.
+func completeFromVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
 	m, err := vocabulary.Read(filepath.Join(filepath.Dir(path), vocabulary.FileName))
 	if a := m.ArrayFiles()[filepath.Base(path)]; o.GuessedDType && array.DType(a.DType).Known() {
 		o.DType, o.Axes, o.GuessedDType, o.AlignedArray = array.DType(a.DType), a.Shape, false, a.Name
-		return nil, o, eot, nil
+		return o, eot, nil
 	}
 	if m == nil {
-		return nil, o, eot, err
+		return o, eot, err
 	}
-	v := &m.Vocabulary
-	if dtype := array.DType(v.TokenDType); o.GuessedDType && dtype.Known() {
+	if dtype := array.DType(m.Vocabulary.TokenDType); o.GuessedDType && dtype.Known() {
 		o.DType = dtype
 	}
-	if eot < 0 && v.EOT != nil && v.EOTAt == "end" {
+	if v := m.Vocabulary; eot < 0 && v.EOT != nil && v.EOTAt == "end" {
 		eot = int64(*v.EOT)
 	}
-	return v, o, eot, nil
+	return o, eot, nil
 }
 
 // Large files are sampled: sampledBlocks blocks of sampledBytes are read.
@@ -85,8 +76,7 @@ const (
 // of documents is wrong, it still adds the file, and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
-	var v *vocabulary.Vocabulary
-	if v, o.Open, o.EOT, err = completeFromVocabulary(path, o.Open, o.EOT); err != nil {
+	if o.Open, o.EOT, err = completeFromVocabulary(path, o.Open, o.EOT); err != nil {
 		return err
 	}
 	a, err := cache.Open([]string{path}, o.Open)
@@ -119,11 +109,6 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	var wrong error
 	if f.Tokens > 0 && o.EOT < 0 {
 		wrong = f.countDocuments(path, o)
-	}
-	if f.Tokens > 0 && v != nil {
-		if f.Excerpts, err = excerptsOf(a, v); err != nil {
-			return err
-		}
 	}
 	s.Files = append(s.Files, f)
 	return wrong
@@ -202,21 +187,6 @@ func (f *File) updateLargest(list []uint64) {
 	}
 }
 
-func excerptsOf(a *cache.Array, v *vocabulary.Vocabulary) (excerpts []Excerpt, err error) {
-	n := min(64, a.Len())
-	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
-		if len(excerpts) > 0 && at <= excerpts[len(excerpts)-1].Index {
-			continue
-		}
-		text, err := dataset.Text(a, at, int(n), v)
-		if err != nil {
-			return nil, err
-		}
-		excerpts = append(excerpts, Excerpt{at, jsontext.String(text)})
-	}
-	return excerpts, nil
-}
-
 // Print writes s in human-readable form.
 func (s *Survey) Print(out io.Writer) {
 	var text strings.Builder
@@ -248,8 +218,5 @@ func (f *File) print(out io.Writer) {
 	}
 	if f.Documents > 0 {
 		fmt.Fprintf(out, "  %s%s\n", terminal.Plural(f.Documents, "document", "documents"), sample)
-	}
-	for _, s := range f.Excerpts {
-		fmt.Fprintf(out, "  text from token %d on: %q\n", s.Index, s.Text)
 	}
 }
