@@ -22,7 +22,6 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
 // Install builds the package pkg in a directory below test, and returns the path of the program,
@@ -51,42 +50,6 @@ type Bucket struct {
 	Client     *minio.Client
 	fault      atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
 	BlockBytes atomic.Int64 // bytes of blocks sent
-
-	mu   sync.Mutex  // guards gets
-	gets map[Get]int // how often each block was fetched
-}
-
-// A Get is one process's request for a range of an object.
-type Get struct {
-	Client string // AWS_SESSION_TOKEN of the process
-	Object string // /bucket/key
-	Range  string // the HTTP Range header
-}
-
-// A process names itself in tokenHeader. The proxy passes that name on in clientHeader.
-const (
-	tokenHeader  = "X-Amz-Security-Token"
-	clientHeader = "X-Client"
-)
-
-// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "" if it has none.
-func ClientOf(r *http.Request) string { return r.Header.Get(tokenHeader) }
-
-// Gets returns how many bytes of blocks each Client has fetched, and which Gets a Client has
-// repeated.
-func (b *Bucket) Gets() (bytes map[string]int64, again []Get) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	bytes = map[string]int64{}
-	for get, n := range b.gets {
-		var from, to int64
-		fmt.Sscanf(get.Range, "bytes=%d-%d", &from, &to)
-		bytes[get.Client] += int64(n) * (to - from + 1)
-		if n > 1 {
-			again = append(again, get)
-		}
-	}
-	return bytes, again
 }
 
 // StoreBlock is the block size of the cache, in bytes.
@@ -111,7 +74,7 @@ func NewBucket(t testing.TB) *Bucket {
 		}
 		return err == nil
 	})
-	b := &Bucket{gets: map[Get]int{}}
+	b := new(Bucket)
 	b.Client = Must(minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"}))(t)
 	NoError(t, b.Client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
 	target, _ := url.Parse("http://" + address)
@@ -119,18 +82,10 @@ func NewBucket(t testing.TB) *Bucket {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Host = r.In.Host
-			if client := ClientOf(r.In); client != "" { // a token that the server would reject
-				r.Out.Header.Del(tokenHeader)
-				r.Out = signer.SignV4(*r.Out, StoreKey, StoreSecret, "", "us-east-1")
-				r.Out.Header.Set(clientHeader, client)
-			}
 		},
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
 				b.BlockBytes.Add(r.ContentLength)
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				b.gets[Get{r.Request.Header.Get(clientHeader), r.Request.URL.Path, r.Request.Header.Get("Range")}]++
 			}
 			return nil
 		},

@@ -276,3 +276,23 @@ func TestStoreOutage(t *testing.T) {
 	}
 	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
 }
+
+// `cache fill` succeeds on a slow cache disk, which takes 20 ms for each write, and does not report
+// a full cache.
+func TestSlowCacheDisk(t *testing.T) {
+	e2e.SkipIfShort(t)
+	t.Parallel()
+	disk, b := e2e.NewSlowFS(t, t.TempDir()), e2e.NewBucket(t)
+	const blocks = 200
+	b.Put(t, "train.bin", e2e.RandomBytes(blocks*e2e.StoreBlock))
+	// Writing all blocks in memory takes longer than a block may wait to be written.
+	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", `order = "shuffle"`), "--set", "store.cache_dir=" + filepath.Join(disk.Dir, "blocks"),
+		"--set", "store.cache_bytes=1000000000", "--set", fmt.Sprintf("memory.ahead_bytes=%d", 2*100*e2e.StoreBlock)}
+	disk.Delay(t, "write", 20*time.Millisecond)
+	e2e.Run(t, append([]string{e2e.Batchfs, "cache", "fill"}, args...)...)
+	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, args...)...)
+	e2e.Contains(t, "cache status", status, fmt.Sprintf("/bucket/train.bin: %d blocks", blocks))
+	if writes := disk.Count(t, "write"); writes < blocks {
+		t.Errorf("the slow disk had %d writes, want at least one for each of %d blocks", writes, blocks)
+	}
+}
