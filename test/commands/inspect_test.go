@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,69 +8,6 @@ import (
 
 	"batchfs/test/e2e"
 )
-
-// inspect --json prints exactly the content of the batch's .json file, under the settings of any
-// path.
-func TestInspectIsTheFileInTheMount(t *testing.T) {
-	dir := t.TempDir()
-	config := e2e.Write(t, filepath.Join(dir, "config.toml"), `
-[batch]
-batch_size = 3
-block_size = 8
-token_dtype = "uint32"
-dtype = "uint32"
-[splits.train]
-tokens = ["a.bin", "b.bin"]
-[splits.val]
-tokens = "b.bin"
-order = "shuffle"
-layout = "tokens"
-[splits.torch]
-tokens = "a.bin"
-order = "torch"
-rank = 1
-world = 2
-[splits.mix]
-order = "sequential"
-[[splits.mix.sources]]
-tokens = "a.bin"
-weight = 3
-[[splits.mix.sources]]
-tokens = "b.bin"
-weight = 1
-[splits.many]
-tokens = "a.bin"
-batch_size = 65537
-`)
-	e2e.WriteTokens(t, filepath.Join(dir, "a.bin"), 300, 4)
-	e2e.WriteTokens(t, filepath.Join(dir, "b.bin"), 100, 4)
-	m := e2e.Mount(t, "-c", config)
-	for _, split := range []string{"train", "val", "torch", "mix"} {
-		for _, settings := range []string{"", "seed=7", "batch_size=5,world=4"} {
-			args := []string{e2e.PlainBatchfs, "inspect", split, "-c", config, "--json"}
-			dir := split
-			if settings != "" {
-				dir += "/" + settings
-				for setting := range strings.SplitSeq(settings, ",") {
-					args = append(args, "--set", "splits."+split+"."+setting)
-				}
-			}
-			for _, k := range []uint64{0, 17, 1<<40 - 1} {
-				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
-				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
-				data := e2e.Content(t, m.Path(name))
-				e2e.Equal(t, name, string(data), want)
-				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(m.Path(name)))(t).Size(), int64(len(want)))
-			}
-		}
-	}
-
-	text := e2e.Run(t, "cat", m.Path("many/batch/0.json"))
-	e2e.Equal(t, "rows in the .json file of a batch of 65537 rows", strings.Count(text, `"row"`), 65537)
-	e2e.Equal(t, "inspect --json of the same batch", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
-	words := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config)
-	e2e.Equal(t, "rows that inspect prints of it", strings.Count(words, "\nrow "), 65537)
-}
 
 // Python finds the files that JSON names, even if their names are not UTF-8. unmount escapes
 // control sequences in the name of a process.
