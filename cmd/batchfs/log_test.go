@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -43,32 +42,6 @@ func TestLogToAFullPipe(t *testing.T) {
 				break
 			}
 		}
-	}
-}
-
-// A file that blocks delays only one line, and only briefly. When it accepts data again, it gets
-// the queued lines.
-func TestLogToAHangingFile(t *testing.T) {
-	read, write := io.Pipe() // each write blocks until it is read
-	w := newLineWriter(write)
-	for range 10 * maxQueued {
-		w.Write([]byte("line\n"))
-	}
-	if !w.stalled.Load() {
-		t.Error("the file does not count as stalled")
-	}
-	text := make(chan string)
-	go func() {
-		all, _ := io.ReadAll(read)
-		text <- string(all)
-	}()
-	w.flush()
-	if w.stalled.Load() {
-		t.Error("the file still counts as stalled")
-	}
-	write.Close()
-	if n := strings.Count(<-text, "line\n"); n < maxQueued || n == 10*maxQueued {
-		t.Errorf("%d lines were written, of %d that may wait", n, maxQueued)
 	}
 }
 
