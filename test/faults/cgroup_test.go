@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -64,39 +63,6 @@ func (g group) file(limit string) string {
 
 func (g group) command(args ...string) *exec.Cmd {
 	return exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, string(g)}, args...)...)
-}
-
-// While workers cannot be started, or die when they start, reads wait. The log reports the problem
-// only once.
-func TestNoProcesses(t *testing.T) {
-	e2e.SkipIfShort(t)
-	t.Parallel()
-	g := newGroup(t, "pids.max")
-	config, _ := e2e.StormConfig(t, "")
-	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
-	readers := e2e.StartStorms(t, m)
-	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
-	const message = "the machine lacks memory or processes"
-	// The first limit allows no worker, and the second only workers with too few threads.
-	for i, most := range []int{1, len(threads) + 3} {
-		workers := m.AwaitStandby(t)
-		g.setLimit(t, "pids.max", strconv.Itoa(most))
-		for _, worker := range workers {
-			e2e.Kill(t, m, worker)
-		}
-		e2e.Await(t, "a log line that says what is wrong", func() bool { return m.Ended() || strings.Count(m.Out.String(), message) > i })
-		if m.Ended() {
-			t.Fatalf("with at most %d threads, the mount ended:\n%s", most, m.Out)
-		}
-		g.setLimit(t, "pids.max", "max")
-		before := m.Cursor(t, "train")
-		e2e.Await(t, "batches of next after the limit was lifted", func() bool { return m.Cursor(t, "train") != before })
-	}
-	got := e2e.EndStorms(t, m, readers)
-	if failed := got.Failed["EIO"]; len(got.Failed) > 1 || failed > 1 || got.Missing > failed {
-		t.Errorf("%s, want at most one failed read, with EIO, and its number missing", got)
-	}
-	e2e.Equal(t, "times that the log says what is wrong", strings.Count(m.Out.String(), message), 2)
 }
 
 // A worker that gets a hundredth of a processor does not count as unresponsive.
