@@ -235,48 +235,6 @@ func TestStoreCommands(t *testing.T) {
 	}
 }
 
-// During an outage of the store, cached blocks are still served. Other reads fail, immediately if
-// the outage is known. After it, all reads succeed.
-func TestStoreOutage(t *testing.T) {
-	e2e.SkipIfShort(t)
-	t.Parallel()
-	b := e2e.NewBucket(t)
-	m, _, check := b.MountInOrder(t, t.TempDir())
-	e2e.Await(t, "the first batch", func() bool { return check(0) == nil })
-	worker := e2e.StatusOf(t, m).PID
-	k := 5
-	for kind, fault := range map[string]func(http.ResponseWriter, *http.Request) bool{
-		"cut": e2e.Cut,
-		"silent": func(_ http.ResponseWriter, r *http.Request) bool {
-			<-r.Context().Done()
-			return true
-		},
-	} {
-		b.FailWith(fault)
-		e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k) == nil, false)
-		slowest := time.Duration(0)
-		for n, end := 0, time.Now().Add(e2e.NormalOrSoak(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
-			began := time.Now()
-			e2e.Equal(t, "a batch that is not cached can be read during the outage", check(k+3*(n%3)) == nil, false)
-			slowest = max(slowest, time.Since(began))
-			e2e.NoError(t, check(0)) // cached
-		}
-		e2e.CheckDuration(t, kind+": an error while the outage is known", slowest, time.Second)
-		last := e2e.StatusOf(t, m).Splits["train"].LastError
-		for _, word := range []string{"s3://bucket/train.bin", "bytes ", "does not answer"} {
-			e2e.Contains(t, kind+": the error", last, word)
-		}
-		if strings.Contains(last+m.Out.String(), e2e.StoreSecret) {
-			t.Errorf("%s: the log or status.json contains the secret", kind)
-		}
-		b.Recover()
-		e2e.Await(t, "a batch after the outage", func() bool { return check(k) == nil })
-		e2e.NoError(t, check(k+6))
-		k += 15
-	}
-	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
-}
-
 // `cache fill` succeeds on a slow cache disk, which takes 20 ms for each write, and does not report
 // a full cache.
 func TestSlowCacheDisk(t *testing.T) {
