@@ -42,7 +42,6 @@ type Estimate struct {
 	HostFetched       float64   `json:"host_fetched_bytes"`
 	CacheBytes        int64     `json:"cache_bytes"`
 	WorkingSetBytes   float64   `json:"share_bytes"` // size of the blocks needed in the run
-	Caches            []Cache   `json:"caches"`
 	MountRequests     int       `json:"mount_requests"`
 	MountSeconds      float64   `json:"mount_seconds"`       // one host mounts alone
 	FleetMountSeconds float64   `json:"fleet_mount_seconds"` // all hosts mount at once
@@ -57,13 +56,6 @@ type Traffic struct {
 	PeakBytes    float64 `json:"bytes_peak"`
 	Requests     float64 `json:"requests_mean"`
 	PeakRequests float64 `json:"requests_peak"`
-}
-
-// A Cache is a size of the block cache in bytes, and the fraction of the blocks needed again in
-// later epochs that it holds.
-type Cache struct {
-	Bytes float64 `json:"bytes"`
-	Hits  float64 `json:"hits"`
 }
 
 // A Source is one source of the corpus, and how many epochs of it the run reads.
@@ -108,7 +100,6 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 		}
 	}
 	e.estimateTraffic(counted)
-	e.estimateCaches(counted)
 	e.estimateOpening(c, counted, o.latency.Seconds(), limits)
 
 	hosts := float64(c.hosts)
@@ -121,8 +112,14 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	return e
 }
 
-// estimateTraffic estimates what the configured block cache leaves to fetch.
+// estimateTraffic estimates what the configured block cache leaves to fetch, and the size of one
+// that holds everything.
 func (e *Estimate) estimateTraffic(counted *blockCounts) {
+	for _, m := range counted.misses {
+		if m.step == m.firstNeed && m.step < e.Steps {
+			e.WorkingSetBytes += m.bytes
+		}
+	}
 	bins := min(epochParts, e.EpochSteps)
 	parts := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
 	counted.visitFetches(e.CacheBytes, func(m memoryMiss) {
@@ -151,30 +148,6 @@ func (e *Estimate) estimateTraffic(counted *blockCounts) {
 		rest := float64(e.Steps-counted.steps) * e.StepSeconds
 		e.HostFetched += e.LaterEpochs.Bytes * rest
 		e.HostRequests += e.LaterEpochs.Requests * rest
-	}
-}
-
-func (e *Estimate) estimateCaches(counted *blockCounts) {
-	neededAgain := 0.0
-	for _, m := range counted.misses {
-		if m.step == m.firstNeed && m.step < e.Steps {
-			e.WorkingSetBytes += m.bytes
-		}
-		if m.step >= e.EpochSteps {
-			neededAgain += m.blocks
-		}
-	}
-	for _, fraction := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
-		cache, missed := Cache{Bytes: fraction * e.WorkingSetBytes}, 0.0
-		counted.visitFetches(int64(math.Ceil(cache.Bytes)), func(m memoryMiss) {
-			if m.step >= e.EpochSteps {
-				missed += m.blocks
-			}
-		})
-		if neededAgain > 0 {
-			cache.Hits = 1 - missed/neededAgain
-		}
-		e.Caches = append(e.Caches, cache)
 	}
 }
 

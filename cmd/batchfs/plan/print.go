@@ -1,10 +1,8 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -29,15 +27,10 @@ func (e *Estimate) print(out io.Writer) {
 	if len(e.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-		most := slices.MaxFunc(e.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
 		for _, s := range e.Sources {
-			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), formatCount(float64(s.Tokens)), formatPercent(s.Weight), terminal.Bar(s.Epochs, most), formatCount(s.Epochs))
+			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s epochs\n", printable.Name(s.Name), formatCount(float64(s.Tokens)), formatPercent(s.Weight), formatCount(s.Epochs))
 		}
 		w.Flush()
-	}
-	fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
-	for _, c := range e.Caches {
-		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
 	for _, v := range e.Verdicts {
