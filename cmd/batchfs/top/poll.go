@@ -25,23 +25,12 @@ type Mount struct {
 	Supervisor int    `json:"supervisor"` // process ID
 	User       int    `json:"user"`       // ID of the user who mounted
 
-	Version       string            `json:"version,omitempty"`
-	Uptime        float64           `json:"uptime_seconds,omitempty"`
-	Takeovers     uint64            `json:"takeovers"`
-	Waiting       int64             `json:"requests_waiting"` // requests waiting for others to end
-	Fetched       int64             `json:"fetched_bytes"`    // bytes from stores
-	StoreRequests int64             `json:"store_requests"`
-	CacheHits     int64             `json:"cache_hits"`          // reads of blocks in the cache
-	CacheWaits    int64             `json:"cache_waits"`         // reads that waited for a block
-	CacheUnstored int64             `json:"cache_unkept_blocks"` // dropped: the cache was full
-	CacheFailed   int64             `json:"cache_failed_blocks"` // dropped: the disk failed
-	CacheSlow     int64             `json:"cache_slow_blocks"`   // dropped: the disk was too slow
-	CacheUsed     int64             `json:"cache_bytes"`
-	CacheLimit    int64             `json:"cache_limit_bytes"`
-	CacheNeeded   int64             `json:"cache_needed_bytes"` // bytes needed in an epoch
-	CacheStored   int64             `json:"cache_kept_bytes"`   // the cached part of CacheNeeded
-	Processes     []metrics.Process `json:"processes,omitempty"`
-	Sequences     []*SequenceStats  `json:"sequences,omitempty"`
+	Version   string            `json:"version,omitempty"`
+	Uptime    float64           `json:"uptime_seconds,omitempty"`
+	Takeovers uint64            `json:"takeovers"`
+	Waiting   int64             `json:"requests_waiting"` // requests waiting for others to end
+	Processes []metrics.Process `json:"processes,omitempty"`
+	Sequences []*SequenceStats  `json:"sequences,omitempty"`
 }
 
 // Resident returns the resident memory of all processes of the mount, in bytes.
@@ -139,11 +128,6 @@ func (w *watchedMount) poll() *Mount {
 	}
 	m.Version, m.Uptime = s.Program(), time.Since(time.Unix(0, s.Began)).Seconds()
 	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
-	m.Fetched, m.StoreRequests = s.Store.Bytes.Load(), s.Store.Requests.Load()
-	m.CacheHits, m.CacheWaits, m.CacheUnstored = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
-	m.CacheFailed, m.CacheSlow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
-	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
-	m.CacheNeeded, m.CacheStored = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheStored.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.OpenSequences(s) {

@@ -7,7 +7,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/state"
 	"batchfs/internal/printable"
 )
@@ -31,9 +30,6 @@ func (f *frame) lines(width int) []line {
 			continue
 		}
 		all = append(all, m.summaryLine())
-		if m.StoreRequests > 0 {
-			all = append(all, m.storeLines()...)
-		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s",
 			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH")})
 		for _, s := range m.Sequences {
@@ -78,31 +74,6 @@ func (m *Mount) summaryLine() line {
 		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
 	}
 	return line{text, m.Waiting > 0}
-}
-
-func (m *Mount) storeLines() []line {
-	var served uint64
-	for _, s := range m.Sequences {
-		served += s.Bytes
-	}
-	text := fmt.Sprintf("  store: fetched %s, %s of the bytes served; %s of block reads hit the cache", terminal.FormatBytes(m.Fetched),
-		percent(fraction(float64(m.Fetched), float64(served))), percent(fraction(float64(m.CacheHits), float64(m.CacheHits+m.CacheWaits))))
-	if m.CacheLimit == 0 {
-		return []line{{text: text}}
-	}
-	cached := fmt.Sprintf("  cache: %s of the %s needed is cached; %s of %s used", percent(fraction(float64(m.CacheStored), float64(m.CacheNeeded))),
-		terminal.FormatBytes(m.CacheNeeded), terminal.FormatBytes(m.CacheUsed), terminal.FormatBytes(m.CacheLimit))
-	uncached := false
-	for _, reason := range []struct {
-		blocks int64
-		text   string
-	}{{m.CacheUnstored, "did not fit"}, {m.CacheFailed, "could not be written"}, {m.CacheSlow, "were not written in time, because the disk is slow"}} {
-		if reason.blocks > 0 {
-			cached += fmt.Sprintf("; %d blocks %s", reason.blocks, reason.text)
-			uncached = true
-		}
-	}
-	return []line{{text: text}, {cached, uncached}}
 }
 
 // lines renders a sequence: its name in nameWidth columns, and its rates.
