@@ -58,10 +58,9 @@ of each file. FILE can also be the URL of an object; the environment configures 
 store (AWS_ENDPOINT_URL, AWS_REGION).
 
 If a file is larger than 64 MiB, info reads only a sample, 16 blocks of 4 MiB, and
-says so. --all reads everything. To count documents, info needs --eot. In a sample,
-it counts only documents that are completely inside a block.`,
+says so. --all reads everything. Documents are counted if the file has an index.`,
 		Example: `  batchfs info train.bin
-  batchfs info fineweb_*.bin --eot 50256 --all
+  batchfs info fineweb_*.bin --all
   batchfs info ids.bin --token-dtype uint32 --json
   batchfs info 's3://corpora/web/train_*.bin'`,
 		Args: cobra.MinimumNArgs(1),
@@ -95,8 +94,6 @@ it counts only documents that are completely inside a block.`,
 		}),
 	}
 	flags.register(cmd)
-	cmd.Flags().Int64Var(&o.EOT, "eot", -1, "`TOKEN` that ends a document")
-	hideDefault(cmd, "eot")
 	cmd.Flags().BoolVar(&o.All, "all", false, "read whole files instead of a sample")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -304,23 +304,22 @@ func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	return s, out.String()
 }
 
-// A Survey counts each number once, and the last document even if no token ends it.
 func TestSurvey(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
-	o := InfoOptions{EOT: 0}
+	var o InfoOptions
 	o.Open.DType = "uint16"
 	s, text := survey(t, "a.bin", o)
 	f := s.Files[0]
-	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" {
+	if f.Tokens != 8 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" {
 		t.Errorf("%+v", f)
 	}
-	for _, want := range []string{"8 tokens", "3 documents", "largest id 1000\n"} {
+	for _, want := range []string{"8 tokens", "largest id 1000\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s\nlacks %q", text, want)
 		}
 	}
-	o.Open.DType, o.EOT = "int16", -1
+	o.Open.DType = "int16"
 	saveTokens(t, "signed.bin", []uint16{5, 0xffff, 6})
 	if s, _ := survey(t, "signed.bin", o); s.Files[0].Largest != int64(6) {
 		t.Errorf("%+v", s.Files[0])
@@ -332,7 +331,7 @@ func TestSurvey(t *testing.T) {
 func TestSurveyOfFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	saveTokens(t, "a.bin", []uint16{5, 6, 0, 7, 0})
-	o := InfoOptions{EOT: -1}
+	var o InfoOptions
 	o.Open.DType = "uint16"
 	if _, err := WriteIndex(t.Context(), "a.bin", o.Open, 0, false, io.Discard); err != nil {
 		t.Fatal(err)
@@ -341,7 +340,7 @@ func TestSurveyOfFormats(t *testing.T) {
 	npy := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", header) + strings.Repeat("\x00", 24)
 	testfiles.Write(t, map[string]string{"b.npy": npy, "c.bin": "\x01\x00", "c.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
 	s, _ := survey(t, "a.bin", o)
-	if f := s.Files[0]; f.Documents != 2 || !f.Indexed {
+	if f := s.Files[0]; f.Documents != 2 {
 		t.Errorf("%+v", f)
 	}
 	o.Open.GuessedDType = true
@@ -369,7 +368,7 @@ func TestSurveySamples(t *testing.T) {
 	saveTokens(t, "a.bin", []uint16{7})
 	const size = 5 * sampledBlocks * sampledBytes / 4
 	testfiles.NoError(t, os.Truncate("a.bin", size))
-	o := InfoOptions{EOT: -1}
+	var o InfoOptions
 	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
 		s, text := survey(t, "a.bin", o)

@@ -20,8 +20,7 @@ type Survey struct {
 	Files []*File `json:"files"`
 }
 
-// A File describes one file. If only samples of it were read, Largest covers only them, and so does
-// Documents unless Indexed is true.
+// A File describes one file. If only samples of it were read, Largest covers only them.
 type File struct {
 	Path      jsontext.String `json:"path"`
 	Format    string          `json:"format"`
@@ -31,9 +30,8 @@ type File struct {
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
 	Bytes     int64           `json:"bytes"`
 	Read      int64           `json:"bytes_read"`
-	Largest   any             `json:"largest"` // largest integer or bool; nil for other dtypes
-	Documents int64           `json:"documents,omitempty"`
-	Indexed   bool            `json:"indexed,omitempty"` // whether Documents comes from an index
+	Largest   any             `json:"largest"`             // largest integer or bool; nil for other dtypes
+	Documents int64           `json:"documents,omitempty"` // from the index, if there is one
 
 	largest uint64
 }
@@ -41,8 +39,7 @@ type File struct {
 // InfoOptions configures [Survey.AddFile].
 type InfoOptions struct {
 	Open cache.Options
-	EOT  int64 // token that ends each document, or -1
-	All  bool  // whether to read whole files instead of samples
+	All  bool // whether to read whole files instead of samples
 }
 
 // completeFromVocabulary completes o and eot from the vocabulary next to a file, if there is one:
@@ -75,8 +72,7 @@ const (
 // AddFile reads a file, or samples of a large one. It shows progress on stderr. If only the index
 // of documents is wrong, it still adds the file, and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
-	asked := o.EOT >= 0
-	if o.Open, o.EOT, err = completeFromVocabulary(path, o.Open, o.EOT); err != nil {
+	if o.Open, _, err = completeFromVocabulary(path, o.Open, -1); err != nil {
 		return err
 	}
 	a, err := cache.Open([]string{path}, o.Open)
@@ -84,12 +80,6 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 		return err
 	}
 	hasTokens := isTokens(a) && o.Open.AlignedArray == ""
-	switch size := a.DType().Size(); {
-	case asked && !hasTokens:
-		return fmt.Errorf("%s: its elements are %s %d, not tokens, so --eot does not apply", path, a.DType(), a.Axes())
-	case !asked && (!hasTokens || size < 8 && o.EOT>>(8*size) > 0): // for example a mask
-		o.EOT = -1
-	}
 	f := &File{
 		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
 		Array: o.Open.AlignedArray,
@@ -103,11 +93,11 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if hasTokens {
 		f.Tokens = a.Len()
 	}
-	if err := f.count(ctx, a, o, stderr); err != nil {
+	if err := f.findLargest(ctx, a, o, stderr); err != nil {
 		return err
 	}
 	var wrong error
-	if f.Tokens > 0 && o.EOT < 0 {
+	if f.Tokens > 0 {
 		wrong = f.countDocuments(path, o)
 	}
 	s.Files = append(s.Files, f)
@@ -121,13 +111,12 @@ func (f *File) countDocuments(path string, o InfoOptions) error {
 	if err != nil || a.Documents() == nil {
 		return err
 	}
-	f.Documents, f.Indexed = a.Documents().Count(), true
+	f.Documents = a.Documents().Count()
 	return nil
 }
 
-// count reads a file, or a sample of it. It finds its largest number and, if o.EOT is set, counts
-// its documents.
-func (f *File) count(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer) error {
+// findLargest reads a file, or a sample of it, and finds its largest number.
+func (f *File) findLargest(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
@@ -138,25 +127,9 @@ func (f *File) count(ctx context.Context, a *cache.Array, o InfoOptions, stderr 
 	defer progress.Finish()
 	d := decoder{dtype: a.DType()}
 	for i := range blocks {
-		begin := int64(-1) // beginning of the current document; -1 if unknown
-		if i == 0 {
-			begin = 0
-		}
-		from := i * gap
-		err := read(ctx, a, from, from+block, func(at int64, raw []byte) error {
-			list := d.decode(raw)
+		err := read(ctx, a, i*gap, i*gap+block, func(_ int64, raw []byte) error {
 			if a.DType().IsInteger() || a.DType() == array.Bool {
-				f.updateLargest(list)
-			}
-			if o.EOT >= 0 {
-				for n, v := range list {
-					if v == uint64(o.EOT) {
-						if begin >= 0 {
-							f.Documents++
-						}
-						begin = at + int64(n) + 1
-					}
-				}
+				f.updateLargest(d.decode(raw))
 			}
 			f.Read += int64(len(raw))
 			progress.Add(len(raw))
@@ -164,9 +137,6 @@ func (f *File) count(ctx context.Context, a *cache.Array, o InfoOptions, stderr 
 		})
 		if err != nil {
 			return err
-		}
-		if o.EOT >= 0 && from+block == numbers && begin >= 0 && begin < numbers {
-			f.Documents++ // the rest is a document too
 		}
 	}
 	return nil
@@ -213,10 +183,7 @@ func (f *File) print(out io.Writer) {
 	if f.Largest != nil {
 		fmt.Fprintf(out, "  largest %s %d%s\n", number, f.Largest, sample)
 	}
-	if f.Indexed {
-		sample = ""
-	}
 	if f.Documents > 0 {
-		fmt.Fprintf(out, "  %s%s\n", terminal.Plural(f.Documents, "document", "documents"), sample)
+		fmt.Fprintf(out, "  %s\n", terminal.Plural(f.Documents, "document", "documents"))
 	}
 }
