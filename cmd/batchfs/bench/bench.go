@@ -36,9 +36,8 @@ func Command() *cobra.Command {
 		Long: `Measure how long a trainer on this host waits for each batch. Bench reads a mount in
 three ways, and compares them with three loaders that need no mount: nanoGPT's
 get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader. They
-take turns, round after round in random order. The last line of the output recommends
-what to change. Bench takes a minute or two. The Python interpreter must have NumPy,
-and should have PyTorch.
+take turns, round after round in random order. Bench takes a minute or two. The
+Python interpreter must have NumPy, and should have PyTorch.
 
 Only ratios within one run are meaningful. Don't compare numbers from different runs,
 and run nothing else in the meantime.`,

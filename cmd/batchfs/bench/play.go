@@ -31,17 +31,15 @@ type bench struct {
 
 // A hostInfo describes the machine that was measured.
 type hostInfo struct {
-	Cores          int     `json:"cores"`
-	Load           float64 `json:"load"` // load average of the last minute, at the start; 0 is best
-	Kernel         string  `json:"kernel"`
-	Go             string  `json:"go"`
-	Python         string  `json:"python"`
-	NumPy          string  `json:"numpy"`
-	Torch          string  `json:"torch"`
-	DiskReadAhead  int     `json:"disk_read_ahead_kb"` // device of the token file; 0: unknown
-	MountReadAhead int     `json:"mount_read_ahead_kb"`
-	ColdBytes      int64   `json:"cold_file_bytes"`
-	WarmBytes      int64   `json:"warm_file_bytes"`
+	Cores     int     `json:"cores"`
+	Load      float64 `json:"load"` // load average of the last minute, at the start; 0 is best
+	Kernel    string  `json:"kernel"`
+	Go        string  `json:"go"`
+	Python    string  `json:"python"`
+	NumPy     string  `json:"numpy"`
+	Torch     string  `json:"torch"`
+	ColdBytes int64   `json:"cold_file_bytes"`
+	WarmBytes int64   `json:"warm_file_bytes"`
 }
 
 func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
@@ -67,7 +65,6 @@ func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
 		}
 	}
 	r := &report{Host: b.host, ColdWasCached: b.coldWasCached, Scenes: scenes}
-	r.Advice = r.advice()
 	r.print(out)
 	return r, nil
 }
@@ -94,7 +91,6 @@ func (b *bench) prepareFiles(o *options) (err error) {
 		b.coldFile, err = b.createTokens("cold.bin", o.bytes)
 	}
 	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
-	b.host.DiskReadAhead = readAheadKiB(b.coldFile)
 	return err
 }
 
@@ -132,7 +128,6 @@ func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
-		b.host.MountReadAhead = readAheadKiB(d.mountpoint)
 		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
