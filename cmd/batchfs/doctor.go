@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -147,7 +146,6 @@ func (d *doctor) checkAll() {
 	if d.config.Store.CacheDir != "" {
 		d.check("block cache", func() (string, error) { return describeBlockCache(o.Remote.Blocks) })
 	}
-	d.check("memory", d.memory)
 }
 
 // check runs examine, prints its error or leaves its detail for finish, and reports whether all is
@@ -392,52 +390,4 @@ func describeBlockCache(o blocks.Options) (string, error) {
 		return "", fmt.Errorf("%s: the cache is too small, so blocks are fetched again and again; set store.cache_bytes = %d", text, enough)
 	}
 	return cmp.Or(text, "no mount reads it"), nil
-}
-
-func (d *doctor) memory() (string, error) {
-	const footprint = 64 << 20 // bytes, in addition to the budget
-	need := d.config.Memory.Budget + footprint
-	have := d.available()
-	if have < need {
-		return "", fmt.Errorf("%d MiB are free, but batchfs may use %d MiB; lower the budget, as with --set memory.budget=%d",
-			have>>20, need>>20, max(have-footprint, 32<<20)/2)
-	}
-	return fmt.Sprintf("%d MiB are free, and batchfs uses at most %d MiB", have>>20, need>>20), nil
-}
-
-// available returns how much memory this process can still use, in bytes: what the machine has
-// free, or less if a control group limits it.
-func (d *doctor) available() int64 {
-	size := int64(math.MaxInt64)
-	if n, ok := d.readNumber("proc/meminfo", "MemAvailable:"); ok {
-		size = n << 10
-	}
-	text, _ := os.ReadFile(d.inRoot("proc/self/cgroup"))
-	for line := range strings.Lines(string(text)) {
-		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		for ; ok; group = filepath.Dir(group) {
-			dir := "sys/fs/cgroup" + group
-			if limit, limited := d.readNumber(dir+"/memory.max", ""); limited {
-				used, _ := d.readNumber(dir+"/memory.current", "")
-				// The kernel frees inactive page cache before the group runs out of memory.
-				cached, _ := d.readNumber(dir+"/memory.stat", "inactive_file")
-				size = min(size, max(limit-max(used-cached, 0), 0))
-			}
-			ok = group != "/"
-		}
-	}
-	return size
-}
-
-// readNumber returns the number that follows name on the first line that begins with name.
-func (d *doctor) readNumber(file, name string) (n int64, ok bool) {
-	text, _ := os.ReadFile(d.inRoot(file))
-	for line := range strings.Lines(string(text)) {
-		if rest, found := strings.CutPrefix(line, name); found {
-			if read, _ := fmt.Sscan(rest, &n); read == 1 {
-				return n, true
-			}
-		}
-	}
-	return 0, false
 }

@@ -34,7 +34,6 @@ func TestDoctor(t *testing.T) {
 		{[]string{"-c", filepath.Join(dir, "config.toml"), empty}, []string{"splits.b"}, "none.bin: no such file"},
 		{[]string{"-c", filepath.Join(dir, "typo.toml")}, []string{"configuration"}, "typo.toml:1: mountpont: unknown key"},
 		{[]string{"--data", empty}, []string{"configuration"}, "batchfs prepare TEXT --out"},
-		{[]string{"--data", data, "--set", "memory.budget=1099511627776"}, []string{"memory"}, "--set memory.budget="},
 	} {
 		cmd := e2e.Command(t, e2e.Batchfs, append([]string{"doctor"}, test.args...)...)
 		cmd.Dir = empty // a directory without config.toml
