@@ -27,18 +27,26 @@ func checkCommand() *cobra.Command {
   arrays that do not have one element for each token
   document indexes that do not increase, and documents that do not begin with bos
 
-If you name several splits, check also finds tokens that two of them share, such as
-a validation set inside the training data.
+If you name several splits, check finds every run of 64 or more tokens of one that
+also occurs in a larger one, such as validation data inside the training data. It
+reports how much of which documents leaked and where they are, or runs, if there are
+no document indexes. A leak is a problem if it has at least half of a document, or
+without indexes 1,000 tokens; --overlap makes every run of that many tokens a
+problem. Tokens in windows of 33 that occur more than 16 times in the larger splits
+are boilerplate, such as licenses. They are counted but not reported.
 
-Check finds repeated passages of at least 65,536 tokens, at any position. --overlap
-sets this length. By default, it is smaller for small files (a quarter of a file),
-and larger above 34 billion tokens. The report says which length was used. Check does
-not find copies that differ in a token every few thousand, nor passages in which a
-few numbers repeat over and over.
+Within a split, check finds repeated passages of at least 65,536 tokens, at any
+position. If there is only one split, --overlap sets this length. By default, it is
+smaller for small files (a quarter of a file), and larger above 34 billion tokens.
+Check does not find copies that differ in a token every few thousand, nor passages
+in which a few numbers repeat over and over.
+
+At most 20 findings are printed, the largest leaks first; --json prints all. The last
+line says what check looked for.
 
 You can interrupt a check with Ctrl-C and continue it with the same command. Its
 progress is saved in the user's cache directory (~/.cache/batchfs) until it is
-complete. The exit status is 1 if anything is wrong.
+complete; only the search for tokens of one split in another starts over. The exit status is 1 if anything is wrong.
 
 SPLIT is a split of the configuration, or its path in a mount. In a mount, the
 mount's configuration applies.`,
@@ -47,14 +55,14 @@ mount's configuration applies.`,
   batchfs check /mnt/batches/train --restart`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("overlap") && o.MinPassage < 16 {
-				return fmt.Errorf("--overlap: must be 16 or more (got %d)", o.MinPassage)
+			if cmd.Flags().Changed("overlap") && o.MinOverlap < 64 {
+				return fmt.Errorf("--overlap: must be 64 or more (got %d)", o.MinOverlap)
 			}
 			return checkSplits(cmd, &src, args, o, asJSON)
 		},
 	}
 	src.Register(cmd)
-	cmd.Flags().Int64Var(&o.MinPassage, "overlap", 0, "report passages of at least this many `TOKENS` that occur twice")
+	cmd.Flags().Int64Var(&o.MinOverlap, "overlap", 0, "report every run of this many `TOKENS` that occurs twice as a problem")
 	cmd.Flags().BoolVar(&o.Restart, "restart", false, "start over instead of continuing an interrupted check")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

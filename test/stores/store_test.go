@@ -187,7 +187,7 @@ func TestStoreCommands(t *testing.T) {
 	m := e2e.Mount(t, "-c", remote)
 	for _, args := range [][]string{
 		{"info", "--json", "FILE"},
-		{"check", "train", "--overlap", "16", "-c", "CONFIG"},
+		{"check", "train", "--overlap", "64", "-c", "CONFIG"},
 		{"inspect", "train", "17", "-c", "CONFIG"},
 		{"inspect", "train", "--find", "5000", "-c", "CONFIG"},
 		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},

@@ -20,9 +20,10 @@ import (
 
 // CheckOptions configures [Check].
 type CheckOptions struct {
-	// MinPassage is the length of the shortest duplicated passage to report, in tokens; 0 chooses
-	// it by the sizes of the files.
-	MinPassage int64
+	// MinOverlap is the length in tokens of the shortest duplicated passage to report, if there is
+	// one split, or the shortest run in two splits that is a problem. If it is 0, passages are
+	// chosen by the sizes of the files, and runs by document.
+	MinOverlap int64
 	Restart    bool // whether to discard the results of an interrupted check
 }
 
@@ -40,8 +41,11 @@ type Report struct {
 	Problems        []Problem `json:"problems"`
 
 	// Repeated is the fraction of each split's elements that also occur earlier in the split, or in
-	// a split before it.
+	// a file of a split before it with the same content.
 	Repeated map[string]float64 `json:"repeated,omitempty"`
+
+	Shared []Shared  `json:"shared"`
+	Common []Problem `json:"common"` // leaks that are too small to be problems
 }
 
 // The kinds of problems, in the JSON of batchfs check.
@@ -51,12 +55,15 @@ const (
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files have the same content
 	Overlap    = "overlap"    // a passage occurs twice
+	Leak       = "leak"       // tokens occur in two splits
 	Documents  = "documents"  // document ends do not increase, or documents lack bos
 	Rejected   = "split"      // mount rejects the split for another reason
 )
 
 // rejectedByMount has the kinds of problems for which mount rejects a split, too.
 var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
+
+const maxPrinted = 20 // problems that Print prints
 
 // A Problem is a defect of Count elements of File, beginning at Index.
 type Problem struct {
@@ -69,6 +76,12 @@ type Problem struct {
 	OtherIndex int64           `json:"other_index"`
 	Message    jsontext.String `json:"message"`
 	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
+
+	// Of a leak, Run is the length of the longest run, which is at OtherIndex of Other.
+	Run           int64  `json:"run,omitempty"`
+	Document      *int64 `json:"document,omitempty"` // number of the document in File, if indexed
+	Size          int64  `json:"size,omitempty"`     // tokens of that document
+	OtherDocument *int64 `json:"other_document,omitempty"`
 }
 
 type checkedFile struct {
@@ -93,9 +106,11 @@ type check struct {
 	report   Report
 	arrays   []*splitArray
 	files    []*checkedFile
+	leaks    []*leakSearch
 	numbers  int64    // numbers in the main arrays that are open
 	window   int64    // numbers that a window hash covers
 	partSize int64    // bytes per part
+	leakPart int64    // tokens of a split that are searched for at a time
 	state    *os.File // see openState; nil if results cannot be saved
 	stderr   io.Writer
 }
@@ -104,18 +119,26 @@ type check struct {
 // with them. It returns an error if the splits cannot be checked, or if ctx is canceled; the next
 // call then continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
-	c := &check{partSize: partBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
+	c := &check{partSize: partBytes, leakPart: leakPart, stderr: stderr}
+	c.report = Report{Splits: []string{}, Problems: []Problem{}, Shared: []Shared{}, Common: []Problem{}}
 	if err := c.open(openers); err != nil {
 		return nil, err
 	}
 	if err := c.checkDocuments(ctx); err != nil {
 		return nil, err
 	}
-	c.chooseWindow(o.MinPassage)
+	shortest := o.MinOverlap
+	if len(openers) > 1 {
+		shortest = 0
+	}
+	c.chooseWindow(shortest)
 	if err := c.readAll(ctx, o.Restart); err != nil {
 		return nil, err
 	}
 	c.reportProblems()
+	if err := c.reportLeaks(ctx, o.MinOverlap); err != nil {
+		return nil, err
+	}
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
 			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && rejectedByMount[p.Kind] }) {
@@ -234,7 +257,7 @@ func (r *Report) Print(out io.Writer) {
 	if !r.OK {
 		result = terminal.Plural(int64(len(r.Problems)), "problem", "problems")
 	}
-	fmt.Fprintf(out, ": %s\nsearched for duplicate passages of %d or more tokens\n", result, r.MinPassage)
+	fmt.Fprintf(out, ": %s\n", result)
 	if !r.VocabularyKnown {
 		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}
@@ -243,10 +266,22 @@ func (r *Report) Print(out io.Writer) {
 			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)
 		}
 	}
-	for _, p := range r.Problems {
+	for _, s := range r.Shared {
+		s.print(out)
+	}
+	for i, p := range slices.Concat(r.Problems, r.Common) {
+		if i == maxPrinted {
+			fmt.Fprintf(out, "and %d more; --json prints all\n", len(r.Problems)+len(r.Common)-i)
+			break
+		}
 		printable.Fprintf(out, "%s\n", p.Message)
 		if p.Text != "" {
 			fmt.Fprintf(out, "    %q\n", string(p.Text))
 		}
 	}
+	fmt.Fprint(out, "looked for ")
+	for _, s := range r.Shared {
+		printable.Fprintf(out, "runs of %d or more tokens of %s in %s, and ", minRun, s.Split, strings.Join(s.In, " or "))
+	}
+	fmt.Fprintf(out, "passages of %d or more tokens that occur twice in a split\n", r.MinPassage)
 }

@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"slices"
 
-	"batchfs/cache/array"
 	"batchfs/internal/jsontext"
 )
 
@@ -76,7 +75,8 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 	return same
 }
 
-// reportOverlaps reports passages that occur twice, except in files with the same content.
+// reportOverlaps reports passages that occur twice, except in files with the same content and
+// leaks.
 func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	files := c.mainFiles()
 	var starts []int64
@@ -91,7 +91,8 @@ func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	}
 	for _, passage := range duplicatePassages(hashes, c.window, starts) {
 		a, b := files[streamIndex(starts, passage.a)], files[streamIndex(starts, passage.b)]
-		if a != b && same[a] == same[b] && passage.a-a.offset == passage.b-b.offset {
+		leak := a.splitArray.split != b.splitArray.split && isTokens(a.array) && isTokens(b.array)
+		if leak || a != b && same[a] == same[b] && passage.a-a.offset == passage.b-b.offset {
 			continue
 		}
 		passage = extendPassage(passage, a, b, c.window)
@@ -114,26 +115,8 @@ func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 // extendPassage returns a duplicated passage in its full length. Window hashes may miss up to w-1
 // numbers on each side.
 func extendPassage(passage duplicatePassage, a, b *checkedFile, w int64) duplicatePassage {
-	numbers := func(f *checkedFile, from, n int64) (list []uint64) {
-		d := decoder{dtype: f.array.DType()}
-		f.array.Read([]array.Window{{Start: from - f.offset, Len: int(n)}}, func(_ int, raw []byte) error {
-			list = d.decode(raw)
-			return nil
-		})
-		return list // empty if they cannot be read; the passage then stays as it is
-	}
-	if n := min(w, passage.a-a.offset, passage.b-b.offset); n > 0 {
-		x, y := numbers(a, passage.a-n, n), numbers(b, passage.b-n, n)
-		for n = 0; int(n) < min(len(x), len(y)) && x[len(x)-1-int(n)] == y[len(y)-1-int(n)]; n++ {
-		}
-		passage = duplicatePassage{passage.a - n, passage.b - n, passage.n + n}
-	}
-	endA, endB := passage.a+passage.n, passage.b+passage.n
-	if n := min(w, a.offset+a.numbers-endA, b.offset+b.numbers-endB); n > 0 {
-		x, y := numbers(a, endA, n), numbers(b, endB, n)
-		for n = 0; int(n) < min(len(x), len(y)) && x[n] == y[n]; n++ {
-		}
-		passage.n += n
-	}
-	return passage
+	var c comparer
+	before := c.equal(a, passage.a-a.offset, b, passage.b-b.offset, w, true)
+	after := c.equal(a, passage.a-a.offset+passage.n, b, passage.b-b.offset+passage.n, w, false)
+	return duplicatePassage{passage.a - before, passage.b - before, before + passage.n + after}
 }

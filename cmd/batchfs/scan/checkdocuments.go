@@ -13,12 +13,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		if !isTokens(f.array) {
 			continue
 		}
-		o := f.splitArray.Options
-		if o.BOS == nil {
-			o.Documents = cache.DocumentsIndexed
-		}
-		o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil
-		a, err := cache.Open([]string{f.path}, o)
+		a, err := f.openDocuments()
 		if err == nil && a.Documents() != nil {
 			err = c.checkEnds(ctx, f, a)
 		}
@@ -30,6 +25,16 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// openDocuments opens a file with its index of documents, if there is one.
+func (f *checkedFile) openDocuments() (*cache.Array, error) {
+	o := f.splitArray.Options
+	if o.BOS == nil {
+		o.Documents = cache.DocumentsIndexed
+	}
+	o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil
+	return cache.Open([]string{f.path}, o)
 }
 
 // checkEnds reads the ends of all documents of a file and, if there is a BOS, their first tokens.

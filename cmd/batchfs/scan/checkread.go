@@ -67,7 +67,8 @@ func (c *check) parts() (all []part) {
 	return all
 }
 
-// readAll reads all parts, except those that an interrupted check has read.
+// readAll reads all parts, except those that an interrupted check has read, and then searches for
+// leaks.
 func (c *check) readAll(ctx context.Context, restart bool) error {
 	todo := c.parts()
 	// Without a state, for example because there is no home directory, an interrupted check starts
@@ -91,8 +92,12 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		return known
 	})
 	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
-	defer progress.Finish()
-	if err := c.readParts(ctx, todo, progress); err != nil {
+	err = c.readParts(ctx, todo, progress)
+	progress.Finish()
+	if err == nil {
+		err = c.findLeaks(ctx)
+	}
+	if err != nil {
 		if c.state != nil {
 			err = fmt.Errorf("%w; run the same command again to continue", err)
 		}
@@ -104,15 +109,19 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	return nil
 }
 
-// readParts reads parts on all processors. When ctx is canceled, it returns immediately, even if a
-// disk does not respond.
 func (c *check) readParts(ctx context.Context, todo []part, progress *terminal.Progress) error {
+	return onAllProcessors(ctx, len(todo), func(i int) result { return c.readPart(ctx, todo[i], progress) }, c.record)
+}
+
+// onAllProcessors calls record with do(0) to do(n-1), in any order. When ctx is canceled, it
+// returns immediately, even if a disk does not respond.
+func onAllProcessors[T any](ctx context.Context, n int, do func(int) T, record func(T)) error {
 	var next atomic.Int64
-	results := make(chan result)
+	results := make(chan T)
 	for range runtime.GOMAXPROCS(0) {
 		go func() {
-			for i := next.Add(1); i <= int64(len(todo)); i = next.Add(1) {
-				r := c.readPart(ctx, todo[i-1], progress)
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				r := do(int(i - 1))
 				select {
 				case results <- r:
 				case <-ctx.Done():
@@ -121,13 +130,13 @@ func (c *check) readParts(ctx context.Context, todo []part, progress *terminal.P
 			}
 		}()
 	}
-	for range todo {
+	for range n {
 		select {
 		case r := <-results:
 			if ctx.Err() != nil {
 				return errInterrupted
 			}
-			c.record(r)
+			record(r)
 		case <-ctx.Done():
 			return errInterrupted
 		}
