@@ -32,8 +32,9 @@ also occurs in a larger one, such as validation data inside the training data. I
 reports how much of which documents leaked and where they are, or runs, if there are
 no document indexes. A leak is a problem if it has at least half of a document, or
 without indexes 1,000 tokens; --overlap makes every run of that many tokens a
-problem. Tokens in windows of 33 that occur more than 16 times in the larger splits
-are boilerplate, such as licenses. They are counted but not reported.
+problem. Passages of 33 tokens that occur more than 16 times in the larger splits are
+boilerplate, such as licenses. They are counted but not reported, nor is the rest of a
+run if it has fewer than 32 tokens.
 
 Within a split, check finds repeated passages of at least 65,536 tokens, at any
 position. If there is only one split, --overlap sets this length. By default, it is
@@ -46,7 +47,8 @@ line says what check looked for.
 
 You can interrupt a check with Ctrl-C and continue it with the same command. Its
 progress is saved in the user's cache directory (~/.cache/batchfs) until it is
-complete; only the search for tokens of one split in another starts over. The exit status is 1 if anything is wrong.
+complete; only the search for tokens of one split in another starts over. The exit
+status is 1 if anything is wrong.
 
 SPLIT is a split of the configuration, or its path in a mount. In a mount, the
 mount's configuration applies.`,

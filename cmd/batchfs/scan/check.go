@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -119,6 +120,8 @@ type check struct {
 // with them. It returns an error if the splits cannot be checked, or if ctx is canceled; the next
 // call then continues. It shows progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
+	// Tables take most of the memory, and garbage must not double it.
+	defer debug.SetGCPercent(debug.SetGCPercent(20))
 	c := &check{partSize: partBytes, leakPart: leakPart, stderr: stderr}
 	c.report = Report{Splits: []string{}, Problems: []Problem{}, Shared: []Shared{}, Common: []Problem{}}
 	if err := c.open(openers); err != nil {

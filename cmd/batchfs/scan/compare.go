@@ -5,41 +5,55 @@ import "batchfs/cache/array"
 // A comparer compares numbers of two files. It belongs to one goroutine.
 type comparer struct{ a, b blockCache }
 
-// A blockCache holds decoded blocks of files. Similar files share many short runs that are close
-// together, and reading each would cost a system call.
-type blockCache [64]struct {
+// A blockCache holds blocks of files. Similar files share many short runs that are close together,
+// and reading each would cost system calls. raw was read from index at of file.
+type blockCache struct {
 	file    *checkedFile
-	number  int64
+	at      int64
+	raw     []byte
 	decoder decoder
-	decoded []uint64
+	blocks  [2048]struct {
+		file   *checkedFile
+		number int64
+		raw    []byte
+	}
 }
 
-const cachedNumbers = 4096 // numbers in a block of a blockCache
+const cachedNumbers = 1024 // numbers in a block of a blockCache
 
-// block returns the block of a file that holds the number at an index. It is empty if the block
-// cannot be read.
-func (c *blockCache) block(f *checkedFile, index int64) []uint64 {
-	number := index / cachedNumbers
-	b := &c[number%int64(len(c))]
-	if b.file == f && b.number == number {
-		return b.decoded
-	}
-	b.file, b.number, b.decoded, b.decoder.dtype = f, number, nil, f.array.DType()
-	start := number * cachedNumbers
+// block returns the block with a number. It is empty if the block cannot be read.
+func (c *blockCache) block(f *checkedFile, number int64) []byte {
+	start, size := number*cachedNumbers, f.array.DType().Size()
 	window := array.Window{Start: start, Len: int(min(cachedNumbers, f.numbers-start))}
-	f.array.Read([]array.Window{window}, func(_ int, raw []byte) error {
-		b.decoded = b.decoder.decode(raw)
-		return nil
-	})
-	return b.decoded
+	if from := int(start-c.at) * size; c.file == f && from >= 0 && from+window.Len*size <= len(c.raw) {
+		return c.raw[from:][:window.Len*size]
+	}
+	b := &c.blocks[number%int64(len(c.blocks))]
+	if b.file != f || b.number != number {
+		b.file, b.number, b.raw = f, number, b.raw[:0]
+		f.array.Read([]array.Window{window}, func(_ int, raw []byte) error {
+			b.raw = append(b.raw, raw...)
+			return nil
+		})
+	}
+	return b.raw
 }
 
-// token returns the low bits of a token, or 0 if it cannot be read.
-func (c *blockCache) token(f *checkedFile, index int64) uint16 {
-	if list := c.block(f, index); len(list) > 0 {
-		return uint16(list[index%cachedNumbers])
+// numbers returns some numbers of a file from an index on or, if backward, before it. It returns
+// none if they cannot be read.
+func (c *blockCache) numbers(f *checkedFile, index int64, backward bool) []uint64 {
+	const most = 64
+	from := index
+	if backward {
+		from = max(index-most, (index-1)/cachedNumbers*cachedNumbers)
 	}
-	return 0
+	raw, size := c.block(f, from/cachedNumbers), f.array.DType().Size()
+	raw = raw[min(int(from%cachedNumbers)*size, len(raw)):]
+	if backward {
+		raw = raw[:min(int(index-from)*size, len(raw))]
+	}
+	c.decoder.dtype = f.array.DType()
+	return c.decoder.decode(raw[:min(most*size, len(raw))])
 }
 
 // equal returns how many numbers, at most limit, are equal in two files, from the indexes i and j
@@ -47,23 +61,22 @@ func (c *blockCache) token(f *checkedFile, index int64) uint16 {
 func (c *comparer) equal(a *checkedFile, i int64, b *checkedFile, j, limit int64, backward bool) (n int64) {
 	step := int64(1)
 	if backward {
-		step, limit, i, j = -1, min(limit, i, j), i-1, j-1
+		step, limit = -1, min(limit, i, j)
 	} else {
 		limit = min(limit, a.numbers-i, b.numbers-j)
 	}
 	for n < limit {
-		x, y := c.a.block(a, i), c.b.block(b, j)
-		p, q := i%cachedNumbers, j%cachedNumbers
-		for n < limit && uint64(p) < uint64(len(x)) && uint64(q) < uint64(len(y)) {
-			if x[p] != y[q] {
+		x, y := c.a.numbers(a, i+step*n, backward), c.b.numbers(b, j+step*n, backward)
+		most := min(len(x), len(y), int(limit-n))
+		if most == 0 {
+			break
+		}
+		for k := range most {
+			if backward && x[len(x)-1-k] != y[len(y)-1-k] || !backward && x[k] != y[k] {
 				return n
 			}
-			n, p, q = n+1, p+step, q+step
+			n++
 		}
-		if p == i%cachedNumbers {
-			return n
-		}
-		i, j = i-i%cachedNumbers+p, j-j%cachedNumbers+q
 	}
 	return n
 }

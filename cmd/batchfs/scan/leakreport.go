@@ -131,31 +131,15 @@ func (s *leakSearch) leak(f *checkedFile, start, begin, end int64) (p Problem, l
 		if r.at >= end {
 			break
 		}
-		// Tokens before the first whole window of a run are judged with it, those after the last
-		// one with that.
-		firstWindow, lastWindow := (r.at+windowStride-1)/windowStride, (r.at+r.n-windowTokens)/windowStride
-		window := func(at int64) int64 { return min(max(at/windowStride, firstWindow), lastWindow) }
-		for w := window(begin); w <= window(end-1); w++ {
-			from, to := w*windowStride, (w+1)*windowStride
-			if w == firstWindow {
-				from = r.at
+		if r.n > longest.n {
+			longest = r
+		}
+		if from, to := max(r.at, covered), min(r.at+r.n, end); from < to {
+			if p.Count == 0 {
+				p.Index = from - start
 			}
-			if w == lastWindow {
-				to = r.at + r.n
-			}
-			if s.isBoilerplate(w) {
-				continue
-			}
-			if r.n > longest.n {
-				longest = r
-			}
-			if from, to = max(from, covered), min(to, end); from < to {
-				if p.Count == 0 {
-					p.Index = from - start
-				}
-				p.Count += to - from
-				covered = to
-			}
+			p.Count += to - from
+			covered = to
 		}
 	}
 	p.Run = longest.n

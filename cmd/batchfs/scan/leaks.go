@@ -3,10 +3,8 @@ package scan
 import (
 	"cmp"
 	"context"
-	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -19,21 +17,23 @@ const (
 )
 
 // A leakSearch finds the runs of minRun or more tokens of one split that also occur in files of
-// other splits. A position in the split is the index of a token in its file, plus the number of
-// windows of the files before it times windowStride, so that files do not touch.
+// other splits. A position in the split is the index of a token in its file, plus the tokens of the
+// files before it and one for each, so that files do not touch.
 type leakSearch struct {
 	split       string
 	in          []string // the other splits
 	held, other []*checkedFile
-	starts      []int64  // position at which each file of the split begins, and the end
-	boilerplate []uint64 // a bit for each window
-	table       *windowTable
-	base        int64 // number of the table's first window
+	starts      []int64      // position at which each file of the split begins, and the end
+	boilerplate []tokenRange // ascending
+	table       *gramTable
+	base        int64 // position at which the table begins
 
 	mu      sync.Mutex
 	runs    []commonRun
 	reduced int // length of runs after the last call of maximalRuns
 }
+
+type tokenRange struct{ from, to int64 }
 
 // A commonRun consists of n tokens at a position of the split, which are also at a position of the
 // main arrays.
@@ -68,9 +68,8 @@ func (c *check) findLeaks(ctx context.Context) error {
 func newLeakSearch(split string, in []string, held, other []*checkedFile) *leakSearch {
 	s := &leakSearch{split: split, in: in, held: held, other: other, starts: []int64{0}}
 	for i, f := range held {
-		s.starts = append(s.starts, s.starts[i]+(f.numbers/windowStride+1)*windowStride)
+		s.starts = append(s.starts, s.starts[i]+f.numbers+1)
 	}
-	s.boilerplate = make([]uint64, s.starts[len(held)]/windowStride/64+1)
 	return s
 }
 
@@ -86,118 +85,104 @@ func (c *check) search(ctx context.Context, s *leakSearch) error {
 	end := s.starts[len(s.held)]
 	progress := terminal.NewProgress(c.stderr, "searching for "+s.split, size*((end+c.leakPart-1)/c.leakPart), terminal.Bytes)
 	defer progress.Finish()
-	for at := int64(0); at < end; at += c.leakPart {
-		if err := s.load(ctx, at, min(at+c.leakPart, end)); err != nil {
+	for to := int64(0); s.base < end; s.base = to {
+		to = min(s.base+c.leakPart, end)
+		s.table = newGramTable(to - s.base)
+		err := s.selectGrams(ctx, to, func(g selectedGram) error {
+			err := s.table.add(g.hash, g.at-s.base)
+			if err != nil {
+				to = g.at - gramsInRun + 1 // the next part holds the rest
+			}
+			return err
+		})
+		if err != nil && err != errFull {
 			return err
 		}
 		var failure error
-		err := onAllProcessors(ctx, len(jobs), func(i int) error { return s.searchPart(ctx, jobs[i], progress) }, func(err error) {
+		err = onAllProcessors(ctx, len(jobs), func(i int) error { return s.searchPart(ctx, jobs[i], progress) }, func(err error) {
 			failure = cmp.Or(failure, err)
 		})
 		if err = cmp.Or(err, failure); err != nil {
 			return err
 		}
-		s.markBoilerplate()
+		if err := s.selectGrams(ctx, to, s.markBoilerplate); err != nil {
+			return err
+		}
 	}
-	s.table, s.runs = nil, maximalRuns(s.runs)
+	s.table, s.runs = nil, maximalRuns(s.withoutBoilerplate(maximalRuns(s.runs)))
 	return nil
 }
 
-// load makes the table of the windows at positions [from, to), which are multiples of windowStride.
-func (s *leakSearch) load(ctx context.Context, from, to int64) error {
-	windows := make([]keyedWindow, 0, (to-from)/windowStride)
-	s.base, s.table = from/windowStride, nil
+// selectGrams calls visit with the selected grams of runs at positions [s.base, to), in order.
+func (s *leakSearch) selectGrams(ctx context.Context, to int64, visit func(selectedGram) error) error {
 	for i, f := range s.held {
 		start := s.starts[i]
-		err := hashWindows(ctx, f, max(from-start, 0), min(to-start, f.numbers), func(at int64, hashes []uint64) {
-			for j := -at & (windowStride - 1); j < int64(len(hashes)); j += windowStride {
-				w := keyedWindow{hash: hashes[j], number: uint32((start+at+j)/windowStride - s.base)}
-				// Adjacent equal windows repeat one token. If a run consists of such windows, they
-				// are boilerplate, but there may be millions of them to compare.
-				if j+1 < int64(len(hashes)) && hashes[j] == hashes[j+1] {
-					w.occurrences = maxOccurrences
+		err := selectGrams(ctx, f, start, max(s.base-start, 0), min(to-start, f.numbers), nil, func(list []selectedGram) error {
+			for _, g := range list {
+				if err := visit(g); err != nil {
+					return err
 				}
-				windows = append(windows, w)
 			}
+			return nil
 		})
 		if err != nil {
 			return err
 		}
 	}
-	s.table = newWindowTable(windows)
 	return nil
 }
 
-// searchPart finds the runs with windows that begin in a part of another file.
+// searchPart finds the runs with grams that are selected in a part of another file.
 func (s *leakSearch) searchPart(ctx context.Context, p part, progress *terminal.Progress) error {
-	f := s.other[p.file]
-	m := matcher{s: s, file: f, part: p, ends: map[int64]int64{}, comparer: comparers.Get().(*comparer)}
-	defer comparers.Put(m.comparer)
-	var candidates []int
-	return hashWindows(ctx, f, p.from, p.to, func(at int64, hashes []uint64) {
-		progress.Add(len(hashes) * f.array.DType().Size())
-		candidates = s.table.candidates(hashes, candidates)
-		for _, i := range candidates {
-			windows := s.table.find(hashes[i])
-			for j := range windows {
-				m.match(at+int64(i), &windows[j])
+	m := matchers.Get().(*matcher)
+	defer matchers.Put(m)
+	clear(m.ends[:])
+	f, reported := s.other[p.file], p.from
+	return selectGrams(ctx, f, 0, p.from, p.to, &m.comparer.a, func(list []selectedGram) error {
+		if n := len(list); n > 0 {
+			progress.Add(int(list[n-1].at-reported) * f.array.DType().Size())
+			reported = list[n-1].at
+		}
+		for _, g := range s.table.candidates(list) {
+			m.slots, _, _ = s.table.find(g.hash, m.slots)
+			if len(m.slots) > 0 && !s.table.count(m.slots[0]) {
+				for _, slot := range m.slots {
+					m.match(s, p, g.at, s.base+s.table.position(slot))
+				}
 			}
 		}
+		return nil
 	})
 }
 
-var comparers = sync.Pool{New: func() any { return new(comparer) }}
+var matchers = sync.Pool{New: func() any { return new(matcher) }}
 
 // A matcher compares tokens of a part of a file with the split. It belongs to one goroutine.
 type matcher struct {
-	s    *leakSearch
-	file *checkedFile
-	part part
-	// ends has the index at which the last run ends, keyed by the distance between index and
-	// position.
-	ends     map[int64]int64
-	maxEnds  int
-	comparer *comparer
+	comparer comparer
+	slots    []int
+	// ends has the index at which the last run ends for some distances between index and position.
+	ends [1 << 10]struct{ distance, end int64 }
 }
 
-// match records the run through the window at an index of the file and a window of the split.
-func (m *matcher) match(index int64, w *keyedWindow) {
-	at := (m.s.base + int64(w.number)) * windowStride
-	if index < m.ends[index-at] || m.isWithin(index, atomic.LoadUint64(&w.seen)) {
+// match records the run through the grams at an index of the other file and a position.
+func (m *matcher) match(s *leakSearch, p part, index, at int64) {
+	distance := index - at
+	last := &m.ends[uint64(distance)*hashBase>>(64-10)]
+	if last.distance == distance && index < last.end {
 		return
 	}
-	i := streamIndex(m.s.starts, at)
-	held, heldIndex := m.s.held[i], at-m.s.starts[i]
-	after := m.comparer.equal(m.file, index, held, heldIndex, m.part.to+maxReach-index, false)
-	if after < windowTokens {
+	i := streamIndex(s.starts, at)
+	file, held, heldIndex := s.other[p.file], s.held[i], at-s.starts[i]
+	after := m.comparer.equal(file, index, held, heldIndex, p.to+maxReach-index, false)
+	if after < gramTokens {
 		return // the hashes are equal by chance
 	}
-	before := m.comparer.equal(m.file, index, held, heldIndex, index-m.part.from+maxReach, true)
-	if len(m.ends) > m.maxEnds {
-		for key, end := range m.ends {
-			if end <= index {
-				delete(m.ends, key)
-			}
-		}
-		m.maxEnds = 2*len(m.ends) + 1024
-	}
-	m.ends[index-at] = index + after
-	if h := heldIndex; before < 1<<16 && after < 1<<16 && before < h && h+after < held.numbers {
-		left, right := m.comparer.b.token(held, h-before-1), m.comparer.b.token(held, h+after)
-		atomic.StoreUint64(&w.seen, uint64(before)<<48|uint64(after)<<32|uint64(left)<<16|uint64(right))
-	}
+	before := m.comparer.equal(file, index, held, heldIndex, index-p.from+maxReach, true)
+	last.distance, last.end = distance, index+after
 	if before+after >= minRun {
-		m.s.add(commonRun{at - before, m.file.offset + index - before, before + after})
+		s.add(commonRun{at - before, file.offset + index - before, before + after})
 	}
-}
-
-// isWithin reports whether a run through a window cannot reach beyond an earlier one. seen has how
-// far that one reached from the window's position, back and ahead, and the low bits of the tokens
-// that follow it there. Most windows that occur several times are in copies of one text.
-func (m *matcher) isWithin(index int64, seen uint64) bool {
-	left, right := index-int64(seen>>48)-1, index+int64(seen>>32&0xffff)
-	return seen != 0 && (left < 0 || m.comparer.a.token(m.file, left) != uint16(seen>>16)) &&
-		(right >= m.file.numbers || m.comparer.a.token(m.file, right) != uint16(seen))
 }
 
 func (s *leakSearch) add(r commonRun) {
@@ -230,26 +215,41 @@ func maximalRuns(runs []commonRun) []commonRun {
 	return kept
 }
 
-func (s *leakSearch) markBoilerplate() {
-	occurrences := uint32(0)
-	for i, w := range s.table.windows {
-		if i == 0 || w.hash != s.table.windows[i-1].hash {
-			occurrences = w.occurrences
-		}
-		if occurrences > maxOccurrences {
-			number := s.base + int64(w.number)
-			s.boilerplate[number/64] |= 1 << (number % 64)
-		}
+// markBoilerplate must be called with grams in order of position.
+func (s *leakSearch) markBoilerplate(g selectedGram) error {
+	if !s.table.isBoilerplate(g.hash) {
+		return nil
 	}
+	if n := len(s.boilerplate); n > 0 && s.boilerplate[n-1].to >= g.at {
+		s.boilerplate[n-1].to = g.at + gramTokens
+	} else {
+		s.boilerplate = append(s.boilerplate, tokenRange{g.at, g.at + gramTokens})
+	}
+	return nil
 }
 
-func (s *leakSearch) isBoilerplate(number int64) bool {
-	return s.boilerplate[number/64]>>(number%64)&1 != 0
+// withoutBoilerplate returns the parts of runs that remain without boilerplate. Parts of fewer than
+// gramsInRun tokens may be the ends of boilerplate.
+func (s *leakSearch) withoutBoilerplate(runs []commonRun) (kept []commonRun) {
+	for _, r := range runs {
+		i, _ := slices.BinarySearchFunc(s.boilerplate, r.at, func(b tokenRange, at int64) int { return cmp.Compare(b.to, at+1) })
+		for end := r.at + r.n; r.n > 0; i++ {
+			next := tokenRange{end, end}
+			if i < len(s.boilerplate) && s.boilerplate[i].from < end {
+				next = s.boilerplate[i]
+			}
+			if n := next.from - r.at; n >= gramsInRun {
+				kept = append(kept, commonRun{r.at, r.other, n})
+			}
+			r = commonRun{next.to, r.other + next.to - r.at, end - next.to}
+		}
+	}
+	return kept
 }
 
 func (s *leakSearch) boilerplateTokens() (n int64) {
-	for _, word := range s.boilerplate {
-		n += int64(bits.OnesCount64(word)) * windowStride
+	for _, r := range s.boilerplate {
+		n += r.to - r.from
 	}
 	return n
 }

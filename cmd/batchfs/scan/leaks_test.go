@@ -36,14 +36,17 @@ func saveTokens32(t *testing.T, name string, tokens []uint16) {
 }
 
 // Each run of 64 or more tokens is found, wherever it is in the shards of both splits, and in
-// whatever parts they are read. Shorter runs are not.
+// whatever parts they are read, even if some of its tokens repeat. Shorter runs are not.
 func TestLeaksAreFound(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	for range 60 {
+	for range 100 {
 		all := writeRandomTokens(t, map[string]int{"a.bin": 3000, "b.bin": 5000 + rng.IntN(64), "c.bin": 1000 + rng.IntN(64), "d.bin": 2000})
 		n := []int{63, 64, 65, 96, 500, 1000}[rng.IntN(6)]
 		train, val := []string{"a.bin", "b.bin"}[rng.IntN(2)], []string{"c.bin", "d.bin"}[rng.IntN(2)]
 		at, other := rng.IntN(len(all[val])-n+1), rng.IntN(len(all[train])-n+1)
+		for i, period := 0, 1+rng.IntN(4); period < 4 && i < 45; i++ {
+			all[train][other+9+i] = all[train][other+9+i%period]
+		}
 		copy(all[val][at:at+n], all[train][other:])
 		if at > 0 && other > 0 {
 			all[val][at-1] = 99 - all[train][other-1]
@@ -51,6 +54,7 @@ func TestLeaksAreFound(t *testing.T) {
 		if at+n < len(all[val]) && other+n < len(all[train]) {
 			all[val][at+n] = 99 - all[train][other+n]
 		}
+		saveTokens(t, train, all[train])
 		saveTokens32(t, "c.bin", all["c.bin"])
 		saveTokens32(t, "d.bin", all["d.bin"])
 		r := checkLeaks(t, int64(256+rng.IntN(8192))&^1, 32<<rng.IntN(8), 0)

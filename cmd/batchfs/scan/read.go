@@ -84,8 +84,13 @@ func (d *decoder) decode(raw []byte) []uint64 {
 			d.numbers[i] = uint64(raw[i])
 		}
 	case 2:
-		for i := range d.numbers {
-			d.numbers[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
+		n := d.numbers
+		for ; len(n) >= 4 && len(raw) >= 8; n, raw = n[4:], raw[8:] {
+			v := binary.LittleEndian.Uint64(raw)
+			n[0], n[1], n[2], n[3] = v&0xffff, v>>16&0xffff, v>>32&0xffff, v>>48
+		}
+		for i := range n {
+			n[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
 		}
 	case 4:
 		for i := range d.numbers {
