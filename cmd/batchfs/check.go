@@ -45,16 +45,13 @@ in which a few numbers repeat over and over.
 At most 20 findings are printed, the largest leaks first; --json prints all. The last
 line says what check looked for.
 
-You can interrupt a check with Ctrl-C and continue it with the same command. Its
-progress is saved in the user's cache directory (~/.cache/batchfs) until it is
-complete; only the search for tokens of one split in another starts over. The exit
-status is 1 if anything is wrong.
+The exit status is 1 if anything is wrong.
 
 SPLIT is a split of the configuration, or its path in a mount. In a mount, the
 mount's configuration applies.`,
 		Example: `  batchfs check train
   batchfs check train val --data data --json
-  batchfs check /mnt/batches/train --restart`,
+  batchfs check /mnt/batches/train`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("overlap") && o.MinOverlap < 64 {
@@ -65,7 +62,6 @@ mount's configuration applies.`,
 	}
 	src.Register(cmd)
 	cmd.Flags().Int64Var(&o.MinOverlap, "overlap", 0, "report every run of this many `TOKENS` that occurs twice as a problem")
-	cmd.Flags().BoolVar(&o.Restart, "restart", false, "start over instead of continuing an interrupted check")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

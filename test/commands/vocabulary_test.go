@@ -64,7 +64,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 			e2e.Equal(t, fmt.Sprintf("inspect %s in %s", path, dir), in(dir, "inspect", path, "17", "--json"), origin)
 		}
 	}
-	e2e.CheckOutput(t, "60000 tokens", "env", "-C", here, "XDG_CACHE_HOME="+here, e2e.Batchfs, "check", m.Path("train/rank=1,world=2"))
+	e2e.CheckOutput(t, "60000 tokens", "env", "-C", here, e2e.Batchfs, "check", m.Path("train/rank=1,world=2"))
 	for _, test := range []struct{ args, want string }{
 		{"cat " + m.Path("train") + " -c " + config, "is in a mount, which has its own configuration; leave out -c, --data and --set"},
 		{"cat " + m.Dir, "name a split in the mount, as in " + m.Path("train")},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -25,17 +24,15 @@ type CheckOptions struct {
 	// one split, or the shortest run in two splits that is a problem. If it is 0, passages are
 	// chosen by the sizes of the files, and runs by document.
 	MinOverlap int64
-	Restart    bool // whether to discard the results of an interrupted check
 }
 
 // A Report is the result of a check. It belongs to one goroutine.
 type Report struct {
-	OK      bool     `json:"ok"`
-	Splits  []string `json:"splits"`
-	Files   int      `json:"files"`
-	Tokens  int64    `json:"tokens"`        // elements of the main arrays
-	Bytes   int64    `json:"bytes"`         // bytes of all arrays
-	Resumed int64    `json:"bytes_resumed"` // bytes read before, by an interrupted check
+	OK     bool     `json:"ok"`
+	Splits []string `json:"splits"`
+	Files  int      `json:"files"`
+	Tokens int64    `json:"tokens"` // elements of the main arrays
+	Bytes  int64    `json:"bytes"`  // bytes of all arrays
 	// MinPassage is the length, in tokens, at and above which every duplicated passage is found.
 	MinPassage      int64     `json:"common_run"`
 	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
@@ -108,17 +105,16 @@ type check struct {
 	arrays   []*splitArray
 	files    []*checkedFile
 	leaks    []*leakSearch
-	numbers  int64    // numbers in the main arrays that are open
-	window   int64    // numbers that a window hash covers
-	partSize int64    // bytes per part
-	leakPart int64    // tokens of a split that are searched for at a time
-	state    *os.File // see openState; nil if results cannot be saved
+	numbers  int64 // numbers in the main arrays that are open
+	window   int64 // numbers that a window hash covers
+	partSize int64 // bytes per part
+	leakPart int64 // tokens of a split that are searched for at a time
 	stderr   io.Writer
 }
 
 // Check reads all files of the splits in the openers' configurations, and reports what is wrong
-// with them. It returns an error if the splits cannot be checked, or if ctx is canceled; the next
-// call then continues. It shows progress on stderr.
+// with them. It returns an error if the splits cannot be checked, or if ctx is canceled. It shows
+// progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
 	// Tables take most of the memory, and garbage must not double it.
 	defer debug.SetGCPercent(debug.SetGCPercent(20))
@@ -135,7 +131,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 		shortest = 0
 	}
 	c.chooseWindow(shortest)
-	if err := c.readAll(ctx, o.Restart); err != nil {
+	if err := c.readAll(ctx); err != nil {
 		return nil, err
 	}
 	c.reportProblems()

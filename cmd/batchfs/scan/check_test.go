@@ -2,7 +2,6 @@ package scan
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -18,15 +17,13 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/cmd/batchfs/terminal"
 )
 
-// writeRandomTokens writes files of random uint16 tokens from 1 to 99, sets the user's cache
-// directory, and returns the tokens by file name.
+// writeRandomTokens writes files of random uint16 tokens from 1 to 99, and returns the
+// tokens by file name.
 func writeRandomTokens(t *testing.T, sizes map[string]int) map[string][]uint16 {
 	t.Helper()
 	t.Chdir(t.TempDir())
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	rng, all := rand.New(rand.NewPCG(5, 6)), map[string][]uint16{}
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
 		for range sizes[name] {
@@ -204,53 +201,20 @@ func TestCheckOfRows(t *testing.T) {
 	}
 }
 
-// Parts that an interrupted check has read are not read again, but their problems are reported.
-func TestCheckContinues(t *testing.T) {
+// The parts in which files are read make no difference.
+func TestCheckParts(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
 	all["a.bin"][10], all["b.bin"][29999] = 200, 300
 	copy(all["b.bin"][:25000], all["a.bin"][20001:])
 	saveTokens(t, "a.bin", all["a.bin"])
 	saveTokens(t, "b.bin", all["b.bin"])
-	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
-	begin := func() *check {
-		k := &check{partSize: 8192, leakPart: leakPart, stderr: io.Discard}
-		testfiles.NoError(t, k.open(c))
-		k.chooseWindow(0)
-		return k
-	}
-	const want = "vocabulary a.bin 10 1 . 0\nvocabulary b.bin 29999 1 . 0\noverlap b.bin 0 25000 a.bin 20001\n"
-	for _, done := range []int{0, 1, 7, 20} {
-		first := begin()
-		parts := first.parts()
-		var err error
-		if first.state, _, err = openState(first.stateKey(), true); err != nil {
-			t.Fatal(err)
-		}
-		testfiles.NoError(t, first.readParts(t.Context(), parts[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
-		first.state.WriteString(`{"file":0,"segm`) // a write that was cut short
-		first.state.Close()
-		canceled, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := begin().readAll(canceled, false); done < 20 && (err == nil || !strings.Contains(err.Error(), "interrupted")) {
-			t.Errorf("canceled: %v", err)
-		}
-		second := begin()
-		testfiles.NoError(t, second.readAll(t.Context(), false))
-		second.reportProblems()
-		if got := problemLines(&second.report); got != want {
-			t.Errorf("after %d parts: %s", done, got)
-		}
-		if resumed := second.report.Resumed; resumed == 0 != (done == 0) || done < 10 && resumed != int64(done*8192) {
-			t.Errorf("after %d parts: %d bytes resumed", done, resumed)
-		}
-		if _, err := os.Stat(second.state.Name()); err == nil {
-			t.Error("the state of a check that ended is left")
-		}
-	}
-	again, other := begin(), begin()
-	saveTokens(t, "b.bin", all["b.bin"][1:])
-	if changed := begin(); changed.stateKey() == again.stateKey() || other.stateKey() != again.stateKey() {
-		t.Error("a changed file must have another state, the same files the same")
+	c := &check{partSize: 8192, leakPart: leakPart, stderr: io.Discard}
+	testfiles.NoError(t, c.open(load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")))
+	c.chooseWindow(0)
+	testfiles.NoError(t, c.readAll(t.Context()))
+	c.reportProblems()
+	if got := problemLines(&c.report); got != "vocabulary a.bin 10 1 . 0\nvocabulary b.bin 29999 1 . 0\noverlap b.bin 0 25000 a.bin 20001\n" {
+		t.Error(got)
 	}
 }
 

@@ -2,7 +2,6 @@ package scan
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -54,7 +53,7 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 		sum := sha256.New()
 		fmt.Fprintln(sum, f.array.DType(), f.array.Axes(), f.numbers)
 		for _, r := range f.results {
-			sum.Write(r.Sum)
+			sum.Write(r.sum)
 		}
 		content := string(sum.Sum(nil))
 		original := first[content]
@@ -84,9 +83,7 @@ func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	for _, f := range files {
 		starts = append(starts, f.offset)
 		for _, r := range f.results {
-			for b := r.WindowHashes; len(b) >= 16; b = b[16:] {
-				hashes = append(hashes, windowHash{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
-			}
+			hashes = append(hashes, r.hashes...)
 		}
 	}
 	for _, passage := range duplicatePassages(hashes, c.window, starts) {

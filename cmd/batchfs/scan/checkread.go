@@ -3,17 +3,13 @@ package scan
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
-	"fmt"
-	"os"
 	"runtime"
-	"slices"
 	"sync/atomic"
 
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// partBytes is the size of the parts in which a file is checked. The result of each is saved.
+// partBytes is the size of the parts in which a file is checked.
 const partBytes = 16 << 20
 
 type part struct {
@@ -22,33 +18,16 @@ type part struct {
 	from, to int64
 }
 
-// A result is what the check has found in a part. Results are saved as JSON; see openState.
+// A result is what the check has found in a part.
 type result struct {
-	File            int    `json:"file"`
-	Index           int    `json:"segment"`
-	Sum             []byte `json:"sum"`              // SHA-256 of the part
-	OutOfVocabulary int64  `json:"beyond,omitempty"` // tokens that are not below vocab_size
-	First           int64  `json:"first,omitempty"`  // index of the first such token in the file
-	Token           string `json:"token,omitempty"`  // value of that token
-	Zeros           int64  `json:"zeros,omitempty"`  // zeros at the end of the part
-	// WindowHashes holds 16 bytes for each hash: Hash and At, in 8 bytes each.
-	WindowHashes []byte `json:"prints,omitempty"`
-
-	err error
-}
-
-// stateKey returns the key for openState: a hash of everything that the results depend on.
-func (c *check) stateKey() string {
-	sum := sha256.New()
-	fmt.Fprintln(sum, 2, c.partSize, c.window) // 2 is the version of this scheme
-	for _, f := range c.files {
-		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.splitArray.Options.VocabSize, f.splitArray.Name)
-		if f.array != nil {
-			m := f.array.Manifest().Files[0]
-			fmt.Fprintf(sum, "%+v %x %+v\n", m.Identity, m.Sample.Sum, m.Format)
-		}
-	}
-	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
+	part
+	sum             []byte // SHA-256 of the part
+	outOfVocabulary int64  // tokens that are not below vocab_size
+	first           int64  // index of the first such token in the file
+	token           string // value of that token
+	zeros           int64  // zeros at the end of the part
+	hashes          []windowHash
+	err             error
 }
 
 func (c *check) parts() (all []part) {
@@ -67,50 +46,15 @@ func (c *check) parts() (all []part) {
 	return all
 }
 
-// readAll reads all parts, except those that an interrupted check has read, and then searches for
-// leaks.
-func (c *check) readAll(ctx context.Context, restart bool) error {
-	todo := c.parts()
-	// Without a state, for example because there is no home directory, an interrupted check starts
-	// over.
-	state, done, err := openState(c.stateKey(), restart)
-	if err == nil {
-		c.state = state
-		defer state.Close()
-	}
-	for _, r := range done {
-		if r.File < len(c.files) && r.Index < len(c.files[r.File].results) {
-			c.files[r.File].results[r.Index] = r
-		}
-	}
-	todo = slices.DeleteFunc(todo, func(s part) bool {
-		f := c.files[s.file]
-		known := f.results[s.index].Sum != nil
-		if known {
-			c.report.Resumed += (s.to - s.from) * int64(f.array.DType().Size())
-		}
-		return known
-	})
-	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
-	err = c.readParts(ctx, todo, progress)
+// readAll reads all parts, and then searches for leaks.
+func (c *check) readAll(ctx context.Context) error {
+	parts, progress := c.parts(), terminal.NewProgress(c.stderr, "checking", c.report.Bytes, terminal.Bytes)
+	err := onAllProcessors(ctx, len(parts), func(i int) result { return c.readPart(ctx, parts[i], progress) }, c.record)
 	progress.Finish()
-	if err == nil {
-		err = c.findLeaks(ctx)
-	}
 	if err != nil {
-		if c.state != nil {
-			err = fmt.Errorf("%w; run the same command again to continue", err)
-		}
 		return err
 	}
-	if c.state != nil {
-		os.Remove(c.state.Name())
-	}
-	return nil
-}
-
-func (c *check) readParts(ctx context.Context, todo []part, progress *terminal.Progress) error {
-	return onAllProcessors(ctx, len(todo), func(i int) result { return c.readPart(ctx, todo[i], progress) }, c.record)
+	return c.findLeaks(ctx)
 }
 
 // onAllProcessors calls record with do(0) to do(n-1), in any order. When ctx is canceled, it
@@ -145,7 +89,7 @@ func onAllProcessors[T any](ctx context.Context, n int, do func(int) T, record f
 }
 
 func (c *check) record(r result) {
-	f := c.files[r.File]
+	f := c.files[r.file]
 	if r.err != nil {
 		if !f.failed {
 			c.addProblem(f.problem(Unreadable), "%v", r.err)
@@ -153,17 +97,14 @@ func (c *check) record(r result) {
 		f.failed = true
 		return
 	}
-	f.results[r.Index] = r
-	if c.state != nil && r.save(c.state) != nil {
-		c.state = nil // the disk may be full; the check goes on without saving
-	}
+	f.results[r.index] = r
 }
 
 // readPart reads a part. In main arrays, it also examines the numbers.
 func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progress) result {
 	f := c.files[s.file]
-	r := result{File: s.file, Index: s.index}
-	sum, d, hashes := sha256.New(), decoder{dtype: f.array.DType()}, []windowHash(nil)
+	r := result{part: s}
+	sum, d := sha256.New(), decoder{dtype: f.array.DType()}
 	var winnower *winnower
 	readEnd := s.to
 	if f.splitArray.main() {
@@ -179,8 +120,8 @@ func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progres
 			return nil
 		}
 		list := d.decode(raw)
-		hashes = winnower.add(list, hashes)
-		r.Zeros = trailingZeros(list, r.Zeros)
+		r.hashes = winnower.add(list, r.hashes)
+		r.zeros = trailingZeros(list, r.zeros)
 		if vocab > 0 && isTokens(f.array) {
 			r.countOutOfVocabulary(list, at, vocab, f.array.DType())
 		}
@@ -188,14 +129,10 @@ func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progres
 	})
 	if r.err == nil && readEnd > s.to {
 		r.err = read(ctx, f.array, s.to, readEnd, func(_ int64, raw []byte) error {
-			hashes = winnower.add(d.decode(raw), hashes)
+			r.hashes = winnower.add(d.decode(raw), r.hashes)
 			return nil
 		})
 	}
-	r.Sum = sum.Sum(nil)
-	for _, p := range hashes {
-		r.WindowHashes = binary.LittleEndian.AppendUint64(r.WindowHashes, p.Hash)
-		r.WindowHashes = binary.LittleEndian.AppendUint64(r.WindowHashes, uint64(p.At))
-	}
+	r.sum = sum.Sum(nil)
 	return r
 }

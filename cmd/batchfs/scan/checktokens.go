@@ -29,10 +29,10 @@ func (r *result) countOutOfVocabulary(list []uint64, at int64, vocab uint64, dty
 		if v < vocab {
 			continue
 		}
-		if r.OutOfVocabulary++; r.OutOfVocabulary == 1 {
-			r.First, r.Token = at+int64(i), fmt.Sprint(v)
+		if r.outOfVocabulary++; r.outOfVocabulary == 1 {
+			r.first, r.token = at+int64(i), fmt.Sprint(v)
 			if dtype.IsSigned() {
-				r.Token = fmt.Sprint(int64(v))
+				r.token = fmt.Sprint(int64(v))
 			}
 		}
 	}
@@ -42,10 +42,10 @@ func (c *check) reportTokens(f *checkedFile) {
 	p := f.problem(Vocabulary)
 	token := ""
 	for _, r := range f.results {
-		if r.OutOfVocabulary > 0 && p.Count == 0 {
-			p.Index, token = r.First, r.Token
+		if r.outOfVocabulary > 0 && p.Count == 0 {
+			p.Index, token = r.first, r.token
 		}
-		p.Count += r.OutOfVocabulary
+		p.Count += r.outOfVocabulary
 	}
 	if p.Count > 0 {
 		c.addProblem(p, "%s: %s not below vocab_size (%d); the first is %s, at index %d; are the file, token_dtype and vocab_size right?",
@@ -56,8 +56,8 @@ func (c *check) reportTokens(f *checkedFile) {
 	}
 	per, zeros := numbersPerElement(f.array), int64(0)
 	for i, size := len(f.results)-1, c.partSize/int64(f.array.DType().Size()); i >= 0; i-- {
-		zeros += f.results[i].Zeros
-		if f.results[i].Zeros < min(size, f.numbers-int64(i)*size) {
+		zeros += f.results[i].zeros
+		if f.results[i].zeros < min(size, f.numbers-int64(i)*size) {
 			break
 		}
 	}

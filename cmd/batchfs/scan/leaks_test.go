@@ -20,7 +20,7 @@ func checkLeaks(t *testing.T, partSize, leakPart, minOverlap int64) *Report {
 	c := &check{partSize: partSize, leakPart: leakPart, stderr: io.Discard}
 	testfiles.NoError(t, c.open(load(t, small+twoSplits)))
 	c.chooseWindow(0)
-	testfiles.NoError(t, c.readAll(t.Context(), true))
+	testfiles.NoError(t, c.readAll(t.Context()))
 	c.reportProblems()
 	testfiles.NoError(t, c.reportLeaks(t.Context(), minOverlap))
 	return &c.report
