@@ -65,7 +65,7 @@ func columnOf(a SourceArray) sourceColumn {
 
 // newBatchLayout lays out a batch with the arrays of any source: all sources have the same dtypes
 // and shapes.
-func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout, error) {
+func newBatchLayout(s *Settings, arrays []SourceArray) (batchLayout, error) {
 	var l batchLayout
 	for _, a := range arrays {
 		l.columns = append(l.columns, columnOf(a))
@@ -87,7 +87,7 @@ func newBatchLayout(s *Settings, arrays []SourceArray, sources int) (batchLayout
 	if s.hasDocumentRows() {
 		others = append(others, batchArray{name: "lengths", dtype: array.Int32, content: contentLengths})
 	}
-	if sources > 1 {
+	if s.mixed() {
 		others = append(others, batchArray{name: "source", dtype: array.Int16, content: contentSource})
 	}
 	// Larger numbers come first, so that each is aligned if B*T is even.

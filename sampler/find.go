@@ -40,12 +40,15 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	o := from.order
 	r, groupBatch, worldBatch := uint64(from.hostShare.windows), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	globalRow := func(index uint64) uint64 {
-		row := q.mixture.rowOf(source, index)
+		row := q.schedule.rowOf(source, index)
 		return row/groupBatch*worldBatch + uint64(host)*groupBatch + row%groupBatch
 	}
-	end := MaxBatches*groupBatch - 1
-	last := q.mixture.before(source, end) // number of the source's last row
-	if endSource, _ := q.mixture.sourceOf(end); endSource != source {
+	end := q.batches*groupBatch - 1
+	last := q.schedule.before(source, end) // number of the source's last row
+	if endSource, _ := q.schedule.sourceOf(end); endSource != source {
+		if last == 0 {
+			return nil, nil // the source is not drawn
+		}
 		last--
 	}
 	if epoch > last/r {

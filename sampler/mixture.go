@@ -1,100 +1,209 @@
 package sampler
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"math/big"
 	"slices"
+	"sort"
 	"strconv"
+	"sync/atomic"
 
 	"batchfs/internal/minheap"
 )
 
-// maxPeriod limits the period D, in rows, so that a mixture takes at most 12 MiB.
+// maxPeriod limits the period D, in rows, so that a pattern takes at most 12 MiB.
 const maxPeriod = 1 << 20
 
 // A mixture assigns each row to a source, with period D. A source with quota a (its rows in a
-// period) has n*a/D of the first n rows, give or take less than one. A mixture is immutable.
+// period) has n*a/D of the first n rows, give or take less than one. A mixture is safe for
+// concurrent use.
 type mixture struct {
-	pattern      []pick     // one per row of a period
-	rowsBySource [][]uint32 // rows of each source in a period
+	quotas []int // by source; 0: not drawn
+	period int
+	tables *Tables // hold the pattern, which is built when it is first needed
+	cached atomic.Pointer[pattern]
+}
+
+// A pattern lists the rows of a period. It is immutable.
+type pattern struct {
+	picks        []pick
+	rowsBySource [][]uint32
 }
 
 // A pick is the source of a row, and how many rows of that source precede it in the period.
 type pick struct{ source, before uint32 }
 
-func newMixture(weights []float64) (*mixture, error) {
-	quotas, err := apportion(weights)
-	if err != nil {
-		return nil, err
+func newMixture(quotas []int, tables *Tables) *mixture {
+	m := &mixture{quotas: quotas, tables: tables}
+	for _, a := range quotas {
+		m.period += a
 	}
-	return buildPattern(quotas), nil
+	return m
+}
+
+func (m *mixture) pattern() *pattern {
+	p := m.cached.Load()
+	if p == nil {
+		p = buildPattern(m.quotas, m.period)
+		cacheTable(m.tables, &m.cached, p, 12*int64(m.period)+24*int64(len(m.quotas)))
+	}
+	return p
 }
 
 // sourceOf returns the source of a row, and how many rows of that source precede it.
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
-	d := uint64(len(m.pattern))
-	p := m.pattern[row%d]
-	return int(p.source), row/d*uint64(len(m.rowsBySource[p.source])) + uint64(p.before)
+	d := uint64(m.period)
+	p := m.pattern().picks[row%d]
+	return int(p.source), row/d*uint64(m.quotas[p.source]) + uint64(p.before)
 }
 
 // rowOf is the inverse of sourceOf.
 func (m *mixture) rowOf(source int, index uint64) uint64 {
-	a := uint64(len(m.rowsBySource[source]))
-	return index/a*uint64(len(m.pattern)) + uint64(m.rowsBySource[source][index%a])
+	a := uint64(m.quotas[source])
+	return index/a*uint64(m.period) + uint64(m.pattern().rowsBySource[source][index%a])
 }
 
 // before returns how many of the first n rows come from a source. Within a period, that is n*a/D,
 // rounded down or up.
 func (m *mixture) before(source int, n uint64) uint64 {
-	d, a := uint64(len(m.pattern)), uint64(len(m.rowsBySource[source]))
+	d, a := uint64(m.period), uint64(m.quotas[source])
+	if a == 0 {
+		return 0
+	}
 	least := n % d * a / d
-	if uint64(m.rowsBySource[source][least]) < n%d {
+	if uint64(m.pattern().rowsBySource[source][least]) < n%d {
 		least++
 	}
 	return n/d*a + least
 }
 
+// drawn returns before for all sources. It does not need the pattern.
+//
+// In buildPattern, picks are unit jobs, and the one that is due first runs first. All picks that
+// are due before row n therefore take rows before n. The rows left over go to candidates: the next
+// picks of the sources. Because the sets of jobs that can be scheduled are a matroid, a greedy
+// algorithm finds them: the candidate that is due first is accepted first, unless for some row t
+// there are already n-t picks that can only take the rows from t to n.
+func (m *mixture) drawn(n uint64) []uint64 {
+	type candidate struct{ release, due, source uint64 }
+	d, counts, candidates := uint64(m.period), make([]uint64, len(m.quotas)), []candidate(nil)
+	periods, n := n/d, n%d
+	first, left := n, n // first row of any candidate, and rows left for candidates
+	for i, quota := range m.quotas {
+		a := uint64(quota)
+		picks := n * a / d
+		counts[i], left = periods*a+picks, left-picks
+		if n*a%d > 0 {
+			c := candidate{picks * d / a, ((picks+1)*d - 1) / a, uint64(i)}
+			candidates, first = append(candidates, c), min(first, c.release)
+		}
+	}
+	if left == 0 {
+		return counts
+	}
+	slack := make([]int, n-first) // for row t at t-first: rows from t to n less picks due before n
+	for _, quota := range m.quotas {
+		a := uint64(quota)
+		for j := (first*a + d - 1) / d; j < n*a/d; j++ {
+			slack[j*d/a-first]--
+		}
+	}
+	for t, sum := len(slack)-1, 0; t >= 0; t-- {
+		sum += slack[t] + 1
+		slack[t] = sum
+	}
+	slices.SortFunc(candidates, func(a, b candidate) int { return cmp.Compare(a.release, b.release) })
+	// least[i] is the least slack after the release of candidate i-1, up to that of candidate i.
+	least, order, t := make([]int, len(candidates)), make([]int, len(candidates)), first
+	for i, c := range candidates {
+		for least[i], order[i] = math.MaxInt, i; t <= c.release; t++ {
+			least[i] = min(least[i], slack[t-first])
+		}
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		a, b := candidates[i], candidates[j]
+		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.source, b.source))
+	})
+	for _, i := range order {
+		if left > 0 && slices.Min(least[:i+1]) > 0 {
+			counts[candidates[i].source]++
+			left--
+			for k := range least[:i+1] {
+				least[k]--
+			}
+		}
+	}
+	return counts
+}
+
+// rowsFor returns the smallest number of rows of which count, at least 1, come from a source, but
+// no more than most.
+func (m *mixture) rowsFor(source int, count, most uint64) uint64 {
+	d, a := uint64(m.period), uint64(m.quotas[source])
+	if a == 0 || (count-1)/a > most/d {
+		return most
+	}
+	periods, j := (count-1)/a, (count-1)%a
+	release, due := j*d/a, ((j+1)*d-1)/a
+	if most -= periods * d; release < most {
+		n := sort.Search(int(due-release), func(i int) bool { return m.drawn(release + 1 + uint64(i))[source] > j })
+		most = min(most, release+1+uint64(n))
+	}
+	return periods*d + most
+}
+
+// decimal returns the shortest decimal number that represents w: 7/10 for 0.7.
+func decimal(w float64) *big.Rat {
+	r, _ := new(big.Rat).SetString(strconv.FormatFloat(w, 'g', -1, 64))
+	return r
+}
+
 // apportion divides the weights by their sum, brings them to their least common denominator D, and
 // returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
-// by largest remainders. It reads a weight as its shortest decimal form: 0.7 is 7/10.
+// by largest remainders. It reads a weight as its shortest decimal form.
 func apportion(weights []float64) ([]int, error) {
-	if len(weights) == 0 {
-		return nil, errors.New("a mixture needs at least one source")
-	}
-	exact, sum := make([]big.Rat, len(weights)), new(big.Rat)
+	whole, scale, common := make([]*big.Int, len(weights)), big.NewInt(1), new(big.Int)
+	exact := make([]*big.Rat, len(weights))
 	for i, w := range weights {
-		if !(w > 0) || math.IsInf(w, 1) {
-			return nil, fmt.Errorf("weight %v of source %d: must be a positive finite number", w, i)
+		if !(w >= 0) || math.IsInf(w, 1) {
+			return nil, fmt.Errorf("weight %v of source %d: must be a finite number, at least 0", w, i)
 		}
-		exact[i].SetString(strconv.FormatFloat(w, 'g', -1, 64))
-		sum.Add(sum, &exact[i])
+		exact[i] = decimal(w)
+		d := exact[i].Denom()
+		scale.Mul(scale, common.Div(d, common.GCD(nil, nil, scale, d)))
 	}
-	period, common := big.NewInt(1), new(big.Int)
-	for i := range exact {
-		d := exact[i].Quo(&exact[i], sum).Denom()
-		period.Mul(period, common.Div(d, common.GCD(nil, nil, period, d)))
+	sum := new(big.Int)
+	common.SetInt64(0)
+	for i, w := range exact { // multiplied by scale, weights are whole
+		whole[i] = new(big.Int).Div(scale, w.Denom())
+		sum.Add(sum, whole[i].Mul(whole[i], w.Num()))
+		common.GCD(nil, nil, common, whole[i])
 	}
+	if sum.Sign() == 0 {
+		return nil, errors.New("all weights are 0; set one to a positive number")
+	}
+	period := common.Div(sum, common)
 	if most := big.NewInt(maxPeriod); period.Cmp(most) > 0 {
 		period = most
 	}
-	scale, whole := new(big.Rat).SetInt(period), new(big.Int)
-	quotas, rest, order := make([]int, len(exact)), make([]big.Rat, len(exact)), make([]int, len(exact))
-	left := int(period.Int64())
-	for i := range exact {
-		r := rest[i].Mul(&exact[i], scale)
-		whole.Quo(r.Num(), r.Denom())
-		r.Sub(r, new(big.Rat).SetInt(whole))
-		quotas[i], order[i] = int(whole.Int64()), i
+	quotas, order, left := make([]int, len(weights)), make([]int, len(weights)), int(period.Int64())
+	quota := new(big.Int)
+	for i, rest := range whole {
+		quota.DivMod(rest.Mul(rest, period), sum, rest)
+		quotas[i], order[i] = int(quota.Int64()), i
 		left -= quotas[i]
 	}
-	slices.SortStableFunc(order, func(i, j int) int { return rest[j].Cmp(&rest[i]) })
+	slices.SortStableFunc(order, func(i, j int) int { return whole[j].Cmp(whole[i]) })
 	for _, i := range order[:left] {
 		quotas[i]++
 	}
-	if i := slices.Index(quotas, 0); i >= 0 {
-		return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source", weights[i], i)
+	for i, w := range weights {
+		if w > 0 && quotas[i] == 0 {
+			return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source", w, i)
+		}
 	}
 	return quotas, nil
 }
@@ -104,29 +213,29 @@ func apportion(weights []float64) ([]int, error) {
 // in Resource Allocation" (1996). Pick j of a source with quota a takes row floor(j*D/a) or a later
 // one, and is due at row ceil((j+1)*D/a)-1. Each row goes to the source whose next pick is due
 // first among those that may take it; the first source wins a tie.
-func buildPattern(quotas []int) *mixture {
+func buildPattern(quotas []int, d int) *pattern {
 	// Each source is in one heap, as a row in the upper 32 bits and the source's number in the
 	// lower ones.
 	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
 	var ready minheap.Heap   // ordered by the row at which that pick is due
-	m, d := new(mixture), 0
+	p := &pattern{picks: make([]pick, d)}
 	for i, a := range quotas {
-		waiting.Push(uint64(i))
-		m.rowsBySource = append(m.rowsBySource, make([]uint32, 0, a))
-		d += a
+		if a > 0 {
+			waiting.Push(uint64(i))
+		}
+		p.rowsBySource = append(p.rowsBySource, make([]uint32, 0, a))
 	}
-	m.pattern = make([]pick, d)
-	for row := range m.pattern {
+	for row := range p.picks {
 		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {
 			i := uint32(waiting.Pop())
-			due := ((len(m.rowsBySource[i])+1)*d - 1) / quotas[i]
+			due := ((len(p.rowsBySource[i])+1)*d - 1) / quotas[i]
 			ready.Push(uint64(due)<<32 | uint64(i))
 		}
 		first := uint32(ready.Pop())
-		m.pattern[row] = pick{first, uint32(len(m.rowsBySource[first]))}
-		m.rowsBySource[first] = append(m.rowsBySource[first], uint32(row))
-		from := len(m.rowsBySource[first]) * d / quotas[first]
+		p.picks[row] = pick{first, uint32(len(p.rowsBySource[first]))}
+		p.rowsBySource[first] = append(p.rowsBySource[first], uint32(row))
+		from := len(p.rowsBySource[first]) * d / quotas[first]
 		waiting.Push(uint64(from)<<32 | uint64(first))
 	}
-	return m
+	return p
 }

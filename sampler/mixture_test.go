@@ -9,9 +9,9 @@ import (
 
 func newTestMixture(t testing.TB, weights ...float64) *mixture {
 	t.Helper()
-	m, err := newMixture(weights)
+	quotas, err := apportion(weights)
 	must(t, err)
-	return m
+	return newMixture(quotas, NewTables(defaultTableBytes))
 }
 
 // mixtures returns weights with D from 1 to 2^20.
@@ -39,9 +39,7 @@ func mixtures() [][]float64 {
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
-		shares, err := apportion(weights)
-		must(t, err)
-		d, count := len(m.pattern), make([]int, len(weights))
+		shares, d, count := m.quotas, m.period, make([]int, len(weights))
 		within := func(source, n int) {
 			if before := m.before(source, uint64(n)); before != uint64(count[source]) {
 				t.Fatalf("%v: %d of the first %d rows are source %d's, want %d", weights, before, n, source, count[source])
@@ -89,9 +87,7 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 	}
 	for _, weights := range list {
 		m := newTestMixture(t, weights...)
-		shares, err := apportion(weights)
-		must(t, err)
-		d, count := len(m.pattern), make([]int, len(weights))
+		shares, d, count := m.quotas, m.period, make([]int, len(weights))
 		for n := range min(d, 10_000) {
 			want, first := -1, math.MaxInt
 			for i, a := range shares {
@@ -113,8 +109,7 @@ func TestMixtureRejectsWeights(t *testing.T) {
 		weights []float64
 		want    string
 	}{
-		{nil, "at least one source"},
-		{[]float64{0}, "weight 0 of source 0"},
+		{[]float64{0}, "all weights are 0"},
 		{[]float64{1, -0.5}, "weight -0.5 of source 1"},
 		{[]float64{1, 2, math.NaN()}, "weight NaN of source 2"},
 		{[]float64{math.Inf(1), 1}, "weight +Inf of source 0"},
@@ -122,7 +117,7 @@ func TestMixtureRejectsWeights(t *testing.T) {
 		{[]float64{1, 1e-7, 1}, "weight 1e-07 of source 1: less than a millionth"},
 		{[]float64{math.SmallestNonzeroFloat64, math.MaxFloat64}, "weight 5e-324 of source 0: less than a millionth"},
 	} {
-		if _, err := newMixture(test.weights); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := apportion(test.weights); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: error %v, want %q", test.weights, err, test.want)
 		}
 	}

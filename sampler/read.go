@@ -96,8 +96,8 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	size := q.layout.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
-		if k >= MaxBatches {
-			return fmt.Errorf("batch %d: numbers end at %d", k, uint64(MaxBatches-1))
+		if k >= q.batches {
+			return fmt.Errorf("batch %d: numbers end at %d", k, q.batches-1)
 		}
 		if err := job.planBatch(k, base); err != nil {
 			return err
@@ -114,9 +114,9 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 // VisitWindows calls visit for the windows that batch k needs, row after row, with the source's
 // number and the array's number in it (0 is the main array). A window counts numbers, not elements.
 // If visit returns false, VisitWindows stops and returns false. It also returns false if it cannot
-// read where documents end. Batch MaxBatches and later ones have no windows.
+// read where documents end. Batch Batches() and later ones have no windows.
 func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array.Window) bool) bool {
-	if k >= MaxBatches {
+	if k >= q.batches {
 		return true
 	}
 	job := readJobs.Get().(*readJob) // only its buffer of segments is needed

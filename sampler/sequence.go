@@ -11,6 +11,7 @@ package sampler
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -18,33 +19,39 @@ import (
 	"batchfs/cache/array"
 )
 
-// A Sequence is the list of MaxBatches batches that sources yield under settings. It is safe for
-// concurrent use.
+// A Sequence is the list of batches that sources yield under settings. It is safe for concurrent
+// use.
 //
-// Methods take the number k of a batch, below MaxBatches, and the number j of a row in it, below B.
+// Methods take the number k of a batch, below Batches, and the number j of a row in it, below B.
 type Sequence struct {
 	Settings
 	sources         []boundSource
-	mixture         *mixture
+	mixer           *mixer
+	schedule        *Schedule
 	layout          batchLayout
+	batches         uint64
 	batchesPerEpoch int64
 }
 
-// New returns the sequence of sources mixed by Settings.Weights. It fails if a weight or TorchState
+// New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a weight or TorchState
 // is invalid, a source is shorter than a row, arrays differ in length or dtype, or settings do not
 // fit the sources or each other.
 func New(sources []Source, s Settings) (*Sequence, error) {
-	if s.Weights == nil {
+	if len(sources) == 0 {
+		return nil, errors.New("a mixture needs at least one source")
+	}
+	if s.Stages != nil {
+		s.Weights = nil
+	} else if s.Weights == nil {
 		s.Weights = []float64{1}
 	}
-	if len(s.Weights) != len(sources) {
-		return nil, fmt.Errorf("%d weights for %d sources", len(s.Weights), len(sources))
+	if n := len(s.Weights); s.Stages == nil && n != len(sources) {
+		return nil, fmt.Errorf("%d weights for %d sources", n, len(sources))
 	}
-	m, err := newMixture(s.Weights)
-	if err != nil {
-		return nil, err
+	if n := len(s.MaxEpochs); n > 0 && n != len(sources) {
+		return nil, fmt.Errorf("%d limits of epochs for %d sources", n, len(sources))
 	}
-	blank := &Sequence{Settings: s, mixture: m}
+	blank := &Sequence{Settings: s, mixer: &mixer{}}
 	for _, from := range sources {
 		source, err := newBoundSource(from, s)
 		if err != nil {
@@ -54,6 +61,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 			return nil, err
 		}
 		blank.sources = append(blank.sources, source)
+		blank.mixer.tables = source.cache.source.Tables
 	}
 	return blank.With(s)
 }
@@ -79,18 +87,19 @@ func describe(a SourceArray) string {
 	return fmt.Sprintf("%s of shape %d", a.DType(), a.Axes())
 }
 
-// With returns the sequence of the same sources under other settings, except Weights and Arrays,
-// which it ignores. It fails like New. Sequences of the same rows and block size share the memory
-// that depends on the number of files.
+// With returns the sequence of the same sources under other settings, except Weights, Stages,
+// MaxEpochs and Arrays, which it ignores. It fails like New. Sequences of the same rows and block
+// size share the memory that depends on the number of files and stages.
 func (q *Sequence) With(s Settings) (n *Sequence, err error) {
-	s.Weights, s.Arrays, s.IgnoreIndex = q.Weights, q.Settings.Arrays, cmp.Or(s.IgnoreIndex, DefaultIgnoreIndex)
+	s.Weights, s.Stages, s.MaxEpochs = q.Weights, q.Settings.Stages, q.MaxEpochs
+	s.Arrays, s.IgnoreIndex = q.Settings.Arrays, cmp.Or(s.IgnoreIndex, DefaultIgnoreIndex)
 	if s.DType == Native {
 		s.DType = q.sources[0].arrays[0].DType()
 	}
 	if err := s.check(q.sources); err != nil {
 		return nil, err
 	}
-	n = &Sequence{Settings: s, mixture: q.mixture}
+	n = &Sequence{Settings: s, mixer: q.mixer}
 	for i, old := range q.sources {
 		source, err := old.bind(s, i)
 		if err != nil {
@@ -98,29 +107,42 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 		}
 		n.sources = append(n.sources, source)
 	}
-	if n.batchesPerEpoch, err = n.countBatches(); err == nil {
-		n.layout, err = newBatchLayout(&s, q.sources[0].arrays, len(q.sources))
+	if n.schedule, err = n.findSchedule(); err != nil {
+		return nil, err
+	}
+	n.Settings.Schedule = nil
+	if err = n.countBatches(); err == nil {
+		n.layout, err = newBatchLayout(&s, q.sources[0].arrays)
 	}
 	return n, err
 }
 
-// countBatches computes BatchesPerEpoch. It fails if a host has no window.
-func (q *Sequence) countBatches() (least int64, err error) {
+// countBatches computes Batches and BatchesPerEpoch. It fails if a host has no window, or
+// MaxEpochs leaves no batch.
+func (q *Sequence) countBatches() error {
 	ranks, _ := q.epochGroup()
-	hosts, global := q.World/ranks, int64(q.BatchSize)*int64(ranks)
-	least = math.MaxInt64
-	for host := range hosts {
+	global := int64(q.BatchSize) * int64(ranks)
+	q.batches, q.batchesPerEpoch = MaxBatches, math.MaxInt64
+	if end := q.schedule.End; end < math.MaxUint64 {
+		q.batches = min(MaxBatches, end/uint64(global))
+		if q.batches == 0 {
+			return fmt.Errorf("max_epochs leaves %d rows, less than a batch of all ranks, %d; raise max_epochs, or reduce batch_size", end, global)
+		}
+	}
+	for host := range q.hosts() {
 		rows := int64(0)
 		for i := range q.sources {
 			share, err := q.sources[i].hostShareOf(q.Settings, host)
 			if err != nil {
-				return 0, err
+				return err
 			}
-			rows += share.windows
+			if q.schedule.draws(i) {
+				rows += share.windows
+			}
 		}
-		least = min(least, (rows+global-1)/global)
+		q.batchesPerEpoch = min(q.batchesPerEpoch, (rows+global-1)/global, int64(q.batches))
 	}
-	return least, nil
+	return nil
 }
 
 func (s *Settings) check(sources []boundSource) error {
@@ -145,6 +167,8 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check bos", main.Extents()[0].Name, main.DType(), *s.BOS)
 	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, int64(s.padding())):
 		return fmt.Errorf("rows are filled up with bos or eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.padding(), s.DType)
+	case s.Only > len(sources) || s.Only < 0:
+		return fmt.Errorf("source %d: there are %d sources", s.Only-1, len(sources))
 	case s.hasDocumentRows() && s.Ends != EndsByIndex:
 		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)
 	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:
@@ -182,11 +206,13 @@ func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 // StoredDType returns the dtype of the main array in the files.
 func (q *Sequence) StoredDType() array.DType { return q.layout.columns[0].dtype }
 
-// RowsPerEpoch returns R, the number of disjoint windows, or rows of documents, of all sources or,
-// with ShuffleBlock, of this host's share of them.
+// RowsPerEpoch returns R, the number of disjoint windows, or rows of documents, of all sources
+// that are drawn or, with ShuffleBlock, of this host's share of them.
 func (q *Sequence) RowsPerEpoch() (n int64) {
-	for _, s := range q.sources {
-		n += s.hostShare.windows
+	for i, s := range q.sources {
+		if q.schedule.draws(i) {
+			n += s.hostShare.windows
+		}
 	}
 	return n
 }
@@ -194,16 +220,20 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
-// Weight returns the weight of source i as a fraction rows/period: each period of global rows has
-// exactly rows of the source.
+// Weight returns the weight of source i in the first stage as a fraction rows/period: each period
+// of global rows has exactly rows of the source.
 func (q *Sequence) Weight(i int) (rows, period int) {
-	return len(q.mixture.rowsBySource[i]), len(q.mixture.pattern)
+	first := &q.schedule.Starts[0]
+	return first.Rows[i], first.Period
 }
 
 // NeededElements returns the elements [from, to) of source i that an epoch reads, on all ranks or,
 // with ShuffleBlock, on this rank's host.
 func (q *Sequence) NeededElements(i int) (from, to int64) {
 	s := &q.sources[i]
+	if !q.schedule.draws(i) {
+		return 0, 0
+	}
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
@@ -226,21 +256,15 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// firstGroupRow returns the number of batch k's first row among the rows of its epoch group.
-func (q *Sequence) firstGroupRow(k uint64) uint64 {
-	ranks, host := q.epochGroup()
-	return (k*uint64(ranks) + uint64(q.Rank-host*ranks)) * uint64(q.BatchSize)
-}
-
 // RowsOf returns how many rows of batch k come from a source.
 func (q *Sequence) RowsOf(source int, k uint64) uint64 {
-	return q.mixture.before(source, q.firstGroupRow(k)+uint64(q.BatchSize)) - q.mixture.before(source, q.firstGroupRow(k))
+	return q.schedule.before(source, q.ScheduleRow(k, q.BatchSize)) - q.schedule.before(source, q.ScheduleRow(k, 0))
 }
 
 // Start returns the source of row j of batch k and the position of its first element there. If rows
 // are made of documents, start is the number of the row in the source instead.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
-	source, index := q.mixture.sourceOf(q.firstGroupRow(k) + uint64(j))
+	source, index := q.schedule.sourceOf(q.ScheduleRow(k, j))
 	return source, q.sources[source].order.start(index)
 }
 
@@ -268,6 +292,6 @@ func (q *Sequence) Groups() (list [][]int64) {
 // Epoch returns the epoch of row j of batch k in its source or, with ShuffleBlock, in the host's
 // share of it.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
-	source, index := q.mixture.sourceOf(q.firstGroupRow(k) + uint64(j))
+	source, index := q.schedule.sourceOf(q.ScheduleRow(k, j))
 	return index / uint64(q.sources[source].hostShare.windows)
 }

@@ -37,7 +37,15 @@ type Settings struct {
 	// h has the ranks h*LocalWorld to (h+1)*LocalWorld-1.
 	LocalWorld int
 
-	Weights     []float64      // one per source, each above 0; nil for a single source
+	Weights []float64 // one per source; nil for a single source, or with Stages
+	// Stages replace Weights in a mixture that changes during a run. The first begins at row 0.
+	Stages    []Stage
+	MaxEpochs []float64 // limit on the epochs of each source, or 0; nil: no limits
+	Only      int       // 1 + the only source that is drawn, without Stages; 0: all
+	// Schedule is the result of Sequence.Schedule for the same sources and settings. If it is nil,
+	// New computes it, which takes milliseconds for each stage of many sources.
+	Schedule *Schedule
+
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        Rows           // contents of a row; "" is Windows
 	Ends        Ends           // how document ends are found
@@ -59,6 +67,15 @@ func (s *Settings) epochGroup() (ranks, host int) {
 	return s.LocalWorld, s.Rank / s.LocalWorld
 }
 
+// hosts returns the number of epoch groups.
+func (s *Settings) hosts() int {
+	ranks, _ := s.epochGroup()
+	return s.World / ranks
+}
+
+// mixed reports whether rows come from a mixture, which shows in their random numbers and arrays.
+func (s *Settings) mixed() bool { return len(s.Weights) > 1 || len(s.Stages) > 0 }
+
 // DefaultIgnoreIndex is the target that PyTorch's cross entropy ignores by default.
 const DefaultIgnoreIndex = -100
 
@@ -73,6 +90,14 @@ const (
 	WholeRows Layout = "tokens" // tokens of shape (B, T+1)
 	Elements  Layout = "rows"   // rows of shape (B, ...), each an element of any array
 )
+
+// A Stage is a part of a run with weights of its own. It begins at the global row FirstRow or, if
+// FromTokens is not 0, at the row ceil(FromTokens/BlockSize).
+type Stage struct {
+	FirstRow   uint64
+	FromTokens uint64    // not with layout Elements
+	Weights    []float64 // one per source; 0: not drawn
+}
 
 // An AlignedArray has an element for each element of a source's main array.
 type AlignedArray struct {

@@ -3,7 +3,7 @@ package sampler
 import (
 	"fmt"
 	"hash/fnv"
-	"weak"
+	"slices"
 
 	"batchfs/cache/array"
 )
@@ -89,13 +89,14 @@ func newBoundSource(from Source, s Settings) (boundSource, error) {
 	if from.Tables == nil {
 		from.Tables = NewTables(defaultTableBytes)
 	}
-	cache := &windowCache{source: from, groupsSpec: s.newWindowSpec(), cached: map[windowSpec]weak.Pointer[starts]{}}
+	cache := &windowCache{source: from, groupsSpec: s.newWindowSpec()}
 	return boundSource{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 
 // bind returns source i under settings.
 func (s boundSource) bind(settings Settings, i int) (_ boundSource, err error) {
-	if s.starts, err = s.cache.get(settings.newWindowSpec()); err != nil {
+	spec := settings.newWindowSpec()
+	if s.starts, err = s.cache.get(spec, func() (*starts, error) { return s.cache.build(spec) }); err != nil {
 		return s, err
 	}
 	_, host := settings.epochGroup()
@@ -125,7 +126,7 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 // slash.
 func newOrder(s Settings, source, host int, share hostShare) (order, error) {
 	name := s.Name
-	if len(s.Weights) > 1 {
+	if s.mixed() {
 		name = fmt.Sprintf("%s/%d", s.Name, source)
 	}
 	if s.ShuffleBlock > 0 {
@@ -146,8 +147,11 @@ func newOrder(s Settings, source, host int, share hostShare) (order, error) {
 		if s.hasDocumentRows() {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
 		}
-		if len(s.Weights) > 1 {
+		if s.mixed() {
 			return nil, fmt.Errorf("order %s draws from one array of tokens and cannot mix sources; choose another order", s.Order)
+		}
+		if s.Only > 0 || slices.ContainsFunc(s.MaxEpochs, func(e float64) bool { return e != 0 }) {
+			return nil, fmt.Errorf("order %s draws without end from one array of tokens; choose another order, or leave out max_epochs and source", s.Order)
 		}
 		return newTorch(s, share.starts)
 	}

@@ -2,11 +2,8 @@ package sampler
 
 import (
 	"fmt"
-	"maps"
 	"sort"
-	"sync"
 	"sync/atomic"
-	"weak"
 
 	"batchfs/cache/array"
 )
@@ -163,29 +160,11 @@ func (w *windowRows) rowsHolding(pos int64) ([]rowRange, error) {
 
 func (w *windowRows) groupSums() []int64 { return nil }
 
-// A windowCache holds the starts of one source by their windowSpec, for all its sequences. Starts
-// that no sequence uses are garbage collected. A windowCache is safe for concurrent use.
+// A windowCache holds the starts of one source by their windowSpec, for all its sequences.
 type windowCache struct {
 	source     Source
 	groupsSpec windowSpec // spec of the rows that Source.Groups counts
-
-	mu     sync.Mutex // guards cached; held while starts are built, to build each once
-	cached map[windowSpec]weak.Pointer[starts]
-}
-
-func (c *windowCache) get(spec windowSpec) (*starts, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.cached[spec].Value(); s != nil {
-		return s, nil
-	}
-	s, err := c.build(spec)
-	if err != nil {
-		return nil, err
-	}
-	maps.DeleteFunc(c.cached, func(_ windowSpec, old weak.Pointer[starts]) bool { return old.Value() == nil })
-	c.cached[spec] = weak.Make(s)
-	return s, nil
+	weakCache[windowSpec, starts]
 }
 
 func (c *windowCache) build(spec windowSpec) (*starts, error) {

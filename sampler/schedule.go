@@ -1,0 +1,311 @@
+package sampler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+)
+
+// A StageStart says where a stage of a sequence begins, and what is drawn in it. A source that has
+// used up its MaxEpochs begins a stage, too.
+type StageStart struct {
+	Row        uint64   // first row of the schedule; see Sequence.ScheduleRow
+	Batch      uint64   // first batch of this sequence with a row of the stage or a later one
+	Configured int      // index in Settings.Stages; 0 without Stages
+	Rows       []int    // rows of each source in a period
+	Period     int      // in rows
+	Before     []uint64 // rows of each source, on all ranks of an epoch group, before the stage
+}
+
+// A Schedule is the result of Sequence.Schedule, which Settings pass to another process.
+type Schedule struct {
+	Starts []StageStart // stages, without Batch
+	End    uint64       // number of rows; math.MaxUint64: no end
+
+	mixtures []*mixture // one for each stage
+}
+
+// A mixer shares mixtures and schedules among the sequences of the same sources.
+type mixer struct {
+	tables    *Tables
+	mixtures  weakCache[string, mixture]
+	schedules weakCache[scheduleKey, Schedule]
+}
+
+// A scheduleKey holds the settings that a schedule depends on, except those that With ignores.
+type scheduleKey struct {
+	windowSpec
+	blockSize    int
+	shuffleBlock int64
+	hosts, only  int
+}
+
+func (m *mixer) mixture(quotas []int) *mixture {
+	mix, _ := m.mixtures.get(fmt.Sprint(quotas), func() (*mixture, error) { return newMixture(quotas, m.tables), nil })
+	return mix
+}
+
+// restore adds to s what another process did not pass.
+func (m *mixer) restore(s *Schedule) *Schedule {
+	restored := *s
+	restored.mixtures = nil
+	for _, start := range s.Starts {
+		restored.mixtures = append(restored.mixtures, m.mixture(start.Rows))
+	}
+	return &restored
+}
+
+// findSchedule returns the schedule of q, whose sources are bound.
+func (q *Sequence) findSchedule() (*Schedule, error) {
+	key := scheduleKey{q.newWindowSpec(), q.BlockSize, q.ShuffleBlock, q.hosts(), q.Only}
+	return q.mixer.schedules.get(key, func() (*Schedule, error) {
+		if q.Settings.Schedule != nil {
+			return q.mixer.restore(q.Settings.Schedule), nil
+		}
+		return q.newSchedule()
+	})
+}
+
+func (q *Sequence) newSchedule() (*Schedule, error) {
+	stages, err := q.configuredStages()
+	if err != nil {
+		return nil, err
+	}
+	limits, err := q.rowLimits()
+	if err != nil {
+		return nil, err
+	}
+	s, row, before := &Schedule{End: math.MaxUint64}, uint64(0), make([]uint64, len(q.sources))
+	for i := 0; i < len(stages); {
+		next := uint64(math.MaxUint64)
+		if i+1 < len(stages) {
+			next = stages[i+1].FirstRow
+		}
+		if row == next {
+			i++
+			continue
+		}
+		weights := slices.Clone(stages[i].Weights)
+		for source, limit := range limits {
+			if before[source] == limit {
+				weights[source] = 0
+			}
+		}
+		if slices.Max(weights) == 0 {
+			s.End = row
+			break
+		}
+		quotas, err := apportion(weights)
+		if err != nil {
+			return nil, stageError(&q.Settings, i, err)
+		}
+		m := q.mixer.mixture(quotas)
+		s.Starts = append(s.Starts, StageStart{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
+		s.mixtures = append(s.mixtures, m)
+		for source, limit := range limits {
+			if limit < math.MaxUint64 {
+				next = row + m.rowsFor(source, limit-before[source], next-row)
+			}
+		}
+		if next == math.MaxUint64 {
+			break
+		}
+		drawn := m.drawn(next - row)
+		for source := range drawn {
+			drawn[source] += before[source]
+		}
+		row, before = next, drawn
+	}
+	return s, nil
+}
+
+// configuredStages returns the stages with their first rows in the schedule.
+func (q *Sequence) configuredStages() (stages []Stage, err error) {
+	stages = slices.Clone(q.Settings.Stages)
+	if stages == nil {
+		stages = []Stage{{Weights: q.Weights}}
+	}
+	last := uint64(0)
+	for i := range stages {
+		stage := &stages[i]
+		if len(stage.Weights) != len(q.sources) {
+			err = fmt.Errorf("%d weights for %d sources", len(stage.Weights), len(q.sources))
+		} else {
+			_, err = apportion(stage.Weights)
+		}
+		if stage.FromTokens > 0 {
+			stage.FirstRow = (stage.FromTokens-1)/uint64(q.BlockSize) + 1
+		}
+		switch {
+		case err != nil:
+		case stage.FromTokens > 0 && q.Layout == Elements:
+			err = errors.New("layout rows has no tokens; replace from_tokens with from_row")
+		case i == 0 && stage.FirstRow > 0:
+			err = fmt.Errorf("must begin at row 0, because it is the first (got row %d)", stage.FirstRow)
+		case i > 0 && stage.FirstRow <= last:
+			err = fmt.Errorf("must begin after row %d, where the stage before it begins (got row %d)", last, stage.FirstRow)
+		}
+		if err != nil {
+			return nil, stageError(&q.Settings, i, err)
+		}
+		last = stage.FirstRow
+		hosts := uint64(q.hosts())
+		stage.FirstRow = last/hosts + min(last%hosts, 1)
+	}
+	if q.Only > 0 {
+		weights := make([]float64, len(q.sources))
+		weights[q.Only-1] = 1
+		stages = []Stage{{Weights: weights}}
+	}
+	return stages, nil
+}
+
+// stageError names stage i, if there are stages, in err.
+func stageError(s *Settings, i int, err error) error {
+	if s.Stages == nil {
+		return err
+	}
+	return fmt.Errorf("stage %d: %w", i+1, err)
+}
+
+// rowLimits returns MaxEpochs in rows, as math.MaxUint64 for a source without a limit.
+func (q *Sequence) rowLimits() ([]uint64, error) {
+	limits := slices.Repeat([]uint64{math.MaxUint64}, len(q.sources))
+	for i, epochs := range q.MaxEpochs {
+		if !(epochs >= 0) || math.IsInf(epochs, 1) {
+			return nil, fmt.Errorf("max_epochs of source %d: must be a positive finite number (got %v)", i, epochs)
+		}
+		least := int64(math.MaxInt64)
+		for host := range q.hosts() {
+			share, err := q.sources[i].hostShareOf(q.Settings, host)
+			if err != nil {
+				return nil, err
+			}
+			least = min(least, share.windows)
+		}
+		rows, whole := decimal(epochs), new(big.Int)
+		rows.Mul(rows, new(big.Rat).SetInt64(least))
+		if whole.Div(rows.Num(), rows.Denom()); epochs > 0 && whole.IsUint64() {
+			limits[i] = whole.Uint64()
+		}
+	}
+	return limits, nil
+}
+
+// stageOf returns the index of a row's stage.
+func (s *Schedule) stageOf(row uint64) (i int) {
+	for n := len(s.Starts); n > 1; {
+		half := n / 2
+		if s.Starts[i+half].Row <= row {
+			i += half
+		}
+		n -= half
+	}
+	return i
+}
+
+// endOf returns the first row after a stage.
+func (s *Schedule) endOf(stage int) uint64 {
+	if stage+1 < len(s.Starts) {
+		return s.Starts[stage+1].Row
+	}
+	return s.End
+}
+
+// sourceOf returns the source of a row, and how many rows of that source precede it.
+func (s *Schedule) sourceOf(row uint64) (source int, index uint64) {
+	stage := s.stageOf(row)
+	start := &s.Starts[stage]
+	source, index = s.mixtures[stage].sourceOf(row - start.Row)
+	return source, start.Before[source] + index
+}
+
+// rowOf is the inverse of sourceOf for rows that are drawn.
+func (s *Schedule) rowOf(source int, index uint64) uint64 {
+	stage, _ := slices.BinarySearchFunc(s.Starts, index, func(start StageStart, index uint64) int {
+		if start.Before[source] > index {
+			return 1
+		}
+		return -1
+	})
+	start := &s.Starts[stage-1]
+	return start.Row + s.mixtures[stage-1].rowOf(source, index-start.Before[source])
+}
+
+// before returns how many of the first n rows come from a source.
+func (s *Schedule) before(source int, n uint64) uint64 {
+	stage := s.stageOf(n)
+	start := &s.Starts[stage]
+	return start.Before[source] + s.mixtures[stage].before(source, n-start.Row)
+}
+
+// draws reports whether any row comes from a source.
+func (s *Schedule) draws(source int) bool {
+	return slices.ContainsFunc(s.Starts, func(start StageStart) bool { return start.Rows[source] > 0 })
+}
+
+// Stages returns the stages of the sequence: one, unless Settings.Stages or MaxEpochs is set. The
+// caller must not change their slices.
+func (q *Sequence) Stages() []StageStart {
+	list := slices.Clone(q.schedule.Starts)
+	ranks, _ := q.epochGroup()
+	for i := range list {
+		if next := q.ScheduleRow(0, q.BatchSize); list[i].Row >= next {
+			list[i].Batch = (list[i].Row-next)/uint64(q.BatchSize*ranks) + 1
+		}
+	}
+	return list
+}
+
+// Schedule returns the schedule of the sequence. The caller must not change it.
+func (q *Sequence) Schedule() *Schedule { return q.schedule }
+
+// ScheduleRow returns the number of row j of batch k in the schedule: among all rows or, with
+// ShuffleBlock, among those of its host.
+func (q *Sequence) ScheduleRow(k uint64, j int) uint64 {
+	ranks, host := q.epochGroup()
+	return (k*uint64(ranks)+uint64(q.Rank-host*ranks))*uint64(q.BatchSize) + uint64(j)
+}
+
+// StageOf returns the index in Stages of the stage of row j of batch k.
+func (q *Sequence) StageOf(k uint64, j int) int { return q.schedule.stageOf(q.ScheduleRow(k, j)) }
+
+// Batches returns the number of batches: MaxBatches, unless MaxEpochs limits every source. It is
+// the same on all ranks.
+func (q *Sequence) Batches() uint64 { return q.batches }
+
+// DivergesAt returns the first row of the schedule (see ScheduleRow) that q and r, which have the
+// same settings except for their stages, limits and added sources, take from different places. It
+// reports false if there is none.
+func (q *Sequence) DivergesAt(r *Sequence) (row uint64, diverges bool) {
+	if q.mixed() != r.mixed() {
+		return 0, true // their random numbers differ
+	}
+	a, b := q.schedule, r.schedule
+	for row < min(a.End, b.End) {
+		i, j := a.stageOf(row), b.stageOf(row)
+		m, n, end := a.mixtures[i], b.mixtures[j], min(a.endOf(i), b.endOf(j))
+		phase, other := row-a.Starts[i].Row, row-b.Starts[j].Row
+		if phase%uint64(m.period) != other%uint64(n.period) || !slices.Equal(trimZeros(m.quotas), trimZeros(n.quotas)) {
+			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
+			for k := range min(end-row, uint64(m.period+n.period)) {
+				s, _ := m.sourceOf(phase + k)
+				if t, _ := n.sourceOf(other + k); s != t {
+					return row + k, true
+				}
+			}
+		}
+		row = end
+	}
+	return row, a.End != b.End
+}
+
+// trimZeros removes the sources at the end that are not drawn.
+func trimZeros(quotas []int) []int {
+	for len(quotas) > 0 && quotas[len(quotas)-1] == 0 {
+		quotas = quotas[:len(quotas)-1]
+	}
+	return quotas
+}
