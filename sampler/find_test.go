@@ -22,16 +22,26 @@ type corpus struct {
 	fileLens [][]int
 	weights  []float64
 	join     bool
+	stages   []Stage
+	epochs   []float64 // MaxEpochs
 }
 
 var corpora = []corpus{
-	{"one file", [][]int{{51}}, nil, false},
-	{"one window", [][]int{{5}}, nil, false},
-	{"a file that ends with a window", [][]int{{41}}, nil, false},
-	{"files", [][]int{{26, 5, 33}}, nil, false},
-	{"joined", [][]int{{26, 2, 33}}, nil, true},
-	{"mixed", [][]int{{26, 17}, {9}}, []float64{3, 1}, false},
-	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true},
+	{"one file", [][]int{{51}}, nil, false, nil, nil},
+	{"one window", [][]int{{5}}, nil, false, nil, nil},
+	{"a file that ends with a window", [][]int{{41}}, nil, false, nil, nil},
+	{"files", [][]int{{26, 5, 33}}, nil, false, nil, nil},
+	{"joined", [][]int{{26, 2, 33}}, nil, true, nil, nil},
+	{"mixed", [][]int{{26, 17}, {9}}, []float64{3, 1}, false, nil, nil},
+	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true, nil, nil},
+}
+
+// stagedCorpora change during a run.
+var stagedCorpora = []corpus{
+	{"a source added", [][]int{{26, 17}, {9}, {31}}, nil, false, []Stage{{0, 0, []float64{3, 1, 0}}, {6, 0, []float64{0, 1, 4}}, {0, 77, []float64{1, 1, 1}}}, nil},
+	{"a limit", [][]int{{26, 17}, {29}, {31}}, []float64{3, 1, 1}, false, nil, []float64{1.5, 0, 0.3}},
+	{"an end", [][]int{{26, 17}, {29}}, []float64{3, 1}, true, nil, []float64{1.5, 0.8}},
+	{"one source", [][]int{{51}}, nil, false, []Stage{{0, 0, []float64{2}}, {9, 0, []float64{1}}}, []float64{1.1}},
 }
 
 // open returns 4-byte tokens that equal their positions among all sources.
@@ -41,7 +51,7 @@ func (c corpus) open(t testing.TB) []Source {
 }
 
 func (c corpus) supports(o Order) bool {
-	return o != Torch && o != Torch26 || len(c.fileLens) == 1 && (c.join || len(c.fileLens[0]) == 1)
+	return o != Torch && o != Torch26 || len(c.fileLens) == 1 && (c.join || len(c.fileLens[0]) == 1) && c.stages == nil
 }
 
 func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progress func(int64, int64) bool) []Hit {
@@ -65,11 +75,14 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	for _, q := range ranks {
 		together, _ := q.epochGroup()
 		for i := range q.sources {
-			rows, period := q.Weight(i)
-			last = max(last, (epochs*uint64(q.sources[i].hostShare.windows)/uint64(rows)+2)*uint64(period)/uint64(q.BatchSize*together)+1)
+			start := q.Stages()[len(q.Stages())-1]
+			if rows := start.Rows[i]; rows > 0 {
+				end := start.Row + (epochs*uint64(q.sources[i].hostShare.windows)/uint64(rows)+2)*uint64(start.Period)
+				last = max(last, end/uint64(q.BatchSize*together)+1)
+			}
 		}
 	}
-	for k := range last + 1 {
+	for k := range min(last+1, ranks[0].Batches()) {
 		for _, q := range ranks {
 			for j := range q.BatchSize {
 				source, segments, err := q.Segments(k, j)
@@ -100,7 +113,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 }
 
 func TestFindAgreesWithTheRows(t *testing.T) {
-	for _, a := range corpora {
+	for _, a := range slices.Concat(corpora, stagedCorpora) {
 		tokens := a.open(t)
 		for _, order := range allOrders {
 			for _, world := range []int{1, 2} {
@@ -110,7 +123,7 @@ func TestFindAgreesWithTheRows(t *testing.T) {
 				var ranks []*Sequence
 				for rank := range world {
 					q, err := New(tokens, Settings{Name: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order,
-						Seed: 7, Rank: rank, World: world, Weights: a.weights})
+						Seed: 7, Rank: rank, World: world, Weights: a.weights, Stages: a.stages, MaxEpochs: a.epochs})
 					must(t, err)
 					ranks = append(ranks, q)
 				}

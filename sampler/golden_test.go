@@ -74,12 +74,21 @@ type goldenCase struct {
 	World        int            `json:"world"`
 	ShuffleBlock int64          `json:"shuffle_block,omitempty"`
 	LocalWorld   int            `json:"local_world,omitempty"`
+	Stages       []goldenStage  `json:"stages,omitempty"`
+	Only         int            `json:"only,omitempty"`
 	Batches      []string       `json:"batches"`
 }
 
 type goldenSource struct {
-	Files  []int   `json:"files"`
-	Weight float64 `json:"weight"`
+	Files     []int   `json:"files"`
+	Weight    float64 `json:"weight"`
+	MaxEpochs float64 `json:"max_epochs,omitempty"`
+}
+
+type goldenStage struct {
+	FirstRow   uint64    `json:"from_row,omitempty"`
+	FromTokens uint64    `json:"from_tokens,omitempty"`
+	Weights    []float64 `json:"weights"`
 }
 
 type goldenArray struct {
@@ -94,7 +103,10 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets != nil,
 		IgnoreIndex:  g.IgnoreIndex,
-		ShuffleBlock: g.ShuffleBlock, LocalWorld: g.LocalWorld,
+		ShuffleBlock: g.ShuffleBlock, LocalWorld: g.LocalWorld, Only: g.Only,
+	}
+	for _, stage := range g.Stages {
+		s.Stages = append(s.Stages, Stage(stage))
 	}
 	s.MaskArray, _ = g.MaskTargets.(string)
 	if g.EOT > 0 {
@@ -105,7 +117,7 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 	}
 	sources := g.Sources
 	if sources == nil {
-		sources = []goldenSource{{g.Files, 1}}
+		sources = []goldenSource{{Files: g.Files, Weight: 1}}
 	}
 	var lens [][]int // lengths by source and file
 	for _, source := range sources {
@@ -116,7 +128,7 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 			}
 			numbers = append(numbers, n)
 		}
-		lens, s.Weights = append(lens, numbers), append(s.Weights, source.Weight)
+		lens, s.Weights, s.MaxEpochs = append(lens, numbers), append(s.Weights, source.Weight), append(s.MaxEpochs, source.MaxEpochs)
 	}
 	if g.TorchState != "" {
 		var err error
@@ -136,7 +148,10 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 	}
 	q, err := New(tokens, s)
 	must(t, err)
-	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
+	for _, k := range []uint64{0, 1, 17, 1_000_000, q.Batches() - 1} {
+		if k >= q.Batches() {
+			continue
+		}
 		var starts []string
 		for j := range q.BatchSize {
 			starts = append(starts, fmt.Sprint(globalPosition(tokens, q, k, j)))

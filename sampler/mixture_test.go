@@ -28,8 +28,9 @@ func mixtures() [][]float64 {
 	for range 200 {
 		weights, scale := make([]float64, 1+rng.IntN(30)), math.Pow10(rng.IntN(3))
 		for i := range weights {
-			weights[i] = float64(1+rng.IntN(int(scale)*5)) / scale
+			weights[i] = float64(rng.IntN(int(scale)*5)) / scale
 		}
+		weights[0]++
 		list = append(list, weights)
 	}
 	return list
@@ -81,8 +82,9 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 	for range 100 {
 		weights := make([]float64, 1+rng.IntN(100))
 		for i := range weights {
-			weights[i] = float64(1 + rng.IntN(3))
+			weights[i] = float64(rng.IntN(4))
 		}
+		weights[0]++
 		list = append(list, weights)
 	}
 	for _, weights := range list {
@@ -91,8 +93,8 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 		for n := range min(d, 10_000) {
 			want, first := -1, math.MaxInt
 			for i, a := range shares {
-				due := ((count[i]+1)*d + a - 1) / a
-				if count[i]*d < (n+1)*a && due < first {
+				due := ((count[i]+1)*d + a - 1) / max(a, 1)
+				if a > 0 && count[i]*d < (n+1)*a && due < first {
 					want, first = i, due
 				}
 			}
@@ -100,6 +102,17 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 				t.Fatalf("%v: row %d is of source %d, want %d", weights, n, got, want)
 			}
 			count[want]++
+			if n%(1+d/200) > 0 {
+				continue
+			}
+			for i, got := range m.drawn(uint64(n + 1)) {
+				if got != uint64(count[i]) {
+					t.Fatalf("%v: %d of the first %d rows are source %d's, want %d", weights, got, n+1, i, count[i])
+				}
+			}
+			if got := m.rowsFor(want, uint64(count[want]), 1<<40); got != uint64(n+1) {
+				t.Fatalf("%v: source %d has %d of the first %d rows, want of %d", weights, want, count[want], got, n+1)
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"slices"
+	"sort"
 )
 
 // A StageStart says where a stage of a sequence begins, and what is drawn in it. A source that has
@@ -47,24 +48,19 @@ func (m *mixer) mixture(quotas []int) *mixture {
 	return mix
 }
 
-// restore adds to s what another process did not pass.
-func (m *mixer) restore(s *Schedule) *Schedule {
-	restored := *s
-	restored.mixtures = nil
-	for _, start := range s.Starts {
-		restored.mixtures = append(restored.mixtures, m.mixture(start.Rows))
-	}
-	return &restored
-}
-
 // findSchedule returns the schedule of q, whose sources are bound.
 func (q *Sequence) findSchedule() (*Schedule, error) {
 	key := scheduleKey{q.newWindowSpec(), q.BlockSize, q.ShuffleBlock, q.hosts(), q.Only}
 	return q.mixer.schedules.get(key, func() (*Schedule, error) {
-		if q.Settings.Schedule != nil {
-			return q.mixer.restore(q.Settings.Schedule), nil
+		known := q.Settings.Schedule
+		if known == nil {
+			return q.newSchedule()
 		}
-		return q.newSchedule()
+		s := &Schedule{Starts: known.Starts, End: known.End}
+		for _, start := range s.Starts {
+			s.mixtures = append(s.mixtures, q.mixer.mixture(start.Rows))
+		}
+		return s, nil
 	})
 }
 
@@ -99,7 +95,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 		}
 		quotas, err := apportion(weights)
 		if err != nil {
-			return nil, stageError(&q.Settings, i, err)
+			return nil, err
 		}
 		m := q.mixer.mixture(quotas)
 		s.Starts = append(s.Starts, StageStart{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
@@ -147,8 +143,11 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		case i > 0 && stage.FirstRow <= last:
 			err = fmt.Errorf("must begin after row %d, where the stage before it begins (got row %d)", last, stage.FirstRow)
 		}
+		if err != nil && q.Settings.Stages != nil {
+			err = fmt.Errorf("stage %d: %w", i+1, err)
+		}
 		if err != nil {
-			return nil, stageError(&q.Settings, i, err)
+			return nil, err
 		}
 		last = stage.FirstRow
 		hosts := uint64(q.hosts())
@@ -160,14 +159,6 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		stages = []Stage{{Weights: weights}}
 	}
 	return stages, nil
-}
-
-// stageError names stage i, if there are stages, in err.
-func stageError(s *Settings, i int, err error) error {
-	if s.Stages == nil {
-		return err
-	}
-	return fmt.Errorf("stage %d: %w", i+1, err)
 }
 
 // rowLimits returns MaxEpochs in rows, as math.MaxUint64 for a source without a limit.
@@ -224,14 +215,9 @@ func (s *Schedule) sourceOf(row uint64) (source int, index uint64) {
 
 // rowOf is the inverse of sourceOf for rows that are drawn.
 func (s *Schedule) rowOf(source int, index uint64) uint64 {
-	stage, _ := slices.BinarySearchFunc(s.Starts, index, func(start StageStart, index uint64) int {
-		if start.Before[source] > index {
-			return 1
-		}
-		return -1
-	})
-	start := &s.Starts[stage-1]
-	return start.Row + s.mixtures[stage-1].rowOf(source, index-start.Before[source])
+	stage := sort.Search(len(s.Starts), func(i int) bool { return s.Starts[i].Before[source] > index }) - 1
+	start := &s.Starts[stage]
+	return start.Row + s.mixtures[stage].rowOf(source, index-start.Before[source])
 }
 
 // before returns how many of the first n rows come from a source.
@@ -287,8 +273,8 @@ func (q *Sequence) DivergesAt(r *Sequence) (row uint64, diverges bool) {
 	for row < min(a.End, b.End) {
 		i, j := a.stageOf(row), b.stageOf(row)
 		m, n, end := a.mixtures[i], b.mixtures[j], min(a.endOf(i), b.endOf(j))
-		phase, other := row-a.Starts[i].Row, row-b.Starts[j].Row
-		if phase%uint64(m.period) != other%uint64(n.period) || !slices.Equal(trimZeros(m.quotas), trimZeros(n.quotas)) {
+		phase, other, common := row-a.Starts[i].Row, row-b.Starts[j].Row, min(len(m.quotas), len(n.quotas))
+		if m.period != n.period || phase%uint64(m.period) != other%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
 			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
 			for k := range min(end-row, uint64(m.period+n.period)) {
 				s, _ := m.sourceOf(phase + k)
@@ -300,12 +286,4 @@ func (q *Sequence) DivergesAt(r *Sequence) (row uint64, diverges bool) {
 		row = end
 	}
 	return row, a.End != b.End
-}
-
-// trimZeros removes the sources at the end that are not drawn.
-func trimZeros(quotas []int) []int {
-	for len(quotas) > 0 && quotas[len(quotas)-1] == 0 {
-		quotas = quotas[:len(quotas)-1]
-	}
-	return quotas
 }

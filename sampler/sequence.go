@@ -33,9 +33,9 @@ type Sequence struct {
 	batchesPerEpoch int64
 }
 
-// New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a weight or TorchState
-// is invalid, a source is shorter than a row, arrays differ in length or dtype, or settings do not
-// fit the sources or each other.
+// New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a weight, a
+// stage or TorchState is invalid, a source is shorter than a row, arrays differ in length or dtype,
+// or settings do not fit the sources or each other.
 func New(sources []Source, s Settings) (*Sequence, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
@@ -47,9 +47,6 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	}
 	if n := len(s.Weights); s.Stages == nil && n != len(sources) {
 		return nil, fmt.Errorf("%d weights for %d sources", n, len(sources))
-	}
-	if n := len(s.MaxEpochs); n > 0 && n != len(sources) {
-		return nil, fmt.Errorf("%d limits of epochs for %d sources", n, len(sources))
 	}
 	blank := &Sequence{Settings: s, mixer: &mixer{}}
 	for _, from := range sources {
