@@ -17,7 +17,7 @@ import tempfile
 
 import numpy as np
 
-from reference import Mixture, Source, U64, decimal, fnv1a, shuffled, uniform
+from reference import Schedule, Source, U64, decimal, fnv1a, shuffled, uniform
 
 GROUP = 4096  # documents that are packed together
 NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
@@ -61,10 +61,10 @@ def rows_of(kind, ends, t):
 
 class Sequence:
     def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
-                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False):
+                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False, stages=(), only=0):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.mixture = Mixture([decimal(source["weight"]) for source in sources])
-        self.each = []
+        self.shuffle_block, self.mixed = 0, len(sources) > 1 or bool(stages)
+        self.each, limits = [], []
         for i, source in enumerate(sources):
             files = [np.fromfile(path, NUMPY[source["token_dtype"]]) for path in source["tokens"]]
             begins = np.cumsum([0, *map(len, files)])
@@ -74,16 +74,19 @@ class Sequence:
                 ends = None
             else:
                 ends = [int(end + begin) for path, begin in zip(source["tokens"], begins) for end in np.fromfile(path + ".index", "<u8")]
-            name = f"{split}/{i}" if len(sources) > 1 else split
+            name = f"{split}/{i}" if self.mixed else split
             one = {"token_dtype": source["token_dtype"], "tokens": np.concatenate(files), "ends": ends, "begins": {0, *(ends or ())}, "key": seed % U64 + U64 * fnv1a(name.encode())}
             if rows == "windows":
                 one["order"] = Source(name, [len(f) for f in files], 0, self)
             else:
                 one["rows"], one["groups"] = rows_of(rows, ends, block_size)
+            epochs = source.get("max_epochs", 0)
+            limits.append(int(decimal(epochs) * (one["order"].rows if rows == "windows" else len(one["rows"]))) if epochs else None)
             for a in arrays:
                 raw = np.concatenate([np.fromfile(path, NUMPY[a["dtype"]]) for path in source["arrays"][a["name"]]])
                 one[a["name"]] = raw.reshape(-1, *a["shape"])
             self.each.append(one)
+        self.schedule = Schedule(self, [source["weight"] for source in sources], limits)
 
     def row(self, s):
         """Returns the source of global row s, and arrays of positions and documents of its tokens.
@@ -92,7 +95,7 @@ class Sequence:
         rows, the second array numbers pieces instead of documents.
         """
         t = self.block_size
-        i, s = self.mixture.place(s)
+        i, s = self.schedule.place(s)
         source = self.each[i]
         if self.rows == "windows":
             places = source["order"].start(s) + np.arange(t + 1)
@@ -147,7 +150,7 @@ class Sequence:
                 put("positions", "<i4", [p - max(b for b in inner if b <= p) for p in range(t)])
             if self.rows != "windows":
                 put("lengths", "<i4", (piece[:t] >= 0).sum())
-            if len(self.each) > 1:
+            if self.mixed:
                 put("source", "<i2", i)
         return {name: np.stack(values) for name, values in out.items()}
 

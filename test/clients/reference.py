@@ -28,6 +28,7 @@ DEFAULTS = {
     "batch_size": 12, "block_size": 1024, "dtype": "native", "layout": "xy",
     "order": "random", "seed": 1337, "torch_state": "", "rank": 0, "world": 1,
     "shuffle_block": 0, "local_world": 1,
+    "stages": [], "only": 0,  # only is 1 + the number of the source in source=NAME
     "eot": None, "documents": False, "mask_targets": False, "ignore_index": -100,
 }
 TYPES = {
@@ -198,7 +199,7 @@ def shares(weights):
     by_remainder = sorted(range(len(parts)), key=lambda i: rounded[i] - exact[i])
     for i in by_remainder[: 2**20 - sum(rounded)]:
         rounded[i] += 1
-    if 0 in rounded:
+    if any(e and not r for e, r in zip(exact, rounded)):
         raise ValueError("a weight is too small")
     return rounded
 
@@ -211,7 +212,7 @@ class Mixture:
         self.period = []  # each row's source, and the number of earlier rows of that source
         for n in range(period):
             due = [(-(-(c + 1) * period // a), i) for i, (c, a) in enumerate(zip(have, self.shares))
-                   if c * period < (n + 1) * a]
+                   if a and c * period < (n + 1) * a]
             _, source = min(due)
             self.period.append((source, have[source]))
             have[source] += 1
@@ -221,6 +222,51 @@ class Mixture:
         periods, rest = divmod(n, len(self.period))
         source, before = self.period[rest]
         return source, periods * self.shares[source] + before
+
+    def count(self, source, n):
+        """Returns how many of the first n rows come from a source."""
+        periods, rest = divmod(n, len(self.period))
+        return periods * self.shares[source] + sum(i == source for i, _ in self.period[:rest])
+
+    def row_of(self, source, index):
+        """Returns the global row that is row number index of a source."""
+        periods, before = divmod(index, self.shares[source])
+        return periods * len(self.period) + self.period.index((source, before))
+
+
+class Schedule:
+    """The stages of a split. limits has the most rows of each source, or None."""
+
+    def __init__(self, settings, weights, limits):
+        stages = [{"weights": stage["weights"], "from": max(stage.get("from_row", 0), -(-stage.get("from_tokens", 0) // settings.block_size))}
+                  for stage in settings.stages] or [{"weights": weights, "from": 0}]
+        hosts = settings.world // settings.local_world if settings.shuffle_block else 1
+        firsts = [-(-stage["from"] // hosts) for stage in stages]
+        stages = [[decimal(w) for w in stage["weights"]] for stage in stages]
+        if settings.only:
+            firsts, stages = [0], [[Fraction(i + 1 == settings.only) for i in range(len(limits))]]
+        self.stages, self.end = [], None  # each stage's first row, mixture, and earlier rows by source
+        row, before = 0, [0] * len(limits)
+        for weights, following in zip(stages, [*firsts[1:], None]):
+            while row != following:
+                left = [w * (b != limit) for w, b, limit in zip(weights, before, limits)]
+                if not any(left):
+                    self.end = row
+                    return
+                mixture = Mixture(left)
+                self.stages.append((row, mixture, before))
+                stops = [row + mixture.row_of(i, limit - before[i] - 1) + 1 for i, limit in enumerate(limits) if limit is not None and left[i]]
+                stops += [] if following is None else [following]
+                if not stops:
+                    return
+                before = [b + mixture.count(i, min(stops) - row) for i, b in enumerate(before)]
+                row = min(stops)
+
+    def place(self, s):
+        """Returns the source of row s, and the number of the row within that source."""
+        first, mixture, before = self.stages[bisect_right(self.stages, s, key=lambda stage: stage[0]) - 1]
+        source, index = mixture.place(s - first)
+        return source, before[source] + index
 
 
 class Source:
@@ -235,6 +281,7 @@ class Source:
         if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
+        self.rows = sum((n - size) // step + 1 for n in lengths)  # in an epoch
         # self.choices has the number of positions or windows before each file, and in all files;
         # self.begins has where each file begins.
         if self.order == "random":
@@ -262,8 +309,8 @@ class Source:
 class Share:
     """The rows of one source that a host reads, with shuffle_block."""
 
-    def __init__(self, name, files, begin, settings):
-        host, hosts = settings.rank // settings.local_world, settings.world // settings.local_world
+    def __init__(self, name, files, begin, settings, host):
+        hosts = settings.world // settings.local_world
         block, lengths = settings.shuffle_block, [len(f) for f in files]
         width = files[0].dtype.itemsize * int(np.prod(files[0].shape[1:], dtype=int))
         size, self.step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
@@ -336,18 +383,24 @@ class Sequence:
                 raise ValueError(f"{alike[0]['name']} has {len(whole)} elements for {len(self.tokens)} tokens")
             self.aligned.append((alike[0]["name"], alike[0].get("at", "y"), whole))
 
-        lengths, begin, self.orders, self.ends = [len(f) for f in files], 0, [], []
+        lengths, begin, self.orders, self.ends, limits = [len(f) for f in files], 0, [], [], []
+        self.mixed = len(sources) > 1 or bool(self.stages)
         for i, source in enumerate(sources):
             own, lengths = lengths[: len(source["files"])], lengths[len(source["files"]) :]
-            name = f"{self.split}/{i}" if len(sources) > 1 else self.split
+            name = f"{self.split}/{i}" if self.mixed else self.split
             if self.shuffle_block:
-                self.orders.append(Share(name, files[: len(own)], begin, self))
+                shares = [Share(name, files[: len(own)], begin, self, host) for host in range(self.world // self.local_world)]
+                self.orders.append(shares[self.rank // self.local_world])
+                least = min(len(share.windows) for share in shares)
             else:
                 self.orders.append(Source(name, own, begin, self))
+                least = self.orders[-1].rows
+            epochs = source.get("max_epochs", 0)
+            limits.append(int(decimal(epochs) * least) if epochs else None)
             files = files[len(own) :]
             begin += sum(own)
             self.ends.append(begin)
-        self.mixture = Mixture([decimal(source["weight"]) for source in sources])
+        self.schedule = Schedule(self, [source.get("weight", 1) for source in sources], limits)
 
         if self.order in WIDE_FROM:
             if len(self.main_paths) > 1 and not self.join or len(sources) > 1:
@@ -366,7 +419,9 @@ class Sequence:
         rows = range(first, first + self.batch_size)
         if rows.stop > U64:
             raise ValueError("a row's number needs more than 64 bits")
-        places = [self.mixture.place(s) for s in rows]
+        if self.schedule.end is not None and (k + 1) * world * self.batch_size > self.schedule.end:
+            raise ValueError(f"batch {k} is after the end")
+        places = [self.schedule.place(s) for s in rows]
         return [self.orders[source].start(s) for source, s in places]
 
     def arrays_of(self, k):
@@ -397,7 +452,7 @@ class Sequence:
                     begins = [0, *(i + 1 for i in np.flatnonzero(row[:-1]).tolist())]
                     arrays["cu_seqlens"][j, : len(begins)] = begins
                     arrays["positions"][j] = [i - begins[bisect_right(begins, i) - 1] for i in range(t)]
-        if len(self.orders) > 1:
+        if self.mixed:
             arrays["source"] = np.array([bisect_right(self.ends, start) for start in starts], np.int16)
         return starts, arrays
 

@@ -227,15 +227,42 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		}
 	}
 	if chance.IntN(3) == 0 && !isTorch {
-		var sources []keys
-		for range 2 + chance.IntN(2) {
+		var sources, stages []keys
+		staged := chance.IntN(2)
+		for i := range 2 - staged + chance.IntN(2) {
 			files, arrays := r.writeFiles(split, aligned)
-			weight := float64(1+chance.IntN(9)) / 10
-			addTables("sources", keys{"tokens": files, "weight": weight})
+			source, weight := keys{"tokens": files}, float64(1+chance.IntN(9))/10
+			if i > 0 && chance.IntN(2) == 0 { // the first source has no end
+				source["max_epochs"] = float64(1+chance.IntN(50)) / 10
+			}
+			inReference := keys{"files": files, "arrays": arrays}
+			maps.Copy(inReference, source)
+			delete(inReference, "tokens")
+			if staged == 0 {
+				source["weight"], inReference["weight"] = weight, weight
+			}
+			addTables("sources", source)
 			addTables("sources.arrays", arrays...)
-			sources = append(sources, keys{"files": files, "weight": weight, "arrays": arrays})
+			sources = append(sources, inReference)
+		}
+		for i := range staged * (1 + chance.IntN(3)) {
+			stage, weights := keys{}, []int{1 + chance.IntN(9), chance.IntN(9), chance.IntN(9)}[:len(sources)]
+			if i > 0 {
+				stage["from_row"] = 30 * i
+			}
+			addTables("stages", stage)
+			tables += "weights = {"
+			for source, weight := range weights {
+				tables += fmt.Sprintf("%.*s%d = %d", 2*min(source, 1), ", ", source, weight)
+			}
+			tables += "}\n"
+			stage["weights"] = weights
+			stages = append(stages, stage)
 		}
 		settings["sources"] = sources
+		if stages != nil {
+			settings["stages"] = stages
+		}
 	} else {
 		files, arrays := r.writeFiles(split, aligned)
 		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
