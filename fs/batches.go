@@ -68,6 +68,7 @@ type Spec struct {
 	Steps          uint64            // batches in batches.*
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
+	SourceNames    []string          // names of the sources of a mixture
 	SourceWeights  []float64         // fraction of rows from each source; nil for a single source
 	TokensFileSize int64             // size of tokens.bin, in bytes
 	Metadata       map[string]string // metadata of .safetensors files

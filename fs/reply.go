@@ -78,9 +78,9 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.RowsBySource[r.split]
-	for source := range r.sequence.Spec().SourceWeights {
+	for source := range min(len(r.sequence.Spec().SourceWeights), state.MaxSources) {
 		for k := r.firstBegun; k < r.end; k++ {
-			sources[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
+			sources[source].Rows.Add(r.sequence.RowsOf(source, k))
 		}
 	}
 }

@@ -182,11 +182,11 @@ func (t *sequenceTable) add(s BatchList, user uint32) (number int) {
 
 // describe records the properties of a sequence in the shared state.
 func (t *sequenceTable) describe(number int, s BatchList) {
-	sources := s.Spec().SourceWeights
+	weights := s.Spec().SourceWeights
 	if strings.Contains(s.Spec().Name, "/") {
-		sources = nil // rows are counted only for splits, because the counters take 1 KiB
+		weights = nil // rows are counted only for splits, because the counters take 3 KiB
 	}
-	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
+	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, s.Spec().SourceNames, weights)
 }
 
 // indexName records the name and split of a sequence that user looked up. The caller holds mu,

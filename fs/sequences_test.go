@@ -65,12 +65,12 @@ func (t *sequenceTable) check(tb testing.TB) {
 
 func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
-	mixture.spec.SourceWeights = []float64{0.75, 0.25}
+	mixture.spec.SourceNames, mixture.spec.SourceWeights = []string{"a", "b"}, []float64{0.75, 0.25}
 	with := mixture.with
 	mixture.with = func(settings string) (BatchList, error) {
 		s, err := with(settings)
 		if err == nil {
-			s.Spec().SourceWeights = mixture.spec.SourceWeights
+			s.Spec().SourceNames, s.Spec().SourceWeights = mixture.spec.SourceNames, mixture.spec.SourceWeights
 		}
 		return s, err
 	}

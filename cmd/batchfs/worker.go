@@ -131,6 +131,7 @@ func newSequence(s *dataset.Served) *sequence {
 		Steps:          s.Steps,
 		Start:          s.Split.Start,
 		EpochBatches:   s.EpochBatches(),
+		SourceNames:    s.Split.SourceNames(),
 		SourceWeights:  s.SourceWeights(),
 		TokensFileSize: s.TokensLen(),
 		Metadata:       s.Metadata(),

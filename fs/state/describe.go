@@ -17,16 +17,23 @@ func (s *Shared) Fingerprint(sequence int) string { return getText(s.infos[seque
 // EpochBatches returns the number of batches per epoch, or 0 if the order has no epochs.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.infos[sequence].epochBatches.Load() }
 
-// Describe records the fingerprint and epoch length of a sequence, and the weights of a mixture.
-func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, weights []float64) {
+// Describe records the fingerprint and epoch length of a sequence, and the names and weights of the
+// sources of a mixture.
+func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, names []string, weights []float64) {
 	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
 	for i, weight := range weights[:min(len(weights), MaxSources)] {
+		setText(s.sourceNames[sequence][i][:], names[i])
 		s.RowsBySource[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
 
-// MaxSources is the number of sources of a mixture that are counted separately.
+// SourceName returns the name of a source of a mixture, or "" if there is no such source.
+func (s *Shared) SourceName(sequence, source int) string {
+	return getText(s.sourceNames[sequence][source][:])
+}
+
+// MaxSources is the number of sources of a mixture that are counted.
 const MaxSources = 64
 
 // A SourceRows counts the rows from one source that a split and all its settings directories
@@ -36,7 +43,7 @@ type SourceRows struct {
 	weight atomic.Uint64 // bits of Weight
 }
 
-// Weight returns the fraction of rows that come from the source, or 0 if there is no such source.
+// Weight returns the fraction of rows that come from the source.
 func (r *SourceRows) Weight() float64 { return math.Float64frombits(r.weight.Load()) }
 
 // Program returns the version of the serving batchfs.

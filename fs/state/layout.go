@@ -32,12 +32,12 @@ type Shared struct {
 	resentRequests *[maxResentRequests]resentRequest
 	readers        *[MaxHandles]ReaderStats // one per slot
 	infos          *[MaxSequences]sequenceInfo
-	// RowsBySource counts rows by split number and source. A split's last element also counts the
-	// rows of all further sources.
+	// RowsBySource counts rows by split number and source.
 	RowsBySource    *[MaxSequences][MaxSources]SourceRows
 	countedRequests *[maxCounted]atomic.Uint64 // request ids: see CountOnce
 	lookups         *lookups
-	failing         *[MaxSequences]atomic.Bool // see SetFailing
+	failing         *[MaxSequences]atomic.Bool          // see SetFailing
+	sourceNames     *[MaxSequences][MaxSources][32]byte // padded with zeros
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
@@ -49,7 +49,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
-		sectionAt(&s.failing),
+		sectionAt(&s.failing), sectionAt(&s.sourceNames),
 	}
 }
 

@@ -18,7 +18,7 @@ _DESCRIBE_LIMIT = 10.0  # seconds
 
 _GONE = "the supervisor of the mount is gone. Mount again: batches are the same by number"
 _SETTINGS = frozenset(
-    "batch_size block_size bos documents dtype eot ignore_index join layout local_world mask_targets on_change order rank rows seed shuffle_block split "
+    "batch_size block_size bos documents dtype eot ignore_index join layout local_world mask_targets on_change order rank rows seed shuffle_block source split "
     "token_dtype torch_state world".split()
 )
 _HINTS = {

@@ -103,6 +103,7 @@ type Split struct {
 	sampler.Settings                 // Weights and TorchState are set only when the split is opened
 	Tokens            []string       // paths and globs, as configured
 	Sources           []Source       // set instead of Tokens for a mixture
+	Source            string         // name of the only source to read; empty to read all
 	Aligned           []AlignedArray // arrays aligned with Tokens; each source has its own
 	Join              bool
 	Format            string      // format of the token files, one of format.Names
@@ -131,6 +132,7 @@ type Split struct {
 
 // A Source is one table [[splits.X.sources]].
 type Source struct {
+	Name      string   // the number of the source, unless configured
 	Tokens    []string // paths and globs, as configured
 	Weight    float64
 	VocabSize int64 // 0 means the split's
@@ -319,6 +321,9 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: batch_size times world must be at most %d, %s (got %d times %d in splits.%s)",
 			s.MessagePrefix("batch_size", "world"), sampler.MaxRows, maxRowsReason, s.BatchSize, s.World, s.Path())
 	}
+	if err := s.checkSources(); err != nil {
+		return err
+	}
 	if err := s.CheckAligned(); err != nil {
 		return err
 	}
@@ -332,6 +337,43 @@ func (s *Split) check() error {
 		return s.CheckVocabSize(slices.Max(s.VocabSizes()), s.TokenDType, s.Shape)
 	}
 	return nil
+}
+
+func (s *Split) checkSources() error {
+	sum, seen := 0., map[string]int{}
+	for i, source := range s.Sources {
+		if j, ok := seen[source.Name]; ok {
+			return fmt.Errorf("%s: sources %d and %d of split %s have the name %q; give each its own", s.MessagePrefix("sources"), j, i, s.Name, source.Name)
+		}
+		seen[source.Name] = i
+		sum += source.Weight
+	}
+	switch {
+	case s.Source != "" && len(s.Sources) == 0:
+		return fmt.Errorf("%s: split %s has no sources; leave source out", s.MessagePrefix("source"), s.Name)
+	case s.Source != "" && s.Only == 0:
+		return fmt.Errorf("%s: %w", s.MessagePrefix("source"), s.unknownSource(s.Source))
+	case len(s.Sources) > 0 && sum == 0:
+		return fmt.Errorf("%s: all sources of split %s have weight 0; raise that of one", s.MessagePrefix("sources"), s.Name)
+	}
+	return nil
+}
+
+// sourceIndex returns the index of the first source with this name, or -1.
+func (s *Split) sourceIndex(name string) int {
+	return slices.IndexFunc(s.Sources, func(source Source) bool { return source.Name == name })
+}
+
+// SourceNames returns the names of the sources of a mixture.
+func (s *Split) SourceNames() (names []string) {
+	for _, source := range s.Sources {
+		names = append(names, source.Name)
+	}
+	return names
+}
+
+func (s *Split) unknownSource(name string) error {
+	return fmt.Errorf("split %s has no source %q; its sources are %s", s.Name, name, strings.Join(s.SourceNames(), ", "))
 }
 
 func (s *Split) checkHostShares() error {

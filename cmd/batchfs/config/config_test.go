@@ -134,8 +134,9 @@ func TestSplitErrors(t *testing.T) {
 		train32   = train + "expect_fingerprint = "
 		digits    = "0123456789abcdef"
 		notTables = `must be a list of tables, as in [{tokens = "a.bin", weight = 1}] (got `
-		above0    = "must be a number above 0 (got "
-		noWeight  = "must have weight, a number above 0 (got none)"
+		atLeast0  = "must be a number, 0 or above (got "
+		names     = "must be 1 to 32 letters a to z, digits, _ and - (got "
+		noWeight  = "must have weight, a number, 0 or above (got none)"
 		noTokens  = "must have tokens, a path, a glob, or a list of them (got none)"
 		notHex    = "must be 32 lower-case hexadecimal digits (got "
 		both      = "split train must have tokens or sources, not both"
@@ -159,10 +160,15 @@ func TestSplitErrors(t *testing.T) {
 			"must be a multiple of store.block_bytes, which is 4194304 (got 6291456 in splits.train), or else two hosts would fetch the same block"},
 
 		// Sources written as tables.
-		{testfiles.Mixture("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
-		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
+		{testfiles.Mixture("weight = -1", "weight = 1"), "3: splits.mix.sources.0.weight", atLeast0 + "-1)"},
+		{testfiles.Mixture("weight = 0", "weight = 0"), "1: splits.mix.sources", "all sources of split mix have weight 0; raise that of one"},
+		{testfiles.Mixture("weight = 1\nname = 'a b'", "weight = 1"), "4: splits.mix.sources.0.name", names + `"a b")`},
+		{testfiles.Mixture("weight = 1\nname = '1'", "weight = 1"), "1: splits.mix.sources", `sources 0 and 1 of split mix have the name "1"; give each its own`},
+		{testfiles.Mixture("weight = 1", "weight = 1\n[batch]\nsource = 'web'"), "8: batch.source", `split mix has no source "web"; its sources are 0, 1`},
+		{train + "source = 'web'", "3: splits.train.source", "split train has no sources; leave source out"},
+		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", atLeast0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
+			"unknown key; must be one of arrays, name, tokens, vocab_size, weight"},
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
 			"unknown key; seed belongs in [batch] or [splits.X]"},
 		{"[batch]\ntoken_dtype = 'uint16'\n" + testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "3: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
@@ -264,14 +270,14 @@ func TestSet(t *testing.T) {
 
 // All ways to write sources are equivalent, and a later list replaces an earlier one.
 func TestSources(t *testing.T) {
-	want := []Source{{[]string{"a.bin"}, 0.5, 0, nil}, {[]string{"a.bin"}, 3, 65, nil}}
-	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
+	want := []Source{{"0", []string{"a.bin"}, 0.5, 0, nil}, {"web", []string{"a.bin"}, 3, 65, nil}}
+	const list = `[{tokens = "a.bin", weight = 0.5}, {name = "web", weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
 	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
 	for _, test := range []struct {
 		text string
 		sets []string
 	}{
-		{testfiles.Mixture("weight = 0.5", "weight = 3\nvocab_size = 65"), nil},
+		{testfiles.Mixture("weight = 0.5", "weight = 3\nvocab_size = 65\nname = 'web'"), nil},
 		{"[splits.mix]\nsources = " + list, nil},
 		{"splits.mix = {sources = " + list + "}", nil},
 		{"", []string{"splits.mix.sources=" + list}},

@@ -92,6 +92,7 @@ func (s *Split) setDerived() {
 	case s.Documents || s.MaskTargets || rowsNeedDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
+	s.Only = s.sourceIndex(s.Source) + 1
 	s.EOT, s.BOS = uint64(max(s.EndOfText, 0)), nil
 	if s.BeginOfText >= 0 {
 		s.BOS = new(uint64(s.BeginOfText))
@@ -205,6 +206,7 @@ func (s *Split) setSources(ref keyRef, v any) (err error) {
 		return err
 	}
 	for i, table := range tableList(v) {
+		s.Sources[i].Name = cmp.Or(s.Sources[i].Name, strconv.Itoa(i))
 		if arrays, ok := table["arrays"]; ok {
 			s.keyRefs["sources.arrays"] = ref.child(strconv.Itoa(i))
 			if err := setAligned(ref.child(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {

@@ -107,6 +107,9 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  sequential: the same windows, one after the other; for validation.\n" +
 			"  torch: the windows of nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
 			"  torch-2.6: the same, with the random numbers of PyTorch 2.6 and older."},
+	{name: "source", example: "web", inPath: true, valueType: sourceName(func(c *Split) *string { return &c.Source }),
+		help: "The only source of a mixture to read, by name. Usually set in the path, to get the loss of each source: " +
+			"its rows are then those that the mixture draws from it, in the same order."},
 	{name: "seed", initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
 			"with the rank. Change it to get other rows."},
@@ -179,11 +182,14 @@ var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its 
 
 var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixture. A split has either sources or tokens. " +
 	"Each source supplies rows in proportion to its weight, exact to within one row among the first n rows, for any n. " +
-	"Each source goes through its tokens in its own epochs.", keys: []key{
+	"Each source goes through its tokens in its own epochs. The order of the sources determines the rows: append new ones, and keep a " +
+	"retired one in its place with weight 0.", keys: []key{
+	{name: "name", example: "web", restart: true, valueType: sourceName(func(c *Source) *string { return &c.Name }),
+		help: "The name of this source in info.json, metrics and paths. The default is its number, from 0. It does not affect rows."},
 	{name: "tokens", example: "data/web-*.bin", valueType: paths(func(c *Source) *[]string { return &c.Tokens }),
 		help: "The token files of this source, like tokens in [splits.X]."},
 	{name: "weight", example: 7, valueType: weight,
-		help: "The weight of this source, relative to the others. Weights need not add up to 1."},
+		help: "The weight of this source, relative to the others. Weights need not add up to 1. With 0, it is not read."},
 	{name: "vocab_size", example: 50257, restart: true, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The vocab_size of this source. The default is the split's vocab_size."},
 	{name: "arrays"}, // a list of tables; see arrayTable

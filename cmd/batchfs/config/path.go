@@ -34,7 +34,7 @@ func (s *Split) With(settings string) (*Split, error) {
 				"--set batch.%[2]s=%[3]s, or batchfs.mount(..., %[2]s=...) in Python", n.path, name, text))
 		}
 		if key == nil {
-			known := strings.Join(slices.Sorted(maps.Keys(s.Values())), ", ")
+			known := strings.Join(pathKeys(), ", ")
 			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, known))
 		}
 		if seen[name] {
@@ -42,26 +42,49 @@ func (s *Split) With(settings string) (*Split, error) {
 		}
 		seen[name] = true
 		var value any = text
-		if i, err := strconv.ParseInt(text, 10, 64); err == nil {
+		if i, err := strconv.ParseInt(text, 10, 64); err == nil && name != "source" {
 			value = i
 		}
 		if !key.set(&n, value) {
 			return nil, fmt.Errorf("%s: %s: must be %s (got %s)", n.path, name, key.rule, formatValue(value))
 		}
 	}
-	return &n, n.check()
+	n.Only = n.sourceIndex(n.Source) + 1
+	if err := n.check(); err != nil {
+		return nil, err
+	}
+	if path := n.Path(); len(path) > maxPath {
+		return nil, fmt.Errorf("%s: the settings make a path of %d bytes, but at most %d are supported; set some of them in the configuration", n.path, len(path), maxPath)
+	}
+	return &n, nil
+}
+
+// maxPath is the size of a path in the shared memory, in bytes.
+const maxPath = 344
+
+func pathKeys() (names []string) {
+	for _, key := range batchTable.keys {
+		if key.inPath {
+			names = append(names, key.name)
+		}
+	}
+	return slices.Sorted(slices.Values(names))
 }
 
 // InPath reports whether s is a split under the settings of a path.
 func (s *Split) InPath() bool { return s.base != nil }
 
-// Values returns the values of all keys that a path may set, by key.
+// Values returns the values of all keys that a path may set, by key. It leaves out source if it is
+// not set.
 func (s *Split) Values() map[string]any {
 	values := map[string]any{}
 	for _, key := range batchTable.keys {
 		if key.inPath {
 			values[key.name] = key.get(s)
 		}
+	}
+	if s.Source == "" {
+		delete(values, "source")
 	}
 	return values
 }

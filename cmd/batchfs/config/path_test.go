@@ -74,7 +74,7 @@ func TestLongestName(t *testing.T) {
 		"seed": int64(9223372036854775807), "start": 1099511627775, "steps": 1099511627776, "world": 16777216, "local_world": 16777216, "shuffle_block": 1099511627775,
 	}
 	base := baseSplit(t, "")
-	if keys := len(base.Values()); len(longest) != keys {
+	if keys := len(base.Values()); len(longest) != keys { // source is left out
 		t.Errorf("%d of %d keys", len(longest), keys)
 	}
 	if n := len(JoinSettings(longest)); n >= 250 {
@@ -87,6 +87,27 @@ func TestLongestName(t *testing.T) {
 	testfiles.NoError(t, err)
 	if n := len(s.Path()); n >= 100+1+250 {
 		t.Errorf("%d bytes: %s", n, s.Path())
+	}
+	s.Tokens, s.Sources = nil, []Source{{Name: strings.Repeat("x", 32), Weight: 1}}
+	if _, err := s.With("source=" + s.Sources[0].Name); err == nil || !strings.Contains(err.Error(), "at most 344 are supported") {
+		t.Errorf("a longer path than the shared memory holds: %v", err)
+	}
+}
+
+// A source has one path, and its name is never taken as a number.
+func TestOnlySource(t *testing.T) {
+	c, err := decodeText("[splits.mix]\nsources = [{tokens = 'a.bin', weight = 1}, {name = '00', tokens = 'b.bin', weight = 0}]")
+	testfiles.NoError(t, err)
+	for path, only := range map[string]int{"source=0": 1, "source=00": 2, "rank=0/source=00": 2, "source=0/source=00": 2, "seed=1337": 0} {
+		s, err := under(c.Splits[0], path)
+		testfiles.NoError(t, err)
+		if again, err := c.Splits[0].With(strings.TrimPrefix(s.Path(), "mix/")); s.Only != only || only > 0 && (err != nil || again.Only != only) {
+			t.Errorf("%s: source %d of %s, %v", path, s.Only-1, s.Path(), err)
+		}
+	}
+	const want = `mix/source=1: source: split mix has no source "1"; its sources are 0, 00`
+	if _, err := c.Splits[0].With("source=1"); fmt.Sprint(err) != want {
+		t.Errorf("got %v\nwant %s", err, want)
 	}
 }
 
@@ -134,7 +155,7 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 	} {
 		_, err := under(base, path)
 		want := fmt.Sprintf("train/%s: unknown setting %q; must be one of batch_size, block_size, dtype, layout, local_world, order, rank, "+
-			"seed, shuffle_block, start, steps, world", path, key)
+			"seed, shuffle_block, source, start, steps, world", path, key)
 		if batchTable.find(key) != nil {
 			want = fmt.Sprintf("train/%s: %s cannot be set in a path, but only for a whole mount: --set batch.%[1]s, or batchfs.mount(..., %[2]s=...) in Python", path, key)
 		}

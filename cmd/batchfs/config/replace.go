@@ -34,12 +34,12 @@ func (c *Config) CanReplace(old *Config) error {
 	return nil
 }
 
-// fixedByMount returns the settings that cannot change while a split is mounted. It leaves out
-// vocab_size, which decides only whether a batch is an error, and not its contents.
+// fixedByMount returns the settings that cannot change while a split is mounted. It leaves out the
+// name and vocab_size of a source, which do not affect the contents of a batch.
 func (s *Split) fixedByMount() map[string]any {
 	sources := slices.Clone(s.Sources)
 	for i := range sources {
-		sources[i].VocabSize = 0
+		sources[i].Name, sources[i].VocabSize = "", 0
 	}
 	settings := map[string]any{"sources": sources, "arrays": s.Aligned}
 	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {

@@ -207,12 +207,12 @@ var fingerprint = newValueType(func(c *Split) *string { return &c.Expect }, "32 
 	return s, ok && err == nil && len(s) == 32 && strings.ToLower(s) == s
 })
 
-var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a number above 0", func(value any) (float64, bool) {
+var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a number, 0 or above", func(value any) (float64, bool) {
 	w, ok := value.(float64)
 	if n, isInt := value.(int64); isInt {
 		w, ok = float64(n), true
 	}
-	return w, ok && w > 0 && !math.IsInf(w, 0)
+	return w, ok && w >= 0 && !math.IsInf(w, 0)
 })
 
 // reserved lists the names of a batch's own arrays, and the one key in a safetensors header that
@@ -222,6 +222,18 @@ var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "
 var arrayName = newValueType(func(c *AlignedArray) *string { return &c.Name },
 	"1 to 32 letters a to z, digits and _, and none of "+strings.Join(reserved, ", "), func(value any) (string, bool) {
 		s, ok := value.(string)
-		const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
-		return s, ok && len(s) >= 1 && len(s) <= 32 && strings.Trim(s, letters) == "" && !slices.Contains(reserved, s)
+		return s, ok && isShortName(s, letters+"_") && !slices.Contains(reserved, s)
 	})
+
+func sourceName[C any](field func(*C) *string) valueType {
+	return newValueType(field, "1 to 32 letters a to z, digits, _ and -", func(value any) (string, bool) {
+		s, ok := value.(string)
+		return s, ok && isShortName(s, letters+"_-")
+	})
+}
+
+const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+func isShortName(s, chars string) bool {
+	return len(s) >= 1 && len(s) <= 32 && strings.Trim(s, chars) == ""
+}

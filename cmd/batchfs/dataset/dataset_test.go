@@ -304,7 +304,7 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 				must(t, err)
 				rows = append(rows, map[string]any{"row": o.row, "epoch": o.epoch, "file": o.file, "start": o.start})
 				if len(d.Split.Sources) > 0 {
-					rows[j]["source"] = o.source
+					rows[j]["source"] = d.Split.Sources[o.source].Name
 				}
 			}
 			want["rows"] = rows
@@ -321,6 +321,34 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// source=NAME reads the rows that the mixture draws from the source, in the same order. A source of
+// weight 0 is never read, and its name has no effect.
+func TestOnlySource(t *testing.T) {
+	writeIdentityFiles(t)
+	d := openSplitWith(t, "sources = [{tokens = 'a.bin', weight = 1}, {name = 'b', tokens = 'b.bin', weight = 3}, {name = 'longer-name', tokens = 'c.bin', weight = 0}]\n"+shuffle)
+	drawn, size := make([]string, 3), len(rowBytes(d, readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), 0), 0))
+	rows := func(d *Dataset, batches uint64, add func(source int, row string)) {
+		for k := range batches {
+			batch := readBatch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
+			for j := range d.Sequence.BatchSize {
+				source, _ := d.Sequence.Start(k, j)
+				add(source, string(rowBytes(d, batch, j)))
+			}
+		}
+	}
+	rows(d, 600, func(source int, row string) { drawn[source] += row })
+	for i, name := range []string{"0", "b"} {
+		only := ""
+		rows(mustWith(t, d, "rank=0/source="+name), 100, func(_ int, row string) { only += row })
+		if len(drawn[i]) < len(only) || len(only) != 300*size || !strings.HasPrefix(drawn[i], only) {
+			t.Errorf("source=%s reads other rows than the mixture draws from it", name)
+		}
+	}
+	if drawn[2] != "" || mustWith(t, d, "source=b").Sequence.RowsPerEpoch() != d.Sequence.WindowsOf(1) {
+		t.Error("rows come from a source of weight 0, or an epoch has rows of sources that are not read")
 	}
 }
 

@@ -121,7 +121,7 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
 		rows, total := d.Sequence.Weight(i)
-		info := map[string]any{"files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": total}
+		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": total}
 		if main.VocabSize() > 0 {
 			info["vocab_size"] = main.VocabSize()
 		}
@@ -244,7 +244,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 		}
 		source := ""
 		if len(d.Split.Sources) > 0 {
-			source = fmt.Sprintf(", source %d", row.source)
+			source = ", source " + d.Split.Sources[row.source].Name
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
 		several := len(row.segments) > 1

@@ -52,7 +52,9 @@ func (d *Dataset) Origins() *Origins {
 	for _, path := range d.Files() {
 		longest = max(longest, len(quoteJSON(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), segments: make([]sampler.Segment, 1)})) - len(quoteJSON("")) + longest
+	for i := range max(len(d.Split.Sources), 1) { // sources differ in the lengths of their names
+		o.width = max(o.width, len(o.line(rowOrigin{source: i, segments: make([]sampler.Segment, 1)}))-len(quoteJSON(""))+longest)
+	}
 	return o
 }
 
@@ -70,7 +72,7 @@ func (o *Origins) line(r rowOrigin) []byte {
 		line = fmt.Appendf(line, `, "inserted": %5t`, r.segments[0].Inserted)
 	}
 	if len(o.dataset.Split.Sources) > 0 {
-		line = fmt.Appendf(line, `, "source": %d`, r.source)
+		line = fmt.Appendf(line, `, "source": %q`, o.dataset.Split.Sources[r.source].Name)
 	}
 	return append(line, "},\n"...)
 }

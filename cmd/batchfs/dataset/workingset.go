@@ -15,6 +15,9 @@ func (d *Dataset) WorkingSet(name string) *cache.WorkingSet {
 	var ranges []cache.ArrayRange
 	for i, arrays := range d.sources {
 		from, to := d.Sequence.NeededElements(i)
+		if from == to {
+			continue
+		}
 		for _, array := range arrays {
 			ranges = append(ranges, cache.ArrayRange{Array: array, From: from, To: to})
 		}

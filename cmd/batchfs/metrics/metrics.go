@@ -6,7 +6,6 @@ package metrics
 import (
 	"bytes"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -122,8 +121,8 @@ var (
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
 	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
-	sourceRows     = describe("source_rows_total", "Rows from each source of a mixture, in batches that readers began to read.", "split", "source")
-	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each source of a mixture.", "split", "source")
+	sourceRows     = describe("source_rows_total", "Rows from each of the first 64 sources of a mixture, in batches that readers began to read.", "split", "source")
+	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture.", "split", "source")
 	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )
 
@@ -168,10 +167,10 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
 			for i := range c.RowsBySource[s.Number] {
-				source, number := &c.RowsBySource[s.Number][i], strconv.Itoa(i)
-				if weight := source.Weight(); weight > 0 {
-					send(sourceRows, prometheus.CounterValue, float64(source.Rows.Load()), s.Split, number)
-					send(sourceWeight, prometheus.GaugeValue, weight, s.Split, number)
+				source := &c.RowsBySource[s.Number][i]
+				if name := c.SourceName(s.Number, i); name != "" {
+					send(sourceRows, prometheus.CounterValue, float64(source.Rows.Load()), s.Split, name)
+					send(sourceWeight, prometheus.GaugeValue, source.Weight(), s.Split, name)
 				}
 			}
 		}

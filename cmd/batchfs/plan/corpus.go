@@ -165,7 +165,7 @@ func (c *corpus) openSplit(from *config.Config, path string) error {
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Name
 		if len(d.Split.Sources) > 0 {
-			name = strings.Join(d.Split.Sources[i].Tokens, " ")
+			name = d.Split.Sources[i].Name
 		}
 		c.sources = append(c.sources, corpusSource{name: name, arrays: arrays})
 	}
