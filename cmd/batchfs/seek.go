@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,19 +16,27 @@ import (
 )
 
 func seekCommand() *cobra.Command {
-	return &cobra.Command{
+	var row uint64
+	cmd := &cobra.Command{
 		Use:   "seek DIRECTORY N",
 		Short: "Set the number of the batch that `next` returns",
 		Long: `Set the cursor of DIRECTORY, which is a split in a mount or a settings directory
 below it. The next reader of the file ` + "`next`" + ` in DIRECTORY gets batch N, the following
 ones N+1, N+2 and so on. Batches that readers have already opened do not change.
+With --row R instead of N, it is the batch whose first row, on rank 0, is global row R.
 
 Only root and the user who mounted it may set a cursor. The cursor is kept until
 unmount, even if another worker takes over.`,
 		Example: `  batchfs seek /mnt/batches/train 1000
-  batchfs seek /mnt/batches/train/rank=3,world=8 1000`,
-		Args: cobra.ExactArgs(2),
+  batchfs seek /mnt/batches/train/rank=3,world=8 1000
+  batchfs seek /mnt/batches/train/batch_size=24 --row 48000`,
+		Args: cobra.RangeArgs(1, 2),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+			byRow := cmd.Flags().Changed("row")
+			if byRow == (len(args) == 2) {
+				return errors.New("name either the number of a batch or --row")
+			}
+			args = append(args, "0")
 			number, err := strconv.ParseUint(args[1], 10, 64)
 			if err != nil || number >= fs.MaxBatches {
 				return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), args[1])
@@ -60,6 +69,9 @@ unmount, even if another worker takes over.`,
 			}
 			defer file.Close()
 			info, err := file.Stat()
+			if err == nil && byRow {
+				number, err = batchAt(args[0], row)
+			}
 			if err != nil {
 				return err
 			}
@@ -68,4 +80,25 @@ unmount, even if another worker takes over.`,
 			return nil
 		}),
 	}
+	cmd.Flags().Uint64Var(&row, "row", 0, "global `NUMBER` of the batch's first row on rank 0, a multiple of batch_size times world")
+	return cmd
+}
+
+// batchAt returns the number of the batch of a settings directory that begins at a global row.
+func batchAt(dir string, row uint64) (uint64, error) {
+	var info struct {
+		Rows  uint64 `json:"batch_size"`
+		World uint64 `json:"world"`
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "info.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &info)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if rows := info.Rows * info.World; row%rows > 0 || row/rows >= fs.MaxBatches {
+		return 0, fmt.Errorf("--row: must be a multiple of batch_size times world, %d, below %d times that (got %d)", rows, uint64(fs.MaxBatches), row)
+	}
+	return row / (info.Rows * info.World), nil
 }

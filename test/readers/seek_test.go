@@ -33,6 +33,12 @@ func TestSeek(t *testing.T) {
 	next(rank, 600)
 	e2e.Equal(t, "the cursors of train and val", m.Cursor(t, "train")+" "+m.Cursor(t, "val"), "8 0")
 
+	const sized = "train/batch_size=2,rank=1,world=2"
+	e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path(sized), "--row", "36")
+	next(sized, 9)
+	e2e.CheckFails(t, "--row: must be a multiple of batch_size times world, 4, ", e2e.PlainBatchfs, "seek", m.Path(sized), "--row", "37")
+	e2e.CheckFails(t, "name either the number of a batch or --row", e2e.PlainBatchfs, "seek", m.Path(sized))
+
 	m.AwaitStandby(t)
 	worker := m.Worker(t)
 	m.Seek(t, "train", 1<<40-2, 8)
