@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -15,15 +16,31 @@ import (
 // A Fingerprint is a hash of the name, the size and a sample of the content of each file that
 // [Open] adds to it. It belongs to one goroutine.
 type Fingerprint struct {
-	sum    io.Writer // a hash, or a buffer that is added to the hash later
-	blocks int64     // number of blocks sampled in each file
+	Also   *Fingerprint // another fingerprint to which the files are added; nil: none
+	sum    io.Writer    // a hash, or a buffer that is added to the hash later
+	blocks int64        // number of blocks sampled in each file
 }
 
 // NewFingerprint returns an empty fingerprint. files is the number of files that [Open] will add:
 // the more there are, the fewer blocks of each are sampled.
 func NewFingerprint(files int) *Fingerprint {
 	// Sample few enough blocks that terabytes open without delay.
-	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))}
+	return &Fingerprint{sum: sha256.New(), blocks: int64(max(2, 64/max(files, 1)))}
+}
+
+// part returns an empty fingerprint for one file, which join adds to f later.
+func (f *Fingerprint) part() *Fingerprint {
+	if f == nil {
+		return nil
+	}
+	return &Fingerprint{f.Also.part(), new(bytes.Buffer), f.blocks}
+}
+
+func (f *Fingerprint) join(part *Fingerprint) {
+	if f != nil {
+		f.sum.Write(part.sum.(*bytes.Buffer).Bytes())
+		f.Also.join(part.Also)
+	}
 }
 
 // String returns the first half of a SHA-256 in 32 hexadecimal digits. For each file, the hash
@@ -34,6 +51,11 @@ func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Ha
 
 // add adds a file, and calls visit with each sampled block.
 func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, visit func(off int64, block []byte)) (localfile.Sample, error) {
+	if f.Also != nil {
+		if s, err := f.Also.add(path, size, content, func(int64, []byte) {}); err != nil {
+			return s, err
+		}
+	}
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
 	s, err := localfile.NewSample(content, size, f.blocks, func(off int64, block []byte) {

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -86,13 +85,14 @@ func Open(paths []string, o Options) (*Array, error) {
 	var m Manifest
 	var unleased string
 	for chunk := range slices.Chunk(paths, maxParallelOpens) {
-		files, errs, parts := make([]File, len(chunk)), make([]error, len(chunk)), make([]bytes.Buffer, len(chunk))
+		files, errs, parts := make([]File, len(chunk)), make([]error, len(chunk)), make([]*Fingerprint, len(chunk))
 		var all sync.WaitGroup
 		for i, path := range chunk {
 			var previous *shard
 			if number := len(m.Files) + i; o.Previous != nil && number < len(o.Previous.shards) {
 				previous = &o.Previous.shards[number]
 			}
+			parts[i] = sum.part()
 			all.Go(func() {
 				defer func() {
 					// A malformed file must not end the process.
@@ -100,7 +100,7 @@ func Open(paths []string, o Options) (*Array, error) {
 						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
 					}
 				}()
-				files[i], errs[i] = openFile(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
+				files[i], errs[i] = openFile(path, o, previous, parts[i])
 				if o.Opened != nil {
 					o.Opened()
 				}
@@ -111,7 +111,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			if errs[i] != nil {
 				return nil, errs[i]
 			}
-			sum.sum.Write(parts[i].Bytes())
+			sum.join(parts[i])
 			unleased = cmp.Or(unleased, files[i].unleased)
 		}
 		m.Files = append(m.Files, files...)

@@ -35,7 +35,7 @@ type BatchList interface {
 	InfoLen() int64
 
 	// RowsOf returns how many rows of batch k come from a source, given by its index in
-	// Spec.SourceWeights.
+	// Spec.SourceNames.
 	RowsOf(source int, k uint64) uint64
 
 	// With returns the BatchList under the settings of a path, such as "rank=3,world=8". Equivalent
@@ -58,6 +58,12 @@ type BatchList interface {
 	Stalled() time.Duration
 }
 
+// A Stage is a part of a mixture.
+type Stage struct {
+	Batch   uint64    // the first one with rows of the stage
+	Weights []float64 // fraction of rows from each source
+}
+
 // A Spec describes a BatchList.
 type Spec struct {
 	// Name is the path of the directory, such as "train/rank=3,world=8". It has only the settings
@@ -69,7 +75,7 @@ type Spec struct {
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceNames    []string          // names of the sources of a mixture
-	SourceWeights  []float64         // fraction of rows from each source; nil for a single source
+	Stages         []Stage           // stages of a mixture; nil for a single source
 	TokensFileSize int64             // size of tokens.bin, in bytes
 	Metadata       map[string]string // metadata of .safetensors files
 	Version        Version

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"slices"
+	"sort"
 	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -78,10 +79,19 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.RowsBySource[r.split]
-	for source := range min(len(r.sequence.Spec().SourceWeights), state.MaxSources) {
+	t.recordStage(r.split, r.sequence.Spec().Stages, r.end-1)
+	for source := range min(len(r.sequence.Spec().SourceNames), state.MaxSources) {
 		for k := r.firstBegun; k < r.end; k++ {
 			sources[source].Rows.Add(r.sequence.RowsOf(source, k))
 		}
+	}
+}
+
+// recordStage records the stage of batch k of a split.
+func (t *tree) recordStage(split int, stages []Stage, k uint64) {
+	i := sort.Search(len(stages)-1, func(i int) bool { return stages[i+1].Batch > k })
+	if len(stages) > 1 && i != t.shared.Stage(split) {
+		t.shared.SetStage(split, i, stages[i].Weights)
 	}
 }
 

@@ -182,11 +182,14 @@ func (t *sequenceTable) add(s BatchList, user uint32) (number int) {
 
 // describe records the properties of a sequence in the shared state.
 func (t *sequenceTable) describe(number int, s BatchList) {
-	weights := s.Spec().SourceWeights
+	names := s.Spec().SourceNames
 	if strings.Contains(s.Spec().Name, "/") {
-		weights = nil // rows are counted only for splits, because the counters take 3 KiB
+		names = nil // rows are counted only for splits, because the counters take 3 KiB
 	}
-	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, s.Spec().SourceNames, weights)
+	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, names)
+	if len(names) > 0 {
+		t.shared.SetStage(number, 0, s.Spec().Stages[0].Weights)
+	}
 }
 
 // indexName records the name and split of a sequence that user looked up. The caller holds mu,

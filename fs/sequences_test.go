@@ -65,12 +65,12 @@ func (t *sequenceTable) check(tb testing.TB) {
 
 func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
-	mixture.spec.SourceNames, mixture.spec.SourceWeights = []string{"a", "b"}, []float64{0.75, 0.25}
+	mixture.spec.SourceNames, mixture.spec.Stages = []string{"a", "b"}, []Stage{{0, []float64{0.75, 0.25}}, {7, []float64{1, 0}}}
 	with := mixture.with
 	mixture.with = func(settings string) (BatchList, error) {
 		s, err := with(settings)
 		if err == nil {
-			s.Spec().SourceNames, s.Spec().SourceWeights = mixture.spec.SourceNames, mixture.spec.SourceWeights
+			s.Spec().SourceNames, s.Spec().Stages = mixture.spec.SourceNames, mixture.spec.Stages
 		}
 		return s, err
 	}
@@ -80,6 +80,12 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	for number, want := range map[int]float64{split.sequence(): 0.25, settings: 0} {
 		if got := tr.shared.RowsBySource[number][1].Weight(); got != want {
 			t.Errorf("sequence %d: the weight of source 1 is %v, want %v", number, got, want)
+		}
+	}
+	for k, want := range map[uint64]int{0: 0, 6: 0, 7: 1, 100: 1} {
+		tr.recordStage(split.sequence(), mixture.spec.Stages, k)
+		if got := tr.shared.Stage(split.sequence()); got != want || tr.shared.RowsBySource[split.sequence()][0].Weight() != mixture.spec.Stages[want].Weights[0] {
+			t.Errorf("batch %d is in stage %d, want %d", k, got, want)
 		}
 	}
 }

@@ -53,9 +53,9 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			if current := d.Identity(); identity != "" && current != identity {
+			if identity != "" && !d.Continues(identity, from) {
 				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
-					"again to continue with the new ones", args[0], current, identity)
+					"again to continue with the new ones", args[0], d.Identity(), identity)
 			}
 			s, out := d.Serve(), cmd.OutOrStdout()
 			if format == "info" {

@@ -132,12 +132,21 @@ func newSequence(s *dataset.Served) *sequence {
 		Start:          s.Split.Start,
 		EpochBatches:   s.EpochBatches(),
 		SourceNames:    s.Split.SourceNames(),
-		SourceWeights:  s.SourceWeights(),
+		Stages:         stages(s),
 		TokensFileSize: s.TokensLen(),
 		Metadata:       s.Metadata(),
 		Version:        fs.Version(s.Version),
 		FollowsChanges: s.Split.OnChange == "follow",
 	}}
+}
+
+func stages(s *dataset.Served) (list []fs.Stage) {
+	for i, at := range s.Sequence.Stages() {
+		if len(s.Split.Sources) > 0 {
+			list = append(list, fs.Stage{Batch: at.Batch, Weights: s.SourceWeights(i)})
+		}
+	}
+	return list
 }
 
 func (s *sequence) Spec() *fs.Spec { return &s.spec }

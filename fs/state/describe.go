@@ -17,16 +17,26 @@ func (s *Shared) Fingerprint(sequence int) string { return getText(s.infos[seque
 // EpochBatches returns the number of batches per epoch, or 0 if the order has no epochs.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.infos[sequence].epochBatches.Load() }
 
-// Describe records the fingerprint and epoch length of a sequence, and the names and weights of the
-// sources of a mixture.
-func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, names []string, weights []float64) {
+// Describe records the fingerprint and epoch length of a sequence, and the names of the sources of
+// a mixture.
+func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64, names []string) {
 	copy(s.infos[sequence].fingerprint[:], fingerprint) // all fingerprints have the same length
 	s.infos[sequence].epochBatches.Store(epochBatches)
+	for i, name := range names[:min(len(names), MaxSources)] {
+		setText(s.sourceNames[sequence][i][:], name)
+	}
+}
+
+// SetStage records the current stage of a split and its weights.
+func (s *Shared) SetStage(sequence, stage int, weights []float64) {
+	s.stages[sequence].Store(uint32(stage))
 	for i, weight := range weights[:min(len(weights), MaxSources)] {
-		setText(s.sourceNames[sequence][i][:], names[i])
 		s.RowsBySource[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
+
+// Stage returns the current stage of a split.
+func (s *Shared) Stage(sequence int) int { return int(s.stages[sequence].Load()) }
 
 // SourceName returns the name of a source of a mixture, or "" if there is no such source.
 func (s *Shared) SourceName(sequence, source int) string {

@@ -38,6 +38,7 @@ type Shared struct {
 	lookups         *lookups
 	failing         *[MaxSequences]atomic.Bool          // see SetFailing
 	sourceNames     *[MaxSequences][MaxSources][32]byte // padded with zeros
+	stages          *[MaxSequences]atomic.Uint32        // see Stage
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
@@ -49,7 +50,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
-		sectionAt(&s.failing), sectionAt(&s.sourceNames),
+		sectionAt(&s.failing), sectionAt(&s.sourceNames), sectionAt(&s.stages),
 	}
 }
 

@@ -10,10 +10,12 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -100,9 +102,10 @@ type Log struct {
 // A Split is a table [splits.X] combined with [batch], or such a split under the settings of a
 // path. After decoding, only MakeAbsolute changes it, so it is safe for concurrent use.
 type Split struct {
-	sampler.Settings                 // Weights and TorchState are set only when the split is opened
+	sampler.Settings                 // TorchState is set only when the split is opened
 	Tokens            []string       // paths and globs, as configured
 	Sources           []Source       // set instead of Tokens for a mixture
+	StageTables       []Stage        // nil unless the mixture changes
 	Source            string         // name of the only source to read; empty to read all
 	Aligned           []AlignedArray // arrays aligned with Tokens; each source has its own
 	Join              bool
@@ -135,8 +138,16 @@ type Source struct {
 	Name      string   // the number of the source, unless configured
 	Tokens    []string // paths and globs, as configured
 	Weight    float64
-	VocabSize int64 // 0 means the split's
+	MaxEpochs float64 // 0 means no limit
+	VocabSize int64   // 0 means the split's
 	Aligned   []AlignedArray
+}
+
+// A Stage is one table [[splits.X.stages]].
+type Stage struct {
+	Weights    map[string]float64 // by name of the source
+	FromTokens uint64             // 0 if not set
+	FromRow    uint64             // 0 if not set
 }
 
 // An AlignedArray is one table [[splits.X.arrays]]: an array with one element per token.
@@ -348,16 +359,65 @@ func (s *Split) checkSources() error {
 		seen[source.Name] = i
 		sum += source.Weight
 	}
+	weight, isSet := s.keyRefs["sources.weight"]
+	missing, isMissing := s.keyRefs["sources.noweight"]
 	switch {
+	case len(s.StageTables) > 0 && len(s.Sources) == 0:
+		return fmt.Errorf("%s: split %s has no sources; list its files as [[splits.%[2]s.sources]]", s.MessagePrefix("stages"), s.Name)
+	case len(s.StageTables) > 0 && isSet:
+		return fmt.Errorf("%s: split %s has stages, which have the weights of its sources; leave out weight, or stages", weight, s.Name)
+	case len(s.StageTables) == 0 && isMissing:
+		return fmt.Errorf("%s: must have weight, %s (got none)", missing, sourceTable.find("weight").rule)
 	case s.Source != "" && len(s.Sources) == 0:
 		return fmt.Errorf("%s: split %s has no sources; leave source out", s.MessagePrefix("source"), s.Name)
 	case s.Source != "" && s.Only == 0:
 		return fmt.Errorf("%s: %w", s.MessagePrefix("source"), s.unknownSource(s.Source))
-	case len(s.Sources) > 0 && sum == 0:
+	case len(s.Sources) > 0 && len(s.StageTables) == 0 && sum == 0:
 		return fmt.Errorf("%s: all sources of split %s have weight 0; raise that of one", s.MessagePrefix("sources"), s.Name)
+	}
+	return s.checkStages()
+}
+
+func (s *Split) checkStages() error {
+	last := uint64(0)
+	for i, stage := range s.StageTables {
+		for _, name := range slices.Sorted(maps.Keys(stage.Weights)) {
+			if s.sourceIndex(name) < 0 {
+				return fmt.Errorf("%s: %w", s.StagePrefix(i, "weights", name), s.unknownSource(name))
+			}
+		}
+		row := stage.FirstRow(s.BlockSize)
+		switch set := min(stage.FromTokens, 1) + min(stage.FromRow, 1); {
+		case i == 0 && set > 0:
+			return fmt.Errorf("%s: the first stage begins at row 0; leave out from_tokens and from_row", s.StagePrefix(i))
+		case i > 0 && set != 1:
+			return fmt.Errorf("%s: must have either from_tokens or from_row (got %s)", s.StagePrefix(i), []string{"none", "", "both"}[set])
+		case i > 0 && row <= last:
+			return fmt.Errorf("%s: must begin after row %d, where the stage before it begins (got row %d)", s.StagePrefix(i), last, row)
+		}
+		last = row
 	}
 	return nil
 }
+
+// FirstRow returns the global number of the first row of the stage.
+func (s *Stage) FirstRow(blockSize int) uint64 {
+	if s.FromTokens > 0 {
+		return (s.FromTokens-1)/uint64(blockSize) + 1
+	}
+	return s.FromRow
+}
+
+// StagePrefix returns the beginning of a message about a stage, or about a key in it.
+func (s *Split) StagePrefix(i int, key ...string) string {
+	if s.base != nil {
+		return fmt.Sprintf("%s: stages.%d", s.path, i)
+	}
+	return s.keyRefs["stages"].child(append([]string{strconv.Itoa(i)}, key...)...).String()
+}
+
+// Scheduled reports whether what is drawn from the sources changes during a run.
+func (s *Split) Scheduled() bool { return s.Settings.Stages != nil || s.MaxEpochs != nil }
 
 // sourceIndex returns the index of the first source with this name, or -1.
 func (s *Split) sourceIndex(name string) int {

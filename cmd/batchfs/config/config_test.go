@@ -168,7 +168,7 @@ func TestSplitErrors(t *testing.T) {
 		{train + "source = 'web'", "3: splits.train.source", "split train has no sources; leave source out"},
 		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", atLeast0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of arrays, name, tokens, vocab_size, weight"},
+			"unknown key; must be one of arrays, max_epochs, name, tokens, vocab_size, weight"},
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
 			"unknown key; seed belongs in [batch] or [splits.X]"},
 		{"[batch]\ntoken_dtype = 'uint16'\n" + testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "3: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
@@ -270,14 +270,14 @@ func TestSet(t *testing.T) {
 
 // All ways to write sources are equivalent, and a later list replaces an earlier one.
 func TestSources(t *testing.T) {
-	want := []Source{{"0", []string{"a.bin"}, 0.5, 0, nil}, {"web", []string{"a.bin"}, 3, 65, nil}}
-	const list = `[{tokens = "a.bin", weight = 0.5}, {name = "web", weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
+	want := []Source{{"0", []string{"a.bin"}, 0.5, 0, 0, nil}, {"web", []string{"a.bin"}, 3, 1.5, 65, nil}}
+	const list = `[{tokens = "a.bin", weight = 0.5}, {name = "web", weight = 3, max_epochs = 1.5, tokens = ["a.bin"], vocab_size = 65}]`
 	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
 	for _, test := range []struct {
 		text string
 		sets []string
 	}{
-		{testfiles.Mixture("weight = 0.5", "weight = 3\nvocab_size = 65\nname = 'web'"), nil},
+		{testfiles.Mixture("weight = 0.5", "weight = 3\nvocab_size = 65\nname = 'web'\nmax_epochs = 1.5"), nil},
 		{"[splits.mix]\nsources = " + list, nil},
 		{"splits.mix = {sources = " + list + "}", nil},
 		{"", []string{"splits.mix.sources=" + list}},

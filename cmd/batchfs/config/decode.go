@@ -92,10 +92,34 @@ func (s *Split) setDerived() {
 	case s.Documents || s.MaskTargets || rowsNeedDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
-	s.Only = s.sourceIndex(s.Source) + 1
+	s.setMixture()
 	s.EOT, s.BOS = uint64(max(s.EndOfText, 0)), nil
 	if s.BeginOfText >= 0 {
 		s.BOS = new(uint64(s.BeginOfText))
+	}
+}
+
+// setMixture computes the sampler's settings that depend on the sources and stages. Without sources,
+// they are empty.
+func (s *Split) setMixture() {
+	s.Only, s.Weights, s.Settings.Stages, s.MaxEpochs = s.sourceIndex(s.Source)+1, nil, nil, nil
+	for i, source := range s.Sources {
+		if len(s.StageTables) == 0 {
+			s.Weights = append(s.Weights, source.Weight)
+		}
+		if source.MaxEpochs > 0 && s.MaxEpochs == nil {
+			s.MaxEpochs = make([]float64, len(s.Sources))
+		}
+		if source.MaxEpochs > 0 {
+			s.MaxEpochs[i] = source.MaxEpochs
+		}
+	}
+	for _, table := range s.StageTables {
+		stage := sampler.Stage{FirstRow: table.FromRow, FromTokens: table.FromTokens}
+		for _, source := range s.Sources {
+			stage.Weights = append(stage.Weights, table.Weights[source.Name])
+		}
+		s.Settings.Stages = append(s.Settings.Stages, stage)
 	}
 }
 
@@ -149,7 +173,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return setKey(ref, v, target, nil, allTables[i])
 	case len(k) == 3 && k[0] == "splits":
 		return c.findOrAddSplit(ref, batch).decodeKey(ref, v)
-	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
+	case len(k) > 3 && k[0] == "splits" && listRules[k[2]] != "":
 		if tableList(d.value(k[:3])) == nil { // for example sources.weight = 1
 			return fmt.Errorf("%s: unknown key; %s must be %s", ref, k[2], listRules[k[2]])
 		}
@@ -158,13 +182,17 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	return unknownKey(ref, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
 }
 
-func (s *Split) decodeKey(ref keyRef, v any) error {
+func (s *Split) decodeKey(ref keyRef, v any) (err error) {
 	switch ref.key[2] {
 	case "tokens":
 		s.dir = ref.doc.relative("")
 	case "sources":
 		s.dir = ref.doc.relative("")
 		return s.setSources(ref, v)
+	case "stages":
+		s.keyRefs["stages"] = ref
+		s.StageTables, err = decodeTables[Stage](ref, v, &stageTable, "weights")
+		return err
 	case "arrays":
 		s.alignedDir, s.keyRefs["arrays"] = ref.doc.relative(""), ref
 		return setAligned(ref, v, &s.Aligned)
@@ -196,17 +224,27 @@ func (c *Config) findOrAddSplit(ref keyRef, batch *Split) *Split {
 // listRules holds the rules, for messages, of keys that take lists of tables.
 var listRules = map[string]string{
 	"sources": `a list of tables, as in [{tokens = "a.bin", weight = 1}]`,
+	"stages":  `a list of tables, as in [{weights = {web = 9, math = 1}}]`,
 	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
 }
 
 func (s *Split) setSources(ref keyRef, v any) (err error) {
 	s.keyRefs["sources"] = ref
-	delete(s.keyRefs, "sources.arrays")
-	if s.Sources, err = decodeTables[Source](ref, v, &sourceTable, "tokens", "weight"); err != nil {
+	for _, key := range []string{"sources.arrays", "sources.weight", "sources.noweight"} {
+		delete(s.keyRefs, key)
+	}
+	if s.Sources, err = decodeTables[Source](ref, v, &sourceTable, "tokens"); err != nil {
 		return err
 	}
 	for i, table := range tableList(v) {
 		s.Sources[i].Name = cmp.Or(s.Sources[i].Name, strconv.Itoa(i))
+		key, found := "sources.noweight", ref.child(strconv.Itoa(i))
+		if _, ok := table["weight"]; ok {
+			key, found = "sources.weight", found.child("weight")
+		}
+		if !s.IsSet(key) {
+			s.keyRefs[key] = found
+		}
 		if arrays, ok := table["arrays"]; ok {
 			s.keyRefs["sources.arrays"] = ref.child(strconv.Itoa(i))
 			if err := setAligned(ref.child(strconv.Itoa(i), "arrays"), arrays, &s.Sources[i].Aligned); err != nil {

@@ -153,6 +153,8 @@ func formatValue(v any) string {
 		return fmt.Sprintf("%q", v)
 	case map[string]any:
 		return "a table"
+	case inlineTable:
+		return string(v)
 	}
 	text, err := toml.Marshal(map[string]any{"": v})
 	if err != nil {

@@ -54,7 +54,7 @@ func (t *table) setDefaults(c any) {
 // allTables lists the tables in the order of config.toml. If two tables have a key of the same
 // name, messages name the first one.
 var allTables = []*table{
-	&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable,
+	&topTable, &batchTable, &splitTable, &sourceTable, &stageTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable,
 }
 
 var topTable = table{name: "front of all tables", keys: []key{
@@ -177,6 +177,7 @@ var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its 
 		help: "The fingerprint that the token files must have, from info.json. Set it so that a run cannot continue with " +
 			"other data than it began with."},
 	{name: "sources"}, // a list of tables; see sourceTable
+	{name: "stages"},  // a list of tables; see stageTable
 	{name: "arrays"},  // a list of tables; see arrayTable
 }}
 
@@ -190,9 +191,23 @@ var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixtu
 		help: "The token files of this source, like tokens in [splits.X]."},
 	{name: "weight", example: 7, valueType: weight,
 		help: "The weight of this source, relative to the others. Weights need not add up to 1. With 0, it is not read."},
+	{name: "max_epochs", example: 4, valueType: positive(func(c *Source) *float64 { return &c.MaxEpochs }),
+		help: "The number of epochs after which this source is no longer read, with all its ranks. The other sources keep their proportions. " +
+			"When no source is left, the batches end."},
 	{name: "vocab_size", example: 50257, restart: true, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The vocab_size of this source. The default is the split's vocab_size."},
 	{name: "arrays"}, // a list of tables; see arrayTable
+}}
+
+var stageTable = table{name: "[[splits.X.stages]]", help: "A stage of a mixture that changes during a run. Stages replace the weights of sources. " +
+	"The first stage begins with the run, and each further one at from_tokens or from_row. Each source continues with its own next row. " +
+	"The torch orders have no stages.", keys: []key{
+	{name: "weights", example: inlineTable("{web = 9, math = 1}"), valueType: weights,
+		help: "The weights of the sources, by name. A source that is left out is not read in this stage."},
+	{name: "from_tokens", example: "250B", valueType: tokens,
+		help: "The number of tokens, on all ranks, after which this stage begins. It is divided by block_size and rounded up to a row."},
+	{name: "from_row", example: 122070313, valueType: wholeNumber(func(c *Stage) *uint64 { return &c.FromRow }, 1, math.MaxInt64),
+		help: "The global number of the first row of this stage, instead of from_tokens."},
 }}
 
 var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is aligned with the tokens, with one element for each: " +

@@ -23,7 +23,7 @@ func TestCanReplace(t *testing.T) {
 		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},
 		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, but the configuration no longer has it" + fix},
 		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that are not mounted" + fix},
-		{mixed + "1", mixed + "2", "splits.mix.sources is [{ [a.bin] 1 0 []}] in the mount, and the configuration has [{ [a.bin] 2 0 []}]" + fix},
+		{mixed + "1", mixed + "2", "splits.mix.sources is [{ [a.bin] 1 0 0 []}] in the mount, and the configuration has [{ [a.bin] 2 0 0 []}]" + fix},
 		{mixed + "2", mixed + "2.0", ""},
 		{mixed + "2", mixed + "2\nvocab_size = 65\nname = 'web'", ""},
 		{train, train + "vocab_size = 65", ""},

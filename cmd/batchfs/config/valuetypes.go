@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"math/big"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -207,13 +208,57 @@ var fingerprint = newValueType(func(c *Split) *string { return &c.Expect }, "32 
 	return s, ok && err == nil && len(s) == 32 && strings.ToLower(s) == s
 })
 
-var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a number, 0 or above", func(value any) (float64, bool) {
-	w, ok := value.(float64)
-	if n, isInt := value.(int64); isInt {
-		w, ok = float64(n), true
+func number(value any) (n float64, ok bool) {
+	if i, isInt := value.(int64); isInt {
+		return float64(i), true
 	}
-	return w, ok && w >= 0 && !math.IsInf(w, 0)
+	n, ok = value.(float64)
+	return n, ok && !math.IsInf(n, 0)
+}
+
+var weight = newValueType(func(c *Source) *float64 { return &c.Weight }, "a number, 0 or above", func(value any) (float64, bool) {
+	w, ok := number(value)
+	return w, ok && w >= 0
 })
+
+func positive[C any](field func(*C) *float64) valueType {
+	return newValueType(field, "a number above 0", func(value any) (float64, bool) {
+		n, ok := number(value)
+		return n, ok && n > 0
+	})
+}
+
+// An inlineTable is an example in config.toml.
+type inlineTable string
+
+var weights = newValueType(func(c *Stage) *map[string]float64 { return &c.Weights },
+	"a table of sources and numbers, 0 or above and not all 0, as in {web = 9, math = 1}", func(value any) (all map[string]float64, ok bool) {
+		table, _ := value.(map[string]any)
+		all, sum := map[string]float64{}, 0.
+		for name, v := range table {
+			w, ok := number(v)
+			if !ok || !(w >= 0) {
+				return nil, false
+			}
+			all[name], sum = w, sum+w
+		}
+		return all, sum > 0
+	})
+
+var tokens = newValueType(func(c *Stage) *uint64 { return &c.FromTokens },
+	`a whole number of tokens above 0, as in "250B" (k, M, B or G, T)`, func(value any) (uint64, bool) {
+		text := fmt.Sprint(value)
+		if n, isFloat := value.(float64); isFloat {
+			text = strconv.FormatFloat(n, 'f', -1, 64)
+		}
+		digits := strings.TrimRight(text, "kMBGT")
+		scale, known := map[string]int64{"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}[text[len(digits):]]
+		n, ok := new(big.Rat).SetString(digits)
+		if !known || !ok || strings.Trim(digits, "0123456789.") != "" || !n.Mul(n, new(big.Rat).SetInt64(scale)).IsInt() || !n.Num().IsInt64() {
+			return 0, false
+		}
+		return n.Num().Uint64(), n.Sign() > 0
+	})
 
 // reserved lists the names of a batch's own arrays, and the one key in a safetensors header that
 // does not name a tensor.

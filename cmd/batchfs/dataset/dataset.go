@@ -38,9 +38,13 @@ type Dataset struct {
 	hint          vocabHint
 	fingerprint   string        // hash of the contents of all token files
 	formatsDigest func() string // see digestFormats; computed by the first call
-	fileCount     int           // files of all arrays, including indexes of documents
-	groups        [][]int64     // see sampler.Source.Groups; one for each source
-	unleasedFile  string        // file whose writers are unknown, because it has no lease; or empty
+	// sourceFingerprints and sourceFormats are the same for each source alone, or nil unless the
+	// split is scheduled.
+	sourceFingerprints []string
+	sourceFormats      func() []string
+	fileCount          int       // files of all arrays, including indexes of documents
+	groups             [][]int64 // see sampler.Source.Groups; one for each source
+	unleasedFile       string    // file whose writers are unknown, because it has no lease; or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -102,18 +106,24 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 	if err != nil {
 		return nil, err
 	}
-	files := 0
+	files, filesOf := 0, make([]int, len(s.VocabSizes()))
 	for _, spec := range specs {
 		files += len(spec.Files)
+		filesOf[spec.Source] += len(spec.Files)
 	}
 	if p != nil {
 		p.Total.Add(int64(files))
 	}
 	fingerprint := cache.NewFingerprint(files)
 	var sources [][]*cache.Array
+	var ofSources []*cache.Fingerprint
 	for _, spec := range specs {
 		if spec.Source == len(sources) {
 			sources = append(sources, nil)
+			if s.Scheduled() {
+				fingerprint.Also = cache.NewFingerprint(filesOf[spec.Source])
+				ofSources = append(ofSources, fingerprint.Also)
+			}
 		}
 		arrays, opts := sources[spec.Source], spec.Options
 		opts.Fingerprint = fingerprint
@@ -137,14 +147,25 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 		}
 		sources[spec.Source] = append(arrays, a)
 	}
-	return o.newDataset(s, sources, h, fingerprint.String(), nil)
+	var sourceFingerprints []string
+	for _, f := range ofSources {
+		sourceFingerprints = append(sourceFingerprints, f.String())
+	}
+	return o.newDataset(s, sources, h, fingerprint.String(), sourceFingerprints, nil)
 }
 
 // newDataset binds token files to the settings of a split. To save counting rows, groups may be
 // those of an earlier Dataset of the split; otherwise, it is nil.
-func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, groups [][]int64) (*Dataset, error) {
-	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups, tables: o.Tables}
+func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, sourceFingerprints []string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, sourceFingerprints: sourceFingerprints,
+		groups: groups, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
+	d.sourceFormats = sync.OnceValue(func() (list []string) {
+		for i := range sources {
+			list = append(list, digestFormats(sources[i:i+1]))
+		}
+		return list
+	})
 	for _, arrays := range sources {
 		d.mains = append(d.mains, arrays[0])
 	}
@@ -176,10 +197,6 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 	if unknown && s.MaskArray != "" && !s.Documents && s.Rows == sampler.Windows && s.Ends == sampler.EndsByIndex {
 		s.Ends = sampler.EndsUnknown // only the array masks targets
 	}
-	settings := s.Settings
-	for _, source := range s.Sources {
-		settings.Weights = append(settings.Weights, source.Weight)
-	}
 	var sources []sampler.Source
 	vocabSize := slices.Max(s.VocabSizes())
 	for i := range d.sources {
@@ -189,7 +206,10 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 		}
 		sources = append(sources, source)
 	}
-	if d.Sequence, err = sampler.New(sources, settings); err != nil {
+	if d.Sequence, err = sampler.New(sources, s.Settings); err != nil {
+		return err
+	}
+	if err := d.checkCaps(); err != nil {
 		return err
 	}
 	d.groups = d.Sequence.Groups()
@@ -224,8 +244,12 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 }
 
 func (d *Dataset) countSteps() error {
+	end := d.Sequence.Batches()
 	if d.Steps = d.Split.Steps; d.Steps == 0 {
-		d.Steps = uint64(d.Sequence.BatchesPerEpoch())
+		d.Steps = min(uint64(d.Sequence.BatchesPerEpoch()), end)
+	}
+	if d.Steps > end {
+		return fmt.Errorf("max_epochs of the sources allow %d batches; set steps to at most that (got %d)", end, d.Steps)
 	}
 	if most := d.maxSteps(); d.Steps > most {
 		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to at most %d", d.Steps, d.Sequence.Batch().Bytes(), most)
@@ -236,7 +260,7 @@ func (d *Dataset) countSteps() error {
 // maxSteps returns how many batches fit in half of the largest possible file, which leaves room for
 // headers.
 func (d *Dataset) maxSteps() uint64 {
-	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
+	return min(d.Sequence.Batches(), math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
 // With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two
@@ -260,6 +284,9 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()
+	}
+	if err == nil {
+		err = n.checkCaps()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.MessagePrefix(), err)

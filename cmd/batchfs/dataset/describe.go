@@ -78,6 +78,12 @@ func (d *Dataset) Info() []byte {
 	}
 	if len(d.Split.Sources) > 0 {
 		all["sources"] = d.sourceInfos()
+		if d.Split.Scheduled() {
+			all["stages"] = d.stageInfos()
+			if end := d.Sequence.Batches(); end < sampler.MaxBatches {
+				all["batches"] = end
+			}
+		}
 	} else if d.Sequence.Order == sampler.Sequential || d.Sequence.Order == sampler.Shuffle {
 		batch, rows := d.epochEnd()
 		all["epoch_ends"] = map[string]any{"batch": batch, "rows": rows}
@@ -94,11 +100,11 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// SourceWeights returns the fraction of the rows that comes from each source of a mixture, or nil.
-func (d *Dataset) SourceWeights() (list []float64) {
-	for i := range d.Split.Sources {
-		rows, total := d.Sequence.Weight(i)
-		list = append(list, float64(rows)/float64(total))
+// SourceWeights returns the fraction of a stage's rows that comes from each source.
+func (d *Dataset) SourceWeights(stage int) (list []float64) {
+	at := d.Sequence.Stages()[stage]
+	for _, rows := range at.Rows {
+		list = append(list, float64(rows)/float64(at.Period))
 	}
 	return list
 }
@@ -122,6 +128,12 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 		main := d.mains[i]
 		rows, total := d.Sequence.Weight(i)
 		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": total}
+		if source.MaxEpochs > 0 {
+			info["max_epochs"] = source.MaxEpochs
+		}
+		if d.Split.Scheduled() {
+			info["fingerprint"] = d.sourceFingerprints[i]
+		}
 		if main.VocabSize() > 0 {
 			info["vocab_size"] = main.VocabSize()
 		}
@@ -245,6 +257,9 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 		source := ""
 		if len(d.Split.Sources) > 0 {
 			source = ", source " + d.Split.Sources[row.source].Name
+			if d.Split.Scheduled() {
+				source += fmt.Sprintf(", stage %d", row.stage)
+			}
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
 		several := len(row.segments) > 1

@@ -13,8 +13,36 @@ import (
 )
 
 // Identity returns 32 hexadecimal digits. If they are equal for two sequences, every batch has the
-// same bytes in both, except that the tokens may differ under on_change = "follow".
-func (d *Dataset) Identity() string { return digest(d.identityInputs()) }
+// same bytes in both, except that the tokens may differ under on_change = "follow". If the split is
+// scheduled, a hash of each source and the schedule follow: see Continues.
+func (d *Dataset) Identity() string {
+	all := d.identityInputs()
+	if !d.Split.Scheduled() {
+		return digest(all)
+	}
+	all["files"], all["shares"] = nil, nil
+	var sources []string
+	fingerprints, formats := d.sourceHashes()
+	for i := range formats {
+		sources = append(sources, digest([]string{fingerprints[i], formats[i]}))
+	}
+	return digest(all) + " " + strings.Join(sources, ",") + " " + d.schedule()
+}
+
+// sourceHashes returns, for each source alone, the fingerprint, or "" if the split follows changes,
+// and a hash of how its files are read.
+func (d *Dataset) sourceHashes() (fingerprints, formats []string) {
+	if d.Split.OnChange != "follow" {
+		for _, f := range d.sourceFormats() {
+			formats = append(formats, digest([]any{f, d.Split.Join}))
+		}
+		return d.sourceFingerprints, formats
+	}
+	for i := range d.sources {
+		fingerprints, formats = append(fingerprints, ""), append(formats, digest(d.readSettings(i, i+1)))
+	}
+	return fingerprints, formats
+}
 
 // digest returns a hash of v as 32 hexadecimal digits. Readers compare digests of different
 // versions of batchfs, so v and its JSON must not change unless the batches do.
@@ -48,7 +76,7 @@ func (d *Dataset) identityInputs() map[string]any {
 		all["at"] = at
 	}
 	if d.Split.OnChange == "follow" {
-		all["files"] = d.readSettings()
+		all["files"] = d.readSettings(0, len(d.sources))
 	} else {
 		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.Split.Join && d.hasShards()}
 	}
@@ -138,7 +166,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		all["ignore_index"] = q.IgnoreIndex
 	}
 	if follow {
-		all["fingerprint"], all["formats"] = "", digest(d.readSettings())
+		all["fingerprint"], all["formats"] = "", digest(d.readSettings(0, len(d.sources)))
 	}
 	var weights, arrays []string
 	for i := range s.Sources {
@@ -147,6 +175,13 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	if len(weights) > 1 {
 		all["weights"] = strings.Join(weights, ":")
+	}
+	if s.Scheduled() {
+		fingerprints, formats := d.sourceHashes()
+		all["fingerprint"], all["formats"], all["weights"], all["join"] = strings.Join(fingerprints, ","), strings.Join(formats, ","), d.schedule(), ""
+		if all["split"] != "" && (len(s.Sources) > 1 || s.Settings.Stages != nil) {
+			all["split"] = q.Name + "/" // the streams of its sources
+		}
 	}
 	for _, a := range q.Arrays {
 		if q.Layout == sampler.Elements {
@@ -174,11 +209,11 @@ func (d *Dataset) hasShards() bool {
 }
 
 // readSettings returns the settings that say how to read the token files. They identify the data of
-// a split that follows changes.
-func (d *Dataset) readSettings() []any {
+// sources from up to to if the split follows changes.
+func (d *Dataset) readSettings(from, to int) []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
-	for i := range d.sources {
+	for i := from; i < to; i++ {
 		for _, b := range s.AlignedOf(i) {
 			list = append(list, []any{b.Tensor, b.DType})
 		}

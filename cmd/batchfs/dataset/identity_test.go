@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/sampler"
 )
 
 func writeIdentityFiles(t *testing.T) {
@@ -39,7 +40,9 @@ const (
 	torch     = "order = 'torch'"
 	tensor    = "tokens = 'two.safetensors'\ntoken_dtype = 'int32'\ntensor = 'p'"
 	sources   = "sources = [{tokens = 'a.bin', weight = 1}, {tokens = 'b.bin', weight = 3}]"
-	host      = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
+	staged    = "sources = [{name = 'a', tokens = 'a.bin'}, {name = 'b', tokens = 'b.bin'}]\n" +
+		"stages = [{weights = {a = 1, b = 3}}, {from_row = 40, weights = {b = 2}}]"
+	host = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
 )
 
 // identityCases cover each key of a split. lines configure the split, and change replaces or adds a
@@ -111,6 +114,12 @@ var identityCases = []struct{ key, lines, change string }{
 	{"sources.name", sources, strings.Replace(sources, "= 1", "= 1, name = 'a'", 1)},
 	{"source", sources, "source = '1'"},
 	{"sources.vocab_size", sources, strings.Replace(sources, "= 1", "= 1, vocab_size = 100000", 1)},
+	{"sources.max_epochs", sources, strings.Replace(sources, "= 3", "= 3, max_epochs = 0.5", 1)},
+	{"stages.weights", staged, strings.Replace(staged, "b = 3}", "b = 1}", 1)},
+	{"stages.weights", staged, strings.Replace(staged, "{b = 2}", "{b = 4}", 1)},
+	{"stages.weights", staged, strings.Replace(staged, "{b = 2}", "{a = 2}", 1)},
+	{"stages.from_row", staged, strings.Replace(staged, "from_row = 40", "from_row = 36", 1)},
+	{"stages.from_tokens", staged, strings.Replace(staged, "from_row = 40", "from_tokens = 157", 1)},
 	{"arrays.name", "", maskArray},
 	{"arrays.name", maskArray, strings.Replace(maskArray, "'mask'", "'other'", 1)},
 	{"arrays.files", maskArray, strings.Replace(maskArray, "a.mask", "b.mask", 1)},
@@ -178,6 +187,40 @@ func TestIdentity(t *testing.T) {
 	for _, key := range keys {
 		if !covered[key] {
 			t.Errorf("no case changes %s: does it decide what is in a batch?", key)
+		}
+	}
+}
+
+// A reader of a scheduled split may continue if another source is appended or a later stage
+// changes, and only then.
+func TestContinues(t *testing.T) {
+	writeIdentityFiles(t)
+	appended := strings.Replace(staged, "'b.bin'}]", "'b.bin'}, {name = 'c', tokens = 'c.bin'}]", 1)
+	grown := strings.Replace(appended, "{b = 2}}]", "{b = 2}}, {from_row = 60, weights = {c = 1}}]", 1)
+	for _, c := range []struct {
+		name, now string
+		from      uint64 // the first batch, of 3 rows, that differs
+	}{
+		{"the same", staged, sampler.MaxBatches},
+		{"an appended source", appended, sampler.MaxBatches},
+		{"an appended stage", grown, 20},
+		{"the same rows", strings.Replace(staged, "{from_row = 40", "{from_row = 20, weights = {a = 2, b = 6}}, {from_row = 40", 1), sampler.MaxBatches},
+		{"another boundary", strings.Replace(staged, "40", "44", 1), 13},
+		{"a cap", strings.Replace(staged, "'a.bin'", "'a.bin', max_epochs = 0.05", 1), 0},
+		{"another first stage", strings.Replace(staged, "a = 1", "a = 2", 1), 0},
+		{"another source", strings.Replace(staged, "b.bin", "c.bin", 1), 0},
+		{"another order", staged + "\n" + shuffle, 0},
+		{"no stages", sources, 0},
+	} {
+		then, now := openSplitWith(t, staged), openSplitWith(t, c.now)
+		from := c.from
+		if c.name == "a cap" {
+			from = now.Sequence.Stages()[1].Row / 3
+		}
+		for _, k := range []uint64{0, from - min(from, 1), from, from + 1, 500} {
+			if k < sampler.MaxBatches && now.Continues(then.Identity(), k) != (k < from) {
+				t.Errorf("%s: Continues(%d) is %v; identities %s and %s", c.name, k, k >= from, then.Identity(), now.Identity())
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 
 	"batchfs/internal/jsontext"
 	"batchfs/sampler"
@@ -14,13 +15,14 @@ type rowOrigin struct {
 	row      uint64 // global row number
 	epoch    uint64
 	source   int
+	stage    int // index in the list of info.json
 	file     string
 	start    int64 // index of the row's first token in the file
 	segments []sampler.Segment
 }
 
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
-	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j), stage: d.Sequence.StageOf(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
 		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
@@ -35,6 +37,8 @@ type Origins struct {
 	dataset *Dataset
 	head    []byte // content between the batch number and the first row
 	width   int    // length of a row's line in bytes
+
+	stageDigits int // in the number of the last stage
 }
 
 const (
@@ -47,7 +51,7 @@ func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indentedJSON(map[string]any{"sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
-	o := &Origins{dataset: d, head: head}
+	o := &Origins{dataset: d, head: head, stageDigits: len(strconv.Itoa(len(d.Sequence.Stages()) - 1))}
 	longest := 0
 	for _, path := range d.Files() {
 		longest = max(longest, len(quoteJSON(path)))
@@ -73,6 +77,9 @@ func (o *Origins) line(r rowOrigin) []byte {
 	}
 	if len(o.dataset.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %q`, o.dataset.Split.Sources[r.source].Name)
+	}
+	if o.dataset.Split.Scheduled() {
+		line = fmt.Appendf(line, `, "stage": %*d`, o.stageDigits, r.stage)
 	}
 	return append(line, "},\n"...)
 }

@@ -39,6 +39,8 @@ type splitSnapshot struct {
 	Version     uint64
 	Unleased    string    // see Dataset.unleasedFile
 	Groups      [][]int64 // see Dataset.groups; saves workers from counting rows
+
+	SourceFingerprints []string // see Dataset.sourceFingerprints
 }
 
 // NewSnapshot returns the snapshot of a mount. Paths in flags are relative to the working
@@ -64,6 +66,8 @@ func (d *Dataset) snapshot() splitSnapshot {
 		Version:     d.Version,
 		Unleased:    d.unleasedFile,
 		Groups:      d.groups,
+
+		SourceFingerprints: d.sourceFingerprints,
 	}
 	for _, source := range d.sources {
 		var manifests []cache.Manifest
@@ -204,7 +208,7 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 			sources[i] = append(sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.Groups)
+	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.SourceFingerprints, data.Groups)
 	if err != nil {
 		return nil, err
 	}

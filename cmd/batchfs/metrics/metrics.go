@@ -122,7 +122,8 @@ var (
 	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
 	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows from each of the first 64 sources of a mixture, in batches that readers began to read.", "split", "source")
-	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture.", "split", "source")
+	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in its current stage.", "split", "source")
+	stage          = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
 	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )
 
@@ -166,6 +167,9 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	for _, s := range open[:min(len(open), maxSequences)] {
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
+			if c.SourceName(s.Number, 0) != "" {
+				send(stage, prometheus.GaugeValue, float64(c.Stage(s.Number)), s.Split)
+			}
 			for i := range c.RowsBySource[s.Number] {
 				source := &c.RowsBySource[s.Number][i]
 				if name := c.SourceName(s.Number, i); name != "" {

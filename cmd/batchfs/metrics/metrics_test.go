@@ -42,7 +42,8 @@ func lint(t testing.TB, text []byte) {
 func TestText(t *testing.T) {
 	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
 	shared.Sequences[4].Lookups.Store(0) // forgotten by the kernel
-	shared.Describe(1, "0123", 0, []string{"web", "books"}, []float64{1, 0})
+	shared.Describe(1, "0123", 0, []string{"web", "books"})
+	shared.SetStage(1, 3, []float64{1, 0})
 	shared.RowsBySource[1][1].Rows.Store(4)
 	shared.SetProgram("v9")
 	shared.Workers.Store(3)
@@ -60,7 +61,7 @@ func TestText(t *testing.T) {
 	}
 	for _, want := range []string{
 		`batchfs_build_info{version="v9"} 1`, `batchfs_takeovers_total 2`, `batchfs_split_info{fingerprint="0123",split="train"} 1`,
-		`batchfs_source_rows_total{source="books",split="train"} 4`, `batchfs_source_share_ratio{source="web",split="train"} 1`,
+		`batchfs_source_rows_total{source="books",split="train"} 4`, `batchfs_source_share_ratio{source="web",split="train"} 1`, `batchfs_stage{split="train"} 3`,
 		`batchfs_batches_total{settings="",split="train"} 17`, `batchfs_cursor{settings="rank=3,world=8",split="train"} 5`,
 		`batchfs_read_wait_seconds_count{settings="",split="train"} 4`, `batchfs_store_request_duration_seconds_bucket{le="32.768"} 0`,
 		`batchfs_store_request_duration_seconds_count 2`, `split="?"`,
@@ -95,7 +96,7 @@ func TestDeployedNames(t *testing.T) {
 	names := regexp.MustCompile(`batchfs_[a-z_]+`)
 	shared, known := newShared(t, "train"), map[string]bool{}
 	shared.Worker.Store(int64(os.Getpid()))
-	shared.Describe(1, "", 0, []string{"web"}, []float64{1})
+	shared.Describe(1, "", 0, []string{"web"})
 	for _, name := range names.FindAllString(string(Text(shared)), -1) {
 		known[name] = true
 	}

@@ -19,6 +19,7 @@ import (
 type corpus struct {
 	sequence     *sampler.Sequence // sequence of rank 0
 	sources      []corpusSource
+	steps        uint64         // length of the run
 	blockOptions blocks.Options // options of each host; Limit is 0 without a cache directory
 	hosts        int
 	ranksPerHost int

@@ -47,6 +47,7 @@ type Estimate struct {
 	FleetMountSeconds float64   `json:"fleet_mount_seconds"` // all hosts mount at once
 	FirstBatchSeconds float64   `json:"first_batch_seconds"`
 	Sources           []Source  `json:"sources"`
+	Stages            []Stage   `json:"stages"`
 	Verdicts          []Verdict `json:"verdicts"`
 }
 
@@ -66,6 +67,21 @@ type Source struct {
 	Epochs float64 `json:"epochs"`
 }
 
+// A Stage is a part of the run, and what it reads from each source, in the order of the sources.
+type Stage struct {
+	Step    uint64        `json:"step"` // the first one with rows of the stage
+	Cap     string        `json:"cap"`  // source whose max_epochs are used up there, or ""
+	Sources []StageSource `json:"sources"`
+}
+
+// A StageSource says how many tokens of a source a stage reads, which fraction of its rows they
+// are, and how many epochs of the source the run has read by the end of the stage.
+type StageSource struct {
+	Tokens   float64 `json:"tokens"`
+	Fraction float64 `json:"share"`
+	Epochs   float64 `json:"epochs"`
+}
+
 // A Verdict says whether something is within its limit, and if not, what would help.
 type Verdict struct {
 	OK   bool   `json:"ok"`
@@ -76,6 +92,30 @@ type resourceLimits struct{ bandwidth, requests float64 }
 
 // epochParts is how many parts of an epoch are compared to find the peak, if it has enough steps.
 const epochParts = 10
+
+func (e *Estimate) addStages(c *corpus) {
+	stages := c.sequence.Stages()
+	for i, at := range stages {
+		if at.Batch >= e.Steps {
+			break
+		}
+		stage, end := Stage{Step: at.Batch}, e.Steps
+		if i+1 < len(stages) {
+			end = min(end, stages[i+1].Batch)
+		}
+		for source, s := range c.sources {
+			if i > 0 && at.Configured == stages[i-1].Configured && at.Rows[source] == 0 && stages[i-1].Rows[source] > 0 {
+				stage.Cap = s.name
+			}
+			stage.Sources = append(stage.Sources, StageSource{
+				Tokens:   c.rowsOf(source, at.Batch, end) * c.stride(),
+				Fraction: float64(at.Rows[source]) / float64(at.Period),
+				Epochs:   c.rowsOf(source, 0, end) / float64(s.windows),
+			})
+		}
+		e.Stages = append(e.Stages, stage)
+	}
+}
 
 // newEstimate returns the estimate for a run of this many steps, given the counted blocks.
 func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint64, limits resourceLimits) *Estimate {
@@ -90,8 +130,7 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	e.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.stride())
 	e.ReadRate = float64(e.BatchBytes) * float64(c.ranksPerHost) / seconds
 	for i, s := range c.sources {
-		rows, period := q.Weight(i)
-		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Weight: float64(rows) / float64(period)}
+		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Weight: c.rowsPerStep(i) / float64(q.BatchSize*q.World)}
 		source.Epochs = float64(steps) * c.rowsPerStep(i) / float64(s.windows)
 		e.Tokens += source.Tokens
 		e.Sources = append(e.Sources, source)
@@ -99,6 +138,7 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 			e.Objects += len(a.Files())
 		}
 	}
+	e.addStages(c)
 	e.estimateTraffic(counted)
 	e.estimateOpening(c, counted, o.latency.Seconds(), limits)
 

@@ -165,9 +165,11 @@ func (o *options) computeEstimate(ctx context.Context, path string, progress fun
 	if steps == 0 {
 		steps = max(uint64(o.epochs*float64(epoch)+0.5), 1)
 	}
+	steps = min(steps, c.sequence.Batches())
+	c.steps = steps
 	// At least two epochs are counted, and at most four, because later epochs are like the fourth.
 	counted := min(max(2, (steps+epoch-1)/epoch), 4) * epoch
-	n, err := c.countBlocks(ctx, min(counted, sampler.MaxBatches-1), progress)
+	n, err := c.countBlocks(ctx, min(counted, c.sequence.Batches(), sampler.MaxBatches-1), progress)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -99,6 +101,29 @@ func TestSources(t *testing.T) {
 	checkNear(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
 	corpus := []string{"--tokens", "1G", "--set", "store.cache_bytes=0"}
 	checkNear(t, "requests of 100 epochs", runEstimate(t, append(corpus, "--epochs", "100")...).HostRequests, 50*runEstimate(t, append(corpus, "--epochs", "2")...).HostRequests)
+}
+
+// Each stage has its tokens, fractions and epochs, and a cap begins a stage.
+func TestStages(t *testing.T) {
+	dir := t.TempDir()
+	testfiles.Write(t, map[string]string{filepath.Join(dir, "a.bin"): strings.Repeat("ab", 8001), filepath.Join(dir, "b.bin"): strings.Repeat("ab", 4001), filepath.Join(dir, "c.toml"): `
+batch = {batch_size = 2, block_size = 8, order = "shuffle", token_dtype = "uint16"}
+splits.train.sources = [{name = "web", tokens = "a.bin"}, {name = "math", tokens = "b.bin", max_epochs = 0.5}]
+splits.train.stages = [{weights = {web = 9, math = 1}}, {from_row = 400, weights = {web = 1, math = 1}}]
+`})
+	n := runEstimate(t, "-c", filepath.Join(dir, "c.toml"), "--steps", "500")
+	want := []Stage{ // math has 500 rows, 250 of them until the cap: 40 in stage 0, 210 in stage 1
+		{0, "", []StageSource{{360 * 8, 0.9, 0.36}, {40 * 8, 0.1, 0.08}}},
+		{200, "", []StageSource{{210 * 8, 0.5, 0.57}, {210 * 8, 0.5, 0.5}}},
+		{410, "math", []StageSource{{180 * 8, 1, 0.75}, {0, 0, 0.5}}},
+	}
+	if !reflect.DeepEqual(n.Stages, want) {
+		t.Errorf("stages %+v, want %+v", n.Stages, want)
+	}
+	out, err := runPlan(t, "-c", filepath.Join(dir, "c.toml"), "--steps", "500", "--step", "1s")
+	if testfiles.NoError(t, err); !strings.Contains(out, "stage 2, from step 410, when max_epochs of math are used up") {
+		t.Error(out)
+	}
 }
 
 func TestErrors(t *testing.T) {

@@ -32,6 +32,9 @@ func (e *Estimate) print(out io.Writer) {
 		}
 		w.Flush()
 	}
+	if len(e.Stages) > 1 {
+		e.printStages(&text)
+	}
 	fmt.Fprintln(&text)
 	for _, v := range e.Verdicts {
 		word := "ok:    "
@@ -41,6 +44,22 @@ func (e *Estimate) print(out io.Writer) {
 		printable.Fprintf(&text, "%s %s\n", word, v.Text)
 	}
 	io.WriteString(out, printable.Text(text.String()))
+}
+
+func (e *Estimate) printStages(out io.Writer) {
+	fmt.Fprintln(out, "\nStages: tokens, fraction of the rows, and epochs by the end of the stage")
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	for i, stage := range e.Stages {
+		why := ""
+		if stage.Cap != "" {
+			why = fmt.Sprintf(", when max_epochs of %s are used up", printable.Name(stage.Cap))
+		}
+		fmt.Fprintf(w, "  stage %d, from step %d%s\n", i, stage.Step, why)
+		for source, s := range stage.Sources {
+			fmt.Fprintf(w, "    %s\t%s tokens\t%s\t%s epochs\n", printable.Name(e.Sources[source].Name), formatCount(s.Tokens), formatPercent(s.Fraction), formatCount(s.Epochs))
+		}
+	}
 }
 
 func (e *Estimate) printRates(out io.Writer) {

@@ -19,6 +19,7 @@ const (
 type row struct {
 	Epoch    uint64            `json:"epoch"`
 	Source   int               `json:"source"`
+	Stage    int               `json:"stage"`
 	Segments []segment         `json:"segments"`
 	Text     []jsontext.String `json:"text"`   // one text per token of x, and that of the last y
 	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
@@ -50,7 +51,7 @@ func (s *sequence) rows(q map[string]int64) (list []row, err error) {
 
 func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	q := s.data.Sequence
-	r = row{Epoch: q.Epoch(k, j), Arrays: map[string][]byte{}}
+	r = row{Epoch: q.Epoch(k, j), Stage: q.StageOf(k, j), Arrays: map[string][]byte{}}
 	source, parts, err := q.Segments(k, j)
 	if err != nil {
 		return r, err

@@ -180,7 +180,7 @@ class Panel {
 
   make(j, r, open) {
     const s = r.segments[0], file = make("span", "", s.file.split("/").slice(this.info.sources ? -2 : -1).join("/")), dot = make("i", "source")
-    if (this.info.sources) file.prepend(dot, this.info.sources[r.source].name + " ")
+    if (this.info.sources) file.prepend(dot, this.info.sources[r.source].name + (this.info.stages ? `, stage ${r.stage} ` : " "))
     dot.style.background = `oklch(68% .15 ${250 + 67 * r.source})`
     const from = make("div", "from", make("b", "", String(j), make("small", "", ` epoch ${r.epoch}`)), file, make("span", "", `from ${count(s.start)}`))
     if (s.document >= 0) from.append(make("span", "", r.segments.length > 1 ? `${r.segments.length}${r.whole ? "" : "+"} documents` : `document ${count(s.document)}`))

@@ -1,0 +1,120 @@
+package dataset
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// checkCaps returns an error if a configured stage reads a source whose max_epochs are used up
+// before it begins, or never begins because no source is left.
+func (d *Dataset) checkCaps() error {
+	stages, configured := d.Sequence.Stages(), d.Sequence.Settings.Stages
+	if d.Sequence.Only > 0 {
+		return nil
+	}
+	usedUp := make([]uint64, len(d.sources)) // row at which the source was used up
+	refuse := func(stage, source int) error {
+		return fmt.Errorf("%s: reads source %q, whose max_epochs, %g, are used up at row %d; leave it out of the stage, or raise its max_epochs",
+			d.Split.StagePrefix(stage), d.Split.Sources[source].Name, d.Sequence.MaxEpochs[source], usedUp[source])
+	}
+	for i, at := range stages[1:] {
+		for source, rows := range at.Rows {
+			if rows > 0 || len(configured) == 0 || configured[at.Configured].Weights[source] == 0 {
+				continue
+			}
+			if stages[i].Rows[source] > 0 {
+				usedUp[source] = at.Row
+			}
+			if at.Configured > stages[i].Configured {
+				return refuse(at.Configured, source)
+			}
+		}
+	}
+	if last := stages[len(stages)-1].Configured; last+1 < len(configured) {
+		for source, weight := range configured[last+1].Weights {
+			if weight > 0 && usedUp[source] > 0 {
+				return refuse(last+1, source)
+			}
+		}
+		return fmt.Errorf("%s: never begins, because the max_epochs of all sources of the stages before it are used up; raise one of them, or begin the stage earlier",
+			d.Split.StagePrefix(last+1))
+	}
+	return nil
+}
+
+// hosts returns the number of hosts that read shares of their own.
+func (d *Dataset) hosts() uint64 {
+	if d.Sequence.ShuffleBlock == 0 {
+		return 1
+	}
+	return uint64(d.Sequence.World / d.Sequence.LocalWorld)
+}
+
+// stageInfos describes the stages for info.json.
+func (d *Dataset) stageInfos() (list []map[string]any) {
+	stages := d.Sequence.Stages()
+	for i, at := range stages {
+		weights, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"
+		for source, name := range d.Split.SourceNames() {
+			rows := at.Before[source] * d.hosts()
+			weights[name], tokens[name], epochs[name] = at.Rows[source], rows*uint64(d.Sequence.BlockSize), float64(rows)/float64(d.Sequence.WindowsOf(source))
+			if i > 0 && at.Configured == stages[i-1].Configured && at.Rows[source] == 0 && stages[i-1].Rows[source] > 0 {
+				why = "max_epochs of " + name
+			}
+		}
+		list = append(list, map[string]any{
+			"row": at.Row * d.hosts(), "batch": at.Batch, "why": why, "rows": weights, "of": at.Period, "tokens": tokens, "epochs": epochs,
+		})
+	}
+	return list
+}
+
+// schedule returns the first row of each stage and the rows of each source in a period, such as
+// "0=9:1,1000=5:5". Stages from which the same rows come are one stage.
+func (d *Dataset) schedule() string {
+	var list []string
+	last, begin := "", uint64(0)
+	for _, at := range d.Sequence.Stages() {
+		var rows []string
+		for _, n := range at.Rows {
+			rows = append(rows, strconv.Itoa(n))
+		}
+		for rows[len(rows)-1] == "0" { // an appended source changes nothing before its first row
+			rows = rows[:len(rows)-1]
+		}
+		if text := strings.Join(rows, ":"); text != last || (at.Row-begin)%uint64(at.Period) > 0 {
+			list = append(list, fmt.Sprintf("%d=%s", at.Row, text))
+			last, begin = text, at.Row
+		}
+	}
+	return strings.Join(list, ",")
+}
+
+// past returns the stages of a schedule that begin before a row.
+func past(schedule string, row uint64) string {
+	stages := strings.Split(schedule, ",")
+	n := slices.IndexFunc(stages, func(stage string) bool {
+		begin, _, _ := strings.Cut(stage, "=")
+		first, err := strconv.ParseUint(begin, 10, 64)
+		return err != nil || first >= row
+	})
+	if n >= 0 {
+		stages = stages[:n]
+	}
+	return strings.Join(stages, ",")
+}
+
+// Continues reports whether batch k and all before it are those of the sequence with an identity.
+// If the split is scheduled, later stages and further sources may differ.
+func (d *Dataset) Continues(identity string, k uint64) bool {
+	now, then := strings.Fields(d.Identity()), strings.Fields(identity)
+	if len(now) != 3 || len(then) != 3 || now[0] != then[0] {
+		return slices.Equal(now, then)
+	}
+	a, b := strings.Split(now[1], ","), strings.Split(then[1], ",")
+	known := min(len(a), len(b))
+	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / d.hosts()
+	return slices.Equal(a[:known], b[:known]) && past(now[2], end) == past(then[2], end)
+}
