@@ -12,6 +12,7 @@ from typing import Any
 from ._batch import parts, layouts
 from ._program import MountError, ReadError, parse_info, run
 from ._split import read_rest
+from ._state import continues
 
 _NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
@@ -50,7 +51,7 @@ class FileReader:
         if k >= self.steps:
             raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size")
         try:
-            for file in self.open or self._open():
+            for file in self.open or self._open(k):
                 to, at = buffers[file.index], file.header + k * file.size
                 done = os.preadv(file.fd, to, at)
                 if done != file.size:  # a read of more than a mebibyte may return a part
@@ -59,29 +60,39 @@ class FileReader:
             self.close()  # after a takeover or with new tokens, files must be opened again
             raise ReadError(self._describe(k, e)) from e
 
-    def _open(self) -> list[_File]:
+    def refresh(self, k: int) -> None:
+        """Updates info, if the mount has changed what follows batch k - 1."""
+        directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._compare(directory, k)
+        finally:
+            os.close(directory)
+
+    def _open(self, k: int) -> list[_File]:
         # All files are opened through one descriptor, because something else may be mounted at the
         # path at any time.
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._compare(directory)
+            self._compare(directory, k + 1)
             self.open = [_File(i, name, directory, self.steps, header, size) for i, (name, header, size) in enumerate(self.files)]
         finally:
             os.close(directory)
         return self.open
 
-    def _compare(self, directory: int) -> None:
-        """Raises ReadError unless the directory, an open descriptor, has the sequence that info describes."""
+    def _compare(self, directory: int, batches: int) -> None:
+        """Raises ReadError unless the directory, an open descriptor, has the first batches of the sequence that info describes."""
         with open("info.json", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
             text = file.read()
         try:
             now = parse_info(self.path, text)
         except MountError as e:
             raise ReadError(str(e)) from e
-        if now["identity"] != self.info["identity"]:
+        if not continues(self.info, now, batches):
             raise ReadError(
                 f"another sequence is mounted at {self.path}: {differences(self.info, now)}. To continue with it on purpose, call split() again"
             )
+        self.info.update(now)  # later stages may be others
+        self.steps = now["max_steps"]
 
     def close(self) -> None:
         self.open = []  # a thread that is reading a file keeps it open
@@ -143,7 +154,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
     """Describes how the sequences of two info.json files differ."""
     both = [(key, then.get(key, "unset"), now.get(key, "unset")) for key in sorted({*then, *now})]
     found = [f"{key} was {was} and is {now_is}" for key, was, now_is in both if key in _SETTINGS and was != now_is]
-    found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources") and was != now_is]
+    found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources", "stages") and was != now_is]
     if then["fingerprint"] != now["fingerprint"] or not found:
         found.append(f"the tokens are others (their fingerprint was {then['fingerprint']} and is {now['fingerprint']})")
     return ", ".join(found)

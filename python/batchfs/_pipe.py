@@ -93,6 +93,9 @@ class PipeReader(Locked):
         if header and b'"batch":"%d"' % k not in header[0].tobytes():
             raise ReadError(f"batchfs cat gave another batch than {k}: is the program of another version?")
 
+    def refresh(self, k: int) -> None:
+        """Does nothing: later stages stay those with which the split was opened."""
+
     def _end(self) -> None:
         if self.cat is not None:
             self.cat.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -29,6 +30,10 @@ class Reader(Protocol):
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         """Reads batch k into `BatchBuffer.buffers`. Raises ReadError."""
+        ...
+
+    def refresh(self, k: int) -> None:
+        """Updates the info of the split, if a restart of the mount changed what follows batch k - 1. Raises ReadError or OSError."""
         ...
 
     def close(self) -> None:
@@ -108,15 +113,33 @@ class Split(Sequence[Batch[Array]]):
         self.reader.fill(k, memory.buffers)
         return memory.batch()
 
-    def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None) -> Steps:
+    def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None, *, row: SupportsIndex | None = None) -> Steps:
         """Returns an iterator over (step, batch), from batch start up to but not including batch stop, or without end.
 
-        It has ``state_dict()`` and ``load_state_dict()``. The caller may keep or change its batches.
+        With row, it begins with the batch whose first row, over all ranks, is that global row. It has ``state_dict()`` and
+        ``load_state_dict()``. The caller may keep or change its batches.
+
+        Raises:
+            ArgumentError: a number is wrong, or no batch begins at the row.
         """
-        return Steps(self, start, stop)
+        return Steps(self, self._start(start, row), stop)
+
+    def _start(self, start: SupportsIndex, row: SupportsIndex | None) -> SupportsIndex:
+        if row is None:
+            return start
+        rows = self.info["batch_size"] * self.info["world"]
+        k, rest = divmod(integer("row", row, 0, MAX_BATCHES * rows), rows)
+        if rest or integer("start", start):
+            raise ArgumentError(f"row: must be a multiple of batch_size times world, {rows}, without start (got row={row}, start={start})")
+        return k
 
     def torch(
-        self, device: torch.device | str | None = None, start: SupportsIndex = 0, stop: SupportsIndex | None = None
+        self,
+        device: torch.device | str | None = None,
+        start: SupportsIndex = 0,
+        stop: SupportsIndex | None = None,
+        *,
+        row: SupportsIndex | None = None,
     ) -> TorchSteps:
         """Returns `steps` whose batches are tensors on a device (default: cuda if there is one, else cpu).
 
@@ -125,7 +148,7 @@ class Split(Sequence[Batch[Array]]):
         """
         from . import _torch
 
-        return _torch.steps(self, device, start, stop)
+        return _torch.steps(self, device, self._start(start, row), stop)
 
     def close(self) -> None:
         """Closes open files. Reading opens them again."""
@@ -190,6 +213,9 @@ class StepIterator(Locked):
                 "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
             )
+        if "stages" in self.split.info:
+            with contextlib.suppress(ReadError, OSError):  # a state can be saved after the mount has ended
+                self.split.reader.refresh(self.step)
         return state_at(self.split.info, self.step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -23,6 +23,31 @@ def state_at(info: dict[str, Any], step: int) -> dict[str, Any]:
     return {"version": _VERSION, **position, **info["state"]}
 
 
+def same_past(then: str, now: str, end: int) -> bool:
+    """Reports whether two lists of sources, or of stages such as 0=9:1,1000=5:5, agree up to row end.
+
+    Appended sources and later stages may differ.
+    """
+    if "=" not in then or "=" not in now:
+        return all(a == b for a, b in zip(then.split(","), now.split(",")))
+    a, b = ([stage for stage in text.split(",") if not (row := stage.partition("=")[0]).isdecimal() or int(row) < end] for text in (then, now))
+    return a == b
+
+
+def continues(then: dict[str, Any], now: dict[str, Any], batches: int) -> bool:
+    """Reports whether the sequences of two info.json files have the same first batches."""
+    a, b = then["identity"].split(" "), now["identity"].split(" ")
+    if len(a) < 3 or len(b) < 3:
+        return a == b
+    end = _schedule_row(then, batches * then["batch_size"] * then["world"])
+    return a[0] == b[0] and all(same_past(*pair, end) for pair in zip(a[1:], b[1:]))
+
+
+def _schedule_row(info: Mapping[str, Any], row: int) -> int:
+    """Returns the number of a row in the schedule: with shuffle_block, among the rows of a host."""
+    return row * info["local_world"] // info["world"] if info["state"]["shuffle_block"] else row
+
+
 def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) -> int:
     """Returns the step at which the split with this info.json continues with the next row of a state.
 
@@ -54,6 +79,9 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
 
     is_torch = str(now["order"]).startswith("torch")
     may_differ = {"step", "row"} if is_torch else {"step", "row", "batch_size", "world", "local_world"}
+    if "stages" in info:
+        end = _schedule_row(info, row)
+        may_differ |= {key for key in ("weights", "fingerprint", "formats") if same_past(then[key], now[key], end)}
     changes = _changes({key: value for key, value in now.items() if key not in may_differ}, then)
     if now["shuffle_block"] and then["world"] * now["local_world"] != now["world"] * then["local_world"]:
         hosts = [f"{each['world']}/{each['local_world']}" for each in (then, now)]

@@ -361,10 +361,23 @@ class TestState(Case):
             steps.load_state_dict({"step": 3, "fingerprint": "0" * 32})
         self.assertRaisesRegex(batchfs.ArgumentError, "fingerprint in the state", steps.load_state_dict, {"step": 3, "fingerprint": None})
 
+    def test_row(self) -> None:
+        train = self.piped.split("train", rank=1, world=3)
+        self.assertEqual(train.steps(row=7 * 3 * B).step, 7)
+        self.assertRaisesRegex(batchfs.ArgumentError, "row: must be a multiple of batch_size times world", train.steps, row=3 * B + 1)
+        self.assertRaisesRegex(batchfs.ArgumentError, "without start", train.steps, 1, row=3 * B)
+
 
 HOSTS = {"batch_size": 3, "world": 4, "local_world": 2, "shuffle_block": "64KiB"}
 SOURCES = '[{{tokens = "a.bin", weight = {}}}, {{tokens = "b.bin", weight = {}}}]'
 MIXED = {"tokens": None, "sources": SOURCES.format(7, 3)}
+STAGES = '[{{weights = {{a = 7, b = 3}}}}, {{from_row = {}, weights = {{{}}}}}]'
+STAGED = {
+    "tokens": None,
+    "sources": '[{name = "a", tokens = "a.bin"}, {name = "b", tokens = "b.bin"}]',
+    "stages": STAGES.format(80, "b = 1"),
+}
+GROWN = '[{name = "a", tokens = "a.bin"}, {name = "b", tokens = "b.bin"}, {name = "c", tokens = "b.bin", max_epochs = 1}]'
 MASK = '[{{name = "mask", files = "mask.bin", dtype = "uint8", at = "{}"}}]'
 TORCH = {"order": "torch"}
 MASKED = {"eot": 3, "dtype": "int64", "mask_targets": True}
@@ -382,6 +395,10 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({"rows": "packed"}, {"batch_size": 4, "world": 3}, 4),
     (MIXED, {"batch_size": 2, "world": 3}, 8),
     (MIXED, {"sources": SOURCES.format(1.4, 0.6)}, 4),
+    (STAGED, {"stages": STAGES.format(90, "a = 1"), "batch_size": 4, "world": 3}, 4),
+    (STAGED, {"sources": GROWN, "stages": STAGES.format(80, "b = 1, c = 1")}, 4),
+    ({**STAGED, "on_change": "follow"}, {"sources": GROWN, "stages": STAGES.format(80, "b = 1, c = 1")}, 4),
+    ({**STAGED, **HOSTS, "stages": STAGES.format(110, "b = 1")}, {"stages": STAGES.format(120, "a = 1"), "batch_size": 1, "world": 8, "local_world": 4}, 6),
     ({}, {"dtype": "int64", "start": 3, "steps": 9}, 4),
     ({"order": "sequential"}, {"seed": 9}, 4),
     (TORCH, {}, 4),
@@ -411,6 +428,9 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     (MASKED, {"ignore_index": -1}, "does not fit train: ignore_index was -100 and is -1"),
     (PAIR, {"join": True}, "join was 'false' and is 'true'"),
     (MIXED, {"sources": SOURCES.format(5, 5)}, "weights was '7:3' and is '1:1'"),
+    (STAGED, {"stages": STAGES.format(40, "b = 1")}, "does not fit train: weights was '0=7:3,80=0:1' and is '0=7:3,40=0:1'; mount"),
+    (STAGED, {"sources": STAGED["sources"].replace("a.bin", "b.bin")}, "fingerprint was '[0-9a-f]{32},[0-9a-f]{32}' and is '"),
+    ({**STAGED, **HOSTS}, {"stages": STAGES.format(40, "a = 1")}, "weights was '0=7:3,40=0:1' and is '0=7:3,20=1'"),
     (MIXED, {"sources": None, **PAIR}, r"the token files are read differently \(.*weights was '7:3' and is ''"),
     ({"arrays": MASK.format("y")}, {"arrays": MASK.format("x")}, "arrays was 'mask:y' and is 'mask:x'"),
     ({}, {"arrays": MASK.format("y")}, "arrays was '' and is 'mask:y', fingerprint was"),
@@ -464,7 +484,7 @@ class TestOtherRuns(unittest.TestCase):
         base: dict[str, Any] = {"batch_size": 6, "world": 2, "block_size": T, "order": "shuffle", "seed": 7}
         all_of: dict[str, Any] = {**base, "tokens": "a.bin", "token_dtype": "uint32", **settings}
         name = all_of.pop("split", "train")
-        toml = {key: value if key in ("sources", "arrays") else json.dumps(value) for key, value in all_of.items() if value is not None}
+        toml = {key: value if key in ("sources", "stages", "arrays") else json.dumps(value) for key, value in all_of.items() if value is not None}
         piped = batchfs.Piped([f"--set=splits.{name}.{key}={value}" for key, value in toml.items()])
         self.addCleanup(piped.close)
         return [piped.split(name, rank=rank, world=all_of["world"]) for rank in range(all_of["world"])]
