@@ -92,6 +92,9 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		}
 		return nil
 	case p.isServing:
+		if p.isRestart { // kill found its msgServing, so it may have answered requests
+			s.recordServing()
+		}
 		s.drainSnapshots()
 		if !errors.As(why, new(resourceError)) {
 			s.shared.Crashes.Add(1)

@@ -50,7 +50,7 @@ func runWorker(behavior string) {
 		time.Sleep(time.Hour)
 	case "have no thread":
 		os.Exit(2)
-	case "publish":
+	case "publish", "publish, then end":
 		snapshot, err := os.CreateTemp("", "snapshot")
 		if err != nil {
 			os.Exit(1)
@@ -71,7 +71,7 @@ func runWorker(behavior string) {
 	case "be killed when it serves":
 		syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
-	if w.Serving() != nil {
+	if w.Serving() != nil || behavior == "publish, then end" {
 		return
 	}
 	w.AnswerPings(func() {})
@@ -251,6 +251,24 @@ func TestRestart(t *testing.T) {
 	noError(t, r.end(t))
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != published {
 		t.Errorf("the snapshot is %q (%v), want %q", text, err, published)
+	}
+}
+
+// A worker that has served has applied a restart, even if its end is noticed before its message.
+func TestRestartBehindTheEnd(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	r.setBehavior("publish, then end")
+	r.supervisor.restart()
+	p := r.standby
+	for !p.isPromoted {
+		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
+	}
+	<-p.ended
+	noError(t, r.processFailed(p, p.killFailed(message{})))
+	want := fmt.Sprint("published by ", p.cmd.Process.Pid)
+	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want || r.shared.LastRestart.String() != "" || r.shared.Restarts.Load() != 1 {
+		t.Errorf("the snapshot is %q (%v), want %q; %d restarts, the last one with %q", text, err, want, r.shared.Restarts.Load(), r.shared.LastRestart.String())
 	}
 }
 

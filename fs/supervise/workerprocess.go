@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -53,6 +54,7 @@ type workerProcess struct {
 	publishedSnapshot *os.File      // snapshot that it sent before it served
 	cpuTime           time.Duration // processor time at the last call of runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
+	lastMessage       string        // last message that kill found, or empty
 	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool
@@ -133,12 +135,7 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 // returns why the process does not serve.
 func (p *workerProcess) killFailed(m message) error {
 	p.kill()
-	answer := m.text
-	// checkProcesses can notice the end before it takes the reason from the queue.
-	for !p.isServing && len(p.messages) > 0 {
-		answer = (<-p.messages).text
-	}
-	if reason, refused := strings.CutPrefix(answer, msgRefused); refused {
+	if reason, refused := strings.CutPrefix(cmp.Or(p.lastMessage, m.text), msgRefused); refused {
 		return errors.New(reason)
 	}
 	err := errors.New(p.describeExit())
@@ -195,10 +192,15 @@ const (
 	killedLimit  = 20 * time.Second // time for a killed process to end
 )
 
-// kill kills the process and waits for its end.
+// kill kills the process and waits for its end. Its last messages may still be queued: one of them
+// can be that it serves, or why it does not.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
+	for !p.isServing && len(p.messages) > 0 {
+		p.lastMessage = (<-p.messages).text
+		p.isServing = p.lastMessage == msgServing
+	}
 }
 
 // awaitEnd waits until the process ends, so that it cannot write to the shared memory while the
