@@ -13,12 +13,12 @@ type Version = state.Version
 // A BatchList is the infinite list of batches of a split under some settings. It is immutable: when
 // its token files change, another BatchList replaces it. It is safe for concurrent use.
 //
-// A reader gets EIO for an error that wraps neither syscall.ESTALE nor syscall.ETIMEDOUT.
+// A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA.
 type BatchList interface {
 	Spec() *Spec
 
 	// Read fills dst with the bytes of batches k, k+1, … back to back, starting at byte off of
-	// batch k.
+	// batch k. Beyond Spec.Batches, the error wraps syscall.ENODATA.
 	Read(dst []byte, k uint64, off int64) error
 
 	// ReadTokens fills dst with the bytes of tokens.bin, starting at byte off. The range must lie
@@ -71,6 +71,7 @@ type Spec struct {
 	Name string
 
 	Batch          array.Batch       // at most array.MaxArrays arrays
+	Batches        uint64            // 1 + the number of the last batch; 0 means no limit
 	Steps          uint64            // batches in batches.*
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs

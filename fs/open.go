@@ -26,7 +26,7 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isLiveText():
 		out.Fh, out.OpenFlags = t.openText(i, cancel), uncachedFlags
 	case k.isNumbered():
-		s, err := t.refresh(i, cancel)
+		s, err := t.refreshToOpen(i, cancel)
 		if err != nil {
 			return t.FailRequest(in.Unique, in.NodeId, err)
 		}
@@ -34,6 +34,9 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 			return fuse.Status(syscall.ESTALE) // makes the kernel look the path up again
 		}
 		out.Fh = uint64(s.Spec().Version)
+		if k == batchJSON { // a restart can rename sources
+			out.OpenFlags &^= fuse.FOPEN_KEEP_CACHE
+		}
 	}
 	return fuse.OK
 }
@@ -50,9 +53,23 @@ func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
 	return t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
 }
 
+// refreshToOpen is like refresh, but fails with state.ErrEnded if the file's batch is beyond the last
+// one.
+func (t *tree) refreshToOpen(i inode, cancel <-chan struct{}) (BatchList, error) {
+	s, err := t.refresh(i, cancel)
+	k := i.firstBatch()
+	if i.kind().isNext() {
+		k = t.shared.Sequences[i.sequence()].Next()
+	}
+	if err == nil && s.Spec().Batches > 0 && k >= s.Spec().Batches {
+		err = state.ErrEnded
+	}
+	return s, err
+}
+
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {
 	// Fail here, because some readers do not check whether a read failed.
-	if _, err := t.refresh(i, cancel); err != nil {
+	if _, err := t.refreshToOpen(i, cancel); err != nil {
 		return t.FailRequest(in.Unique, in.NodeId, err)
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)

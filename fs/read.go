@@ -120,6 +120,7 @@ func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct
 		Version: part.sequence.Spec().Version,
 		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
 		PastEnd: int64(in.Size) > part.len,
+		Batches: part.sequence.Spec().Batches,
 	}, cancel)
 	return err
 }

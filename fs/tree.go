@@ -157,7 +157,7 @@ func (t *tree) attributes(i inode, s BatchList, out *fuse.Attr) {
 }
 
 func attrTimeout(i inode) time.Duration {
-	if i.kind().isLiveText() {
+	if i.kind().isLiveText() || i.kind() == batchJSON {
 		return 0
 	}
 	return forever
@@ -262,7 +262,7 @@ func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO
-	for _, e := range []syscall.Errno{syscall.ESTALE, syscall.ETIMEDOUT} {
+	for _, e := range []syscall.Errno{syscall.ESTALE, syscall.ETIMEDOUT, syscall.ENODATA} {
 		if errors.Is(err, e) {
 			errno = e
 		}

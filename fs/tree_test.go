@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -368,6 +369,44 @@ func TestLookupsCheckFiles(t *testing.T) {
 		if !slices.Equal(checked, []uint64{want}) {
 			t.Errorf("%s: checked the files of batches %d, want %d", path, checked, want)
 		}
+	}
+}
+
+// Beyond the last batch, opens and reads fail and take no number. If the sequence becomes longer, next
+// continues with the first new batch.
+func TestEnd(t *testing.T) {
+	const size = 1000
+	s := countingBatches("train", size)
+	s.Batches = 5
+	tr := newTestTree(t, s)
+	var handles []*reader
+	for range 8 {
+		handles = append(handles, tr.openFile(t, "train/next", 0))
+	}
+	for k := range 5 {
+		if got := handles[0].readBatch(t, size); got != k {
+			t.Fatalf("got batch %d, want %d", got, k)
+		}
+	}
+	var all sync.WaitGroup
+	for _, r := range handles {
+		all.Go(func() {
+			if _, status := r.ServeRead(nil, 0, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node), Unique: lastUnique.Add(2)}, Fh: r.fh, Size: size,
+				ReadFlags: fuse.READ_LOCKOWNER}, make([]byte, size)); status != fuse.Status(syscall.ENODATA) {
+				t.Errorf("a read beyond the end: %v", status)
+			}
+		})
+	}
+	all.Wait()
+	for path, want := range map[string]syscall.Errno{"next": syscall.ENODATA, "batch/4": 0, "batch/5.npy": syscall.ENODATA, "batches.bin": 0} {
+		in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find("train/" + path)), Unique: lastUnique.Add(2)}}
+		if status := tr.Open(nil, in, &fuse.OpenOut{}); status != fuse.Status(want) {
+			t.Errorf("open %s: %v, want %v", path, status, want)
+		}
+	}
+	s.Batches = 6
+	if got := handles[7].readBatch(t, size); got != 5 {
+		t.Errorf("the longer sequence continues with batch %d, want 5", got)
 	}
 }
 

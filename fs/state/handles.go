@@ -22,6 +22,7 @@ type ReadRequest struct {
 	Version Version // version of the tokens to be read
 	Cut     bool    // whether the kernel will request the rest of a longer read(2) later
 	PastEnd bool    // whether the READ extends beyond the end of the file
+	Batches uint64  // batches in the sequence; 0 means no limit
 	FileRange
 }
 
@@ -190,6 +191,10 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ra
 // ErrOutdated is the error of a read that continues a batch or file whose tokens have changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
 
+// ErrEnded is the error of a read beyond the last batch.
+var ErrEnded = fmt.Errorf("no batch is left, because every source has used up its max_epochs: raise it or add a source in the "+
+	"configuration, and run batchfs restart (%w)", syscall.ENODATA)
+
 // ErrTimedOut is the error of a request that has already timed out. Nobody sees it, because the
 // reader already has a reply.
 var ErrTimedOut = fmt.Errorf("the request timed out (%w)", syscall.ETIMEDOUT)
@@ -203,7 +208,7 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // reply is sent. All requests into which the kernel cuts a read(2) get the same batch, whatever
 // other threads read from the handle in the meantime.
 //
-// The error is ErrOutdated, ErrRanges, ErrShared, ESTALE if the handle is closed, or ErrTimedOut if
+// The error is ErrOutdated, ErrRanges, ErrShared, ErrEnded, ESTALE if the handle is closed, or ErrTimedOut if
 // cancel is closed. When a request times out, cancel must be closed before Rollback.
 func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
@@ -303,8 +308,11 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 }
 
 // takeNumber assigns the next number to a handle. If the worker dies after it has moved the cursor,
-// NewHandles completes the assignment. The error is ErrShared.
+// NewHandles completes the assignment. The error is ErrShared or ErrEnded.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
+	if r.Batches > 0 && h.sequenceOf(s).Next() >= r.Batches {
+		return ErrEnded
+	}
 	if state != empty && s.wouldInterrupt(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}
 		if err := h.recordUnfinished(rest, s.number.Load()); err != nil {

@@ -39,6 +39,7 @@ type Shared struct {
 	failing         *[MaxSequences]atomic.Bool          // see SetFailing
 	sourceNames     *[MaxSequences][MaxSources][32]byte // padded with zeros
 	stages          *[MaxSequences]atomic.Uint32        // see Stage
+	progress        *progress
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
@@ -50,7 +51,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
-		sectionAt(&s.failing), sectionAt(&s.sourceNames), sectionAt(&s.stages),
+		sectionAt(&s.failing), sectionAt(&s.sourceNames), sectionAt(&s.stages), sectionAt(&s.progress),
 	}
 }
 

@@ -41,6 +41,7 @@ const maxDirectories = 14
 
 // BeginWorker counts this process, which is about to serve, and returns the number of workers.
 func (s *Shared) BeginWorker() uint64 {
+	s.progress.workers.Add(1) // first, so that dying in between does no harm
 	n := s.Workers.Add(1)
 	s.lookups.worker.Store(n)
 	return n

@@ -49,7 +49,11 @@ class FileReader:
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         if k >= self.steps:
-            raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size")
+            try:
+                os.close(os.open(f"{self.path}/batch/{k}", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as e:
+                raise ReadError(self._describe(k, e)) from e
+            raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size. If the sequence has become longer, call split() again")
         try:
             for file in self.open or self._open(k):
                 to, at = buffers[file.index], file.header + k * file.size
@@ -104,7 +108,7 @@ class FileReader:
             return f"{words}: {why}"
         if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
-            if e.errno == errno.ESTALE:  # the error says what to do
+            if e.errno in (errno.ESTALE, errno.ENODATA):  # the error says what to do
                 return words
         return f"{words}; {hint(e.errno)}"
 

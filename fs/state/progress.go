@@ -1,0 +1,125 @@
+package state
+
+import (
+	"hash/fnv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"batchfs/internal/clock"
+)
+
+// progress records how far the rows of each split have been read, so that restart can tell which
+// rows of a schedule must not change. Workers write it, and so do commands that compute the batches
+// of a mount themselves.
+type progress struct {
+	workers  atomic.Uint64 // workers that have recorded rows: see RecordsRows
+	schedule atomic.Uint64 // see SetSchedule
+	splits   [MaxSequences]struct {
+		isFull   atomic.Uint64 // nonzero if a Furthest was missing
+		furthest [maxFurthest]Furthest
+	} // by split number
+}
+
+// maxFurthest is the number of elements per split: usually one is in use for each block size.
+const maxFurthest = 8
+
+// A Furthest records the furthest row read by all sequences of a split that have the same schedule.
+// It outlives them. It is safe for concurrent use.
+type Furthest struct {
+	key  atomic.Uint64 // hash of settings; 0 if the element is unused
+	rows atomic.Uint64 // 1 + highest global row read
+
+	// These describe the batch with the highest row, or one close to it if several are read at the
+	// same time.
+	batch    atomic.Uint64
+	readAt   atomic.Int64  // clock.Now of the read
+	path     [maxName]byte // directory of the batch, padded with zeros
+	settings [256]byte     // settings that lead from the split to the schedule, padded with zeros
+}
+
+// RecordsRows reports whether all workers of the mount have recorded the rows that they read. Those
+// of earlier builds do not.
+func (s *Shared) RecordsRows() bool { return s.progress.workers.Load() >= s.Workers.Load() }
+
+// SetSchedule sets the generation of the schedules that the mount serves. A process that computes
+// batches by another one must not deliver rows once it has recorded them.
+func (s *Shared) SetSchedule(generation uint64) { s.progress.schedule.Store(generation) }
+
+// Schedule returns the last value of SetSchedule.
+func (s *Shared) Schedule() uint64 { return s.progress.schedule.Load() }
+
+// Furthest returns the records of a split with at least one row, and whether none is missing.
+func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
+	p := &s.progress.splits[s.splitNumber(split)]
+	for i := range p.furthest {
+		if p.furthest[i].Rows() > 0 {
+			list = append(list, &p.furthest[i])
+		}
+	}
+	return list, p.isFull.Load() == 0
+}
+
+// FurthestFor returns the record for sequences of a split with the schedule to which settings lead.
+// It returns nil if there is no room, and Furthest then reports that some are missing.
+func (s *Shared) FurthestFor(split, settings string) *Furthest {
+	p := &s.progress.splits[s.splitNumber(split)]
+	hash := fnv.New64a()
+	hash.Write([]byte(settings))
+	for i := range p.furthest {
+		f := &p.furthest[i]
+		if f.key.CompareAndSwap(0, hash.Sum64()) || f.key.Load() == hash.Sum64() {
+			copy(f.settings[:], settings) // again, because the process that added f may have died
+			return f
+		}
+	}
+	p.isFull.Store(1)
+	return nil
+}
+
+// splitNumber returns the number of a split, or 0 if there is none.
+func (s *Shared) splitNumber(name string) int {
+	for n := 1; n <= s.SequencesUsed(); n++ {
+		if q := &s.Sequences[n]; q.Used() && q.Name() == name {
+			return n
+		}
+	}
+	return 0
+}
+
+// describing is held while this process describes a Furthest.
+var describing sync.Mutex
+
+// Record records that the rows below global row rows are being read, the last of them as part of a
+// batch in the directory path. f may be nil.
+func (f *Furthest) Record(rows uint64, path string, batch uint64) {
+	if f == nil {
+		return
+	}
+	for old := f.rows.Load(); ; old = f.rows.Load() {
+		if rows <= old {
+			return
+		}
+		if f.rows.CompareAndSwap(old, rows) {
+			break
+		}
+	}
+	if describing.TryLock() {
+		f.batch.Store(batch)
+		f.readAt.Store(clock.Now())
+		setText(f.path[:], path)
+		describing.Unlock()
+	}
+}
+
+// Settings returns the settings that FurthestFor got.
+func (f *Furthest) Settings() string { return getText(f.settings[:]) }
+
+// Rows returns 1 + the highest global row that was read.
+func (f *Furthest) Rows() uint64 { return f.rows.Load() }
+
+// Batch returns the directory and the number of the batch with that row, and the time since it was
+// read.
+func (f *Furthest) Batch() (path string, number uint64, ago time.Duration) {
+	return getText(f.path[:]), f.batch.Load(), time.Duration(clock.Now() - f.readAt.Load())
+}
