@@ -14,7 +14,10 @@ type Options struct {
 	Status    Status
 	Timeout   time.Duration // limit on the time from a request to its reply
 	OnServing func()        // called in a goroutine when this process begins to serve
-	Log       *slog.Logger
+	// Promoted is called before this process serves, once no other one does. Its error means that
+	// this process must not serve.
+	Promoted func() error
+	Log      *slog.Logger
 }
 
 // Memory limits what a worker keeps in memory.

@@ -48,6 +48,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options
 	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
+	if err := o.Promoted(); err != nil {
+		return err
+	}
 	t, err := newTree(mountpoint, splits, w.Shared, log, o)
 	if err != nil {
 		return err

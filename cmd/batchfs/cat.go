@@ -29,8 +29,8 @@ first dimension counts the batches, like batches.npy. --format safetensors write
 all arrays of each batch, like batch/<k>.safetensors. --format info writes info.json
 and no batch.
 
-With --count 0, cat writes until the reader closes the pipe, so a trainer without
-/dev/fuse can read its batches from a pipe. To resume with the same sequence, pass
+With --count 0, cat writes until the reader closes the pipe or the batches end, so a
+trainer without /dev/fuse can read its batches from a pipe. To resume with the same sequence, pass
 the identity from info.json with --identity: cat fails if the tokens or settings
 have changed.
 
@@ -43,7 +43,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			d, err := openSplit(&src, args[0])
+			d, recorded, err := openRecorded(&src, args[0])
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,11 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				_, err := out.Write(s.Info())
 				return err
 			}
-			return cat(out, s, framing, from, count)
+			err = cat(out, s, recorded(s), framing, from, count)
+			if end := s.CheckEnd(s.Sequence.Batches()); err == nil && count == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), end)
+			}
+			return err
 		}),
 	}
 	src.Register(cmd)
@@ -76,12 +80,15 @@ path in a mount. In a mount, the mount's configuration applies.`,
 
 var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
-// cat writes count batches, beginning with number from. A count of 0 means all further batches,
-// which a .npy file cannot hold.
-func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uint64) error {
+// cat writes count batches, beginning with number from, which it gets from read. A count of 0 means
+// all further batches, which a .npy file cannot hold.
+func cat(out io.Writer, s *dataset.Served, read readFunc, format header.Format, from, count uint64) error {
+	if err := s.CheckEnd(from + max(count, 1) - 1); err != nil {
+		return err
+	}
 	batch := s.Sequence.Batch()
 	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
-	most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), uint64(math.MaxInt64/f.Size()))
+	most := min(s.Sequence.Batches()-min(from, s.Sequence.Batches()), uint64(math.MaxInt64/f.Size()))
 	if count == 0 && format != header.FormatNPY {
 		count = most
 	}
@@ -94,12 +101,15 @@ func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uin
 	if format == header.FormatNPY {
 		f.Batches = count
 	}
-	return writeBatches(out, f, s.Metadata(), s.Read, from, count)
+	return writeBatches(out, f, s.Metadata(), read, from, count)
 }
 
+// A readFunc works like sampler.Sequence.Read.
+type readFunc func(dst []byte, k uint64, off int64) error
+
 // writeBatches writes count batches: as one .npy file if f.Batches is set, or else one after the
-// other. read works like sampler.Sequence.Read.
-func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
+// other.
+func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read readFunc, from, count uint64) error {
 	_, size := f.ByteRange() // bytes of each batch
 	n := int64(count) * size
 	oneReadSpansBatches := f.Format != header.FormatSafetensors && size == f.Batch.Bytes()

@@ -29,6 +29,39 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	return dataset.NewOpener(c).OpenPath(path)
 }
 
+// openRecorded is like openSplit. recorded returns the method Read of a sequence for a process that
+// does not read through the mount that path is in, if any: the mount learns which rows were read, and
+// the method fails once it has another schedule.
+func openRecorded(flags *config.Flags, path string) (d *dataset.Dataset, recorded func(*dataset.Served) readFunc, err error) {
+	recorded = func(s *dataset.Served) readFunc { return s.Read }
+	snapshot, below, err := splitInMount(flags, path)
+	if err != nil || snapshot == nil {
+		if err == nil {
+			d, err = openSplit(flags, path)
+		}
+		return d, recorded, err
+	}
+	m, _, err := findMount(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	shared, err := m.State()
+	if err != nil {
+		return nil, nil, err
+	}
+	recorded = func(s *dataset.Served) readFunc {
+		q := newSequence(s, shared)
+		return func(dst []byte, k uint64, off int64) error {
+			if q.record(dst, k, off); shared.Schedule() != snapshot.Generation {
+				return fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
+			}
+			return s.Read(dst, k, off)
+		}
+	}
+	d, err = snapshot.OpenPath(below)
+	return d, recorded, err
+}
+
 // configOf returns the configuration from flags, which must have the split that path names.
 func configOf(flags *config.Flags, path string) (*config.Config, error) {
 	c, err := flags.Load()

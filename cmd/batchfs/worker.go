@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
+	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
 
@@ -63,7 +65,7 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	}()
 	// The kernel may have named this process after a descriptor in /proc/self/fd.
 	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0)
-	snapshot, err := readSnapshot(w, isRestart)
+	snapshot, check, err := readSnapshot(w, isRestart)
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,7 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	}
 	var splits []fs.BatchList
 	for _, s := range served {
-		splits = append(splits, newSequence(s))
+		splits = append(splits, newSequence(s, w.Shared))
 	}
 	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	portions := c.DivideBudget()
@@ -94,40 +96,59 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 		Access: fs.Permissions{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
-		Status:    fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
-		Timeout:   c.Mount.Timeout,
+		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
+		Timeout: c.Mount.Timeout,
+		Promoted: func() error {
+			w.Shared.SetSchedule(snapshot.Generation)
+			return check()
+		},
 		OnServing: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
 		Log:       log,
 	})
 }
 
 // readSnapshot returns the supervisor's snapshot. If isRestart is true, it reads the configuration
-// again, and gives the supervisor the resulting snapshot.
-func readSnapshot(w *supervise.Worker, isRestart bool) (*dataset.Snapshot, error) {
-	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
+// again, and gives the supervisor the resulting snapshot. It checks that no row that was read from
+// the mount has changed; check does so again.
+func readSnapshot(w *supervise.Worker, isRestart bool) (snapshot *dataset.Snapshot, check func() error, err error) {
+	check = func() error { return nil }
+	old, err := dataset.ReadSnapshot(w.Snapshot)
 	if err != nil || !isRestart {
-		return snapshot, err
+		return old, check, err
 	}
-	if snapshot, err = snapshot.Reload(); err != nil {
-		return nil, err
+	if snapshot, err = old.Reload(); err != nil {
+		return nil, nil, err
+	}
+	if snapshot.Generation != old.Generation {
+		check = (&scheduleCheck{old, snapshot, w.Shared, map[string]scheduleDifference{}}).run
+	}
+	if err := check(); err != nil {
+		return nil, nil, err
 	}
 	file, err := snapshot.File()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return snapshot, w.Publish(file)
+	return snapshot, check, w.Publish(file)
 }
 
-// A sequence adapts a dataset.Served to fs.BatchList.
+// A sequence adapts a dataset.Served to fs.BatchList, and records which rows are read.
 type sequence struct {
 	*dataset.Served
-	spec fs.Spec
+	spec     fs.Spec
+	shared   *state.Shared
+	furthest func() *state.Furthest // nil if nothing needs to be recorded
 }
 
-func newSequence(s *dataset.Served) *sequence {
+func newSequence(s *dataset.Served, shared *state.Shared) *sequence {
+	furthest := func() *state.Furthest { return nil }
+	if settings := s.ScheduleSettings(); settings != "" {
+		furthest = sync.OnceValue(func() *state.Furthest { return shared.FurthestFor(s.Split.Name, settings) })
+	}
 	return &sequence{s, fs.Spec{
 		Name:           s.Split.Path(),
 		Batch:          s.Sequence.Batch(),
+		Batches:        s.Sequence.Batches(),
 		Steps:          s.Steps,
 		Start:          s.Split.Start,
 		EpochBatches:   s.EpochBatches(),
@@ -137,7 +158,20 @@ func newSequence(s *dataset.Served) *sequence {
 		Metadata:       s.Metadata(),
 		Version:        fs.Version(s.Version),
 		FollowsChanges: s.Split.OnChange == "follow",
-	}}
+	}, shared, furthest}
+}
+
+// Read records the rows before it computes them, so that no crash can come in between.
+func (s *sequence) Read(dst []byte, k uint64, off int64) error {
+	s.record(dst, k, off)
+	return s.Served.Read(dst, k, off)
+}
+
+// record records the rows that Read would read.
+func (s *sequence) record(dst []byte, k uint64, off int64) {
+	if last := s.LastBatch(dst, k, off); last < s.spec.Batches {
+		s.furthest().Record(s.Sequence.ScheduleRow(last, s.Sequence.BatchSize), s.spec.Name, last)
+	}
 }
 
 func stages(s *dataset.Served) (list []fs.Stage) {
@@ -166,7 +200,7 @@ func (s *sequence) wrap(served *dataset.Served, err error) (fs.BatchList, error)
 	if served == s.Served {
 		return s, err
 	}
-	return newSequence(served), err
+	return newSequence(served, s.shared), err
 }
 
 func (s *sequence) With(settings string) (fs.BatchList, error) {
@@ -174,5 +208,5 @@ func (s *sequence) With(settings string) (fs.BatchList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newSequence(other), nil
+	return newSequence(other, s.shared), nil
 }

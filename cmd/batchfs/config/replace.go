@@ -21,6 +21,15 @@ func (c *Config) CanReplace(old *Config) error {
 		if err != nil {
 			return fmt.Errorf("splits.%s is mounted, but the configuration no longer has it; %s", oldSplit.Name, fix)
 		}
+		for i, source := range oldSplit.Sources {
+			if i >= len(split.Sources) || !source.hasFilesOf(split.Sources[i]) {
+				return fmt.Errorf("splits.%s.sources: source %d has the files %s in the mount, but not in the configuration; sources may only be appended: "+
+					"put it back in its place, with weight 0 to retire it, or unmount and mount again", oldSplit.Name, i, source.Tokens)
+			}
+			if j := split.sourceIndex(source.Name); j >= 0 && j != i {
+				return fmt.Errorf("splits.%s.sources: source %d has the name %q, which source %d has in the mount; choose another one", oldSplit.Name, j, source.Name, i)
+			}
+		}
 		settings, mounted := split.fixedByMount(), oldSplit.fixedByMount()
 		for _, key := range slices.Sorted(maps.Keys(mounted)) {
 			if !reflect.DeepEqual(settings[key], mounted[key]) {
@@ -34,18 +43,26 @@ func (c *Config) CanReplace(old *Config) error {
 	return nil
 }
 
-// fixedByMount returns the settings that cannot change while a split is mounted. It leaves out the
-// name and vocab_size of a source, which do not affect the contents of a batch.
+// fixedByMount returns the settings that cannot change while a split is mounted, besides the files
+// of its sources.
 func (s *Split) fixedByMount() map[string]any {
-	sources := slices.Clone(s.Sources)
-	for i := range sources {
-		sources[i].Name, sources[i].VocabSize = "", 0
-	}
-	settings := map[string]any{"sources": sources, "arrays": s.Aligned}
+	settings := map[string]any{"arrays": s.Aligned, "sources": len(s.Sources) > 0}
 	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {
 		if k.get != nil && !k.restart {
 			settings[k.name] = k.get(s)
 		}
 	}
 	return settings
+}
+
+// hasFilesOf reports whether s and t have the same arrays.
+func (s Source) hasFilesOf(t Source) bool {
+	return slices.Equal(s.Tokens, t.Tokens) && reflect.DeepEqual(s.Aligned, t.Aligned)
+}
+
+// HasScheduleOf reports whether s and t, one of which can replace the other, have the same sources,
+// weights, stages and limits.
+func (s *Split) HasScheduleOf(t *Split) bool {
+	return len(s.Sources) == len(t.Sources) && slices.Equal(s.Weights, t.Weights) && slices.Equal(s.MaxEpochs, t.MaxEpochs) &&
+		reflect.DeepEqual(s.Settings.Stages, t.Settings.Stages)
 }

@@ -42,9 +42,10 @@ type Dataset struct {
 	// split is scheduled.
 	sourceFingerprints []string
 	sourceFormats      func() []string
-	fileCount          int       // files of all arrays, including indexes of documents
-	groups             [][]int64 // see sampler.Source.Groups; one for each source
-	unleasedFile       string    // file whose writers are unknown, because it has no lease; or empty
+	fileCount          int               // files of all arrays, including indexes of documents
+	groups             [][]int64         // see sampler.Source.Groups; one for each source
+	mounted            *sampler.Sequence // determines the sizes of files, if restart has changed the schedule
+	unleasedFile       string            // file whose writers are unknown, because it has no lease; or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -102,9 +103,18 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 // open opens a split. If its files have changed, previous holds the arrays of the old ones;
 // otherwise it is nil. p is nil unless the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, specs, h, err := o.resolveArrays(s)
+	f, err := o.openFiles(s, previous, p)
 	if err != nil {
 		return nil, err
+	}
+	return o.newDataset(f.split, f.sources, f.hint, f.fingerprint, f.sourceFingerprints, nil, nil)
+}
+
+// openFiles opens the files of a split; see open.
+func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progress) (f openedFiles, err error) {
+	s, specs, h, err := o.resolveArrays(s)
+	if err != nil {
+		return f, err
 	}
 	files, filesOf := 0, make([]int, len(s.VocabSizes()))
 	for _, spec := range specs {
@@ -143,20 +153,31 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 			}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
+			return f, fmt.Errorf("splits.%s: %w", s.Name, err)
 		}
 		sources[spec.Source] = append(arrays, a)
 	}
-	var sourceFingerprints []string
-	for _, f := range ofSources {
-		sourceFingerprints = append(sourceFingerprints, f.String())
+	f = openedFiles{split: s, sources: sources, hint: h, fingerprint: fingerprint.String()}
+	for _, of := range ofSources {
+		f.sourceFingerprints = append(f.sourceFingerprints, of.String())
 	}
-	return o.newDataset(s, sources, h, fingerprint.String(), sourceFingerprints, nil)
+	return f, nil
+}
+
+// An openedFiles has the files of a split and what was learned from them: see the fields of Dataset
+// with the same names.
+type openedFiles struct {
+	split              *config.Split // completed from vocab.json
+	sources            [][]*cache.Array
+	hint               vocabHint
+	fingerprint        string
+	sourceFingerprints []string
 }
 
 // newDataset binds token files to the settings of a split. To save counting rows, groups may be
-// those of an earlier Dataset of the split; otherwise, it is nil.
-func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, sourceFingerprints []string, groups [][]int64) (*Dataset, error) {
+// those of an earlier Dataset of the split, and schedule its schedule; otherwise, they are nil.
+func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, sourceFingerprints []string, groups [][]int64,
+	schedule *sampler.Schedule) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, sourceFingerprints: sourceFingerprints,
 		groups: groups, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
@@ -175,13 +196,13 @@ func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHi
 	for range d.blobs() {
 		d.fileCount++
 	}
-	if err := d.bindSettings(s); err != nil {
+	if err := d.bindSettings(s, schedule); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	return d, nil
 }
 
-func (d *Dataset) bindSettings(split *config.Split) (err error) {
+func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) (err error) {
 	s := *split
 	d.Split = &s
 	if s.Expect != "" && d.fingerprint != s.Expect {
@@ -197,16 +218,9 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 	if unknown && s.MaskArray != "" && !s.Documents && s.Rows == sampler.Windows && s.Ends == sampler.EndsByIndex {
 		s.Ends = sampler.EndsUnknown // only the array masks targets
 	}
-	var sources []sampler.Source
-	vocabSize := slices.Max(s.VocabSizes())
-	for i := range d.sources {
-		source, err := d.samplerSource(i, vocabSize)
-		if err != nil {
-			return err
-		}
-		sources = append(sources, source)
-	}
-	if d.Sequence, err = sampler.New(sources, s.Settings); err != nil {
+	settings := s.Settings
+	settings.Schedule = schedule
+	if d.Sequence, err = d.newSequence(len(d.sources), settings); err != nil {
 		return err
 	}
 	if err := d.checkCaps(); err != nil {
@@ -217,11 +231,25 @@ func (d *Dataset) bindSettings(split *config.Split) (err error) {
 	return d.countSteps()
 }
 
+// newSequence returns the sequence of the first n sources.
+func (d *Dataset) newSequence(n int, settings sampler.Settings) (*sampler.Sequence, error) {
+	var sources []sampler.Source
+	vocabSize := slices.Max(d.Split.VocabSizes())
+	for i := range n {
+		source, err := d.samplerSource(i, vocabSize)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, source)
+	}
+	return sampler.New(sources, settings)
+}
+
 // samplerSource returns source i for the sampler. vocabSize is the largest of all sources.
 func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, err error) {
 	main := d.mains[i]
 	from.Main, from.Tables = main, d.tables
-	if d.groups != nil {
+	if i < len(d.groups) {
 		from.Groups = d.groups[i]
 	}
 	if err := d.Split.CheckVocabSize(vocabSize, main.DType(), main.Axes()); err != nil {
@@ -244,24 +272,22 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 }
 
 func (d *Dataset) countSteps() error {
-	end := d.Sequence.Batches()
-	if d.Steps = d.Split.Steps; d.Steps == 0 {
-		d.Steps = min(uint64(d.Sequence.BatchesPerEpoch()), end)
-	}
-	if d.Steps > end {
+	mounted := cmp.Or(d.mounted, d.Sequence)
+	d.Steps = cmp.Or(d.Split.Steps, uint64(mounted.BatchesPerEpoch()))
+	if end := max(d.Sequence.Batches(), mounted.Batches()); d.Steps > end {
 		return fmt.Errorf("max_epochs of the sources allow %d batches; set steps to at most that (got %d)", end, d.Steps)
 	}
-	if most := d.maxSteps(); d.Steps > most {
+	if most := d.mostInFile(); d.Steps > most {
 		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to at most %d", d.Steps, d.Sequence.Batch().Bytes(), most)
 	}
 	return nil
 }
 
-// maxSteps returns how many batches fit in half of the largest possible file, which leaves room for
-// headers.
-func (d *Dataset) maxSteps() uint64 {
-	return min(d.Sequence.Batches(), math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
-}
+// mostInFile returns how many batches fit in half of the largest possible file, which leaves room
+// for headers.
+func (d *Dataset) mostInFile() uint64 { return math.MaxInt64 / 2 / uint64(d.Sequence.Batch().Bytes()) }
+
+func (d *Dataset) maxSteps() uint64 { return min(d.Sequence.Batches(), d.mostInFile()) }
 
 // With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two
 // share open files. The error matches syscall.ENOENT if a setting is unknown.
@@ -281,6 +307,11 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.StoredDType() // bindSettings does the same
+	}
+	if n.mounted = nil; d.mounted != nil {
+		if q, err := d.mounted.With(s.Settings); err == nil {
+			n.mounted = q
+		}
 	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()

@@ -16,9 +16,10 @@ import (
 // safe for concurrent use.
 type Served struct {
 	*Dataset
-	watch   *watcher
-	origins func() *Origins // computed on first use, like infoLen and workingSet
-	infoLen func() int64
+	watch      *watcher
+	batchBytes int64
+	origins    func() *Origins // computed on first use, like infoLen and workingSet
+	infoLen    func() int64
 	// workingSet and prefetcher are nil unless an array is in a store.
 	workingSet func() *cache.WorkingSet
 	prefetcher *blockPrefetcher
@@ -26,10 +27,11 @@ type Served struct {
 
 func newServed(d *Dataset, w *watcher) *Served {
 	s := &Served{
-		Dataset: d,
-		watch:   w,
-		origins: sync.OnceValue(d.Origins),
-		infoLen: sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
+		Dataset:    d,
+		watch:      w,
+		batchBytes: d.Sequence.Batch().Bytes(),
+		origins:    sync.OnceValue(d.Origins),
+		infoLen:    sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
 	}
 	if d.isRemote() {
 		s.workingSet = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(w.mountpoint, d.Split.Path())) })
@@ -43,8 +45,12 @@ func newServed(d *Dataset, w *watcher) *Served {
 func (d *Dataset) Serve() *Served { return newServed(d, newWatcher(d)) }
 
 // Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. If the
-// tokens are in a store, it also prefetches the blocks of the next batches.
+// tokens are in a store, it also prefetches the blocks of the next batches. Beyond the end of the
+// sequence, the error matches syscall.ENODATA.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {
+	if err := s.CheckEnd(s.LastBatch(dst, k, off)); err != nil {
+		return err
+	}
 	if s.prefetcher != nil {
 		if set := s.workingSet(); set != nil {
 			set.Touch()
@@ -52,6 +58,11 @@ func (s *Served) Read(dst []byte, k uint64, off int64) error {
 		s.prefetcher.batchRead(k + uint64((off+int64(len(dst)))/s.prefetcher.batchBytes))
 	}
 	return s.Sequence.Read(dst, k, off)
+}
+
+// LastBatch returns the last batch that Read touches.
+func (s *Served) LastBatch(dst []byte, k uint64, off int64) uint64 {
+	return k + uint64(max(off+int64(len(dst))-1, 0)/s.batchBytes)
 }
 
 // ReadBatchJSON fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
@@ -107,6 +118,7 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 // cannot be served, the error matches syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
+	k = min(k, s.Sequence.Batches()-1) // beyond the end, reads fail
 	for try := range maxReloads {
 		v := s.watch.currentView(cancel)
 		latest, err := s.latest(v)

@@ -15,6 +15,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/sampler"
 )
 
 // A Snapshot is everything that a process needs to serve the same batches as another one, even if
@@ -28,6 +29,8 @@ type Snapshot struct {
 	NoResend   bool   // see supervise.Options
 	Log        string // path of the mount's log file, or empty
 	Splits     []splitSnapshot
+	// Generation counts the restarts that have changed schedules.
+	Generation uint64
 }
 
 type splitSnapshot struct {
@@ -37,8 +40,10 @@ type splitSnapshot struct {
 	Fingerprint string
 	TorchState  []byte
 	Version     uint64
-	Unleased    string    // see Dataset.unleasedFile
-	Groups      [][]int64 // see Dataset.groups; saves workers from counting rows
+	Unleased    string            // see Dataset.unleasedFile
+	Groups      [][]int64         // see Dataset.groups; saves workers from counting rows
+	Schedule    *sampler.Schedule // of the split itself
+	Mounted     *sampler.Settings // settings of Dataset.mounted, or nil
 
 	SourceFingerprints []string // see Dataset.sourceFingerprints
 }
@@ -66,17 +71,24 @@ func (d *Dataset) snapshot() splitSnapshot {
 		Version:     d.Version,
 		Unleased:    d.unleasedFile,
 		Groups:      d.groups,
+		Schedule:    d.Sequence.Schedule(),
 
 		SourceFingerprints: d.sourceFingerprints,
 	}
-	for _, source := range d.sources {
-		var manifests []cache.Manifest
-		for _, array := range source {
-			manifests = append(manifests, array.Manifest())
-		}
-		s.Sources = append(s.Sources, manifests)
+	if d.mounted != nil {
+		s.Mounted = &d.mounted.Settings
+	}
+	for _, arrays := range d.sources {
+		s.Sources = append(s.Sources, manifestsOf(arrays))
 	}
 	return s
+}
+
+func manifestsOf(arrays []*cache.Array) (list []cache.Manifest) {
+	for _, array := range arrays {
+		list = append(list, array.Manifest())
+	}
+	return list
 }
 
 // File writes s to an unnamed file in memory, which [ReadSnapshot] reads. The caller closes it.
@@ -115,7 +127,9 @@ func (s *Snapshot) Config() (*config.Config, error) {
 }
 
 // Reload returns the snapshot with the configuration read again. It changes the working directory
-// to that of the mount command. It returns an error if a setting that a mount fixes has changed.
+// to that of the mount command. It returns an error if a setting that a mount fixes has changed. If
+// the schedule of a split has changed, Generation is higher, and the caller must check that the new
+// one has all rows that were read from the mount.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
@@ -134,7 +148,19 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &fresh, newConfig.CanReplace(old)
+	if err := newConfig.CanReplace(old); err != nil {
+		return nil, err
+	}
+	fresh.Splits = slices.Clone(s.Splits)
+	for _, split := range newConfig.Splits {
+		if oldSplit, _ := old.Named(split.Name); !split.HasScheduleOf(oldSplit) {
+			fresh.Generation = s.Generation + 1
+			if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &fresh, nil
 }
 
 // WarnUnleased logs the splits that follow changes although the kernel cannot tell who writes to
@@ -158,8 +184,7 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 	changed := func(d *Dataset) error {
 		mu.Lock()
 		defer mu.Unlock()
-		i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == d.Split.Name })
-		s.Splits[i] = d.snapshot()
+		*s.find(d.Split.Name) = d.snapshot()
 		file, err := s.File()
 		if err != nil {
 			return err
@@ -190,11 +215,10 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 }
 
 func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
-	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Name })
-	if i < 0 {
+	data := s.find(split.Name)
+	if data == nil {
 		return nil, fmt.Errorf("the mount has no split %s", split.Name)
 	}
-	data := s.Splits[i]
 	split = data.Hint.apply(split)
 	withState := *split
 	withState.TorchState = data.TorchState
@@ -208,10 +232,20 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 			sources[i] = append(sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.SourceFingerprints, data.Groups)
+	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.SourceFingerprints, data.Groups, data.Schedule)
 	if err != nil {
 		return nil, err
 	}
 	d.Version = data.Version
-	return d, nil
+	return d, d.keepSizes(data.Mounted)
+}
+
+// find returns the snapshot of a split, or nil.
+func (s *Snapshot) find(split string) *splitSnapshot {
+	for i := range s.Splits {
+		if s.Splits[i].Name == split {
+			return &s.Splits[i]
+		}
+	}
+	return nil
 }

@@ -6,9 +6,13 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// TokensLen returns the size of tokens.bin in bytes.
+// TokensLen returns the size of tokens.bin in bytes. It leaves out sources that a restart has added.
 func (d *Dataset) TokensLen() (n int64) {
-	for _, main := range d.mains {
+	mains := d.mains
+	if d.mounted != nil {
+		mains = mains[:sourcesIn(&d.mounted.Settings)]
+	}
+	for _, main := range mains {
 		n += main.Bytes()
 	}
 	return n
