@@ -53,8 +53,8 @@ func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
 	return t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
 }
 
-// refreshToOpen is like refresh, but fails with state.ErrEnded if the file's batch is beyond the last
-// one.
+// refreshToOpen is like refresh, but fails with state.ErrEnded if the file's batch is beyond the
+// last one.
 func (t *tree) refreshToOpen(i inode, cancel <-chan struct{}) (BatchList, error) {
 	s, err := t.refresh(i, cancel)
 	k := i.firstBatch()

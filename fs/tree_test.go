@@ -372,8 +372,8 @@ func TestLookupsCheckFiles(t *testing.T) {
 	}
 }
 
-// Beyond the last batch, opens and reads fail and take no number. If the sequence becomes longer, next
-// continues with the first new batch.
+// Beyond the last batch, opens and reads fail and take no number. If the sequence becomes longer,
+// next continues with the first new batch.
 func TestEnd(t *testing.T) {
 	const size = 1000
 	s := countingBatches("train", size)

@@ -161,6 +161,8 @@ func decimal(w float64) *big.Rat {
 	return r
 }
 
+var errNoWeight = errors.New("all weights are 0; set one to a positive number")
+
 // apportion divides the weights by their sum, brings them to their least common denominator D, and
 // returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
 // by largest remainders. It reads a weight as its shortest decimal form.
@@ -183,7 +185,7 @@ func apportion(weights []float64) ([]int, error) {
 		common.GCD(nil, nil, common, whole[i])
 	}
 	if sum.Sign() == 0 {
-		return nil, errors.New("all weights are 0; set one to a positive number")
+		return nil, errNoWeight
 	}
 	period := common.Div(sum, common)
 	if most := big.NewInt(maxPeriod); period.Cmp(most) > 0 {

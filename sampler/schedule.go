@@ -95,7 +95,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 		}
 		quotas, err := apportion(weights)
 		if err != nil {
-			return nil, err
+			return nil, q.stageError(i, err)
 		}
 		m := q.mixer.mixture(quotas)
 		s.Starts = append(s.Starts, StageStart{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
@@ -128,8 +128,8 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		stage := &stages[i]
 		if len(stage.Weights) != len(q.sources) {
 			err = fmt.Errorf("%d weights for %d sources", len(stage.Weights), len(q.sources))
-		} else {
-			_, err = apportion(stage.Weights)
+		} else if slices.Max(stage.Weights) == 0 {
+			err = errNoWeight
 		}
 		if stage.FromTokens > 0 {
 			stage.FirstRow = (stage.FromTokens-1)/uint64(q.BlockSize) + 1
@@ -143,11 +143,8 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		case i > 0 && stage.FirstRow <= last:
 			err = fmt.Errorf("must begin after row %d, where the stage before it begins (got row %d)", last, stage.FirstRow)
 		}
-		if err != nil && q.Settings.Stages != nil {
-			err = fmt.Errorf("stage %d: %w", i+1, err)
-		}
 		if err != nil {
-			return nil, err
+			return nil, q.stageError(i, err)
 		}
 		last = stage.FirstRow
 		hosts := uint64(q.hosts())
@@ -159,6 +156,14 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		stages = []Stage{{Weights: weights}}
 	}
 	return stages, nil
+}
+
+// stageError names configured stage i in an error.
+func (s *Settings) stageError(i int, err error) error {
+	if s.Stages == nil {
+		return err
+	}
+	return fmt.Errorf("stage %d: %w", i+1, err)
 }
 
 // rowLimits returns MaxEpochs in rows, as math.MaxUint64 for a source without a limit.

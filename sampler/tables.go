@@ -8,8 +8,8 @@ import (
 )
 
 // Tables cache where rows begin: the number of windows up to each file, how groups of documents are
-// laid into rows, and the patterns of mixtures. Beyond a limit, they evict the oldest entry, which is computed again when it
-// is needed. Tables are safe for concurrent use.
+// laid into rows, and the patterns of mixtures. Beyond a limit, they evict the oldest entry, which
+// is computed again when it is needed. Tables are safe for concurrent use.
 type Tables struct {
 	mu     sync.Mutex // guards the fields below; no other lock is taken under it
 	limit  int64      // bytes

@@ -30,8 +30,8 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 }
 
 // openRecorded is like openSplit. recorded returns the method Read of a sequence for a process that
-// does not read through the mount that path is in, if any: the mount learns which rows were read, and
-// the method fails once it has another schedule.
+// does not read through the mount that path is in, if any: the mount learns which rows were read,
+// and the method fails once it has another schedule.
 func openRecorded(flags *config.Flags, path string) (d *dataset.Dataset, recorded func(*dataset.Served) readFunc, err error) {
 	recorded = func(s *dataset.Served) readFunc { return s.Read }
 	snapshot, below, err := splitInMount(flags, path)

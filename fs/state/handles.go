@@ -208,8 +208,8 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // reply is sent. All requests into which the kernel cuts a read(2) get the same batch, whatever
 // other threads read from the handle in the meantime.
 //
-// The error is ErrOutdated, ErrRanges, ErrShared, ErrEnded, ESTALE if the handle is closed, or ErrTimedOut if
-// cancel is closed. When a request times out, cancel must be closed before Rollback.
+// The error is ErrOutdated, ErrRanges, ErrShared, ErrEnded, ESTALE if the handle is closed, or
+// ErrTimedOut if cancel is closed. When a request times out, cancel must be closed before Rollback.
 func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

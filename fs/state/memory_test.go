@@ -76,8 +76,8 @@ func TestLongerSections(t *testing.T) {
 // there.
 func TestShorterSections(t *testing.T) {
 	size := uint64(unsafe.Sizeof(SequenceState{}))
-	// The keys are the numbers of Counters, Sequences, names, resentRequests, countedRequests, lookups
-	// and progress.
+	// The keys are the numbers of Counters, Sequences, names, resentRequests, countedRequests,
+	// lookups and progress.
 	short := map[int]uint64{1: 8, 2: 2 * size, 7: 0, 8: 0, 12: 0, 13: 0, 17: 0}
 	file, s := mapSections(t, func(i int, bytes uint64) uint64 {
 		if n, ok := short[i]; ok {

@@ -214,7 +214,8 @@ class StepIterator(Locked):
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
             )
         if "stages" in self.split.info:
-            with contextlib.suppress(ReadError, OSError):  # a state can be saved after the mount has ended
+            # A state can be saved after the mount has ended.
+            with contextlib.suppress(ReadError, OSError):
                 self.split.reader.refresh(self.step)
         return state_at(self.split.info, self.step)
 

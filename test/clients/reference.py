@@ -245,7 +245,8 @@ class Schedule:
         stages = [[decimal(w) for w in stage["weights"]] for stage in stages]
         if settings.only:
             firsts, stages = [0], [[Fraction(i + 1 == settings.only) for i in range(len(limits))]]
-        self.stages, self.end = [], None  # each stage's first row, mixture, and earlier rows by source
+        # Each stage has its first row, its mixture, and the earlier rows by source.
+        self.stages, self.end = [], None
         row, before = 0, [0] * len(limits)
         for weights, following in zip(stages, [*firsts[1:], None]):
             while row != following:

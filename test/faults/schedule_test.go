@@ -28,8 +28,8 @@ func writeSchedule(t *testing.T, dir string, sources []string, more string, stag
 	return e2e.Write(t, filepath.Join(dir, "config.toml"), text)
 }
 
-// A restart that would change a row that was read is refused, whatever read it. A change of the next
-// row is accepted.
+// A restart that would change a row that was read is refused, whatever read it. A change of the
+// next row is accepted.
 func TestScheduleOfRowsRead(t *testing.T) {
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
 	dir, sources, half := t.TempDir(), []string{"web", "math"}, "weights = {web = 1, math = 1}"
@@ -56,7 +56,8 @@ func TestScheduleOfRowsRead(t *testing.T) {
 		{1203, "batch 300 of train/block_size=32", []string{"head", "-c1", m.Path("train/block_size=32/batch/300")}},
 	} {
 		e2e.Run(t, test.read...)
-		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir) // makes the kernel forget everything that is not in use
+		// The kernel forgets everything that is not in use.
+		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir)
 		for range 2 {
 			refused(test.last-1, fmt.Sprintf("splits.train: the new schedule changes row %d (token ", test.last-1))
 			refused(test.last-1, fmt.Sprintf("step %d), but rows up to %d were read, the last ", test.last/4, test.last))

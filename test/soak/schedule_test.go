@@ -18,8 +18,8 @@ type stage struct {
 	weights [3]int
 }
 
-// While eight ranks read and workers are killed, restarts append stages. Each is applied or refused,
-// no read fails, and the rows are those of a schedule with all stages that were applied.
+// While eight ranks read and workers are killed, restarts append stages. Each is applied or
+// refused, no read fails, and the rows are those of a schedule with all stages that were applied.
 func TestScheduleChanges(t *testing.T) {
 	const ranks, batchSize, blockSize, epoch = 8, 4, 16, 5000 // an epoch of each source, in rows
 	dir := t.TempDir()

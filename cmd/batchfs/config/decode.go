@@ -99,8 +99,8 @@ func (s *Split) setDerived() {
 	}
 }
 
-// setMixture computes the sampler's settings that depend on the sources and stages. Without sources,
-// they are empty.
+// setMixture computes the sampler's settings that depend on the sources and stages. Without
+// sources, they are empty.
 func (s *Split) setMixture() {
 	s.Only, s.Weights, s.Settings.Stages, s.MaxEpochs = s.sourceIndex(s.Source)+1, nil, nil, nil
 	for i, source := range s.Sources {

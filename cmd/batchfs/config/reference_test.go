@@ -128,8 +128,9 @@ func TestReferenceIsValid(t *testing.T) {
 		}
 	}
 	live := regexp.MustCompile(`(?m)^# (\w+ = |\[)`).ReplaceAllString(reference(), "$1")
-	live = strings.Replace(live, "source = ", "# source = ", 1)                                                  // for a mixture
-	live = regexp.MustCompile(`(?s)\[\[splits.X.stages\]\].*(\[\[splits.X.arrays)`).ReplaceAllString(live, "$1") // instead of weights
+	// One is for mixtures only, the other replaces their weights.
+	live = strings.Replace(live, "source = ", "# source = ", 1)
+	live = regexp.MustCompile(`(?s)\[\[splits.X.stages\]\].*(\[\[splits.X.arrays)`).ReplaceAllString(live, "$1")
 	if _, err := decodeText(strings.ReplaceAll(live, "splits.X.sources", "splits.mix.sources")); err != nil {
 		t.Error(err)
 	}

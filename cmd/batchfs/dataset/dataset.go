@@ -42,10 +42,12 @@ type Dataset struct {
 	// split is scheduled.
 	sourceFingerprints []string
 	sourceFormats      func() []string
-	fileCount          int               // files of all arrays, including indexes of documents
-	groups             [][]int64         // see sampler.Source.Groups; one for each source
-	mounted            *sampler.Sequence // determines the sizes of files, if restart has changed the schedule
-	unleasedFile       string            // file whose writers are unknown, because it has no lease; or empty
+	fileCount          int       // files of all arrays, including indexes of documents
+	groups             [][]int64 // see sampler.Source.Groups; one for each source
+	// mounted determines the sizes of files if restart has changed the schedule; otherwise, it is
+	// nil.
+	mounted      *sampler.Sequence
+	unleasedFile string // file whose writers are unknown, because it has no lease; or empty
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.

@@ -6,7 +6,8 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// TokensLen returns the size of tokens.bin in bytes. It leaves out sources that a restart has added.
+// TokensLen returns the size of tokens.bin in bytes. It leaves out sources that a restart has
+// added.
 func (d *Dataset) TokensLen() (n int64) {
 	mains := d.mains
 	if d.mounted != nil {
