@@ -9,8 +9,8 @@ import (
 )
 
 // A gram consists of gramTokens consecutive tokens. Each run of minRun tokens has gramsInRun grams,
-// of which the one with the smallest hash is selected, as by a winnower. Files that share a run thus
-// select the same gram of it. If hashes are equal, the last gram is selected.
+// of which the one with the smallest hash is selected, as by a winnower. Files that share a run
+// thus select the same gram of it. If hashes are equal, the last gram is selected.
 const (
 	minRun     = 64
 	gramsInRun = minRun / 2

@@ -30,7 +30,7 @@ type File struct {
 	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
 	Bytes     int64           `json:"bytes"`
 	Read      int64           `json:"bytes_read"`
-	Largest   any             `json:"largest"`             // largest integer or bool; nil for other dtypes
+	Largest   any             `json:"largest"`             // integer or bool; nil for other dtypes
 	Documents int64           `json:"documents,omitempty"` // from the index, if there is one
 
 	largest uint64
