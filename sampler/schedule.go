@@ -50,7 +50,7 @@ func (m *mixer) mixture(quotas []int) *mixture {
 
 // findSchedule returns the schedule of q, whose sources are bound.
 func (q *Sequence) findSchedule() (*Schedule, error) {
-	key := scheduleKey{q.newWindowSpec(), q.BlockSize, q.ShuffleBlock, q.hosts(), q.Only}
+	key := scheduleKey{q.newWindowSpec(), q.BlockSize, q.ShuffleBlock, q.Hosts(), q.Only}
 	return q.mixer.schedules.get(key, func() (*Schedule, error) {
 		known := q.Settings.Schedule
 		if known == nil {
@@ -147,7 +147,7 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 			return nil, q.stageError(i, err)
 		}
 		last = stage.FirstRow
-		hosts := uint64(q.hosts())
+		hosts := uint64(q.Hosts())
 		stage.FirstRow = last/hosts + min(last%hosts, 1)
 	}
 	if q.Only > 0 {
@@ -174,7 +174,7 @@ func (q *Sequence) rowLimits() ([]uint64, error) {
 			return nil, fmt.Errorf("max_epochs of source %d: must be a positive finite number (got %v)", i, epochs)
 		}
 		least := int64(math.MaxInt64)
-		for host := range q.hosts() {
+		for host := range q.Hosts() {
 			share, err := q.sources[i].hostShareOf(q.Settings, host)
 			if err != nil {
 				return nil, err

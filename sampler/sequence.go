@@ -126,7 +126,7 @@ func (q *Sequence) countBatches() error {
 			return fmt.Errorf("max_epochs leaves %d rows, less than a batch of all ranks, %d; raise max_epochs, or reduce batch_size", end, global)
 		}
 	}
-	for host := range q.hosts() {
+	for host := range q.Hosts() {
 		rows := int64(0)
 		for i := range q.sources {
 			share, err := q.sources[i].hostShareOf(q.Settings, host)

@@ -67,8 +67,8 @@ func (s *Settings) epochGroup() (ranks, host int) {
 	return s.LocalWorld, s.Rank / s.LocalWorld
 }
 
-// hosts returns the number of epoch groups.
-func (s *Settings) hosts() int {
+// Hosts returns the number of hosts that read shares of their own: 1 without ShuffleBlock.
+func (s *Settings) Hosts() int {
 	ranks, _ := s.epochGroup()
 	return s.World / ranks
 }

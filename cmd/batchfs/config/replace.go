@@ -22,7 +22,7 @@ func (c *Config) CanReplace(old *Config) error {
 			return fmt.Errorf("splits.%s is mounted, but the configuration no longer has it; %s", oldSplit.Name, fix)
 		}
 		for i, source := range oldSplit.Sources {
-			if i >= len(split.Sources) || !source.hasFilesOf(split.Sources[i]) {
+			if i >= len(split.Sources) || !slices.Equal(source.Tokens, split.Sources[i].Tokens) || !reflect.DeepEqual(source.Aligned, split.Sources[i].Aligned) {
 				return fmt.Errorf("splits.%s.sources: source %d has the files %s in the mount, but not in the configuration; sources may only be appended: "+
 					"put it back in its place, with weight 0 to retire it, or unmount and mount again", oldSplit.Name, i, source.Tokens)
 			}
@@ -53,11 +53,6 @@ func (s *Split) fixedByMount() map[string]any {
 		}
 	}
 	return settings
-}
-
-// hasFilesOf reports whether s and t have the same arrays.
-func (s Source) hasFilesOf(t Source) bool {
-	return slices.Equal(s.Tokens, t.Tokens) && reflect.DeepEqual(s.Aligned, t.Aligned)
 }
 
 // HasScheduleOf reports whether s and t, one of which can replace the other, have the same sources,

@@ -44,28 +44,20 @@ func (d *Dataset) checkCaps() error {
 	return nil
 }
 
-// hosts returns the number of hosts that read shares of their own.
-func (d *Dataset) hosts() uint64 {
-	if d.Sequence.ShuffleBlock == 0 {
-		return 1
-	}
-	return uint64(d.Sequence.World / d.Sequence.LocalWorld)
-}
-
 // stageInfos describes the stages for info.json.
 func (d *Dataset) stageInfos() (list []map[string]any) {
 	stages := d.Sequence.Stages()
 	for i, at := range stages {
 		weights, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"
 		for source, name := range d.Split.SourceNames() {
-			rows := at.Before[source] * d.hosts()
+			rows := at.Before[source] * uint64(d.Sequence.Hosts())
 			weights[name], tokens[name], epochs[name] = at.Rows[source], rows*uint64(d.Sequence.BlockSize), float64(rows)/float64(d.Sequence.WindowsOf(source))
 			if i > 0 && at.Configured == stages[i-1].Configured && at.Rows[source] == 0 && stages[i-1].Rows[source] > 0 {
 				why = "max_epochs of " + name
 			}
 		}
 		list = append(list, map[string]any{
-			"row": at.Row * d.hosts(), "batch": at.Batch, "why": why, "rows": weights, "of": at.Period, "tokens": tokens, "epochs": epochs,
+			"row": at.Row * uint64(d.Sequence.Hosts()), "batch": at.Batch, "why": why, "rows": weights, "of": at.Period, "tokens": tokens, "epochs": epochs,
 		})
 	}
 	return list
@@ -115,6 +107,6 @@ func (d *Dataset) Continues(identity string, k uint64) bool {
 	}
 	a, b := strings.Split(now[1], ","), strings.Split(then[1], ",")
 	known := min(len(a), len(b))
-	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / d.hosts()
+	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / uint64(d.Sequence.Hosts())
 	return slices.Equal(a[:known], b[:known]) && past(now[2], end) == past(then[2], end)
 }

@@ -176,23 +176,15 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 
 // rowsOf returns how many rows of some steps, over all hosts, come from a source.
 func (c *corpus) rowsOf(source int, from, to uint64) (rows float64) {
-	stages, perStep := c.sequence.Stages(), float64(c.sequence.BatchSize*c.sequence.World)/c.groups()
+	stages, perStep := c.sequence.Stages(), float64(c.sequence.BatchSize*c.sequence.World)/float64(c.sequence.Hosts())
 	for i, at := range stages {
 		begin, end := max(float64(at.Row), float64(from)*perStep), float64(to)*perStep
 		if i+1 < len(stages) {
 			end = min(end, float64(stages[i+1].Row))
 		}
-		rows += max(end-begin, 0) * float64(at.Rows[source]) / float64(at.Period) * c.groups()
+		rows += max(end-begin, 0) * float64(at.Rows[source]) / float64(at.Period) * float64(c.sequence.Hosts())
 	}
 	return rows
-}
-
-// groups returns the number of hosts that read shares of their own.
-func (c *corpus) groups() float64 {
-	if c.sequence.ShuffleBlock == 0 {
-		return 1
-	}
-	return float64(c.sequence.World / c.sequence.LocalWorld)
 }
 
 // rowsPerStep returns how many rows of a step of the run, over all hosts, come from a source.

@@ -37,7 +37,6 @@ type Estimate struct {
 	LaterEpochs       Traffic   `json:"later_epochs"`
 	Requests          float64   `json:"requests"`      // sum over hosts, with mounting
 	Fetched           float64   `json:"fetched_bytes"` // sum over hosts
-	Price             float64   `json:"price"`         // dollars, for Requests and Fetched
 	HostRequests      float64   `json:"host_requests"` // of one host, without mounting
 	HostFetched       float64   `json:"host_fetched_bytes"`
 	CacheBytes        int64     `json:"cache_bytes"`
@@ -145,7 +144,6 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	hosts := float64(c.hosts)
 	e.Requests = hosts * (e.HostRequests + float64(e.MountRequests))
 	e.Fetched = hosts * e.HostFetched
-	e.Price = e.Requests/1000*o.getPrice + e.Fetched/1e9*o.gbPrice
 	if !c.local {
 		e.addVerdicts(c, o.latency.Seconds(), limits)
 	}

@@ -83,7 +83,6 @@ func (e *Estimate) printRates(out io.Writer) {
 	epoch("later epochs", e.LaterEpochs)
 	line("the run: bytes", e.HostFetched, formatBytes)
 	line("the run: requests", e.Requests/hosts, formatCount)
-	line("the run: price", e.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
 	line("each mount: requests", float64(e.MountRequests), formatCount)
 	line("block cache to hold all a host needs", e.WorkingSetBytes, formatBytes)
 }

@@ -159,24 +159,20 @@ func (t *gramTable) candidates(list []selectedGram) []selectedGram {
 }
 
 // find returns the indexes of the slots for a hash, or only the first one if it is boilerplate, and
-// the next empty slot and what it holds of the hash. It reuses list. Only a few equal hashes are
-// adjacent, because searches for others pass them.
+// the next empty slot and what it holds of the hash. It reuses list.
 func (t *gramTable) find(hash uint64, list []int) (found []int, empty int, tag uint64) {
-	const maxAdjacent = 8
-	for list = list[:0]; ; hash++ {
-		end := len(list) + maxAdjacent
-		for i, tag := t.home(hash); len(list) < end; i++ {
-			if i == len(t.slots) {
-				i = 0
-			}
-			slot := atomic.LoadUint64(&t.slots[i])
-			if slot == 0 {
+	list = list[:0]
+	for i, tag := t.home(hash); ; i++ {
+		if i == len(t.slots) {
+			i = 0
+		}
+		slot := atomic.LoadUint64(&t.slots[i])
+		if slot == 0 {
+			return list, i, tag
+		}
+		if slot&tagMask == tag {
+			if list = append(list, i); slot&31 > maxOccurrences {
 				return list, i, tag
-			}
-			if slot&tagMask == tag {
-				if list = append(list, i); slot&31 > maxOccurrences {
-					return list, i, tag
-				}
 			}
 		}
 	}

@@ -73,7 +73,10 @@ func (c *check) reportLeaks(ctx context.Context, minOverlap int64) error {
 				return err
 			}
 		}
-		shared := Shared{Split: s.split, In: s.in, Boilerplate: s.boilerplateTokens()}
+		shared := Shared{Split: s.split, In: s.in}
+		for _, b := range s.boilerplate {
+			shared.Boilerplate += b.to - b.from
+		}
 		for _, f := range s.held {
 			shared.Tokens += f.numbers
 		}

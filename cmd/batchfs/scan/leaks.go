@@ -246,10 +246,3 @@ func (s *leakSearch) withoutBoilerplate(runs []commonRun) (kept []commonRun) {
 	}
 	return kept
 }
-
-func (s *leakSearch) boilerplateTokens() (n int64) {
-	for _, r := range s.boilerplate {
-		n += r.to - r.from
-	}
-	return n
-}
