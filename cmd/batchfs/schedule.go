@@ -30,14 +30,15 @@ func (c *scheduleCheck) run() error {
 	if !c.shared.RecordsRows() {
 		return fmt.Errorf("the schedule has changed, but a version of batchfs that does not record which rows were read has served the mount; %s", fix)
 	}
-	config, err := c.old.Config()
+	config, err := c.fresh.Config()
 	if err != nil {
 		return err
 	}
 	for _, split := range config.Splits {
 		list, complete := c.shared.Furthest(split.Name)
 		if !complete {
-			return fmt.Errorf("splits.%s: the schedule cannot change, because its rows were read with more block sizes than batchfs keeps track of; %s", split.Name, fix)
+			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more block sizes than batchfs keeps track of; %s",
+				split.MessagePrefix("stages", "sources"), fix)
 		}
 		for _, f := range list {
 			d, err := c.difference(split.Name + "/" + f.Settings())
@@ -47,8 +48,8 @@ func (c *scheduleCheck) run() error {
 			if d.exists && d.row < f.Rows() {
 				row := d.row * d.hosts
 				path, batch, ago := f.Batch()
-				return fmt.Errorf("splits.%s: the new schedule changes row %d (token %d, step %d), but rows up to %d were read, the last %v ago in batch %d of %s; "+
-					"change only later rows, or unmount and mount again", split.Name, row, row*d.block, row/uint64(split.BatchSize*split.World),
+				return fmt.Errorf("%s: the new schedule changes row %d (token %d, step %d), but rows up to %d were read, the last %v ago in batch %d of %s; "+
+					"change only later rows, or unmount and mount again", split.MessagePrefix("stages", "sources"), row, row*d.block, row/uint64(split.BatchSize*split.World),
 					(f.Rows()-1)*d.hosts, ago.Round(time.Second), batch, path)
 			}
 		}

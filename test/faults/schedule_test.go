@@ -59,7 +59,7 @@ func TestScheduleOfRowsRead(t *testing.T) {
 		// The kernel forgets everything that is not in use.
 		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir)
 		for range 2 {
-			refused(test.last-1, fmt.Sprintf("splits.train: the new schedule changes row %d (token ", test.last-1))
+			refused(test.last-1, fmt.Sprintf("splits.train.stages: the new schedule changes row %d (token ", test.last-1))
 			refused(test.last-1, fmt.Sprintf("step %d), but rows up to %d were read, the last ", test.last/4, test.last))
 			refused(test.last-1, " ago in "+test.path+"; change only later rows, or unmount and mount again")
 			worker := m.AwaitStandby(t)[0]

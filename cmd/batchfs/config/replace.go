@@ -23,11 +23,11 @@ func (c *Config) CanReplace(old *Config) error {
 		}
 		for i, source := range oldSplit.Sources {
 			if i >= len(split.Sources) || !slices.Equal(source.Tokens, split.Sources[i].Tokens) || !reflect.DeepEqual(source.Aligned, split.Sources[i].Aligned) {
-				return fmt.Errorf("splits.%s.sources: source %d has the files %s in the mount, but not in the configuration; sources may only be appended: "+
-					"put it back in its place, with weight 0 to retire it, or unmount and mount again", oldSplit.Name, i, source.Tokens)
+				return fmt.Errorf("%s: source %d has the files %s in the mount, but not in the configuration; sources may only be appended: "+
+					"put it back in its place, with weight 0 to retire it, or unmount and mount again", split.MessagePrefix("sources"), i, source.Tokens)
 			}
 			if j := split.sourceIndex(source.Name); j >= 0 && j != i {
-				return fmt.Errorf("splits.%s.sources: source %d has the name %q, which source %d has in the mount; choose another one", oldSplit.Name, j, source.Name, i)
+				return fmt.Errorf("%s: source %d has the name %q, which source %d has in the mount; choose another one", split.MessagePrefix("sources"), j, source.Name, i)
 			}
 		}
 		settings, mounted := split.fixedByMount(), oldSplit.fixedByMount()

@@ -12,7 +12,7 @@ func TestCanReplace(t *testing.T) {
 	const fix = "; to change it, unmount and mount again"
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
 	const more = "\n[[splits.mix.sources]]\ntokens = 'b.bin'\nweight = 1\n"
-	const noSource = "splits.mix.sources: source 0 has the files [a.bin] in the mount, but not in the configuration; sources may only be appended: " +
+	const noSource = ": source 0 has the files [a.bin] in the mount, but not in the configuration; sources may only be appended: " +
 		"put it back in its place, with weight 0 to retire it, or unmount and mount again"
 	for _, test := range []struct{ old, new, want string }{
 		{train, train, ""},
@@ -28,10 +28,10 @@ func TestCanReplace(t *testing.T) {
 		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, but the configuration no longer has it" + fix},
 		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that are not mounted" + fix},
 		{mixed + "1", mixed + "2" + more, ""},
-		{mixed + "1", more + mixed + "1", noSource},
-		{mixed + "1" + more, mixed + "1", strings.NewReplacer("source 0", "source 1", "a.bin", "b.bin").Replace(noSource)},
-		{mixed + "1", "[splits.mix]\ntokens = 'a.bin'", noSource},
-		{mixed + "1", mixed + "1\nname = 'x'" + more + "name = '0'", `splits.mix.sources: source 1 has the name "0", which source 0 has in the mount; choose another one`},
+		{mixed + "1", more + mixed + "1", "config.toml:2: splits.mix.sources" + noSource},
+		{mixed + "1" + more, mixed + "1", "config.toml:1: splits.mix.sources" + strings.NewReplacer("source 0", "source 1", "a.bin", "b.bin").Replace(noSource)},
+		{mixed + "1", "[splits.mix]\ntokens = 'a.bin'", "config.toml:1: splits.mix" + noSource},
+		{mixed + "1", mixed + "1\nname = 'x'" + more + "name = '0'", `config.toml:1: splits.mix.sources: source 1 has the name "0", which source 0 has in the mount; choose another one`},
 		{mixed + "2", mixed + "2\nvocab_size = 65\nname = 'web'", ""},
 		{train, train + "vocab_size = 65", ""},
 	} {
