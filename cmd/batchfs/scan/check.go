@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
@@ -80,12 +82,16 @@ type Problem struct {
 	Document      *int64 `json:"document,omitempty"` // number of the document in File, if indexed
 	Size          int64  `json:"size,omitempty"`     // tokens of that document
 	OtherDocument *int64 `json:"other_document,omitempty"`
+
+	file *checkedFile
 }
 
 type checkedFile struct {
 	splitArray *splitArray
 	path       string
 	array      *cache.Array // nil if the file cannot be opened
+	dtype      array.DType
+	size       int // bytes of a number
 	numbers    int64
 	offset     int64    // position of the first number in the concatenated main arrays
 	results    []result // one for each part
@@ -138,6 +144,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	if err := c.reportLeaks(ctx, o.MinOverlap); err != nil {
 		return nil, err
 	}
+	c.addTexts()
 	for _, opener := range openers {
 		for _, s := range opener.Config.Splits {
 			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && rejectedByMount[p.Kind] }) {
@@ -158,7 +165,7 @@ func (c *check) addProblem(p Problem, format string, args ...any) {
 }
 
 func (f *checkedFile) problem(kind string) Problem {
-	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path)}
+	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path), file: f}
 }
 
 // open opens each file as a separate array, so that a bad file does not hide others.
@@ -182,7 +189,7 @@ func (c *check) open(openers []*dataset.Opener) error {
 func (c *check) openArray(s *splitArray) {
 	c.arrays = append(c.arrays, s)
 	o := s.Options
-	o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil // tokens are compared later
+	o.Access, o.VocabSize, o.BOS = localfile.StayOpen, 0, nil // tokens are compared later
 	for _, path := range s.Files {
 		f := &checkedFile{splitArray: s, path: path}
 		s.files, c.files = append(s.files, f), append(c.files, f)
@@ -192,7 +199,7 @@ func (c *check) openArray(s *splitArray) {
 			c.addProblem(f.problem(Unreadable), "%v", err)
 			continue
 		}
-		f.array, f.numbers, f.offset = a, numbersOf(a), c.numbers
+		f.array, f.dtype, f.size, f.numbers, f.offset = a, a.DType(), a.DType().Size(), numbersOf(a), c.numbers
 		c.report.Bytes += a.Bytes()
 		if s.main() {
 			c.report.Tokens += a.Len()
@@ -210,34 +217,22 @@ func (c *check) reportProblems() {
 	c.countRepeated()
 }
 
-// countRepeated computes how much of each split is duplicated, and sets Text in the problems that
-// report duplicates.
+// countRepeated computes how much of each split is duplicated.
 func (c *check) countRepeated() {
-	type file struct{ split, path string }
-	duplicates := map[file][]*Problem{}
-	for i := range c.report.Problems {
-		if p := &c.report.Problems[i]; p.Kind == Overlap || p.Kind == Duplicate {
-			key := file{p.Split, string(p.File)}
-			duplicates[key] = append(duplicates[key], p)
+	duplicates := map[*checkedFile][]Problem{}
+	for _, p := range c.report.Problems {
+		if p.Kind == Overlap || p.Kind == Duplicate {
+			duplicates[p.file] = append(duplicates[p.file], p)
 		}
 	}
 	all, repeated := map[string]int64{}, map[string]int64{}
 	for _, f := range c.mainFiles() {
 		all[f.splitArray.split] += f.array.Len()
-		copies := duplicates[file{f.splitArray.split, f.path}]
-		if len(copies) == 0 {
-			continue
-		}
-		v, _, _ := vocabulary.ForFiles([]string{f.path}) // errors were reported earlier
-		slices.SortFunc(copies, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
-		end := int64(0)
+		copies, end := duplicates[f], int64(0)
+		slices.SortFunc(copies, func(a, b Problem) int { return cmp.Compare(a.Index, b.Index) })
 		for _, p := range copies {
 			repeated[f.splitArray.split] += max(0, p.Index+p.Count-max(p.Index, end))
 			end = max(end, p.Index+p.Count)
-			if v != nil && isTokens(f.array) {
-				text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v)
-				p.Text = jsontext.String(text)
-			}
 		}
 	}
 	for split, n := range repeated {
@@ -245,6 +240,29 @@ func (c *check) countRepeated() {
 			c.report.Repeated = map[string]float64{}
 		}
 		c.report.Repeated[split] = float64(n) / float64(all[split])
+	}
+}
+
+// addTexts sets the text of the problems that report copies.
+func (c *check) addTexts() {
+	vocabularies := map[string]*vocabulary.Vocabulary{} // keyed by directory
+	for _, list := range [][]Problem{c.report.Problems, c.report.Common} {
+		for i := range list {
+			p := &list[i]
+			if p.Kind != Overlap && p.Kind != Duplicate && p.Kind != Leak || !isTokens(p.file.array) {
+				continue
+			}
+			dir := filepath.Dir(p.file.path)
+			v, known := vocabularies[dir]
+			if !known {
+				v, _, _ = vocabulary.ForFiles([]string{p.file.path}) // errors were reported earlier
+				vocabularies[dir] = v
+			}
+			if v != nil {
+				text, _ := dataset.Text(p.file.array, p.Index, int(min(32, p.Count)), v)
+				p.Text = jsontext.String(text)
+			}
+		}
 	}
 }
 

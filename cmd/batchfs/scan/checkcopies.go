@@ -51,7 +51,7 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 			continue
 		}
 		sum := sha256.New()
-		fmt.Fprintln(sum, f.array.DType(), f.array.Axes(), f.numbers)
+		fmt.Fprintln(sum, f.dtype, f.array.Axes(), f.numbers)
 		for _, r := range f.results {
 			sum.Write(r.sum)
 		}

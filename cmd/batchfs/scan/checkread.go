@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"runtime"
@@ -13,7 +14,7 @@ import (
 const partBytes = 16 << 20
 
 type part struct {
-	file     int // index in check.files
+	file     *checkedFile
 	index    int // index of the part in the file
 	from, to int64
 }
@@ -30,25 +31,24 @@ type result struct {
 	err             error
 }
 
-func (c *check) parts() (all []part) {
-	for i, f := range c.files {
-		if f.array == nil {
-			continue
-		}
-		size := c.partSize / int64(f.array.DType().Size())
-		n := int((f.numbers + size - 1) / size)
-		f.results = make([]result, n)
-		for index := range n {
-			from := int64(index) * size
-			all = append(all, part{i, index, from, min(from+size, f.numbers)})
+// partsOf divides files into parts of at most size bytes.
+func partsOf(files []*checkedFile, size int64) (parts []part) {
+	for _, f := range files {
+		for index, from := 0, int64(0); from < f.numbers; index++ {
+			to := min(from+size/int64(f.size), f.numbers)
+			parts = append(parts, part{f, index, from, to})
+			from = to
 		}
 	}
-	return all
+	return parts
 }
 
 // readAll reads all parts, and then searches for leaks.
 func (c *check) readAll(ctx context.Context) error {
-	parts, progress := c.parts(), terminal.NewProgress(c.stderr, "checking", c.report.Bytes, terminal.Bytes)
+	parts, progress := partsOf(c.files, c.partSize), terminal.NewProgress(c.stderr, "checking", c.report.Bytes, terminal.Bytes)
+	for _, p := range parts {
+		p.file.results = append(p.file.results, result{})
+	}
 	err := onAllProcessors(ctx, len(parts), func(i int) result { return c.readPart(ctx, parts[i], progress) }, c.record)
 	progress.Finish()
 	if err != nil {
@@ -88,8 +88,15 @@ func onAllProcessors[T any](ctx context.Context, n int, do func(int) T, record f
 	return nil
 }
 
+// doAll calls do(0) to do(n-1) on all processors, and returns the first error.
+func doAll(ctx context.Context, n int, do func(int) error) error {
+	var failure error
+	err := onAllProcessors(ctx, n, do, func(err error) { failure = cmp.Or(failure, err) })
+	return cmp.Or(err, failure)
+}
+
 func (c *check) record(r result) {
-	f := c.files[r.file]
+	f := r.file
 	if r.err != nil {
 		if !f.failed {
 			c.addProblem(f.problem(Unreadable), "%v", r.err)
@@ -102,9 +109,9 @@ func (c *check) record(r result) {
 
 // readPart reads a part. In main arrays, it also examines the numbers.
 func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progress) result {
-	f := c.files[s.file]
+	f := s.file
 	r := result{part: s}
-	sum, d := sha256.New(), decoder{dtype: f.array.DType()}
+	sum, d := sha256.New(), decoder{dtype: f.dtype}
 	var winnower *winnower
 	readEnd := s.to
 	if f.splitArray.main() {
@@ -119,11 +126,13 @@ func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progres
 		if !f.splitArray.main() {
 			return nil
 		}
-		list := d.decode(raw)
-		r.hashes = winnower.add(list, r.hashes)
-		r.zeros = trailingZeros(list, r.zeros)
-		if vocab > 0 && isTokens(f.array) {
-			r.countOutOfVocabulary(list, at, vocab, f.array.DType())
+		for list := range d.batches(raw) {
+			r.hashes = winnower.add(list, r.hashes)
+			r.zeros = trailingZeros(list, r.zeros)
+			if vocab > 0 && isTokens(f.array) {
+				r.countOutOfVocabulary(list, at, vocab, f.dtype)
+			}
+			at += int64(len(list))
 		}
 		return nil
 	})

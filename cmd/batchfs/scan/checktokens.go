@@ -2,6 +2,7 @@ package scan
 
 import (
 	"fmt"
+	"slices"
 
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/terminal"
@@ -25,6 +26,9 @@ func trailingZeros(list []uint64, before int64) int64 {
 // countOutOfVocabulary counts the tokens that are not below vocab. list begins at index at of the
 // file.
 func (r *result) countOutOfVocabulary(list []uint64, at int64, vocab uint64, dtype array.DType) {
+	if slices.Max(list) < vocab {
+		return
+	}
 	for i, v := range list {
 		if v < vocab {
 			continue
@@ -55,13 +59,13 @@ func (c *check) reportTokens(f *checkedFile) {
 		return
 	}
 	per, zeros := numbersPerElement(f.array), int64(0)
-	for i, size := len(f.results)-1, c.partSize/int64(f.array.DType().Size()); i >= 0; i-- {
+	for i, size := len(f.results)-1, c.partSize/int64(f.size); i >= 0; i-- {
 		zeros += f.results[i].zeros
 		if f.results[i].zeros < min(size, f.numbers-int64(i)*size) {
 			break
 		}
 	}
-	if zeros*int64(f.array.DType().Size()) >= minZeros {
+	if zeros*int64(f.size) >= minZeros {
 		p := f.problem(Zeros)
 		p.Count = zeros / per
 		p.Index = f.array.Len() - p.Count

@@ -5,14 +5,15 @@ import "batchfs/cache/array"
 // A comparer compares numbers of two files. It belongs to one goroutine.
 type comparer struct{ a, b blockCache }
 
-// A blockCache holds blocks of files. Similar files share many short runs that are close together,
-// and reading each would cost system calls. raw was read from index at of file.
+// A blockCache keeps the blocks of files that were read last, because similar files share many short
+// runs that are close together.
 type blockCache struct {
+	// raw, if not empty, has been read from index at of file on, and is used before blocks.
 	file    *checkedFile
 	at      int64
 	raw     []byte
 	decoder decoder
-	blocks  [2048]struct {
+	blocks  [2048]struct { // indexed by number modulo 2048
 		file   *checkedFile
 		number int64
 		raw    []byte
@@ -23,7 +24,7 @@ const cachedNumbers = 1024 // numbers in a block of a blockCache
 
 // block returns the block with a number. It is empty if the block cannot be read.
 func (c *blockCache) block(f *checkedFile, number int64) []byte {
-	start, size := number*cachedNumbers, f.array.DType().Size()
+	start, size := number*cachedNumbers, f.size
 	window := array.Window{Start: start, Len: int(min(cachedNumbers, f.numbers-start))}
 	if from := int(start-c.at) * size; c.file == f && from >= 0 && from+window.Len*size <= len(c.raw) {
 		return c.raw[from:][:window.Len*size]
@@ -39,21 +40,19 @@ func (c *blockCache) block(f *checkedFile, number int64) []byte {
 	return b.raw
 }
 
-// numbers returns some numbers of a file from an index on or, if backward, before it. It returns
-// none if they cannot be read.
-func (c *blockCache) numbers(f *checkedFile, index int64, backward bool) []uint64 {
-	const most = 64
-	from := index
+// numbers returns the numbers of a file from an index to the end of its block or, if backward, from
+// the beginning of the block before it to the index. It returns none if they cannot be read.
+func (c *blockCache) numbers(f *checkedFile, index int64, backward bool) []byte {
+	first := index
 	if backward {
-		from = max(index-most, (index-1)/cachedNumbers*cachedNumbers)
+		first--
 	}
-	raw, size := c.block(f, from/cachedNumbers), f.array.DType().Size()
-	raw = raw[min(int(from%cachedNumbers)*size, len(raw)):]
+	raw := c.block(f, first/cachedNumbers)
+	at := min(int(index-first/cachedNumbers*cachedNumbers)*f.size, len(raw))
 	if backward {
-		raw = raw[:min(int(index-from)*size, len(raw))]
+		return raw[:at]
 	}
-	c.decoder.dtype = f.array.DType()
-	return c.decoder.decode(raw[:min(most*size, len(raw))])
+	return raw[at:]
 }
 
 // equal returns how many numbers, at most limit, are equal in two files, from the indexes i and j
@@ -65,18 +64,40 @@ func (c *comparer) equal(a *checkedFile, i int64, b *checkedFile, j, limit int64
 	} else {
 		limit = min(limit, a.numbers-i, b.numbers-j)
 	}
+	c.a.decoder.dtype, c.b.decoder.dtype = a.dtype, b.dtype
 	for n < limit {
 		x, y := c.a.numbers(a, i+step*n, backward), c.b.numbers(b, j+step*n, backward)
-		most := min(len(x), len(y), int(limit-n))
-		if most == 0 {
-			break
+		most := int(min(128, limit-n, int64(len(x)/a.size), int64(len(y)/b.size)))
+		if backward {
+			x, y = x[len(x)-most*a.size:], y[len(y)-most*b.size:]
+		} else {
+			x, y = x[:most*a.size], y[:most*b.size]
 		}
-		for k := range most {
-			if backward && x[len(x)-1-k] != y[len(y)-1-k] || !backward && x[k] != y[k] {
-				return n
-			}
-			n++
+		same := 0
+		if a.dtype == b.dtype {
+			same = equalElements(x, y, backward) / a.size
+		} else {
+			same = equalElements(c.a.decoder.decode(x), c.b.decoder.decode(y), backward)
+		}
+		if n += int64(same); same < most || most == 0 {
+			break
 		}
 	}
 	return n
+}
+
+// equalElements returns how many elements at the beginning of two lists of the same length or, if
+// backward, at their end are equal.
+func equalElements[T comparable](x, y []T, backward bool) (n int) {
+	if y = y[:len(x)]; !backward {
+		for n < len(x) && x[n] == y[n] {
+			n++
+		}
+		return n
+	}
+	end := len(x)
+	for end > 0 && x[end-1] == y[end-1] {
+		end--
+	}
+	return len(x) - end
 }

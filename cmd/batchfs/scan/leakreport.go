@@ -9,9 +9,7 @@ import (
 	"strings"
 
 	"batchfs/cache"
-	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
 	"batchfs/internal/printable"
 )
@@ -53,7 +51,6 @@ func (c *check) reportLeaks(ctx context.Context, minOverlap int64) error {
 	for _, s := range c.leaks {
 		found := len(leaks)
 		for i, f := range s.held {
-			v, _, _ := vocabulary.ForFiles([]string{f.path}) // errors were reported earlier
 			report := func(begin, end int64, document *int64) {
 				p, longest := s.leak(f, s.starts[i], begin, end)
 				if p.Count == 0 {
@@ -63,10 +60,6 @@ func (c *check) reportLeaks(ctx context.Context, minOverlap int64) error {
 					p.Document, p.Size = new(*document), end-begin
 				}
 				p.locate(longest, files, indexed)
-				if v != nil {
-					text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v)
-					p.Text = jsontext.String(text)
-				}
 				leaks = append(leaks, p)
 			}
 			if err := s.visitLeaks(ctx, f, s.starts[i], indexed[f], report); err != nil {

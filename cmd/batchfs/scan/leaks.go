@@ -3,6 +3,7 @@ package scan
 import (
 	"cmp"
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -10,77 +11,74 @@ import (
 )
 
 const (
-	// A split is searched for in parts of leakPart tokens, whose tables take up to 1 GiB.
+	// leakPart is the number of tokens of a split that are searched for at a time. Their table takes
+	// up to 1 GiB.
 	leakPart = 1 << 30
-	// A run is followed up to maxReach tokens beyond the part of a file in which it was found.
+	// maxReach is how many tokens a run can extend beyond the part of a file in which it is found.
 	maxReach = 1 << 16
 )
 
-// A leakSearch finds the runs of minRun or more tokens of one split that also occur in files of
-// other splits. A position in the split is the index of a token in its file, plus the tokens of the
-// files before it and one for each, so that files do not touch.
+// A leakSearch finds the runs of minRun or more tokens that a split shares with other splits. A
+// token of the split has a position: its index in the split's files, one after another with a gap
+// of one between them, so that no run continues in the next file.
 type leakSearch struct {
 	split       string
-	in          []string // the other splits
-	held, other []*checkedFile
-	starts      []int64      // position at which each file of the split begins, and the end
-	boilerplate []tokenRange // ascending
+	in          []string       // names of the other splits
+	held, other []*checkedFile // files of the split, and of the others
+	parts       []part         // of held, in order
+	starts      []int64        // positions at which the files of held begin; then the end of the last
+	boilerplate []tokenRange   // ascending
 	table       *gramTable
-	base        int64 // position at which the table begins
+	base        int64 // position of the first token in the table
 
 	mu      sync.Mutex
 	runs    []commonRun
 	reduced int // length of runs after the last call of maximalRuns
 }
 
-type tokenRange struct{ from, to int64 }
+type tokenRange struct{ from, to int64 } // positions [from, to)
 
-// A commonRun consists of n tokens at a position of the split, which are also at a position of the
-// main arrays.
+// A commonRun is n tokens at position at of the split that also occur at position other of the
+// concatenated main arrays.
 type commonRun struct{ at, other, n int64 }
 
-// findLeaks searches each split in all larger ones.
+// findLeaks searches for each split in all larger ones.
 func (c *check) findLeaks(ctx context.Context) error {
+	var splits []string
 	files, sizes := map[string][]*checkedFile{}, map[string]int64{}
 	for _, f := range c.mainFiles() {
 		if s := f.splitArray.split; isTokens(f.array) && !f.failed {
+			if files[s] == nil {
+				splits = append(splits, s)
+			}
 			files[s] = append(files[s], f)
 			sizes[s] += f.numbers
 		}
 	}
-	splits := slices.DeleteFunc(slices.Clone(c.report.Splits), func(s string) bool { return files[s] == nil })
 	slices.SortStableFunc(splits, func(a, b string) int { return cmp.Compare(sizes[b], sizes[a]) })
-	splits = slices.Compact(splits)
 	var larger []*checkedFile
 	for i, split := range splits {
+		held := files[split]
 		if i > 0 {
-			s := newLeakSearch(split, splits[:i], files[split], larger)
+			s := &leakSearch{split: split, in: splits[:i], held: held, other: larger, parts: partsOf(held, c.partSize/16), starts: []int64{0}}
+			for i, f := range held {
+				s.starts = append(s.starts, s.starts[i]+f.numbers+1)
+			}
 			if err := c.search(ctx, s); err != nil {
 				return err
 			}
 			c.leaks = append(c.leaks, s)
 		}
-		larger = append(larger, files[split]...)
+		larger = append(larger, held...)
 	}
 	return nil
 }
 
-func newLeakSearch(split string, in []string, held, other []*checkedFile) *leakSearch {
-	s := &leakSearch{split: split, in: in, held: held, other: other, starts: []int64{0}}
-	for i, f := range held {
-		s.starts = append(s.starts, s.starts[i]+f.numbers+1)
-	}
-	return s
-}
-
-// search reads the other files once for each part of the split.
+// search reads the other files once for each leakPart tokens of the split.
 func (c *check) search(ctx context.Context, s *leakSearch) error {
-	jobs, size := []part(nil), int64(0)
-	for i, f := range s.other {
+	others, size := partsOf(s.other, c.partSize), int64(0)
+	for _, f := range s.other {
 		size += f.array.Bytes()
-		for from, n := int64(0), c.partSize/int64(f.array.DType().Size()); from < f.numbers; from += n {
-			jobs = append(jobs, part{file: i, from: from, to: min(from+n, f.numbers)})
-		}
 	}
 	end := s.starts[len(s.held)]
 	progress := terminal.NewProgress(c.stderr, "searching for "+s.split, size*((end+c.leakPart-1)/c.leakPart), terminal.Bytes)
@@ -88,24 +86,21 @@ func (c *check) search(ctx context.Context, s *leakSearch) error {
 	for to := int64(0); s.base < end; s.base = to {
 		to = min(s.base+c.leakPart, end)
 		s.table = newGramTable(to - s.base)
-		err := s.selectGrams(ctx, to, func(g selectedGram) error {
+		all := func(uint64) bool { return true }
+		err := s.selectGrams(ctx, to, all, func(g selectedGram) error {
 			err := s.table.add(g.hash, g.at-s.base)
 			if err != nil {
-				to = g.at - gramsInRun + 1 // the next part holds the rest
+				to = g.at - gramsInRun + 1 // the rest is searched for next
 			}
 			return err
 		})
 		if err != nil && err != errFull {
 			return err
 		}
-		var failure error
-		err = onAllProcessors(ctx, len(jobs), func(i int) error { return s.searchPart(ctx, jobs[i], progress) }, func(err error) {
-			failure = cmp.Or(failure, err)
-		})
-		if err = cmp.Or(err, failure); err != nil {
+		if err := doAll(ctx, len(others), func(i int) error { return s.searchPart(ctx, others[i], progress) }); err != nil {
 			return err
 		}
-		if err := s.selectGrams(ctx, to, s.markBoilerplate); err != nil {
+		if err := s.selectGrams(ctx, to, s.table.isBoilerplate, s.markBoilerplate); err != nil {
 			return err
 		}
 	}
@@ -113,34 +108,51 @@ func (c *check) search(ctx context.Context, s *leakSearch) error {
 	return nil
 }
 
-// selectGrams calls visit with the selected grams of runs at positions [s.base, to), in order.
-func (s *leakSearch) selectGrams(ctx context.Context, to int64, visit func(selectedGram) error) error {
-	for i, f := range s.held {
-		start := s.starts[i]
-		err := selectGrams(ctx, f, start, max(s.base-start, 0), min(to-start, f.numbers), nil, func(list []selectedGram) error {
+// selectGrams calls visit with the wanted grams selected from the runs of the split that begin at the
+// positions [s.base, to), in order.
+func (s *leakSearch) selectGrams(ctx context.Context, to int64, wanted func(hash uint64) bool, visit func(selectedGram) error) error {
+	last := int64(-1)
+	for some := range slices.Chunk(s.parts, 2*runtime.GOMAXPROCS(0)) {
+		grams := make([][]selectedGram, len(some))
+		err := doAll(ctx, len(some), func(i int) error {
+			p := some[i]
+			start := s.starts[slices.Index(s.held, p.file)]
+			return selectGrams(ctx, p.file, start, max(s.base-start, p.from), min(to-start, p.to), nil, func(list []selectedGram) error {
+				for _, g := range list {
+					if wanted(g.hash) {
+						grams[i] = append(grams[i], g)
+					}
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			return err
+		}
+		for _, list := range grams {
 			for _, g := range list {
+				if g.at == last { // selected from the last run of a part and the first of the next
+					continue
+				}
+				last = g.at
 				if err := visit(g); err != nil {
 					return err
 				}
 			}
-			return nil
-		})
-		if err != nil {
-			return err
 		}
 	}
 	return nil
 }
 
-// searchPart finds the runs with grams that are selected in a part of another file.
+// searchPart records the runs that contain a gram selected from a part of another file.
 func (s *leakSearch) searchPart(ctx context.Context, p part, progress *terminal.Progress) error {
 	m := matchers.Get().(*matcher)
 	defer matchers.Put(m)
 	clear(m.ends[:])
-	f, reported := s.other[p.file], p.from
+	f, reported := p.file, p.from
 	return selectGrams(ctx, f, 0, p.from, p.to, &m.comparer.a, func(list []selectedGram) error {
 		if n := len(list); n > 0 {
-			progress.Add(int(list[n-1].at-reported) * f.array.DType().Size())
+			progress.Add(int(list[n-1].at-reported) * f.size)
 			reported = list[n-1].at
 		}
 		for _, g := range s.table.candidates(list) {
@@ -157,15 +169,16 @@ func (s *leakSearch) searchPart(ctx context.Context, p part, progress *terminal.
 
 var matchers = sync.Pool{New: func() any { return new(matcher) }}
 
-// A matcher compares tokens of a part of a file with the split. It belongs to one goroutine.
+// A matcher compares a part of a file with the split. It belongs to one goroutine.
 type matcher struct {
 	comparer comparer
-	slots    []int
-	// ends has the index at which the last run ends for some distances between index and position.
+	slots    []int // reused
+	// ends is a hash table with the end of the last run found at a distance from index to position.
+	// The other grams of that run are not compared again.
 	ends [1 << 10]struct{ distance, end int64 }
 }
 
-// match records the run through the grams at an index of the other file and a position.
+// match records the run that contains the gram at an index of the part's file and at a position.
 func (m *matcher) match(s *leakSearch, p part, index, at int64) {
 	distance := index - at
 	last := &m.ends[uint64(distance)*hashBase>>(64-10)]
@@ -173,10 +186,10 @@ func (m *matcher) match(s *leakSearch, p part, index, at int64) {
 		return
 	}
 	i := streamIndex(s.starts, at)
-	file, held, heldIndex := s.other[p.file], s.held[i], at-s.starts[i]
+	file, held, heldIndex := p.file, s.held[i], at-s.starts[i]
 	after := m.comparer.equal(file, index, held, heldIndex, p.to+maxReach-index, false)
 	if after < gramTokens {
-		return // the hashes are equal by chance
+		return // only the hashes are equal
 	}
 	before := m.comparer.equal(file, index, held, heldIndex, index-p.from+maxReach, true)
 	last.distance, last.end = distance, index+after
@@ -194,8 +207,8 @@ func (s *leakSearch) add(r commonRun) {
 	}
 }
 
-// maximalRuns returns the runs that are not within others, sorted by position. Their ends are
-// sorted too.
+// maximalRuns returns the runs that are not within others, in ascending order of their beginnings
+// and of their ends.
 func maximalRuns(runs []commonRun) []commonRun {
 	slices.SortFunc(runs, func(a, b commonRun) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(b.n, a.n)) })
 	kept := runs[:0]
@@ -215,11 +228,8 @@ func maximalRuns(runs []commonRun) []commonRun {
 	return kept
 }
 
-// markBoilerplate must be called with grams in order of position.
+// markBoilerplate adds a gram, which must not begin before those added earlier.
 func (s *leakSearch) markBoilerplate(g selectedGram) error {
-	if !s.table.isBoilerplate(g.hash) {
-		return nil
-	}
 	if n := len(s.boilerplate); n > 0 && s.boilerplate[n-1].to >= g.at {
 		s.boilerplate[n-1].to = g.at + gramTokens
 	} else {
@@ -228,8 +238,8 @@ func (s *leakSearch) markBoilerplate(g selectedGram) error {
 	return nil
 }
 
-// withoutBoilerplate returns the parts of runs that remain without boilerplate. Parts of fewer than
-// gramsInRun tokens may be the ends of boilerplate.
+// withoutBoilerplate returns what remains of runs without boilerplate. It leaves out remains of fewer
+// than gramsInRun tokens, which may belong to boilerplate of which no gram was selected.
 func (s *leakSearch) withoutBoilerplate(runs []commonRun) (kept []commonRun) {
 	for _, r := range runs {
 		i, _ := slices.BinarySearchFunc(s.boilerplate, r.at, func(b tokenRange, at int64) int { return cmp.Compare(b.to, at+1) })

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"iter"
 	"slices"
 
 	"batchfs/cache"
@@ -67,11 +68,27 @@ func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends 
 	return nil
 }
 
+const decodedBatch = 4096 // few enough numbers for the processor's first-level cache
+
 // A decoder turns numbers of any dtype into uint64. Integers keep their value, as two's complement
 // if negative; other dtypes keep their bits. A decoder belongs to one goroutine.
 type decoder struct {
 	dtype   array.DType
 	numbers []uint64
+}
+
+// batches yields the numbers in raw, at most decodedBatch at a time. A batch is valid until the next
+// one.
+func (d *decoder) batches(raw []byte) iter.Seq[[]uint64] {
+	return func(yield func([]uint64) bool) {
+		for most := decodedBatch * d.dtype.Size(); len(raw) > 0; {
+			n := min(len(raw), most)
+			if !yield(d.decode(raw[:n])) {
+				return
+			}
+			raw = raw[n:]
+		}
+	}
 }
 
 // decode returns the numbers in raw. They are valid until the next call.

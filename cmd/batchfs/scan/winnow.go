@@ -56,7 +56,7 @@ func (z *winnower) add(numbers []uint64, hashes []windowHash) []windowHash {
 	sum, n, last, mask := z.hash, z.added, z.recent, int64(len(z.recent)-1)
 	for _, v := range numbers {
 		v++
-		sum = sum*hashBase + v - last[n&mask]*z.baseToW
+		sum = sum*hashBase + (v - last[n&mask]*z.baseToW)
 		last[n&mask] = v
 		n++
 		// Windows of a single repeated number are ignored, because they are no evidence of a copy.
