@@ -5,8 +5,8 @@ import "batchfs/cache/array"
 // A comparer compares numbers of two files. It belongs to one goroutine.
 type comparer struct{ a, b blockCache }
 
-// A blockCache keeps the blocks of files that were read last, because similar files share many short
-// runs that are close together.
+// A blockCache keeps the blocks of files that were read last, because similar files share many
+// short runs that are close together.
 type blockCache struct {
 	// raw, if not empty, has been read from index at of file on, and is used before blocks.
 	file    *checkedFile

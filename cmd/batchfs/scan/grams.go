@@ -27,9 +27,9 @@ type selectedGram struct {
 	hash uint64
 }
 
-// selectGrams calls visit with the grams selected from the runs that begin at the indexes [from, to)
-// of a file, in order, some at a time. The file begins at position start. If cache is not nil, it
-// holds the tokens last read, for visit to use.
+// selectGrams calls visit with the grams selected from the runs that begin at the indexes [from,
+// to) of a file, in order, some at a time. The file begins at position start. If cache is not nil,
+// it holds the tokens last read, for visit to use.
 func selectGrams(ctx context.Context, f *checkedFile, start, from, to int64, cache *blockCache, visit func([]selectedGram) error) error {
 	if from >= to {
 		return nil
@@ -98,7 +98,8 @@ const (
 	maxOccurrences = 16
 	// A gramTable holds at most maxSame grams with the same hash. They are copies of one text.
 	maxSame = 64
-	// About one in 16 tokens begins a selected gram, and more where tokens repeat at short distances.
+	// About one in 16 tokens begins a selected gram, and more where tokens repeat at short
+	// distances.
 	tokensPerSlot = 11
 )
 
@@ -135,8 +136,8 @@ func (t *gramTable) filterBits(hash uint64) (word int, a, b uint64) {
 	return int(high), low >> 58, low >> 52 & 63
 }
 
-// candidates returns the grams in list that may be in the table, and overwrites list. Its loops have
-// no branches, so that the processor waits for many loads from memory at a time.
+// candidates returns the grams in list that may be in the table, and overwrites list. Its loops
+// have no branches, so that the processor waits for many loads from memory at a time.
 func (t *gramTable) candidates(list []selectedGram) []selectedGram {
 	n := 0
 	for _, g := range list {
@@ -154,9 +155,9 @@ func (t *gramTable) candidates(list []selectedGram) []selectedGram {
 	return list[:n]
 }
 
-// find returns the indexes of the slots for a hash, or only the first one if it is boilerplate. empty
-// is the index of the slot to add the hash to, and tag the bits of the hash to write there. find
-// reuses list.
+// find returns the indexes of the slots for a hash, or only the first one if it is boilerplate.
+// empty is the index of the slot to add the hash to, and tag the bits of the hash to write there.
+// find reuses list.
 func (t *gramTable) find(hash uint64, list []int) (found []int, empty int, tag uint64) {
 	list = list[:0]
 	i, tag := t.home(hash)
@@ -186,8 +187,8 @@ func (t *gramTable) next(i int, tag uint64) (index int, slot uint64) {
 
 func (t *gramTable) position(slot int) int64 { return int64(atomic.LoadUint64(&t.slots[slot])>>32) - 1 }
 
-// add adds the gram at a position, unless there are enough with the same hash. It returns errFull if
-// the table is full.
+// add adds the gram at a position, unless there are enough with the same hash. It returns errFull
+// if the table is full.
 func (t *gramTable) add(hash uint64, position int64) error {
 	if t.used > len(t.slots)/8*7 {
 		return errFull

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// leakPart is the number of tokens of a split that are searched for at a time. Their table takes
-	// up to 1 GiB.
+	// leakPart is the number of tokens of a split that are searched for at a time. Their table
+	// takes up to 1 GiB.
 	leakPart = 1 << 30
 	// maxReach is how many tokens a run can extend beyond the part of a file in which it is found.
 	maxReach = 1 << 16
@@ -26,7 +26,7 @@ type leakSearch struct {
 	in          []string       // names of the other splits
 	held, other []*checkedFile // files of the split, and of the others
 	parts       []part         // of held, in order
-	starts      []int64        // positions at which the files of held begin; then the end of the last
+	starts      []int64        // positions at which the files of held begin, and the end
 	boilerplate []tokenRange   // ascending
 	table       *gramTable
 	base        int64 // position of the first token in the table
@@ -108,8 +108,8 @@ func (c *check) search(ctx context.Context, s *leakSearch) error {
 	return nil
 }
 
-// selectGrams calls visit with the wanted grams selected from the runs of the split that begin at the
-// positions [s.base, to), in order.
+// selectGrams calls visit with the wanted grams selected from the runs of the split that begin at
+// the positions [s.base, to), in order.
 func (s *leakSearch) selectGrams(ctx context.Context, to int64, wanted func(hash uint64) bool, visit func(selectedGram) error) error {
 	last := int64(-1)
 	for some := range slices.Chunk(s.parts, 2*runtime.GOMAXPROCS(0)) {
@@ -238,8 +238,8 @@ func (s *leakSearch) markBoilerplate(g selectedGram) error {
 	return nil
 }
 
-// withoutBoilerplate returns what remains of runs without boilerplate. It leaves out remains of fewer
-// than gramsInRun tokens, which may belong to boilerplate of which no gram was selected.
+// withoutBoilerplate returns what remains of runs without boilerplate. It leaves out remains of
+// fewer than gramsInRun tokens, which may belong to boilerplate of which no gram was selected.
 func (s *leakSearch) withoutBoilerplate(runs []commonRun) (kept []commonRun) {
 	for _, r := range runs {
 		i, _ := slices.BinarySearchFunc(s.boilerplate, r.at, func(b tokenRange, at int64) int { return cmp.Compare(b.to, at+1) })

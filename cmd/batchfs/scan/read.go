@@ -77,8 +77,8 @@ type decoder struct {
 	numbers []uint64
 }
 
-// batches yields the numbers in raw, at most decodedBatch at a time. A batch is valid until the next
-// one.
+// batches yields the numbers in raw, at most decodedBatch at a time. A batch is valid until the
+// next one.
 func (d *decoder) batches(raw []byte) iter.Seq[[]uint64] {
 	return func(yield func([]uint64) bool) {
 		for most := decodedBatch * d.dtype.Size(); len(raw) > 0; {
