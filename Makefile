@@ -94,7 +94,7 @@ LIMITS = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMo
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
+	BATCHFS_SOAK=1 go test ./test/soak ./sampler -v -count=1 -parallel 1 -timeout 4h
 	BATCHFS_SOAK=1 go test -p 1 ./test/stores ./test/faults ./test/commands -run '^($(LIMITS))$$' -v -count=1 -parallel 1 -timeout 1h
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode

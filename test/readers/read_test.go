@@ -28,8 +28,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 		{"s1m-2", 1<<20 - 2, "tokens", 1, 1<<19 - 2, 4},
 		{"s1m", 1 << 20, "xy", 256, 1024, 4},
 		{"s1m2", 1<<20 + 2, "tokens", 1, 1 << 19, 4},
-		{"s3m", 3 << 20, "xy", 768, 1024, 3},
-		{"s16m", 16 << 20, "xy", 4096, 1024, 2},
+		{"s6m", 6 << 20, "xy", 1536, 1024, 2},
 	}
 	dir := t.TempDir()
 	data := e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 3_000_000, 2)

@@ -94,7 +94,7 @@ func TestStorm(t *testing.T) {
 			}
 			// least is the smallest number of strikes. apart is the longest time between two of
 			// them.
-			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond
+			config, slowest, least, lasts, apart := onDisk, time.Second, e2e.NormalOrSoak(6, 12), 90*time.Second, 300*time.Millisecond
 			switch s.name {
 			case "store":
 				// Every worker must live long enough to connect and to fetch the blocks of a batch
@@ -104,7 +104,7 @@ func TestStorm(t *testing.T) {
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
 				lasts = 30 * time.Minute
 			case "strike":
-				least = e2e.NormalOrSoak(24, 1000)
+				least = e2e.NormalOrSoak(12, 1000)
 			}
 			cmd, temporary := exec.Command(s.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+s.faults, "TMPDIR="+temporary)

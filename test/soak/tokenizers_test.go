@@ -88,13 +88,15 @@ func TestChats(t *testing.T) {
 			if !regexp.MustCompile(fmt.Sprintf(`(?m)^assistant +\d+ +%d$`, ones)).MatchString(strings.ReplaceAll(string(said), ",", "")) {
 				t.Errorf("it said %s, want %d tokens of the assistant to be trained on", said, ones)
 			}
-			t.Run("train", func(t *testing.T) {
-				e2e.NeedFUSE(t)
-				e2e.NeedPython(t, "torch")
-				m := e2e.Mount(t, "--data", chats.data, "--set", "splits.train.rows=packed", "--set", "splits.train.dtype=int64",
-					"--set", "splits.train.batch_size=4", "--set", "splits.train.block_size=64")
-				e2e.Run(t, "env", "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "-c", trainOnChats, m.Path("train"))
-			})
+			if family == "qwen" || e2e.InSoak() { // training is the same with every template
+				t.Run("train", func(t *testing.T) {
+					e2e.NeedFUSE(t)
+					e2e.NeedPython(t, "torch")
+					m := e2e.Mount(t, "--data", chats.data, "--set", "splits.train.rows=packed", "--set", "splits.train.dtype=int64",
+						"--set", "splits.train.batch_size=4", "--set", "splits.train.block_size=64")
+					e2e.Run(t, "env", "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "-c", trainOnChats, m.Path("train"))
+				})
+			}
 		})
 	}
 }

@@ -61,7 +61,7 @@ func TestCacheServesShares(t *testing.T) {
 	s := newSharedCorpus(t)
 	e2e.Equal(t, "bytes that fill fetched", s.fetched(func() { s.fill(t, room) }), shareBytes)
 	m := e2e.Mount(t, s.mountArgs(room)...) // mounting reads a batch of rank 0
-	for i := range 20 {
+	for i := range e2e.NormalOrSoak(8, 20) {
 		number, most := (3+i+i*i/3)%hosts, int64(shareBytes*11/10)
 		if i == 0 {
 			most = 0
