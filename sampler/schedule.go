@@ -250,6 +250,20 @@ func (q *Sequence) Stages() []StageStart {
 	return list
 }
 
+// UsedUpAt returns the source whose MaxEpochs are used up where a stage begins, or -1 if it is a
+// configured stage that begins there.
+func (q *Sequence) UsedUpAt(stage int) (source int) {
+	starts := q.schedule.Starts
+	if stage > 0 && starts[stage].Configured == starts[stage-1].Configured {
+		for source, rows := range starts[stage].Rows {
+			if rows == 0 && starts[stage-1].Rows[source] > 0 {
+				return source
+			}
+		}
+	}
+	return -1
+}
+
 // Schedule returns the schedule of the sequence. The caller must not change it.
 func (q *Sequence) Schedule() *Schedule { return q.schedule }
 

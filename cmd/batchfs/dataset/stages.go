@@ -46,15 +46,15 @@ func (d *Dataset) checkCaps() error {
 
 // stageInfos describes the stages for info.json.
 func (d *Dataset) stageInfos() (list []map[string]any) {
-	stages := d.Sequence.Stages()
-	for i, at := range stages {
+	names := d.Split.SourceNames()
+	for i, at := range d.Sequence.Stages() {
 		weights, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"
-		for source, name := range d.Split.SourceNames() {
+		for source, name := range names {
 			rows := at.Before[source] * uint64(d.Sequence.Hosts())
 			weights[name], tokens[name], epochs[name] = at.Rows[source], rows*uint64(d.Sequence.BlockSize), float64(rows)/float64(d.Sequence.WindowsOf(source))
-			if i > 0 && at.Configured == stages[i-1].Configured && at.Rows[source] == 0 && stages[i-1].Rows[source] > 0 {
-				why = "max_epochs of " + name
-			}
+		}
+		if source := d.Sequence.UsedUpAt(i); source >= 0 {
+			why = "max_epochs of " + names[source]
 		}
 		list = append(list, map[string]any{
 			"row": at.Row * uint64(d.Sequence.Hosts()), "batch": at.Batch, "why": why, "rows": weights, "of": at.Period, "tokens": tokens, "epochs": epochs,

@@ -102,10 +102,10 @@ func (e *Estimate) addStages(c *corpus) {
 		if i+1 < len(stages) {
 			end = min(end, stages[i+1].Batch)
 		}
+		if source := c.sequence.UsedUpAt(i); source >= 0 {
+			stage.Cap = c.sources[source].name
+		}
 		for source, s := range c.sources {
-			if i > 0 && at.Configured == stages[i-1].Configured && at.Rows[source] == 0 && stages[i-1].Rows[source] > 0 {
-				stage.Cap = s.name
-			}
 			stage.Sources = append(stage.Sources, StageSource{
 				Tokens:   c.rowsOf(source, at.Batch, end) * c.stride(),
 				Fraction: float64(at.Rows[source]) / float64(at.Period),
