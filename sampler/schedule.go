@@ -131,9 +131,7 @@ func (q *Sequence) configuredStages() (stages []Stage, err error) {
 		} else if slices.Max(stage.Weights) == 0 {
 			err = errNoWeight
 		}
-		if stage.FromTokens > 0 {
-			stage.FirstRow = (stage.FromTokens-1)/uint64(q.BlockSize) + 1
-		}
+		stage.FirstRow = stage.BeginsAt(q.BlockSize)
 		switch {
 		case err != nil:
 		case stage.FromTokens > 0 && q.Layout == Elements:

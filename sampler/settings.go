@@ -99,6 +99,14 @@ type Stage struct {
 	Weights    []float64 // one per source; 0: not drawn
 }
 
+// BeginsAt returns the global row at which the stage begins.
+func (s *Stage) BeginsAt(blockSize int) uint64 {
+	if s.FromTokens > 0 {
+		return (s.FromTokens-1)/uint64(blockSize) + 1
+	}
+	return s.FirstRow
+}
+
 // An AlignedArray has an element for each element of a source's main array.
 type AlignedArray struct {
 	Name string

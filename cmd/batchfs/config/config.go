@@ -386,7 +386,7 @@ func (s *Split) checkStages() error {
 				return fmt.Errorf("%s: %w", s.StagePrefix(i, "weights", name), s.unknownSource(name))
 			}
 		}
-		row := stage.FirstRow(s.BlockSize)
+		row := s.Settings.Stages[i].BeginsAt(s.BlockSize)
 		switch set := min(stage.FromTokens, 1) + min(stage.FromRow, 1); {
 		case i == 0 && set > 0:
 			return fmt.Errorf("%s: the first stage begins at row 0; leave out from_tokens and from_row", s.StagePrefix(i))
@@ -398,14 +398,6 @@ func (s *Split) checkStages() error {
 		last = row
 	}
 	return nil
-}
-
-// FirstRow returns the global number of the first row of the stage.
-func (s *Stage) FirstRow(blockSize int) uint64 {
-	if s.FromTokens > 0 {
-		return (s.FromTokens-1)/uint64(blockSize) + 1
-	}
-	return s.FromRow
 }
 
 // StagePrefix returns the beginning of a message about a stage, or about a key in it.
