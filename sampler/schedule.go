@@ -20,6 +20,11 @@ type StageStart struct {
 	Before     []uint64 // rows of each source, on all ranks of an epoch group, before the stage
 }
 
+// Fraction returns the fraction of the stage's rows that come from a source.
+func (s *StageStart) Fraction(source int) float64 {
+	return float64(s.Rows[source]) / float64(s.Period)
+}
+
 // A Schedule is the result of Sequence.Schedule, which Settings pass to another process.
 type Schedule struct {
 	Starts []StageStart // stages, without Batch

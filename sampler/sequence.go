@@ -217,13 +217,6 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
-// Weight returns the weight of source i in the first stage as a fraction rows/period: each period
-// of global rows has exactly rows of the source.
-func (q *Sequence) Weight(i int) (rows, period int) {
-	first := &q.schedule.Starts[0]
-	return first.Rows[i], first.Period
-}
-
 // NeededElements returns the elements [from, to) of source i that an epoch reads, on all ranks or,
 // with ShuffleBlock, on this rank's host.
 func (q *Sequence) NeededElements(i int) (from, to int64) {

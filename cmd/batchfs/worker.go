@@ -175,10 +175,15 @@ func (s *sequence) record(dst []byte, k uint64, off int64) {
 }
 
 func stages(s *dataset.Served) (list []fs.Stage) {
-	for i, at := range s.Sequence.Stages() {
-		if len(s.Split.Sources) > 0 {
-			list = append(list, fs.Stage{Batch: at.Batch, Weights: s.SourceWeights(i)})
+	if len(s.Split.Sources) == 0 {
+		return nil
+	}
+	for _, at := range s.Sequence.Stages() {
+		stage := fs.Stage{Batch: at.Batch}
+		for source := range at.Rows {
+			stage.Weights = append(stage.Weights, at.Fraction(source))
 		}
+		list = append(list, stage)
 	}
 	return list
 }

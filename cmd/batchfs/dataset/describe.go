@@ -100,15 +100,6 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// SourceWeights returns the fraction of a stage's rows that comes from each source.
-func (d *Dataset) SourceWeights(stage int) (list []float64) {
-	at := d.Sequence.Stages()[stage]
-	for _, rows := range at.Rows {
-		list = append(list, float64(rows)/float64(at.Period))
-	}
-	return list
-}
-
 // epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to it.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence
@@ -124,10 +115,10 @@ func (d *Dataset) epochEnd() (batch uint64, rows int) {
 }
 
 func (d *Dataset) sourceInfos() (list []map[string]any) {
+	first := d.Sequence.Stages()[0]
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
-		rows, total := d.Sequence.Weight(i)
-		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": total}
+		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": first.Rows[i], "of": first.Period}
 		if source.MaxEpochs > 0 {
 			info["max_epochs"] = source.MaxEpochs
 		}

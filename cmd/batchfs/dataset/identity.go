@@ -58,7 +58,7 @@ func digest(v any) string {
 // identityInputs returns everything that determines the bytes of a batch, and nothing else. Equal
 // sequences have equal values, however their settings are written.
 func (d *Dataset) identityInputs() map[string]any {
-	q := d.Sequence
+	q, first := d.Sequence, d.Sequence.Stages()[0]
 	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
 	var arrays, at, shares []any
 	for _, a := range q.Batch().Arrays {
@@ -68,8 +68,7 @@ func (d *Dataset) identityInputs() map[string]any {
 		at = append(at, []any{a.Name, a.At})
 	}
 	for i := range d.Split.Sources {
-		rows, _ := q.Weight(i)
-		shares = append(shares, rows)
+		shares = append(shares, first.Rows[i])
 	}
 	all["arrays"], all["shares"] = arrays, shares
 	if q.Layout != sampler.Elements {
@@ -169,8 +168,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		all["fingerprint"], all["formats"] = "", digest(d.readSettings(0, len(d.sources)))
 	}
 	var weights, arrays []string
-	for i := range s.Sources {
-		rows, _ := q.Weight(i)
+	for _, rows := range q.Stages()[0].Rows {
 		weights = append(weights, strconv.Itoa(rows))
 	}
 	if len(weights) > 1 {

@@ -182,7 +182,7 @@ func (c *corpus) rowsOf(source int, from, to uint64) (rows float64) {
 		if i+1 < len(stages) {
 			end = min(end, float64(stages[i+1].Row))
 		}
-		rows += max(end-begin, 0) * float64(at.Rows[source]) / float64(at.Period) * float64(c.sequence.Hosts())
+		rows += max(end-begin, 0) * at.Fraction(source) * float64(c.sequence.Hosts())
 	}
 	return rows
 }

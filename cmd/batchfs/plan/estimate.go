@@ -108,7 +108,7 @@ func (e *Estimate) addStages(c *corpus) {
 		for source, s := range c.sources {
 			stage.Sources = append(stage.Sources, StageSource{
 				Tokens:   c.rowsOf(source, at.Batch, end) * c.stride(),
-				Fraction: float64(at.Rows[source]) / float64(at.Period),
+				Fraction: at.Fraction(source),
 				Epochs:   c.rowsOf(source, 0, end) / float64(s.windows),
 			})
 		}
