@@ -43,26 +43,27 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			d, recorded, err := openRecorded(&src, args[0])
+			s, read, closeMount, err := openRecorded(&src, args[0])
 			if err != nil {
 				return err
 			}
+			defer closeMount()
 			framing, framed := map[string]header.Format{
 				"raw": header.FormatRaw, "npy": header.FormatNPY, "safetensors": header.FormatSafetensors,
 			}[format]
 			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			if identity != "" && !d.Continues(identity, from) {
+			if identity != "" && !s.Continues(identity, from) {
 				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
-					"again to continue with the new ones", args[0], d.Identity(), identity)
+					"again to continue with the new ones", args[0], s.Identity(), identity)
 			}
-			s, out := d.Serve(), cmd.OutOrStdout()
+			out := cmd.OutOrStdout()
 			if format == "info" {
 				_, err := out.Write(s.Info())
 				return err
 			}
-			err = cat(out, s, recorded(s), framing, from, count)
+			err = cat(out, s, read, framing, from, count)
 			if end := s.CheckEnd(s.Sequence.Batches()); err == nil && count == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), end)
 			}

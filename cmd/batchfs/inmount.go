@@ -11,55 +11,55 @@ import (
 	"batchfs/fs/mount"
 )
 
+// A splitMount is the mount in which a command's argument names a split.
+type splitMount struct {
+	*mount.Mounted
+	snapshot *dataset.Snapshot
+	path     string // of the split, below the root of the mount
+}
+
 // openSplit opens the split that a command's argument names. A path into a mount selects the
 // mount's configuration and files, and takes precedence over config.toml. Any other path names a
-// split of the configuration from flags.
-func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
-	snapshot, below, err := splitInMount(flags, path)
-	switch {
-	case err != nil:
-		return nil, err
-	case snapshot != nil:
-		return snapshot.OpenPath(below)
+// split of the configuration from flags, and in is nil.
+func openSplit(flags *config.Flags, path string) (d *dataset.Dataset, in *splitMount, err error) {
+	if in, err = splitInMount(flags, path); err != nil {
+		return nil, nil, err
+	}
+	if in != nil {
+		d, err = in.snapshot.OpenPath(in.path)
+		return d, in, err
 	}
 	c, err := configOf(flags, path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return dataset.NewOpener(c).OpenPath(path)
+	d, err = dataset.NewOpener(c).OpenPath(path)
+	return d, nil, err
 }
 
-// openRecorded is like openSplit. recorded returns the method Read of a sequence for a process that
-// does not read through the mount that path is in, if any: the mount learns which rows were read,
-// and the method fails once it has another schedule.
-func openRecorded(flags *config.Flags, path string) (d *dataset.Dataset, recorded func(*dataset.Served) readFunc, err error) {
-	recorded = func(s *dataset.Served) readFunc { return s.Read }
-	snapshot, below, err := splitInMount(flags, path)
-	if err != nil || snapshot == nil {
-		if err == nil {
-			d, err = openSplit(flags, path)
-		}
-		return d, recorded, err
-	}
-	m, _, err := findMount(path)
+// openRecorded is like openSplit, for a process that computes batches instead of reading them from
+// a mount. If path is in a mount, read tells the mount which rows were read, and fails once the
+// mount has another schedule. The caller must call close after the last read.
+func openRecorded(flags *config.Flags, path string) (s *dataset.Served, read readFunc, close func(), err error) {
+	d, in, err := openSplit(flags, path)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	shared, err := m.State()
+	s = d.Serve()
+	if in == nil {
+		return s, s.Read, func() {}, nil
+	}
+	shared, err := in.State()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	recorded = func(s *dataset.Served) readFunc {
-		q := newSequence(s, shared)
-		return func(dst []byte, k uint64, off int64) error {
-			if q.record(dst, k, off); shared.Schedule() != snapshot.Generation {
-				return fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
-			}
-			return s.Read(dst, k, off)
+	q := newSequence(s, shared)
+	return s, func(dst []byte, k uint64, off int64) error {
+		if q.record(dst, k, off); shared.Schedule() != in.snapshot.Generation {
+			return fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
 		}
-	}
-	d, err = snapshot.OpenPath(below)
-	return d, recorded, err
+		return s.Read(dst, k, off)
+	}, shared.Close, nil
 }
 
 // configOf returns the configuration from flags, which must have the split that path names.
@@ -87,14 +87,14 @@ func errOwnConfiguration(path string) error {
 // configuredSplit is like openSplit, but returns an opener for this split alone, and ignores
 // settings in the path.
 func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) {
-	snapshot, below, err := splitInMount(flags, path)
+	in, err := splitInMount(flags, path)
 	if err != nil {
 		return nil, err
 	}
 	var c *config.Config
-	if snapshot != nil {
-		path = below
-		c, err = snapshot.Config()
+	if in != nil {
+		path = in.path
+		c, err = in.snapshot.Config()
 	} else {
 		c, err = configOf(flags, path)
 	}
@@ -110,29 +110,29 @@ func configuredSplit(flags *config.Flags, path string) (*dataset.Opener, error) 
 	return dataset.NewOpener(c), nil
 }
 
-// splitInMount returns the snapshot of the mount that contains a path, and the path below its root.
-// The snapshot is nil if path names a split of the configuration.
-func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below string, err error) {
+// splitInMount returns the mount that contains a path, or nil if path names a split of the
+// configuration.
+func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	configured := flags.Config != "" || flags.Data != "" || len(flags.Sets) > 0
 	if configured && !filepath.IsAbs(path) {
-		return nil, "", nil
+		return nil, nil
 	}
 	m, below, err := findMount(path)
 	switch {
 	case err != nil:
-		return nil, "", err
+		return nil, err
 	case m != nil && configured:
-		return nil, "", errOwnConfiguration(path)
+		return nil, errOwnConfiguration(path)
 	case m == nil && filepath.IsAbs(path):
-		return nil, "", fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path)
+		return nil, fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path)
 	case m == nil:
-		return nil, "", nil
+		return nil, nil
 	}
 	snapshot, err := snapshotOf(m)
 	if err == nil && below == "" {
 		err = errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
 	}
-	return snapshot, below, err
+	return &splitMount{m, snapshot, below}, err
 }
 
 // snapshotOf returns the snapshot that a mount's supervisor holds.

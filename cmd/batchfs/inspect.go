@@ -56,7 +56,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 					return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(sampler.MaxBatches-1), args[1])
 				}
 			}
-			d, err := openSplit(&src, args[0])
+			d, _, err := openSplit(&src, args[0])
 			switch {
 			case err != nil:
 				return err

@@ -67,7 +67,7 @@ func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string,
 	}
 	page := view.New(named)
 	for _, path := range paths {
-		d, err := openSplit(src, path)
+		d, _, err := openSplit(src, path)
 		if err == nil {
 			err = page.Add(path, d)
 		}
