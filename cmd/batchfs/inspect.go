@@ -2,8 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -11,7 +9,6 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/view"
-	"batchfs/sampler"
 )
 
 func inspectCommand() *cobra.Command {
@@ -52,8 +49,8 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return errors.New("--epoch needs --find; the number of a batch already determines its epoch")
 			case !finding:
 				var err error
-				if k, err = strconv.ParseUint(args[1], 10, 64); err != nil || k >= sampler.MaxBatches {
-					return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(sampler.MaxBatches-1), args[1])
+				if k, err = parseBatch(args[1]); err != nil {
+					return err
 				}
 			}
 			d, _, err := openSplit(&src, args[0])

@@ -36,10 +36,12 @@ unmount, even if another worker takes over.`,
 			if byRow == (len(args) == 2) {
 				return errors.New("name either the number of a batch or --row")
 			}
-			args = append(args, "0")
-			number, err := strconv.ParseUint(args[1], 10, 64)
-			if err != nil || number >= fs.MaxBatches {
-				return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), args[1])
+			var number uint64
+			if !byRow {
+				var err error
+				if number, err = parseBatch(args[1]); err != nil {
+					return err
+				}
 			}
 			m, below, err := requireMount(args[0])
 			switch {
@@ -82,6 +84,14 @@ unmount, even if another worker takes over.`,
 	}
 	cmd.Flags().Uint64Var(&row, "row", 0, "global `NUMBER` of the batch's first row on rank 0, a multiple of batch_size times world")
 	return cmd
+}
+
+// parseBatch parses the number of a batch.
+func parseBatch(text string) (k uint64, err error) {
+	if k, err = strconv.ParseUint(text, 10, 64); err != nil || k >= fs.MaxBatches {
+		err = fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), text)
+	}
+	return k, err
 }
 
 // batchAt returns the number of the batch of a settings directory that begins at a global row.
