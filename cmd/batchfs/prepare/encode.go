@@ -125,7 +125,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 			}
 			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
-		texts, err := w.extractTexts(nil, line)
+		texts, err := w.appendTexts(nil, line, w.fields, 0)
 		if err == nil {
 			err = w.encodeDocument(ch, piece.in, texts, "line", number)
 		}

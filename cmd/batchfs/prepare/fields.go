@@ -64,15 +64,12 @@ type maskedText struct {
 	mask byte
 }
 
-// extractTexts appends the texts of a line, in the order of the fields. Fields that lead into the
-// same list are evaluated together, element by element. If several fields lead to the same text,
-// the first one whose conditions hold determines the text's mask. If there is none, the mask is 0.
-func (w *encodeWorker) extractTexts(list []maskedText, line []byte) ([]maskedText, error) {
-	return w.appendTexts(list, line, w.fields, 0)
-}
-
-// appendTexts appends the texts to which fields lead from value. The fields agree in their first
-// depth steps, which led to value.
+// appendTexts appends the texts to which fields lead from value, in the order of the fields. The
+// fields agree in their first depth steps, which led from the whole line to value.
+//
+// Fields that lead into the same list are evaluated together, element by element. If several fields
+// lead to the same text, the first one whose conditions hold determines the text's mask. If there
+// is none, the mask is 0.
 func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
 	all := fields
 	var other func(name []byte, value jsontext.Value)
@@ -114,7 +111,9 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 	case err != nil:
 		err = fmt.Errorf("%s is not a JSON object: %w", f.path[depth-1].prefix, err)
 	case inner == nil:
-		err = fmt.Errorf("has no field %s: choose one with --field or --mask; there are %q", f.path[depth].prefix, memberNames(value))
+		var names []string
+		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
+		err = fmt.Errorf("has no field %s: choose one with --field or --mask; there are %q", f.path[depth].prefix, names[:min(20, len(names))])
 	}
 	return inner, err
 }

@@ -89,18 +89,6 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 	return value, nil
 }
 
-// memberNames returns the names of the first members of an object, for messages.
-func memberNames(object jsontext.Value) (names []string) {
-	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-	d.ReadToken()
-	for d.PeekKind() == jsontext.KindString && len(names) < 20 {
-		name, _ := d.ReadToken()
-		names = append(names, name.String())
-		d.SkipValue()
-	}
-	return names
-}
-
 // describe says what a value is, for messages.
 func describe(value jsontext.Value) string {
 	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object"}

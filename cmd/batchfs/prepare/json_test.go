@@ -28,7 +28,7 @@ func FuzzTextOf(f *testing.F) {
 		}
 		path := strings.Split(dotted, ".")
 		w := encodeWorker{encodeOptions: &encodeOptions{fields: []field{newField(dotted, 0)}}, notes: new(notes)}
-		texts, err := w.extractTexts(nil, line)
+		texts, err := w.appendTexts(nil, line, w.fields, 0)
 		var text, want string
 		if err == nil {
 			text = string(texts[0].text)
