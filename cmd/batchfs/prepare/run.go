@@ -105,15 +105,13 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
-	old, arrays := map[string]bool{}, map[string]bool{}
-	if m, err := vocabulary.Read(filepath.Join(o.dir, manifestName)); err == nil && m != nil {
+	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName)) // a broken one lists no files
+	old, arrays := map[string]bool{}, m.ArrayFiles()
+	if m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
 				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
 					old[match[1]] = true
-				}
-				for _, array := range shard.Arrays {
-					arrays[array.File] = true
 				}
 			}
 		}
@@ -121,7 +119,8 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	var stale []string
 	for _, e := range entries {
 		match := tokenFilePattern.FindStringSubmatch(e.Name())
-		if match == nil && e.Name() != manifestName && !arrays[e.Name()] {
+		_, isArray := arrays[e.Name()]
+		if match == nil && e.Name() != manifestName && !isArray {
 			continue
 		}
 		path := filepath.Join(o.dir, e.Name())
@@ -139,7 +138,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)
-		case arrays[e.Name()]:
+		case isArray:
 			stale = append(stale, e.Name())
 		case match == nil:
 		case old[match[1]]:
