@@ -45,8 +45,10 @@ and run nothing else in the meantime.`,
   batchfs bench --tokens data/train.bin --json bench.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
+			if o.tokens != "" {
+				if _, err := os.Stat(o.tokens); err != nil {
+					return fmt.Errorf("--tokens: %w", err)
+				}
 			}
 			// The first signal ends the run. Further ones must not interrupt cleaning up.
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -69,15 +71,6 @@ and run nothing else in the meantime.`,
 		cmd.Flags().MarkHidden(name)
 	}
 	return cmd
-}
-
-func (o *options) check() error {
-	if o.tokens != "" {
-		if _, err := os.Stat(o.tokens); err != nil {
-			return fmt.Errorf("--tokens: %w", err)
-		}
-	}
-	return nil
 }
 
 func (o *options) run(s *stage, out io.Writer) (err error) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -72,7 +73,11 @@ func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
 // prepareFiles sets the token files. Warm scenes read the given file or a new one, and cold scenes
 // a large one.
 func (b *bench) prepareFiles(o *options) (err error) {
-	if b.warmFile, err = b.tokenFile(o.tokens, o.bytes); err != nil {
+	b.warmFile, err = filepath.Abs(o.tokens) // a daemon has another working directory
+	if o.tokens == "" {
+		b.warmFile, err = b.createTokens("tokens.bin", o.bytes)
+	}
+	if err != nil {
 		return err
 	}
 	info, err := os.Stat(b.warmFile)

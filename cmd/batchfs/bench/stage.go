@@ -55,15 +55,6 @@ func (s *stage) progress(what string, total int64, unit terminal.Unit) *terminal
 	return terminal.NewProgress(s.stderr, what, total, unit)
 }
 
-// tokenFile returns path, or a new file if path is empty. The result is absolute, because a daemon
-// has another working directory.
-func (s *stage) tokenFile(path string, bytes int64) (string, error) {
-	if path == "" {
-		return s.createTokens("tokens.bin", bytes)
-	}
-	return filepath.Abs(path)
-}
-
 func (s *stage) createTokens(name string, bytes int64) (path string, err error) {
 	bar := s.progress(fmt.Sprintf("making a file of %d MiB", bytes>>20), bytes, terminal.Bytes)
 	defer bar.Finish()
