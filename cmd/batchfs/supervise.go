@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -85,11 +84,12 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	listener, err := listenForMetrics(c.Mount.MetricsListen)
-	if err != nil {
-		return err
-	}
-	if listener != nil {
+	var listener net.Listener // nil without metrics
+	if address := c.Mount.MetricsListen; address.IsValid() {
+		var err error
+		if listener, err = net.Listen("tcp", address.String()); err != nil {
+			return fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
+		}
 		defer listener.Close()
 	}
 	program, err := openExecutable()
@@ -170,17 +170,6 @@ func (e *executable) useProgramOf(pid int) error {
 		e.file = file
 	}
 	return err
-}
-
-func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
-	if !address.IsValid() {
-		return nil, nil
-	}
-	listener, err := net.Listen("tcp", address.String())
-	if err != nil {
-		return nil, fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
-	}
-	return listener, nil
 }
 
 // serveMetrics serves metrics over HTTP. It runs in the supervisor, which outlives workers.
