@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/signal"
 	"path/filepath"
 	"syscall"
@@ -87,17 +86,14 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 			return err
 		}
 		f.computeRates(last)
-		if err := printJSON(cmd.OutOrStdout(), f); errors.Is(err, syscall.EPIPE) {
+		line := map[string]any{"time": f.time.UTC().Format(time.RFC3339Nano), "mounts": f.mounts}
+		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(line); errors.Is(err, syscall.EPIPE) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 		last = f
 	}
-}
-
-func printJSON(out io.Writer, f *frame) error {
-	return json.NewEncoder(out).Encode(map[string]any{"time": f.time.UTC().Format(time.RFC3339Nano), "mounts": f.mounts})
 }
 
 // A model is the state of the terminal display, a [tea.Model].
