@@ -9,7 +9,6 @@ package plan
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -105,13 +104,11 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if !o.json {
-		n.print(cmd.OutOrStdout())
-		return nil
+	if o.json {
+		return terminal.WriteJSON(cmd.OutOrStdout(), n)
 	}
-	e := json.NewEncoder(cmd.OutOrStdout())
-	e.SetIndent("", "  ")
-	return e.Encode(n)
+	n.print(cmd.OutOrStdout())
+	return nil
 }
 
 func (o *options) check(args []string) error {
