@@ -121,11 +121,9 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if f.background {
 		return p.startInBackground(cmd)
 	}
-	if p.log != nil {
-		defer p.log.Close()
-	}
 	logTo := cmd.ErrOrStderr()
 	if p.log != nil {
+		defer p.log.Close()
 		logTo = p.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
