@@ -103,10 +103,7 @@ func (d *Dataset) EpochBatches() uint64 {
 // epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to it.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence
-	ranks := q.World // ranks that share an epoch
-	if q.ShuffleBlock > 0 {
-		ranks = q.LocalWorld
-	}
+	ranks := q.World / q.Hosts() // ranks that share an epoch
 	batch = uint64(q.RowsPerEpoch()-1) / uint64(q.BatchSize*ranks)
 	for rows < q.BatchSize && q.Epoch(batch, rows) == 0 {
 		rows++

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -198,12 +199,7 @@ func torchStateHash(state []byte) string { return fmt.Sprintf("sha256:%x", sha25
 
 // hasShards reports whether a source has several files. Only then does join affect the batches.
 func (d *Dataset) hasShards() bool {
-	for _, main := range d.mains {
-		if len(main.Files()) > 1 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.mains, func(main *cache.Array) bool { return len(main.Files()) > 1 })
 }
 
 // readSettings returns the settings that say how to read the token files. They identify the data of
