@@ -156,11 +156,7 @@ func (v *View) respond(r *http.Request, path string) (any, error) {
 	case "search":
 		return s.search(r.Context(), q["from"], r.FormValue("text"))
 	case "find":
-		found, err := s.data.Find(r.Context(), q["pos"], uint64(q["epoch"]), func(int64, int64) {})
-		if err != nil {
-			return nil, err
-		}
-		return json.RawMessage(found.JSON()), nil
+		return s.data.Find(r.Context(), q["pos"], uint64(q["epoch"]), func(int64, int64) {})
 	}
 	var all []map[string]any
 	for _, s := range v.sequences {
