@@ -62,12 +62,7 @@ func (o *connections) record(c net.Conn, state http.ConnState) {
 
 // dispensable returns the connection to close for a new one. The caller must hold mu.
 func (o *connections) dispensable() net.Conn {
-	for _, c := range o.open {
-		if !o.busy[c] {
-			return c
-		}
-	}
-	return o.open[0]
+	return o.open[max(slices.IndexFunc(o.open, func(c net.Conn) bool { return !o.busy[c] }), 0)]
 }
 
 // remove closes a connection, unless it was removed before. The caller must hold mu.
