@@ -3,7 +3,6 @@ package soak
 import (
 	"bytes"
 	"encoding/binary"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -34,10 +33,7 @@ func BenchmarkEncode(b *testing.B) {
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		b.Run(name, func(b *testing.B) {
 			tokenizer := e2e.Must(bpe.Named(name))(b)
-			path := filepath.Join(b.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken")
-			ranks := e2e.Must(os.Create(path))(b)
-			e2e.NoError(b, tokenizer.WriteRanks(ranks))
-			ranks.Close()
+			path := writeRanks(b, tokenizer)
 			var tokens []uint32
 			var ours []float64
 			theirs := map[string][]float64{}

@@ -1,11 +1,9 @@
 package bpe
 
 import (
-	"bufio"
 	"bytes"
 	"compress/gzip"
 	"embed"
-	"encoding/base64"
 	"fmt"
 	"io"
 )
@@ -87,16 +85,4 @@ func readVocabulary(name string) ([]string, error) {
 		all = all[n:]
 	}
 	return tokens, nil
-}
-
-// WriteRanks writes the vocabulary in tiktoken's format: for each token that is not special, a line
-// with its bytes in base64 and its number.
-func (t *Tokenizer) WriteRanks(w io.Writer) error {
-	b := bufio.NewWriter(w)
-	for token, text := range t.tokens {
-		if _, special := t.special[text]; !special && text != "" {
-			fmt.Fprintf(b, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(text)), token)
-		}
-	}
-	return b.Flush()
 }
