@@ -31,23 +31,26 @@ type Dataset struct {
 	Steps    uint64 // batches in batches.bin
 	Version  uint64 // times the tokens have changed since the mount was made
 
-	sources       [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
+	openedFiles
 	arrays        []*cache.Array
 	mains         []*cache.Array  // one for each source
 	tables        *sampler.Tables // cache of precomputed tables, shared by all splits
-	hint          vocabHint
-	fingerprint   string        // hash of the contents of all token files
-	formatsDigest func() string // see digestFormats; computed by the first call
-	// sourceFingerprints and sourceFormats are the same for each source alone, or nil unless the
-	// split is scheduled.
-	sourceFingerprints []string
-	sourceFormats      func() []string
-	fileCount          int       // files of all arrays, including indexes of documents
-	groups             [][]int64 // see sampler.Source.Groups; one for each source
+	formatsDigest func() string   // see digestFormats; computed by the first call
+	sourceFormats func() []string // formatsDigest for each source alone
+	fileCount     int             // files of all arrays, including indexes of documents
+	groups        [][]int64       // see sampler.Source.Groups; one for each source
 	// mounted determines the sizes of files if restart has changed the schedule; otherwise, it is
 	// nil.
 	mounted      *sampler.Sequence
 	unleasedFile string // file whose writers are unknown, because it has no lease; or empty
+}
+
+// An openedFiles has the token files of a split, and what they and vocab.json say.
+type openedFiles struct {
+	sources            [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
+	hint               vocabHint
+	fingerprint        string   // hash of the contents of all token files
+	sourceFingerprints []string // the same for each source alone; nil unless the split is scheduled
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -105,18 +108,18 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 // open opens a split. If its files have changed, previous holds the arrays of the old ones;
 // otherwise it is nil. p is nil unless the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	f, err := o.openFiles(s, previous, p)
+	s, f, err := o.openFiles(s, previous, p)
 	if err != nil {
 		return nil, err
 	}
-	return o.newDataset(f.split, f.sources, f.hint, f.fingerprint, f.sourceFingerprints, nil, nil)
+	return o.newDataset(s, f, nil, nil)
 }
 
-// openFiles opens the files of a split; see open.
-func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progress) (f openedFiles, err error) {
+// openFiles opens the files of a split, and completes it from vocab.json; see open.
+func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progress) (_ *config.Split, f openedFiles, err error) {
 	s, specs, h, err := o.resolveArrays(s)
 	if err != nil {
-		return f, err
+		return nil, f, err
 	}
 	files, filesOf := 0, make([]int, len(s.VocabSizes()))
 	for _, spec := range specs {
@@ -155,41 +158,29 @@ func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progre
 			}
 		}
 		if err != nil {
-			return f, fmt.Errorf("splits.%s: %w", s.Name, err)
+			return nil, f, fmt.Errorf("splits.%s: %w", s.Name, err)
 		}
 		sources[spec.Source] = append(arrays, a)
 	}
-	f = openedFiles{split: s, sources: sources, hint: h, fingerprint: fingerprint.String()}
+	f = openedFiles{sources: sources, hint: h, fingerprint: fingerprint.String()}
 	for _, of := range ofSources {
 		f.sourceFingerprints = append(f.sourceFingerprints, of.String())
 	}
-	return f, nil
-}
-
-// An openedFiles has the files of a split and what was learned from them: see the fields of Dataset
-// with the same names.
-type openedFiles struct {
-	split              *config.Split // completed from vocab.json
-	sources            [][]*cache.Array
-	hint               vocabHint
-	fingerprint        string
-	sourceFingerprints []string
+	return s, f, nil
 }
 
 // newDataset binds token files to the settings of a split. To save counting rows, groups may be
 // those of an earlier Dataset of the split, and schedule its schedule; otherwise, they are nil.
-func (o *Opener) newDataset(s *config.Split, sources [][]*cache.Array, h vocabHint, fingerprint string, sourceFingerprints []string, groups [][]int64,
-	schedule *sampler.Schedule) (*Dataset, error) {
-	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, sourceFingerprints: sourceFingerprints,
-		groups: groups, tables: o.Tables}
-	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(sources) })
+func (o *Opener) newDataset(s *config.Split, f openedFiles, groups [][]int64, schedule *sampler.Schedule) (*Dataset, error) {
+	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), groups: groups, tables: o.Tables}
+	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {
-		for i := range sources {
-			list = append(list, digestFormats(sources[i:i+1]))
+		for i := range f.sources {
+			list = append(list, digestFormats(f.sources[i:i+1]))
 		}
 		return list
 	})
-	for _, arrays := range sources {
+	for _, arrays := range f.sources {
 		d.mains = append(d.mains, arrays[0])
 	}
 	for _, a := range d.arrays {

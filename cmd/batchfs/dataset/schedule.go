@@ -84,7 +84,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 // addSources adds the sources of split that data lacks. It reads samples of all files for the
 // fingerprints, but the other sources stay as they were opened.
 func (data *splitSnapshot) addSources(split *config.Split, o *Opener) error {
-	f, err := o.openFiles(split, nil, new(Progress))
+	_, f, err := o.openFiles(split, nil, new(Progress))
 	if err != nil {
 		return err
 	}

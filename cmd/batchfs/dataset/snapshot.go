@@ -222,17 +222,17 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 	split = data.Hint.apply(split)
 	withState := *split
 	withState.TorchState = data.TorchState
-	sources := make([][]*cache.Array, len(data.Sources))
+	f := openedFiles{make([][]*cache.Array, len(data.Sources)), data.Hint, data.Fingerprint, data.SourceFingerprints}
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
 			array, err := cache.Reopen(manifest, cacheOptions(split, o, i, n, data.Hint))
 			if err != nil {
 				return nil, fmt.Errorf("splits.%s: %w", split.Name, err)
 			}
-			sources[i] = append(sources[i], array)
+			f.sources[i] = append(f.sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, sources, data.Hint, data.Fingerprint, data.SourceFingerprints, data.Groups, data.Schedule)
+	d, err := o.newDataset(&withState, f, data.Groups, data.Schedule)
 	if err != nil {
 		return nil, err
 	}
