@@ -145,12 +145,9 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log for mount -d. The default is derived from the
-// mountpoint, as in ~/.local/state/batchfs/mnt-batches.log; its directory is created.
-func backgroundLog(path, mountpoint string) (string, error) {
-	if path != "" {
-		return filepath.Abs(path)
-	}
+// defaultLog returns the path of the log for mount -d without --log. It depends on the mountpoint,
+// as in ~/.local/state/batchfs/mnt-batches.log. The directory is created.
+func defaultLog(mountpoint string) (string, error) {
 	state := os.Getenv("XDG_STATE_HOME")
 	if state == "" {
 		home, err := os.UserHomeDir()

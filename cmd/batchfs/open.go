@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -145,7 +144,10 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	if c.Mountpoint == "" {
 		return nil, errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
-	mountpoint, err := f.resolveMountpoint(c)
+	mountpoint, err := filepath.Abs(c.Mountpoint)
+	if f.fd < 0 { // with --fd, no worker serves the mount yet, so a check would hang
+		mountpoint, err = checkMountpoint(c, f.logFile)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -162,22 +164,15 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	return &openMessage{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
-func (f *mountFlags) resolveMountpoint(c *config.Config) (mountpoint string, err error) {
-	if f.fd >= 0 {
-		return filepath.Abs(c.Mountpoint) // no worker serves the mount yet, so a check would hang
-	}
-	return checkMountpoint(c, f.logFile)
-}
-
 // logPath returns the absolute path of the log, or an empty string for standard error.
 func (f *mountFlags) logPath(mountpoint string) (string, error) {
-	if f.background {
-		return backgroundLog(f.logFile, mountpoint)
+	switch {
+	case f.logFile != "":
+		return filepath.Abs(f.logFile)
+	case f.background:
+		return defaultLog(mountpoint)
 	}
-	if f.logFile == "" {
-		return "", nil
-	}
-	return filepath.Abs(f.logFile)
+	return "", nil
 }
 
 func openAndTryRead(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, error) {
