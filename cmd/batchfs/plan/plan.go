@@ -8,6 +8,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,11 +152,7 @@ func (o *options) computeEstimate(ctx context.Context, path string, progress fun
 		return nil, err
 	}
 	epoch := uint64(c.sequence.BatchesPerEpoch())
-	steps := o.steps
-	if steps == 0 {
-		steps = max(uint64(o.epochs*float64(epoch)+0.5), 1)
-	}
-	steps = min(steps, c.sequence.Batches())
+	steps := min(cmp.Or(o.steps, max(uint64(o.epochs*float64(epoch)+0.5), 1)), c.sequence.Batches())
 	c.steps = steps
 	// At least two epochs are counted, and at most four, because later epochs are like the fourth.
 	counted := min(max(2, (steps+epoch-1)/epoch), 4) * epoch
