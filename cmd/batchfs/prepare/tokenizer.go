@@ -55,18 +55,15 @@ func (s *settings) tokenizer() (tokenizer, error) {
 		return nil, fmt.Errorf("--special, --eot-token: %s has no special tokens: choose a tokenizer with special tokens with --by", s.By)
 	}
 	if _, ok := pairs.Special()[s.EOTToken]; !ok && s.EOTToken != "" {
-		return nil, fmt.Errorf("--eot-token: %s has no special token %q: choose one of %q", s.By, s.EOTToken, firstSpecialNames(pairs.Special()))
+		special := pairs.Special()
+		names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
+		return nil, fmt.Errorf("--eot-token: %s has no special token %q: choose one of %q", s.By, s.EOTToken, names[:min(8, len(names))])
 	}
 	pairs.eot = s.EOTToken
 	if s.Special {
 		pairs.Tokenizer = pairs.WithSpecial()
 	}
 	return pairs, nil
-}
-
-func firstSpecialNames(special map[string]uint32) []string {
-	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
-	return names[:min(8, len(names))]
 }
 
 func newBPETokenizer(t *bpe.Tokenizer, err error) (tokenizer, error) {
