@@ -86,8 +86,7 @@ func findToken(cmd *cobra.Command, d *dataset.Dataset, pos int64, epoch uint64, 
 	case err != nil:
 		return err
 	case asJSON:
-		_, err = cmd.OutOrStdout().Write(found.JSON())
-		return err
+		return terminal.WriteJSON(cmd.OutOrStdout(), found)
 	}
 	found.Print(cmd.OutOrStdout())
 	return nil

@@ -83,8 +83,8 @@ func TestOriginsOfDocuments(t *testing.T) {
 				}
 				found, err := d.Find(t.Context(), int64(first), row.Epoch, func(int64, int64) {})
 				must(t, err)
-				if words := fmt.Sprintf(`"batch": %d,`, k); !strings.Contains(string(found.JSON()), words) {
-					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Name, first, k, found.JSON())
+				if words := fmt.Sprintf(`"batch": %d,`, k); !strings.Contains(string(indentedJSON(found)), words) {
+					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Name, first, k, indentedJSON(found))
 				}
 			}
 		}

@@ -65,9 +65,6 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	return f, nil
 }
 
-// JSON returns f as JSON.
-func (f *FoundToken) JSON() []byte { return indentedJSON(f) }
-
 // Print writes f in human-readable form.
 func (f *FoundToken) Print(out io.Writer) {
 	printable.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, f.File, f.pos, f.split, f.Epoch)
