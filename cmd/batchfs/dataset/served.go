@@ -132,20 +132,13 @@ func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 		if err := s.watch.retryOrFail(v, wrongFile, checkErr, try == 0, cancel); err != nil {
 			return s, err
 		}
-		if isClosed(cancel) {
-			break
+		select {
+		case <-cancel:
+			return s, checkErr
+		default:
 		}
 	}
 	return s, checkErr
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }
 
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
