@@ -117,7 +117,9 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 			snapshot.WarnUnleased(c, log)
 			if listener != nil {
 				log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
-				go serveMetrics(listener, shared, log)
+				mux := http.NewServeMux()
+				mux.Handle("GET /metrics", metrics.Handler(shared))
+				go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 			}
 			ready()
 			debug.FreeOSMemory() // returns memory that only the start needed
@@ -170,13 +172,6 @@ func (e *executable) useProgramOf(pid int) error {
 		e.file = file
 	}
 	return err
-}
-
-// serveMetrics serves metrics over HTTP. It runs in the supervisor, which outlives workers.
-func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics.Handler(shared))
-	web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
 // signals returns a channel of signals to restart and one of signals to stop. SIGHUP means restart,
