@@ -23,7 +23,7 @@ const maxPeriod = 1 << 20
 type mixture struct {
 	quotas []int // by source; 0: not drawn
 	period int
-	tables *Tables // hold the pattern, which is built when it is first needed
+	tables *Tables // cache of the pattern, which is built when it is first needed
 	cached atomic.Pointer[pattern]
 }
 
@@ -73,25 +73,30 @@ func (m *mixture) before(source int, n uint64) uint64 {
 	if a == 0 {
 		return 0
 	}
-	least := n % d * a / d
-	if uint64(m.pattern().rowsBySource[source][least]) < n%d {
-		least++
+	count := n % d * a / d
+	if uint64(m.pattern().rowsBySource[source][count]) < n%d {
+		count++
 	}
-	return n/d*a + least
+	return n/d*a + count
 }
 
-// drawn returns before for all sources. It does not need the pattern.
+// beforeAll returns the result of before for each source. It does not need the pattern.
 //
-// In buildPattern, picks are unit jobs, and the one that is due first runs first. All picks that
-// are due before row n therefore take rows before n. The rows left over go to candidates: the next
-// picks of the sources. Because the sets of jobs that can be scheduled are a matroid, a greedy
-// algorithm finds them: the candidate that is due first is accepted first, unless for some row t
-// there are already n-t picks that can only take the rows from t to n.
-func (m *mixture) drawn(n uint64) []uint64 {
+// buildPattern treats picks like jobs that take one row each: a pick is released at the first row
+// that it may take, and of the released picks, the one that is due first takes the row. No pick is
+// ever late, so all picks that are due before row n are among the first n rows. The rows that are
+// left go to candidates: picks that are released before row n, but due later. Each source has at
+// most one.
+//
+// The sets of jobs that can all be done in time are a matroid, so a greedy algorithm finds the
+// candidates that take these rows: in the order in which they are due, it accepts each candidate
+// that fits. A candidate fits if, for each row t up to its release, fewer than n-t of the picks
+// accepted before are released at row t or later, because those can only take the rows from t to n.
+func (m *mixture) beforeAll(n uint64) []uint64 {
 	type candidate struct{ release, due, source uint64 }
 	d, counts, candidates := uint64(m.period), make([]uint64, len(m.quotas)), []candidate(nil)
 	periods, n := n/d, n%d
-	first, left := n, n // first row of any candidate, and rows left for candidates
+	first, left := n, n // first row at which a candidate is released, and rows left for candidates
 	for i, quota := range m.quotas {
 		a := uint64(quota)
 		picks := n * a / d
@@ -104,7 +109,8 @@ func (m *mixture) drawn(n uint64) []uint64 {
 	if left == 0 {
 		return counts
 	}
-	slack := make([]int, n-first) // for row t at t-first: rows from t to n less picks due before n
+	// slack[t-first] is n-t less the number of accepted picks that are released at row t or later.
+	slack := make([]int, n-first)
 	for _, quota := range m.quotas {
 		a := uint64(quota)
 		for j := (first*a + d - 1) / d; j < n*a/d; j++ {
@@ -116,11 +122,12 @@ func (m *mixture) drawn(n uint64) []uint64 {
 		slack[t] = sum
 	}
 	slices.SortFunc(candidates, func(a, b candidate) int { return cmp.Compare(a.release, b.release) })
-	// least[i] is the least slack after the release of candidate i-1, up to that of candidate i.
-	least, order, t := make([]int, len(candidates)), make([]int, len(candidates)), first
+	// minSlack[i] is the lowest slack of the rows after the release of candidate i-1, up to the
+	// release of candidate i.
+	minSlack, order, t := make([]int, len(candidates)), make([]int, len(candidates)), first
 	for i, c := range candidates {
-		for least[i], order[i] = math.MaxInt, i; t <= c.release; t++ {
-			least[i] = min(least[i], slack[t-first])
+		for minSlack[i], order[i] = math.MaxInt, i; t <= c.release; t++ {
+			minSlack[i] = min(minSlack[i], slack[t-first])
 		}
 	}
 	slices.SortFunc(order, func(i, j int) int {
@@ -128,19 +135,19 @@ func (m *mixture) drawn(n uint64) []uint64 {
 		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.source, b.source))
 	})
 	for _, i := range order {
-		if left > 0 && slices.Min(least[:i+1]) > 0 {
+		if left > 0 && slices.Min(minSlack[:i+1]) > 0 {
 			counts[candidates[i].source]++
 			left--
-			for k := range least[:i+1] {
-				least[k]--
+			for k := range minSlack[:i+1] {
+				minSlack[k]--
 			}
 		}
 	}
 	return counts
 }
 
-// rowsFor returns the smallest number of rows of which count, at least 1, come from a source, but
-// no more than most.
+// rowsFor returns the smallest n for which count of the first n rows come from a source, or most if
+// that is smaller. count must be at least 1.
 func (m *mixture) rowsFor(source int, count, most uint64) uint64 {
 	d, a := uint64(m.period), uint64(m.quotas[source])
 	if a == 0 || (count-1)/a > most/d {
@@ -149,7 +156,7 @@ func (m *mixture) rowsFor(source int, count, most uint64) uint64 {
 	periods, j := (count-1)/a, (count-1)%a
 	release, due := j*d/a, ((j+1)*d-1)/a
 	if most -= periods * d; release < most {
-		n := sort.Search(int(due-release), func(i int) bool { return m.drawn(release + 1 + uint64(i))[source] > j })
+		n := sort.Search(int(due-release), func(i int) bool { return m.beforeAll(release + 1 + uint64(i))[source] > j })
 		most = min(most, release+1+uint64(n))
 	}
 	return periods*d + most

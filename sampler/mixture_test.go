@@ -105,7 +105,7 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 			if n%(1+d/200) > 0 {
 				continue
 			}
-			for i, got := range m.drawn(uint64(n + 1)) {
+			for i, got := range m.beforeAll(uint64(n + 1)) {
 				if got != uint64(count[i]) {
 					t.Fatalf("%v: %d of the first %d rows are source %d's, want %d", weights, got, n+1, i, count[i])
 				}

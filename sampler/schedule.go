@@ -113,11 +113,11 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 		if next == math.MaxUint64 {
 			break
 		}
-		drawn := m.drawn(next - row)
-		for source := range drawn {
-			drawn[source] += before[source]
+		counts := m.beforeAll(next - row)
+		for source := range counts {
+			counts[source] += before[source]
 		}
-		row, before = next, drawn
+		row, before = next, counts
 	}
 	return s, nil
 }
