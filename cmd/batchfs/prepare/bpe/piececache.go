@@ -11,29 +11,30 @@ import (
 )
 
 const (
-	shortBytes   = 15      // bytes of a piece that fit into an entry
+	shortBytes   = 15      // longest piece that fits into an entry, in bytes
 	inlineTokens = 4       // tokens that fit into an entry
 	setBits      = 19      // log2 of the number of sets
 	overflowBits = 16      // log2 of the number of pieces in the overflow
-	maxRefused   = 1 << 21 // pieces refused before a new table replaces a full one
+	maxRefused   = 1 << 21 // pieces for which a table has no room before an empty one replaces it
 )
 
 // A Cache holds the tokens of pieces encoded before by the encoders of one tokenizer. It is safe
 // for concurrent use, and takes up to 32 MiB, and about 10 MiB more for long pieces.
 type Cache struct {
 	table atomic.Pointer[pieceTable]
-	// The overflow has pieces that are too long, or have too many tokens, for an entry, and pieces
-	// whose sets are full. It is indexed by a hash, and keeps the latest of the pieces with a hash.
+	// overflow has the tokens that the table cannot hold: those of pieces that are too long or have
+	// too many tokens for an entry, or whose sets are full. It is indexed by a hash. If several
+	// pieces have the same index, the last one stays.
 	overflow [1 << overflowBits]atomic.Pointer[overflowPiece]
 	seed     maphash.Seed
 }
 
-// A pieceTable has the pieces that came first. Once an entry has a key it never changes, so readers
-// need no lock.
+// A pieceTable is a hash table of short pieces. Pieces are only added: once an entry has a key, it
+// never changes, so readers need no lock. If a set is full, further pieces do not enter it.
 type pieceTable struct {
-	// sets is indexed by a hash. A set fills one line of the processor's cache.
+	// sets is indexed by setIndex. A set fills one line of the processor's cache, 64 bytes.
 	sets    [1 << setBits][2]pieceTokens
-	refused atomic.Int64 // pieces whose sets were full
+	refused atomic.Int64 // number of times that a piece's set was full
 }
 
 type overflowPiece struct {
@@ -41,22 +42,24 @@ type overflowPiece struct {
 	tokens []uint32
 }
 
-// A pieceTokens is an entry of a table. Its key consists of the bytes of a short piece and their
-// count, so entries of different pieces never match. The key is read and written atomically, and
-// keyHigh is written last.
+// A pieceTokens is an entry of a table: a short piece and its tokens. Both words of the key are
+// read and written atomically. keyHigh is written last, so if it matches, the entry is complete.
 type pieceTokens struct {
-	// The top four bits of keyHigh hold the number of tokens. If that exceeds inlineTokens, the
-	// tokens are in the overflow.
+	// The key is the piece itself, so different pieces have different keys: its bytes, with zeros
+	// after them, then their number in bits 56 to 59 of keyHigh. The top four bits of keyHigh are
+	// not part of the key, but hold the number of tokens. If that exceeds inlineTokens, the tokens
+	// are in the overflow.
 	keyLow, keyHigh uint64
 	tokens          [inlineTokens]uint32
 }
 
-// Values of keyHigh that match no piece.
+// Values of keyHigh that no short piece has.
 const (
-	longPiece  = 1 // in lookups
+	longPiece  = 1 // in the lookup of a piece that is too long for an entry
 	incomplete = 2 // in an entry that is being written
 )
 
+// matches reports whether an entry has this key. The shift drops the number of tokens.
 func (e *pieceTokens) matches(low, high uint64) bool {
 	return (atomic.LoadUint64(&e.keyLow)^low)|(atomic.LoadUint64(&e.keyHigh)^high)<<4 == 0
 }
@@ -70,7 +73,8 @@ func NewCache() *Cache {
 
 func newPieceTable() *pieceTable {
 	t := new(pieceTable)
-	// With pages of 4 KiB, most lookups would miss the TLB. An error does not matter.
+	// With pages of 4 KiB, most lookups would miss the TLB. If huge pages are unavailable, lookups
+	// only take longer, so the error is ignored.
 	syscall.Syscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(t)), unsafe.Sizeof(*t), syscall.MADV_HUGEPAGE)
 	return t
 }
@@ -108,10 +112,13 @@ type lookup struct {
 	set             int
 }
 
-// startLookups prepares the lookups of the first pieces of text[i:], and reads one word of each
-// set, so that the processor waits for many reads at a time. If the loop also compared keys, it
-// would wait for one read after the other. The reads are no data races because nothing depends on
-// what they return; the caller keeps it so that the compiler does not remove them.
+// startLookups computes the lookups of the pieces that begin at text[i] and end at ends, and reads
+// a word of each piece's set to bring the set into the processor's cache. The processor overlaps
+// these reads because nothing depends on their results. If the loop compared keys too, each read
+// would have to end before the next one could begin.
+//
+// The caller must store the result, a combination of all words, or else the compiler would remove
+// the reads. They need not be atomic, because the value of the result does not matter.
 //
 //go:norace
 func (t *pieceTable) startLookups(lookups []lookup, text []byte, i int, ends []int) (read uint64) {
@@ -129,8 +136,9 @@ func (t *pieceTable) startLookups(lookups []lookup, text []byte, i int, ends []i
 	return read
 }
 
-// find returns the entry of a piece, or one that does not match. It compiles to a conditional move
-// instead of a branch.
+// find returns the entry of a piece, or any entry of its set if the table does not have the piece.
+// It is written so that the compiler uses a conditional move, because the processor could not
+// predict a branch.
 func (t *pieceTable) find(l *lookup) *pieceTokens {
 	set, way := &t.sets[l.set], 0
 	if set[1].matches(l.keyLow, l.keyHigh) {
@@ -145,7 +153,7 @@ func (t *pieceTable) add(low, high uint64, tokens []uint32) bool {
 	for i := range set {
 		e := &set[i]
 		if e.matches(low, high) {
-			return true // another encoder was faster
+			return true // another encoder has added it in the meantime
 		}
 		if atomic.CompareAndSwapUint64(&e.keyHigh, 0, incomplete) {
 			copy(e.tokens[:], tokens)
@@ -157,6 +165,7 @@ func (t *pieceTable) add(low, high uint64, tokens []uint32) bool {
 	return false
 }
 
+// add caches the tokens of a piece, unless it is longer than maxScanned.
 func (c *Cache) add(piece []byte, tokens []uint32) {
 	if len(piece) <= shortBytes {
 		low, high := shortKey(piece, 0, len(piece))
@@ -166,7 +175,7 @@ func (c *Cache) add(piece []byte, tokens []uint32) {
 				return
 			}
 		} else if t.refused.Add(1) == maxRefused {
-			c.table.Store(newPieceTable()) // the text has changed
+			c.table.Store(newPieceTable()) // texts now have other pieces than the table
 		}
 	}
 	if len(piece) <= maxScanned {
