@@ -55,8 +55,8 @@ func (s *Split) fixedByMount() map[string]any {
 	return settings
 }
 
-// HasScheduleOf reports whether s and t, one of which can replace the other, have the same sources,
-// weights, stages and limits.
+// HasScheduleOf reports whether s, which must be able to replace t, has the same schedule: the same
+// number of sources, and the same weights, stages and max_epochs.
 func (s *Split) HasScheduleOf(t *Split) bool {
 	return len(s.Sources) == len(t.Sources) && slices.Equal(s.Weights, t.Weights) && slices.Equal(s.MaxEpochs, t.MaxEpochs) &&
 		reflect.DeepEqual(s.Settings.Stages, t.Settings.Stages)

@@ -39,15 +39,15 @@ type Dataset struct {
 	sourceFormats func() []string // formatsDigest for each source alone
 	fileCount     int             // files of all arrays, including indexes of documents
 	groups        [][]int64       // see sampler.Source.Groups; one for each source
-	// mounted determines the sizes of files if restart has changed the schedule; otherwise, it is
-	// nil.
+	// mounted is the sequence with the schedule that was mounted, which determines the sizes of
+	// files. It is nil unless a restart has changed the schedule.
 	mounted      *sampler.Sequence
-	unleasedFile string // file whose writers are unknown, because it has no lease; or empty
+	unleasedFile string // a file on which no lease can be had, or empty
 }
 
 // An openedFiles has the token files of a split, and what they and vocab.json say.
 type openedFiles struct {
-	sources            [][]*cache.Array // arrays of each source; the main one, usually tokens, is first
+	sources            [][]*cache.Array // arrays of each source, beginning with the main one
 	hint               vocabHint
 	fingerprint        string   // hash of the contents of all token files
 	sourceFingerprints []string // the same for each source alone; nil unless the split is scheduled
@@ -209,7 +209,7 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 	}
 	unknown := slices.ContainsFunc(d.mains, func(a *cache.Array) bool { return a.Documents() == nil })
 	if unknown && s.MaskArray != "" && !s.Documents && s.Rows == sampler.Windows && s.Ends == sampler.EndsByIndex {
-		s.Ends = sampler.EndsUnknown // only the array masks targets
+		s.Ends = sampler.EndsUnknown // the array masks the targets, so the ends are not needed
 	}
 	settings := s.Settings
 	settings.Schedule = schedule
@@ -264,6 +264,7 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 	return from, nil
 }
 
+// countSteps sets Steps: to the key steps, or else to the batches of an epoch.
 func (d *Dataset) countSteps() error {
 	mounted := cmp.Or(d.mounted, d.Sequence)
 	d.Steps = cmp.Or(d.Split.Steps, uint64(mounted.BatchesPerEpoch()))
@@ -296,12 +297,14 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
-	// s may be older than the files, which decide how documents end.
+	// The files decide how documents end, and may be newer than s.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.StoredDType() // bindSettings does the same
+		s.DType = d.Sequence.StoredDType() // as in bindSettings
 	}
 	if n.mounted = nil; d.mounted != nil {
+		// The mounted schedule lacks sources that a restart has added. A path that selects one of
+		// them has no earlier sizes.
 		if q, err := d.mounted.With(s.Settings); err == nil {
 			n.mounted = q
 		}

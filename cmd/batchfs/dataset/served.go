@@ -18,9 +18,10 @@ type Served struct {
 	*Dataset
 	watch      *watcher
 	batchBytes int64
-	origins    func() *Origins // computed on first use, like infoLen and workingSet
+	// These functions compute their result when they are first called. workingSet and prefetcher
+	// are nil unless an array is in a store.
+	origins    func() *Origins
 	infoLen    func() int64
-	// workingSet and prefetcher are nil unless an array is in a store.
 	workingSet func() *cache.WorkingSet
 	prefetcher *blockPrefetcher
 }
@@ -40,8 +41,8 @@ func newServed(d *Dataset, w *watcher) *Served {
 	return s
 }
 
-// Serve returns the split for a reader without a mount. If its token files change, reads fail,
-// whatever on_change says.
+// Serve returns the split for a reader without a mount. If its token files change, reads fail, even
+// with on_change = "follow".
 func (d *Dataset) Serve() *Served { return newServed(d, newWatcher(d)) }
 
 // Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. If the
@@ -101,9 +102,10 @@ func (s *Served) latest(v *view) (*Served, error) {
 	return s.rebase(v.dataset)
 }
 
-// LatestWhole is like Latest, for files that show several batches. It also returns an error if a
-// file cannot be checked or a change could not be followed. If the split was idle, it waits up to a
-// second for a check of its files, like Latest, but only until cancel is closed.
+// LatestWhole is like Latest, for files of the mount that have several batches. It also returns an
+// error if some token file cannot be checked, or if a change could not be followed. If the split
+// was idle, both functions wait up to a second for a check of its files; LatestWhole stops waiting
+// when cancel is closed.
 func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 	v := s.watch.currentView(cancel)
 	latest, err := s.latest(v)
@@ -118,7 +120,7 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 // cannot be served, the error matches syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
-	k = min(k, s.Sequence.Batches()-1) // beyond the end, reads fail
+	k = min(k, s.Sequence.Batches()-1) // no file has batches beyond the end, and reading them fails
 	for try := range maxReloads {
 		v := s.watch.currentView(cancel)
 		latest, err := s.latest(v)

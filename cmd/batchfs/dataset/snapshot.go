@@ -42,14 +42,14 @@ type splitSnapshot struct {
 	Version     uint64
 	Unleased    string            // see Dataset.unleasedFile
 	Groups      [][]int64         // see Dataset.groups; saves workers from counting rows
-	Schedule    *sampler.Schedule // of the split itself
+	Schedule    *sampler.Schedule // schedule without the settings of a path
 	Mounted     *sampler.Settings // settings of Dataset.mounted, or nil
 
 	SourceFingerprints []string // see Dataset.sourceFingerprints
 }
 
-// NewSnapshot returns the snapshot of a mount. Paths in flags are relative to the working
-// directory; datasets has every split.
+// NewSnapshot returns the snapshot of a mount of all splits of a configuration. Paths in flags are
+// relative to the working directory.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
 	if err != nil {
@@ -126,16 +126,19 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	return c, nil
 }
 
-// Reload returns the snapshot with the configuration read again. It changes the working directory
-// to that of the mount command. It returns an error if a setting that a mount fixes has changed. If
-// the schedule of a split has changed, Generation is higher, and the caller must check that the new
-// one has all rows that were read from the mount.
+// Reload reads the configuration again and returns a snapshot with it. It changes the working
+// directory to that of the mount command. It returns an error if a setting has changed that is
+// fixed while a split is mounted.
+//
+// If the schedule of a split has changed, the new snapshot has a higher Generation. The caller must
+// then check that all rows that were read from the mount are the same in the new schedule.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
 		return nil, err
 	}
-	// Absolute paths do not need the directory, and this process might not be allowed to enter it.
+	// This process might not be allowed to enter the directory. It needs to only if Config or Data
+	// is a relative path.
 	f := s.Flags
 	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
@@ -163,8 +166,8 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	return &fresh, nil
 }
 
-// WarnUnleased logs the splits that follow changes although the kernel cannot tell who writes to
-// their files.
+// WarnUnleased logs a warning for each split that follows changes but has a file on which no lease
+// can be had.
 func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
@@ -176,9 +179,10 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 }
 
 // Sequences returns the splits as a mount serves them. The configuration of o must be that of the
-// snapshot. Token files are opened when they are first read. Before a split serves new tokens, s is
-// updated and passed to publish as a file, which publish must close. Later workers start from that
-// file.
+// snapshot. Token files are opened when they are first read.
+//
+// When token files have changed, s is updated before the split serves the new tokens, and publish
+// gets a file with the new s, from which later workers start. publish must close the file.
 func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {

@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// checkCaps returns an error if a configured stage reads a source whose max_epochs are used up
-// before it begins, or never begins because no source is left.
+// checkCaps returns an error if max_epochs contradict the configured stages: if a stage reads a
+// source that is used up before the stage begins, or if a stage never begins because all sources of
+// the stages before it are used up.
 func (d *Dataset) checkCaps() error {
 	stages, configured := d.Sequence.Stages(), d.Sequence.Settings.Stages
 	if d.Sequence.Only > 0 {
 		return nil
 	}
-	usedUp := make([]uint64, len(d.sources)) // row at which the source was used up
+	usedUp := make([]uint64, len(d.sources)) // row at which each source is used up; 0 if it is not
 	refuse := func(stage, source int) error {
 		return fmt.Errorf("%s: reads source %q, whose max_epochs, %g, are used up at row %d; leave it out of the stage, or raise its max_epochs",
 			d.Split.StagePrefix(stage), d.Split.Sources[source].Name, d.Sequence.MaxEpochs[source], usedUp[source])
@@ -63,8 +64,9 @@ func (d *Dataset) stageInfos() (list []map[string]any) {
 	return list
 }
 
-// schedule returns the first row of each stage and the rows of each source in a period, such as
-// "0=9:1,1000=5:5". Stages from which the same rows come are one stage.
+// schedule describes which source each row comes from, for example "0=9:1,1000=1:1": from row 0 on,
+// 9 of 10 rows come from the first source, and from row 1000 on, 1 of 2. Equal schedules have the
+// same description: a stage that goes on with the periods of the stage before it is left out.
 func (d *Dataset) schedule() string {
 	var list []string
 	last, begin := "", uint64(0)
@@ -73,7 +75,7 @@ func (d *Dataset) schedule() string {
 		for _, n := range at.Rows {
 			rows = append(rows, strconv.Itoa(n))
 		}
-		for rows[len(rows)-1] == "0" { // an appended source changes nothing before its first row
+		for rows[len(rows)-1] == "0" { // further sources of later stages must change nothing
 			rows = rows[:len(rows)-1]
 		}
 		if text := strings.Join(rows, ":"); text != last || (at.Row-begin)%uint64(at.Period) > 0 {
@@ -84,7 +86,7 @@ func (d *Dataset) schedule() string {
 	return strings.Join(list, ",")
 }
 
-// past returns the stages of a schedule that begin before a row.
+// past returns the part of a description from schedule that affects the rows before a given one.
 func past(schedule string, row uint64) string {
 	stages := strings.Split(schedule, ",")
 	n := slices.IndexFunc(stages, func(stage string) bool {
@@ -98,8 +100,9 @@ func past(schedule string, row uint64) string {
 	return strings.Join(stages, ",")
 }
 
-// Continues reports whether batch k and all before it are those of the sequence with an identity.
-// If the split is scheduled, later stages and further sources may differ.
+// Continues reports whether batches 0 to k are those of the sequence with the given identity. If
+// the split is scheduled, the two may have different stages after batch k, and one of them may have
+// further sources.
 func (d *Dataset) Continues(identity string, k uint64) bool {
 	now, then := strings.Fields(d.Identity()), strings.Fields(identity)
 	if len(now) != 3 || len(then) != 3 || now[0] != then[0] {
@@ -107,6 +110,7 @@ func (d *Dataset) Continues(identity string, k uint64) bool {
 	}
 	a, b := strings.Split(now[1], ","), strings.Split(then[1], ",")
 	known := min(len(a), len(b))
+	// Rows are numbered within the share of a host.
 	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / uint64(d.Sequence.Hosts())
 	return slices.Equal(a[:known], b[:known]) && past(now[2], end) == past(then[2], end)
 }
