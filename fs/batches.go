@@ -10,8 +10,9 @@ import (
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version = state.Version
 
-// A BatchList is the infinite list of batches of a split under some settings. It is immutable: when
-// its token files change, another BatchList replaces it. It is safe for concurrent use.
+// A BatchList is the list of batches of a split under some settings; Spec.Batches says whether it
+// ends. It is immutable: when its token files change, another BatchList replaces it. It is safe for
+// concurrent use.
 //
 // A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA.
 type BatchList interface {

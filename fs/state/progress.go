@@ -10,22 +10,23 @@ import (
 )
 
 // progress records how far the rows of each split have been read, so that restart can tell which
-// rows of a schedule must not change. Workers write it, and so do commands that compute the batches
-// of a mount themselves.
+// rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
+// batches of a mount in its own process.
 type progress struct {
-	workers  atomic.Uint64 // workers that have recorded rows: see RecordsRows
+	workers  atomic.Uint64 // number of workers so far that record rows; see RecordsRows
 	schedule atomic.Uint64 // see SetSchedule
 	splits   [MaxSequences]struct {
-		isFull   atomic.Uint64 // nonzero if a Furthest was missing
+		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
 		furthest [maxFurthest]Furthest
 	} // by split number
 }
 
-// maxFurthest is the number of elements per split: usually one is in use for each block size.
+// maxFurthest limits how many schedules of a split are recorded. Usually, there is one for each
+// block size that is read.
 const maxFurthest = 8
 
-// A Furthest records the furthest row read by all sequences of a split that have the same schedule.
-// It outlives them. It is safe for concurrent use.
+// A Furthest records the highest row that was read from the sequences of a split that have the same
+// schedule. It remains when these sequences are closed. It is safe for concurrent use.
 type Furthest struct {
 	key  atomic.Uint64 // hash of settings; 0 if the element is unused
 	rows atomic.Uint64 // 1 + highest global row read
@@ -35,21 +36,23 @@ type Furthest struct {
 	batch    atomic.Uint64
 	readAt   atomic.Int64  // clock.Now of the read
 	path     [maxName]byte // directory of the batch, padded with zeros
-	settings [256]byte     // settings that lead from the split to the schedule, padded with zeros
+	settings [256]byte     // path settings that give the split this schedule, padded with zeros
 }
 
-// RecordsRows reports whether all workers of the mount have recorded the rows that they read. Those
-// of earlier builds do not.
+// RecordsRows reports whether all workers that have served the mount recorded the rows that they
+// read. Workers of earlier versions of batchfs did not.
 func (s *Shared) RecordsRows() bool { return s.progress.workers.Load() >= s.Workers.Load() }
 
 // SetSchedule sets the generation of the schedules that the mount serves. A process that computes
-// batches by another one must not deliver rows once it has recorded them.
+// batches itself must compare it with the generation of its own schedules after it has recorded
+// rows and before it delivers them. If the two differ, it must not deliver the rows.
 func (s *Shared) SetSchedule(generation uint64) { s.progress.schedule.Store(generation) }
 
 // Schedule returns the last value of SetSchedule.
 func (s *Shared) Schedule() uint64 { return s.progress.schedule.Load() }
 
-// Furthest returns the records of a split with at least one row, and whether none is missing.
+// Furthest returns the records of a split that have at least one row. all reports whether they
+// cover all rows that were read.
 func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
 	p := &s.progress.splits[s.splitNumber(split)]
 	for i := range p.furthest {
@@ -60,8 +63,9 @@ func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
 	return list, p.isFull.Load() == 0
 }
 
-// FurthestFor returns the record for sequences of a split with the schedule to which settings lead.
-// It returns nil if there is no room, and Furthest then reports that some are missing.
+// FurthestFor returns the record for the schedule that a split has under path settings. It returns
+// nil if the split has too many records; from then on, Furthest reports that they do not cover all
+// rows.
 func (s *Shared) FurthestFor(split, settings string) *Furthest {
 	p := &s.progress.splits[s.splitNumber(split)]
 	hash := fnv.New64a()
@@ -69,7 +73,7 @@ func (s *Shared) FurthestFor(split, settings string) *Furthest {
 	for i := range p.furthest {
 		f := &p.furthest[i]
 		if f.key.CompareAndSwap(0, hash.Sum64()) || f.key.Load() == hash.Sum64() {
-			copy(f.settings[:], settings) // again, because the process that added f may have died
+			copy(f.settings[:], settings) // again, in case the process that set key has died
 			return f
 		}
 	}
@@ -87,7 +91,7 @@ func (s *Shared) splitNumber(name string) int {
 	return 0
 }
 
-// describing is held while this process describes a Furthest.
+// describing is held while this process writes the fields of a Furthest that describe a batch.
 var describing sync.Mutex
 
 // Record records that the rows below global row rows are being read, the last of them as part of a
@@ -112,7 +116,7 @@ func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 	}
 }
 
-// Settings returns the settings that FurthestFor got.
+// Settings returns the settings that were passed to FurthestFor.
 func (f *Furthest) Settings() string { return getText(f.settings[:]) }
 
 // Rows returns 1 + the highest global row that was read.
