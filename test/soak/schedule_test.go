@@ -18,10 +18,10 @@ type stage struct {
 	weights [3]int
 }
 
-// While eight ranks read and workers are killed, restarts append stages. Each is applied or
-// refused, no read fails, and the rows are those of a schedule with all stages that were applied.
+// Restarts append stages to a schedule while eight ranks read and workers are killed. Each stage is
+// applied or refused, no read fails, and the rows follow the schedule with the applied stages.
 func TestScheduleChanges(t *testing.T) {
-	const ranks, batchSize, blockSize, epoch = 8, 4, 16, 5000 // an epoch of each source, in rows
+	const ranks, batchSize, blockSize, epoch = 8, 4, 16, 5000 // epoch: rows of each source
 	dir := t.TempDir()
 	for c, name := range []string{"a", "b", "c"} {
 		tokens := e2e.StormTokens(c)[:4*(epoch*blockSize+1)]
@@ -51,7 +51,7 @@ func TestScheduleChanges(t *testing.T) {
 		c := e2e.StartClient(t, exec.Command(e2e.Python, "clients/schedule.py", m.Path(fmt.Sprintf("train/rank=%d,world=%d", rank, ranks)), fmt.Sprint(batchSize)))
 		c.AwaitReady(t)
 		readers, outputs[rank] = append(readers, c), make(chan []string, 1)
-		go func() { // the pipe of a reader must not fill up
+		go func() { // otherwise, the reader's pipe would fill up and block it
 			var lines []string
 			for line, err := c.Out.ReadString('\n'); err == nil; line, err = c.Out.ReadString('\n') {
 				lines = append(lines, line)
@@ -60,8 +60,9 @@ func TestScheduleChanges(t *testing.T) {
 		}()
 	}
 
-	refused, pace := 0, 50 // steps during a restart
+	refused, pace := 0, 50 // refused stages, and steps that the readers take during a restart
 	for applied := 0; applied < e2e.NormalOrSoak(4, 50); {
+		// By the end of the restart, the readers may have passed the row at which the stage begins.
 		began := m.NextNumber(t, "train/rank=0,world=8")
 		s := stage{batchSize*ranks*(began+rand.IntN(2*pace+20)) + rand.IntN(50), [3]int{rand.IntN(4), rand.IntN(4), 1 + rand.IntN(4)}}
 		s.row = max(s.row, stages[len(stages)-1].row+1)
@@ -118,6 +119,7 @@ func TestScheduleChanges(t *testing.T) {
 				row++
 				n, weights := row-stages[current].row, stages[current].weights
 				sum := weights[0] + weights[1] + weights[2]
+				// Each source has n*weight/sum of the rows, give or take one.
 				for c, weight := range weights {
 					if d := inStage[c]*sum - n*weight; d < -sum || d > sum {
 						t.Fatalf("row %d: %d of the first %d rows of stage %d are from source %d, want %d/%d of them", row-1, inStage[c], n, current, c, weight, sum)

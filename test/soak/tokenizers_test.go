@@ -25,7 +25,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Tokens equal those of tiktoken, whatever the text.
+// Every text has the same tokens as with tiktoken.
 func TestTokensOfTiktoken(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
@@ -51,8 +51,8 @@ func writeRanks(t testing.TB, tokenizer *bpe.Tokenizer) string {
 	return e2e.Write(t, filepath.Join(t.TempDir(), name+"_base.tiktoken"), ranks.String())
 }
 
-// Tokens equal those of Hugging Face's tokenizers, whatever the text. Pre-tokenizers whose models
-// .ci/tokenizers does not have get the vocabulary of Qwen 3.
+// Every text has the same tokens as with Hugging Face's tokenizers. Pre-tokenizers whose models
+// .ci/tokenizers does not have are tested with the vocabulary of Qwen 3.
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir, paths := tokenizers(t), map[string]string{}
@@ -79,7 +79,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	}
 }
 
-// Tokens equal those of Mistral's own library, whatever the text.
+// Every text has the same tokens as with Mistral's own library.
 func TestTokensOfTekken(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := tokenizers(t)
@@ -87,8 +87,8 @@ func TestTokensOfTekken(t *testing.T) {
 	compareTokens(t, e2e.Must(bpe.Open(path))(t), 1000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "mistral_common", path)
 }
 
-// Conversations in published chat templates get the tokens of the whole rendered text, and a mask
-// on exactly what the assistant generates. A model trains on them.
+// Conversations in published chat templates have the tokens of the whole rendered text, and a mask
+// that is 1 for exactly the tokens that the assistant generates. A model can train on them.
 func TestChats(t *testing.T) {
 	e2e.SkipIfShort(t)
 	for family, name := range map[string]string{"llama": "llama3_2", "qwen": "qwen3", "mistral": "mistral_nemo", "chatml": "qwen3"} {
@@ -113,7 +113,7 @@ func TestChats(t *testing.T) {
 	}
 }
 
-// chatML is a template that tells what the assistant generates.
+// chatML is a chat template that marks what the assistant generates.
 const chatML = `{% for message in messages %}{{ "<|im_start|>" + message.role + "\n" }}{% if message.role == "assistant" -%}
 {% generation %}{{ message.content + "<|im_end|>" }}{% endgeneration %}{% else %}{{ message.content + "<|im_end|>" }}{% endif %}{{ "\n" }}{% endfor %}`
 
@@ -134,8 +134,8 @@ for _, batch in train.torch(stop=20):
 assert len(losses) == 20 and sum(losses[10:]) < sum(losses[:10]), losses
 `
 
-// A run that stops at a wrong line resumes to the same bytes. In a soak, so does one that is
-// killed.
+// A run that stopped at an invalid line and continues with --resume writes the same bytes as an
+// uninterrupted run. In a soak, so does a run that was killed.
 func TestInterruptedChats(t *testing.T) {
 	e2e.SkipIfShort(t)
 	chats := makeChats(t, "qwen", "qwen3")
@@ -175,11 +175,11 @@ func TestInterruptedChats(t *testing.T) {
 	}
 }
 
-// chats are conversations, and what examples/prepare_chat.py must make of them.
+// chats are conversations, and the files that examples/prepare_chat.py must write for them.
 type chats struct {
 	python, model string
 	file          string
-	data          string // the directory to make
+	data          string // the directory to write
 	want          string // a directory with the files that data must have
 }
 
@@ -212,7 +212,7 @@ func (c *chats) check(t *testing.T) {
 	}
 }
 
-// With each library of tokenizers, the Python package finds the bytes of the tokens.
+// The Python package finds the bytes of the tokens of every tokenizer library that it supports.
 func TestVocabulariesInPython(t *testing.T) {
 	e2e.SkipIfShort(t)
 	cmd := e2e.Command(t, filepath.Join(tokenizers(t), "bin/python"), "-m", "unittest", "-v", "tests.test_writer.TestTokenizers")
@@ -239,8 +239,8 @@ var tokenizers = func() func(testing.TB) string {
 	}
 }()
 
-// compareTokens compares a tokenizer with another program on all texts. In runs, a string is
-// repeated at most run times.
+// compareTokens compares a tokenizer with another program on all texts. No text repeats a string
+// more than run times.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
 	kinds := []iter.Seq[string]{oddTexts(min(run, 10_000)), mixedTexts(200), textsHere(t, 256<<10)}
 	if e2e.InSoak() {
@@ -307,15 +307,15 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 	}
 }
 
-// snippets are texts that different tokenizers split differently.
+// snippets are texts that tokenizers split in different ways.
 var snippets = []string{"a", "Zß", "ǅ", "don't", "I'LL", "it'ſ", "'", "’s", "HTTPServer", "camelCase", "_", " ", "  ", "    ", "\t", "\n", "\r\n", "\r", " \n",
 	"\u00a0", "\u3000", "\u2003", "\u2028", "\u0085", "1", "1234", "٣", "Ⅷ", "½", "x²", "!", "...", "/", "//\n", "—", "“q”", "\\n", "http://a.b/c?d=e&f",
 	"def f(x):\n    return x\n", "}\n\n\n", "中文", "日本語テキスト", "ア・イ", "\u3099", "。", "！", "Ａｚ", "１", "한국어", "\u1112\u1161\u11ab", "ไทย", "हिन्दी", "العربية", "עברית", "Ελληνικά", "Русский",
 	"naïve", "Ḁ", "e\u0301", "\u0301", "\u0301\u0302", "q\u0323\u0307", "\u0307\u0323", "\u0344", "ﬁ", "Å", "İi", "ſt", "ʰ", "ªº", "𝔘𝔫𝔦", "𐐀𐐨", "𑄮",
 	"👍🏽", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷", "☎️", "\u200d", "\u200b", "\ufeff", "\ufffd", "\x00", "\x01\x02", "\x7f", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>", "<|"}
 
-// oddTexts yields every pair of snippets, and short strings repeated up to longest times. Only a
-// soak includes the longest runs of each.
+// oddTexts yields every pair of snippets, and short strings repeated up to longest times. Outside
+// a soak, few strings are repeated more than 1,000 times.
 func oddTexts(longest int) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, a := range snippets {
