@@ -90,6 +90,8 @@ func TestScheduleChanges(t *testing.T) {
 	var batches [ranks][]string
 	steps := 1 << 30
 	for rank, c := range readers {
+		path := fmt.Sprintf("train/rank=%d,world=%d", rank, ranks)
+		e2e.Await(t, "stage 1 in "+path, func() bool { return m.NextNumber(t, path) > stages[1].row/(batchSize*ranks)+1 })
 		c.In.Close()
 		batches[rank] = <-outputs[rank]
 		if err := c.Cmd.Wait(); err != nil {
