@@ -120,8 +120,9 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (*Served, error) {
 // cannot be served, the error matches syscall.ESTALE.
 func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 	var checkErr error
+	waited := false                    // for a process that writes to the file
 	k = min(k, s.Sequence.Batches()-1) // no file has batches beyond the end, and reading them fails
-	for try := range maxReloads {
+	for range maxReloads {
 		v := s.watch.currentView(cancel)
 		latest, err := s.latest(v)
 		if err != nil {
@@ -131,9 +132,10 @@ func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (*Served, error) {
 		if wrongFile, checkErr = latest.checkBatch(k); checkErr == nil {
 			return latest, nil
 		}
-		if err := s.watch.retryOrFail(v, wrongFile, checkErr, try == 0, cancel); err != nil {
+		if err := s.watch.retryOrFail(v, wrongFile, checkErr, waited, cancel); err != nil {
 			return s, err
 		}
+		waited = waited || v.beingWritten
 		select {
 		case <-cancel:
 			return s, checkErr

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -195,6 +196,33 @@ func TestWatcherRests(t *testing.T) {
 		s.watch.lastPass -= int64(3 * checkEvery) // simulates an idle time
 		s.watch.mu.Unlock()
 	}
+}
+
+// The request that notices a change waits once for the writer, like later ones. It does not wait
+// long, so the writer may need several attempts to close the file in the meantime.
+func TestFirstRequestAwaitsTheWriter(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	for n := range 500 {
+		f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
+		must(t, err)
+		must(t, os.Chtimes("a.bin", time.Time{}, time.Now().Add(time.Duration(n+1)*time.Hour)))
+		closed := make(chan error)
+		go func() {
+			for !s.watch.view.Load().beingWritten {
+				runtime.Gosched()
+			}
+			closed <- f.Close()
+		}()
+		_, err = s.LatestFor(0, nil)
+		if must(t, <-closed); err == nil {
+			return
+		}
+		_, err = s.LatestFor(0, nil)
+		must(t, err)
+	}
+	t.Fatal("no first request awaited the writer")
 }
 
 // If a file is being overwritten during a pass, its new tokens are served once the writer closes

@@ -301,11 +301,11 @@ func (w *watcher) recheckWrongFile(v *view) error {
 	return nil
 }
 
-// retryOrFail is called when a request that uses v has found a wrong file; first is set on the
-// request's first try. It returns nil if the request should try again with the current view, or
-// else the request's error. Before a retry, it waits, if necessary, for a pass that sees the
-// change, or until cancel is closed.
-func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first bool, cancel <-chan struct{}) error {
+// retryOrFail is called when a request that uses v has found a wrong file. It returns nil if the
+// request should try again with the current view, or else the request's error. Before a retry, it
+// waits, if necessary, for a pass that sees the change, or until cancel is closed. If the file is
+// being written, it waits for the next pass, unless the request has waited for that before.
+func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, waited bool, cancel <-chan struct{}) error {
 	change := (*localfile.ChangedError)(nil)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
@@ -313,7 +313,7 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, first boo
 		return err
 	case !errors.As(err, &change):
 		return err
-	case first && v.beingWritten:
+	case v.beingWritten && !waited:
 		select {
 		case <-time.After(time.Duration(v.restUntil - clock.Now())):
 			w.awaitPass(cancel)
