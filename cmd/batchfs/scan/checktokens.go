@@ -59,9 +59,9 @@ func (c *check) reportTokens(f *checkedFile) {
 		return
 	}
 	per, zeros := numbersPerElement(f.array), int64(0)
-	for i, size := len(f.results)-1, c.partSize/int64(f.size); i >= 0; i-- {
-		zeros += f.results[i].zeros
-		if f.results[i].zeros < min(size, f.numbers-int64(i)*size) {
+	for _, r := range slices.Backward(f.results) {
+		zeros += r.zeros
+		if r.zeros < r.to-r.from {
 			break
 		}
 	}
