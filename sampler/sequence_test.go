@@ -42,14 +42,6 @@ func attempts(short, long int) int {
 	return long
 }
 
-// inSoak returns soak in `make soak`, and otherwise normal.
-func inSoak(normal, soak int) int {
-	if os.Getenv("BATCHFS_SOAK") == "1" {
-		return soak
-	}
-	return normal
-}
-
 // openSequence opens files as a sequence, by default with batch_size 4, block_size 8, int64, xy,
 // random and world 1.
 func openSequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
