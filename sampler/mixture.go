@@ -17,11 +17,11 @@ import (
 // maxPeriod limits the period D, in rows, so that a pattern takes at most 12 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to a source, with period D. A source with quota a (its rows in a
-// period) has n*a/D of the first n rows, give or take less than one. A mixture is safe for
-// concurrent use.
+// A mixture assigns rows to sources in a pattern that repeats after D rows, the period. The quota a
+// of a source is its number of rows in a period. Of the first n rows, a source has n*a/D, rounded
+// down or up. A mixture is safe for concurrent use.
 type mixture struct {
-	quotas []int // by source; 0: not drawn
+	quotas []int // for each source; 0 if no rows come from it
 	period int
 	tables *Tables // cache of the pattern, which is built when it is first needed
 	cached atomic.Pointer[pattern]
@@ -80,18 +80,18 @@ func (m *mixture) before(source int, n uint64) uint64 {
 	return n/d*a + count
 }
 
-// beforeAll returns the result of before for each source. It does not need the pattern.
+// beforeAll returns what before returns for each source, but does not build the pattern.
 //
 // buildPattern treats picks like jobs that take one row each: a pick is released at the first row
 // that it may take, and of the released picks, the one that is due first takes the row. No pick is
-// ever late, so all picks that are due before row n are among the first n rows. The rows that are
-// left go to candidates: picks that are released before row n, but due later. Each source has at
-// most one.
+// ever late, so all picks that are due before row n take one of the first n rows. The rest of these
+// rows go to candidates: picks that are released before row n, but due later. Each source has at
+// most one candidate.
 //
 // The sets of jobs that can all be done in time are a matroid, so a greedy algorithm finds the
-// candidates that take these rows: in the order in which they are due, it accepts each candidate
-// that fits. A candidate fits if, for each row t up to its release, fewer than n-t of the picks
-// accepted before are released at row t or later, because those can only take the rows from t to n.
+// candidates that take a row before n: in the order in which they are due, it accepts each that
+// fits. Picks that are released at row t or later can take only the n-t rows from t to n-1. So a
+// candidate fits if, for each t up to its release, fewer than n-t such picks were accepted.
 func (m *mixture) beforeAll(n uint64) []uint64 {
 	type candidate struct{ release, due, source uint64 }
 	d, counts, candidates := uint64(m.period), make([]uint64, len(m.quotas)), []candidate(nil)
@@ -109,7 +109,7 @@ func (m *mixture) beforeAll(n uint64) []uint64 {
 	if left == 0 {
 		return counts
 	}
-	// slack[t-first] is n-t less the number of accepted picks that are released at row t or later.
+	// slack[t-first] is how many more picks that are released at row t or later can be accepted.
 	slack := make([]int, n-first)
 	for _, quota := range m.quotas {
 		a := uint64(quota)
@@ -122,8 +122,8 @@ func (m *mixture) beforeAll(n uint64) []uint64 {
 		slack[t] = sum
 	}
 	slices.SortFunc(candidates, func(a, b candidate) int { return cmp.Compare(a.release, b.release) })
-	// minSlack[i] is the lowest slack of the rows after the release of candidate i-1, up to the
-	// release of candidate i.
+	// minSlack[i] is the least slack of the rows after the release of candidate i-1, up to the
+	// release of candidate i. A candidate fits if the elements up to its own are positive.
 	minSlack, order, t := make([]int, len(candidates)), make([]int, len(candidates)), first
 	for i, c := range candidates {
 		for minSlack[i], order[i] = math.MaxInt, i; t <= c.release; t++ {

@@ -20,8 +20,8 @@ const (
 	Remap Access = "remap"
 	// Pread opens the file in every read, and reads each range with pread(2).
 	Pread Access = "pread"
-	// StayOpen keeps a descriptor and reads with pread(2). It is for many small reads, such as
-	// those of cache blocks, for which mapping or opening the file would cost more than reading.
+	// StayOpen keeps a descriptor and reads with pread(2). It suits files with many small reads,
+	// such as cache blocks: mapping or opening the file each time would cost more than the read.
 	StayOpen Access = "pread, open"
 )
 

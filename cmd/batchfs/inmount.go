@@ -11,11 +11,11 @@ import (
 	"batchfs/fs/mount"
 )
 
-// A splitMount is the mount in which a command's argument names a split.
+// A splitMount is a mount, together with the split in it that a command's argument names.
 type splitMount struct {
 	*mount.Mounted
 	snapshot *dataset.Snapshot
-	path     string // of the split, below the root of the mount
+	path     string // path of the split below the mountpoint
 }
 
 // openSplit opens the split that a command's argument names. A path into a mount selects the
@@ -37,9 +37,9 @@ func openSplit(flags *config.Flags, path string) (d *dataset.Dataset, in *splitM
 	return d, nil, err
 }
 
-// openRecorded is like openSplit, for a process that computes batches instead of reading them from
-// a mount. If path is in a mount, read tells the mount which rows were read, and fails once the
-// mount has another schedule. The caller must call close after the last read.
+// openRecorded opens a split like openSplit, for a command that computes batches in its own
+// process. If the split is in a mount, read records there which rows were read, and fails once
+// batchfs restart has changed the schedule. The caller must call close after the last read.
 func openRecorded(flags *config.Flags, path string) (s *dataset.Served, read readFunc, close func(), err error) {
 	d, in, err := openSplit(flags, path)
 	if err != nil {

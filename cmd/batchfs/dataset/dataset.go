@@ -50,7 +50,7 @@ type openedFiles struct {
 	sources            [][]*cache.Array // arrays of each source, beginning with the main one
 	hint               vocabHint
 	fingerprint        string   // hash of the contents of all token files
-	sourceFingerprints []string // the same for each source alone; nil unless the split is scheduled
+	sourceFingerprints []string // fingerprint of each source; nil unless the split is scheduled
 }
 
 // A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
@@ -300,7 +300,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	// The files decide how documents end, and may be newer than s.
 	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
-		s.DType = d.Sequence.StoredDType() // as in bindSettings
+		s.DType = d.Sequence.StoredDType() // bindSettings chooses the same dtype
 	}
 	if n.mounted = nil; d.mounted != nil {
 		// The mounted schedule lacks sources that a restart has added. A path that selects one of

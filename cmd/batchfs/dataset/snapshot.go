@@ -127,8 +127,8 @@ func (s *Snapshot) Config() (*config.Config, error) {
 }
 
 // Reload reads the configuration again and returns a snapshot with it. It changes the working
-// directory to that of the mount command. It returns an error if a setting has changed that is
-// fixed while a split is mounted.
+// directory to that of the mount command. It returns an error if the change concerns a
+// setting that is fixed while a split is mounted.
 //
 // If the schedule of a split has changed, the new snapshot has a higher Generation. The caller must
 // then check that all rows that were read from the mount are the same in the new schedule.

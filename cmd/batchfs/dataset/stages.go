@@ -100,9 +100,8 @@ func past(schedule string, row uint64) string {
 	return strings.Join(stages, ",")
 }
 
-// Continues reports whether batches 0 to k are those of the sequence with the given identity. If
-// the split is scheduled, the two may have different stages after batch k, and one of them may have
-// further sources.
+// Continues reports whether batches 0 to k equal those of the sequence with the given identity. The
+// schedules may differ in stages that begin after batch k, and one may have more sources.
 func (d *Dataset) Continues(identity string, k uint64) bool {
 	now, then := strings.Fields(d.Identity()), strings.Fields(identity)
 	if len(now) != 3 || len(then) != 3 || now[0] != then[0] {

@@ -5,10 +5,10 @@ import "batchfs/cache/array"
 // A comparer compares numbers of two files. It belongs to one goroutine.
 type comparer struct{ a, b blockCache }
 
-// A blockCache keeps the blocks of files that were read last, because similar files share many
-// short runs that are close together.
+// A blockCache keeps blocks of files in memory. Similar files share many short runs that are close
+// together, so that blocks are needed again and again.
 type blockCache struct {
-	// raw, if not empty, has been read from index at of file on, and is used before blocks.
+	// raw holds numbers of file, beginning with the one at index at. They need no block.
 	file    *checkedFile
 	at      int64
 	raw     []byte
@@ -86,8 +86,8 @@ func (c *comparer) equal(a *checkedFile, i int64, b *checkedFile, j, limit int64
 	return n
 }
 
-// equalElements returns how many elements at the beginning of two lists of the same length or, if
-// backward, at their end are equal.
+// equalElements returns the length of the longest common prefix of two lists or, if backward, of
+// their longest common suffix. The lists must have the same length.
 func equalElements[T comparable](x, y []T, backward bool) (n int) {
 	if y = y[:len(x)]; !backward {
 		for n < len(x) && x[n] == y[n] {

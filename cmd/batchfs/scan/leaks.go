@@ -18,16 +18,16 @@ const (
 	maxReach = 1 << 16
 )
 
-// A leakSearch finds the runs of minRun or more tokens that a split shares with other splits. A
-// token of the split has a position: its index in the split's files, one after another with a gap
-// of one between them, so that no run continues in the next file.
+// A leakSearch finds the runs of minRun or more tokens that a split shares with other splits. The
+// position of a token is its index in all files of the split together. Between two files, one
+// position is unused, so that no run continues in the next file.
 type leakSearch struct {
 	split       string
 	in          []string       // names of the other splits
-	held, other []*checkedFile // files of the split, and of the others
-	parts       []part         // of held, in order
-	starts      []int64        // positions at which the files of held begin, and the end
-	boilerplate []tokenRange   // ascending
+	held, other []*checkedFile // files of the split, and files of the other splits
+	parts       []part         // all parts of held, in order
+	starts      []int64        // position of the first token of each file in held, and the end
+	boilerplate []tokenRange   // in ascending order
 	table       *gramTable
 	base        int64 // position of the first token in the table
 
@@ -38,8 +38,8 @@ type leakSearch struct {
 
 type tokenRange struct{ from, to int64 } // positions [from, to)
 
-// A commonRun is n tokens at position at of the split that also occur at position other of the
-// concatenated main arrays.
+// A commonRun is a run of n tokens that begins at position at of the split. A copy of it begins at
+// position other of the concatenated main arrays.
 type commonRun struct{ at, other, n int64 }
 
 // findLeaks searches for each split in all larger ones.
@@ -108,8 +108,8 @@ func (c *check) search(ctx context.Context, s *leakSearch) error {
 	return nil
 }
 
-// selectGrams calls visit with the wanted grams selected from the runs of the split that begin at
-// the positions [s.base, to), in order.
+// selectGrams selects grams from the runs of the split that begin at positions [s.base, to). It
+// calls visit in order with those for which wanted returns true. Calls of wanted are concurrent.
 func (s *leakSearch) selectGrams(ctx context.Context, to int64, wanted func(hash uint64) bool, visit func(selectedGram) error) error {
 	last := int64(-1)
 	for some := range slices.Chunk(s.parts, 2*runtime.GOMAXPROCS(0)) {
@@ -131,7 +131,7 @@ func (s *leakSearch) selectGrams(ctx context.Context, to int64, wanted func(hash
 		}
 		for _, list := range grams {
 			for _, g := range list {
-				if g.at == last { // selected from the last run of a part and the first of the next
+				if g.at == last { // the end of a part and the beginning of the next share this gram
 					continue
 				}
 				last = g.at
@@ -144,7 +144,8 @@ func (s *leakSearch) selectGrams(ctx context.Context, to int64, wanted func(hash
 	return nil
 }
 
-// searchPart records the runs that contain a gram selected from a part of another file.
+// searchPart selects grams from a part of another split's file, looks them up in the table, and
+// records the runs around those that are found.
 func (s *leakSearch) searchPart(ctx context.Context, p part, progress *terminal.Progress) error {
 	m := matchers.Get().(*matcher)
 	defer matchers.Put(m)
@@ -172,13 +173,15 @@ var matchers = sync.Pool{New: func() any { return new(matcher) }}
 // A matcher compares a part of a file with the split. It belongs to one goroutine.
 type matcher struct {
 	comparer comparer
-	slots    []int // reused
-	// ends is a hash table with the end of the last run found at a distance from index to position.
-	// The other grams of that run are not compared again.
+	slots    []int // results of gramTable.find, whose memory is reused
+	// ends is a hash table. For a difference between an index in the part's file and a position in
+	// the split, it has the index at which the last run ends, so that other grams of that run are
+	// not compared again.
 	ends [1 << 10]struct{ distance, end int64 }
 }
 
-// match records the run that contains the gram at an index of the part's file and at a position.
+// match compares the tokens around a gram that is at an index of the part's file and at position at
+// of the split, and records their run.
 func (m *matcher) match(s *leakSearch, p part, index, at int64) {
 	distance := index - at
 	last := &m.ends[uint64(distance)*hashBase>>(64-10)]
@@ -189,7 +192,7 @@ func (m *matcher) match(s *leakSearch, p part, index, at int64) {
 	file, held, heldIndex := p.file, s.held[i], at-s.starts[i]
 	after := m.comparer.equal(file, index, held, heldIndex, p.to+maxReach-index, false)
 	if after < gramTokens {
-		return // only the hashes are equal
+		return // the hashes of different grams are equal
 	}
 	before := m.comparer.equal(file, index, held, heldIndex, index-p.from+maxReach, true)
 	last.distance, last.end = distance, index+after
@@ -228,7 +231,8 @@ func maximalRuns(runs []commonRun) []commonRun {
 	return kept
 }
 
-// markBoilerplate adds a gram, which must not begin before those added earlier.
+// markBoilerplate adds the tokens of a gram to s.boilerplate. It must be called in the order of
+// positions.
 func (s *leakSearch) markBoilerplate(g selectedGram) error {
 	if n := len(s.boilerplate); n > 0 && s.boilerplate[n-1].to >= g.at {
 		s.boilerplate[n-1].to = g.at + gramTokens
@@ -238,8 +242,8 @@ func (s *leakSearch) markBoilerplate(g selectedGram) error {
 	return nil
 }
 
-// withoutBoilerplate returns what remains of runs without boilerplate. It leaves out remains of
-// fewer than gramsInRun tokens, which may belong to boilerplate of which no gram was selected.
+// withoutBoilerplate returns the parts of runs that are outside boilerplate, except parts of fewer
+// than gramsInRun tokens: they may be the edges of boilerplate, where no gram was selected.
 func (s *leakSearch) withoutBoilerplate(runs []commonRun) (kept []commonRun) {
 	for _, r := range runs {
 		i, _ := slices.BinarySearchFunc(s.boilerplate, r.at, func(b tokenRange, at int64) int { return cmp.Compare(b.to, at+1) })

@@ -67,7 +67,7 @@ func TestNamed(t *testing.T) {
 		if got := tokenizer.Bytes(uint32(want.size)); got != nil {
 			t.Errorf("%s: token %d is %q, want none", name, want.size, got)
 		}
-		hash := sha256.New() // of a file in tiktoken's format
+		hash := sha256.New() // hash of the vocabulary in tiktoken's format
 		var w merger
 		for token, text := range tokenizer.tokens { // no token may need wholePieces
 			if _, special := tokenizer.special[text]; text == "" || special {

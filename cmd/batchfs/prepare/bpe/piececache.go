@@ -22,9 +22,9 @@ const (
 // for concurrent use, and takes up to 32 MiB, and about 10 MiB more for long pieces.
 type Cache struct {
 	table atomic.Pointer[pieceTable]
-	// overflow has the tokens that the table cannot hold: those of pieces that are too long or have
-	// too many tokens for an entry, or whose sets are full. It is indexed by a hash. If several
-	// pieces have the same index, the last one stays.
+	// overflow holds the pieces that do not fit into the table, because they are too long, have too
+	// many tokens, or belong to a full set. It is indexed by a hash. A piece replaces an earlier
+	// one with the same index.
 	overflow [1 << overflowBits]atomic.Pointer[overflowPiece]
 	seed     maphash.Seed
 }
