@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/minio/minio-go/v7"
@@ -33,7 +34,11 @@ func Install(t testing.TB, name, dir, pkg string) string {
 		return program
 	}
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	building := fmt.Sprintf("%s.%d", program, os.Getpid())
+	defer lockFile(program+".lock", syscall.LOCK_EX)() // for tests of other packages that need it too
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	building := program + ".new"
 	cmd := exec.Command("go", "build", "-o", building, pkg)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {

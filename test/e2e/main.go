@@ -4,13 +4,19 @@ package e2e
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"batchfs/internal/process"
 )
 
 var (
@@ -46,25 +52,17 @@ func run(m *testing.M, lock int) (status int) {
 	for _, err := os.Stat("clients"); err != nil; _, err = os.Stat("clients") {
 		must(os.Chdir(".."))
 	}
-	for _, p := range []string{"/usr/bin/python3", "python3", os.Getenv("PYTHON")} {
-		if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
-			Python = p
-		}
-	}
-	if Python == "" {
-		fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
-		return 1
-	}
-	if !build(dir) {
+	if err := findPrograms(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer lockFile(filepath.Join(os.TempDir(), "batchfs-test.lock"), lock)()
 	return m.Run()
 }
 
-// build builds the programs into a directory, and reports whether it succeeded. It links them in
-// the user's cache directory, where Go links only what has changed.
-func build(dir string) bool {
+// findPrograms finds a Python, and links the built programs into a directory. Each `go test` builds
+// them once, in the user's cache directory, where Go links only what has changed.
+func findPrograms(dir string) error {
 	cache, err := os.UserCacheDir()
 	must(err)
 	here, err := os.Getwd()
@@ -83,23 +81,75 @@ func build(dir string) bool {
 	if raceEnabled {
 		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
 	}
-	var builds sync.WaitGroup
-	failed := make(chan error, len(programs))
+	// built holds the `go test` that built the programs in the cache, and its Python.
+	built, run := filepath.Join(cache, "built"), goTest()
+	record, _ := os.ReadFile(built)
+	by, python, _ := strings.Cut(string(record), "\n")
+	if run != "" && by == run {
+		Python = python
+	} else {
+		if Python, err = findPython(); err != nil {
+			return err
+		}
+		os.Remove(built) // in case this process is killed while it builds
+		if err := build(cache, slices.Collect(maps.Values(programs))); err != nil {
+			return err
+		}
+		must(os.WriteFile(built, []byte(run+"\n"+Python), 0o644))
+	}
 	for path, program := range programs {
 		*path = filepath.Join(dir, program[0])
+		cached := filepath.Join(cache, program[0])
+		if os.Link(cached, *path) == nil {
+			continue
+		}
+		// The cache is on another file system.
+		if out, err := exec.Command("cp", cached, *path).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return nil
+}
+
+// goTest identifies the `go test` that started this process. It returns "" if another program did,
+// such as a debugger, during whose life the sources may change.
+func goTest() string {
+	parent := process.Dir(os.Getppid())
+	name, _ := os.ReadFile(parent + "/comm")
+	stat, err := process.ReadStat(parent)
+	if string(name) != "go\n" || err != nil {
+		return ""
+	}
+	return fmt.Sprint(os.Getppid(), " ", stat.StartTicks)
+}
+
+// build runs the commands that build programs, given as their names and commands, in a directory.
+// It replaces programs rather than writing to them, because other tests may be running them.
+func build(dir string, programs [][2]string) error {
+	failed := make([]error, len(programs))
+	var builds sync.WaitGroup
+	for i, program := range programs {
 		builds.Go(func() {
-			if out, err := exec.Command("sh", "-c", program[1]+` && cp "$0" "$1"`, filepath.Join(cache, program[0]), *path).CombinedOutput(); err != nil {
-				failed <- fmt.Errorf("%s: %w\n%s", program[1], err, out)
+			path := filepath.Join(dir, program[0])
+			if strings.HasPrefix(program[1], "cc ") {
+				os.Remove(path) // some linkers write to the file; Go replaces it
+			}
+			if out, err := exec.Command("sh", "-c", program[1], path).CombinedOutput(); err != nil {
+				failed[i] = fmt.Errorf("%s: %w\n%s", program[1], err, out)
 			}
 		})
 	}
 	builds.Wait()
-	close(failed)
-	built := len(failed) == 0
-	for err := range failed {
-		fmt.Fprintln(os.Stderr, err)
+	return errors.Join(failed...)
+}
+
+func findPython() (string, error) {
+	for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
+		if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
+			return p, nil
+		}
 	}
-	return built
+	return "", errors.New("the tests need Python with NumPy: apt-get install python3-numpy")
 }
 
 // lockFile waits for a lock of flock(2).
