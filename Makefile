@@ -28,9 +28,8 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # wait in a test has a limit of five minutes; -timeout is for all tests of a package on a busy machine.
 # Many tests mostly wait, so twice as many as there are processors run at once.
 TEST = .ci/progress -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
-# The longest first, so that others run next to it. test/exclusive waits until all other tests below
-# test have ended.
-PACKAGES = $(addprefix ./test/,soak faults stores commands integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./test/exclusive ./...
+# The longest first, so that others run next to it.
+PACKAGES = $(addprefix ./test/,soak faults stores commands namespaces integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./...
 RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 # A number of inputs rather than of seconds, because Go before 1.27 may fail when time is up
 # (go.dev/issue/75804).

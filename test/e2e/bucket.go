@@ -18,7 +18,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"github.com/minio/minio-go/v7"
@@ -34,7 +33,7 @@ func Install(t testing.TB, name, dir, pkg string) string {
 		return program
 	}
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	defer lockFile(program+".lock", syscall.LOCK_EX)() // for tests of other packages that need it too
+	defer lockFile(program + ".lock")() // for tests of other packages that need it too
 	if _, err := os.Stat(program); err == nil {
 		return program
 	}

@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 
 	"batchfs/internal/process"
 )
@@ -29,20 +32,17 @@ var (
 	Python        string // an interpreter with NumPy
 )
 
-// Main runs the tests of a package, alongside those of other packages. Their working directory is
-// test/.
-func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
-
-// MainExclusive runs the tests of a package while no others run on this machine.
-func MainExclusive(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
+// Main runs the tests of a package. Their working directory is test/.
+func Main(m *testing.M) { os.Exit(run(m)) }
 
 // run builds the programs and runs the tests. In a child of NewSlowFS, it serves the file system
 // instead.
-func run(m *testing.M, lock int) (status int) {
+func run(m *testing.M) (status int) {
 	if source := os.Getenv(slowFSVariable); source != "" {
 		serveSlowFS(source, os.Getenv(slowFSVariable+"_DIR"))
 		return 0
 	}
+	enterNamespace()
 	// Without this, every program built with -race sleeps for a second when it exits.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	dir, err := os.MkdirTemp("", "batchfs-test-")
@@ -56,7 +56,6 @@ func run(m *testing.M, lock int) (status int) {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer lockFile(filepath.Join(os.TempDir(), "batchfs-test.lock"), lock)()
 	return m.Run()
 }
 
@@ -69,7 +68,7 @@ func findPrograms(dir string) error {
 	must(err)
 	cache = filepath.Join(cache, "batchfs", fmt.Sprintf("test-%.4x", sha256.Sum256([]byte(here))))
 	must(os.MkdirAll(cache, 0o755))
-	defer lockFile(filepath.Join(cache, "lock"), syscall.LOCK_EX)()
+	defer lockFile(filepath.Join(cache, "lock"))()
 	Batchfs = filepath.Join(dir, "batchfs")
 	programs := map[*string][2]string{
 		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
@@ -152,11 +151,43 @@ func findPython() (string, error) {
 	return "", errors.New("the tests need Python with NumPy: apt-get install python3-numpy")
 }
 
-// lockFile waits for a lock of flock(2).
-func lockFile(path string, how int) (unlock func() error) {
+// enterNamespace moves this process into its own mount namespace, by executing it again. There, its
+// mounts are invisible to other tests, whose namespaces would otherwise hold copies of them that
+// keep the mounts alive; nsenter --mount --target PID shows them. enterNamespace does nothing in a
+// process that may not change namespaces, or in a chroot, whose mounts cannot be kept from other
+// namespaces.
+func enterNamespace() {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	must(err)
+	if parent, _ := os.Readlink(process.Dir(os.Getppid()) + "/ns/mnt"); parent != own {
+		return // moved already
+	}
+	program, err := os.Executable()
+	must(err)
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // this thread alone moves, and ends with the goroutine
+		err := syscall.Unshare(syscall.CLONE_NEWNS)
+		if err == nil {
+			err = syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, "")
+		}
+		if err == nil { // a mount of a demo must not be kept alive here
+			mounts, _ := mountinfo.GetMounts(mountinfo.FSTypeFilter("fuse.batchfs"))
+			for _, m := range mounts {
+				syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH)
+			}
+			err = syscall.Exec(program, os.Args, os.Environ())
+		}
+		failed <- err
+	}()
+	<-failed
+}
+
+// lockFile waits until no other process holds a lock on a file.
+func lockFile(path string) (unlock func() error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	must(err)
-	must(syscall.Flock(int(file.Fd()), how))
+	must(syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
 	return file.Close
 }
 

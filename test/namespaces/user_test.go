@@ -1,6 +1,7 @@
-// Package exclusive holds the tests that must not run alongside others: their namespaces keep a
-// copy of every mount, and they change who may mount.
-package exclusive
+// Package namespaces holds the tests that make mount namespaces, or that change who may mount in
+// the namespace of this package. The namespaces that they make hold copies of all mounts of this
+// package, as long as they last or until they detach them.
+package namespaces
 
 import (
 	"os"
@@ -15,9 +16,10 @@ import (
 	"batchfs/test/e2e"
 )
 
-func TestMain(m *testing.M) { e2e.MainExclusive(m) }
+func TestMain(m *testing.M) { e2e.Main(m) }
 
-// letUsersMount lets ordinary users mount until the test ends.
+// letUsersMount lets ordinary users mount until the test ends. It changes files by mounting over
+// them, which other tests do not see.
 func letUsersMount(t *testing.T) {
 	t.Helper()
 	e2e.NeedFUSE(t)
@@ -25,13 +27,26 @@ func letUsersMount(t *testing.T) {
 		e2e.SkipOrFail(t, "no fusermount3: apt-get install fuse3")
 	}
 	e2e.NeedRoot(t, "other users run every test as an ordinary user")
+	mount := func(source, target, fstype string, flags uintptr) {
+		t.Helper()
+		e2e.NoError(t, syscall.Mount(source, target, fstype, flags, ""))
+		t.Cleanup(func() { syscall.Unmount(target, syscall.MNT_DETACH) })
+	}
 	// On ordinary hosts, every user may open /dev/fuse.
-	info := e2e.Must(os.Stat("/dev/fuse"))(t)
-	e2e.NoError(t, os.Chmod("/dev/fuse", 0o666))
-	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
+	if info := e2e.Must(os.Stat("/dev/fuse"))(t); info.Mode().Perm() != 0o666 {
+		dev := t.TempDir()
+		mount("tmpfs", dev, "tmpfs", 0) // devices may not work in a temporary directory
+		e2e.NoError(t, syscall.Mknod(dev+"/fuse", syscall.S_IFCHR, int(info.Sys().(*syscall.Stat_t).Rdev)))
+		e2e.NoError(t, os.Chmod(dev+"/fuse", 0o666))
+		mount(dev+"/fuse", "/dev/fuse", "", syscall.MS_BIND)
+	}
 	// fusermount3 reads /etc/mtab to find who mounted a directory.
-	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {
-		t.Cleanup(func() { os.Remove("/etc/mtab") })
+	if _, err := os.Stat("/etc/mtab"); err != nil {
+		etc := filepath.Join(t.TempDir(), "etc")
+		e2e.Run(t, "cp", "-a", "/etc", etc)
+		os.Remove(etc + "/mtab") // a link to nothing
+		e2e.NoError(t, os.Symlink("/proc/self/mounts", etc+"/mtab"))
+		mount(etc, "/etc", "", syscall.MS_BIND)
 	}
 }
 

@@ -1,4 +1,4 @@
-package exclusive
+package namespaces
 
 import (
 	"fmt"
@@ -13,13 +13,15 @@ import (
 	"batchfs/test/e2e"
 )
 
+// detachOthers is a shell command that unmounts all FUSE file systems but the one on $0 in its own
+// mount namespace, so that they can end while the namespace exists.
+const detachOthers = `awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; `
+
 // startInNamespace starts a process in its own mount namespace. There, a mount on dir stays when it
 // is unmounted here.
 func startInNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// The namespace unmounts other FUSE file systems, so that they can end while it exists.
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
-		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", detachOthers+"echo ready; exec sleep infinity", dir)
 	e2e.StartClient(t, cmd).AwaitReady(t)
 	return cmd.Process
 }
@@ -112,6 +114,7 @@ func TestDeadElsewhere(t *testing.T) {
 // If the file system is mounted elsewhere too, unmount reports that, and how to find the other
 // mounts. --force ends it everywhere.
 func TestUnmountElsewhere(t *testing.T) {
+	t.Parallel() // unmount waits for 10 s
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make mount namespaces")
 	config, _ := e2e.SmallConfig(t, 1)
@@ -144,11 +147,12 @@ func TestUnmountElsewhere(t *testing.T) {
 
 // Without /dev/fuse, the demo trains from a pipe.
 func TestDemoWithoutFUSE(t *testing.T) {
+	t.Parallel()
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root can hide /dev/fuse")
 	dir := t.TempDir()
 	e2e.Run(t, "cp", "-r", "../examples", "../.ci", "../python", dir)
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
 	e2e.CheckOutput(t, "the model writes:", "unshare", "--mount", "--propagation", "private", "sh", "-c",
-		"mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+filepath.Join(dir, "examples/demo")+" --seconds 1")
+		detachOthers+"mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+filepath.Join(dir, "examples/demo")+" --seconds 1")
 }

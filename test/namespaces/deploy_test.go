@@ -1,4 +1,4 @@
-package exclusive
+package namespaces
 
 import (
 	"debug/elf"
@@ -292,6 +292,7 @@ func TestSlurm(t *testing.T) {
 
 // A problem of the job fails only the job. Only a machine that cannot mount is drained.
 func TestSlurmProblems(t *testing.T) {
+	t.Parallel()
 	s := newSlurm(t)
 	valid := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"3s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"

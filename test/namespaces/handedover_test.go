@@ -1,4 +1,4 @@
-package exclusive
+package namespaces
 
 import (
 	"fmt"
@@ -29,8 +29,9 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// unprivileged unmounts $0 in its own namespace, and runs a command without privileges.
-const unprivileged = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
+// unprivileged unmounts $0 and all other FUSE file systems in its own namespace, and runs a command
+// without privileges.
+const unprivileged = detachOthers + `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
 // handOver starts a batchfs without privileges. It serves a mount that is not in its mount
 // namespace.
