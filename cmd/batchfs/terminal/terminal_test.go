@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"io"
 	"testing"
+	"testing/synctest"
 )
 
 func TestProgressIsNotShownElsewhere(t *testing.T) {
@@ -20,15 +21,17 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 
 // Lines reports progress without a terminal, even while nothing advances.
 func TestProgressInLines(t *testing.T) {
-	for total, want := range map[int64]string{2000: "working: 30% of 2.0 kB\n", -1: "working: 600 bytes\n"} {
-		r, w := io.Pipe()
-		p := NewProgress(io.Discard, "working", total, Bytes)
-		p.Add(600)
-		p.WriteLines(w)
-		if line, err := bufio.NewReader(r).ReadString('\n'); line != want {
-			t.Errorf("%q, %v, want %q", line, err, want)
+	synctest.Test(t, func(t *testing.T) {
+		for total, want := range map[int64]string{2000: "working: 30% of 2.0 kB\n", -1: "working: 600 bytes\n"} {
+			r, w := io.Pipe()
+			p := NewProgress(io.Discard, "working", total, Bytes)
+			p.Add(600)
+			p.WriteLines(w)
+			if line, err := bufio.NewReader(r).ReadString('\n'); line != want {
+				t.Errorf("%q, %v, want %q", line, err, want)
+			}
+			r.Close() // unblocks a pending write
+			p.Finish()
 		}
-		r.Close() // unblocks a pending write
-		p.Finish()
-	}
+	})
 }

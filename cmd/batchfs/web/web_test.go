@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"testing"
+	"testing/synctest"
 
 	"batchfs/internal/testwait"
 )
@@ -41,14 +42,27 @@ func TestHost(t *testing.T) {
 	}
 }
 
+// A pipes is a listener that accepts the connections sent to it.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	conn, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+func (p pipes) Close() error { return nil }
+
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
 // Incomplete requests delay neither new requests nor requests in progress, and their connections
 // are closed after a while.
-func TestHalfRequests(t *testing.T) {
-	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestHalfRequests(t *testing.T) { synctest.Test(t, testHalfRequests) }
+
+func testHalfRequests(t *testing.T) {
+	listener := make(pipes)
 	began, finish := make(chan struct{}), make(chan struct{})
 	go Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
@@ -57,15 +71,13 @@ func TestHalfRequests(t *testing.T) {
 		}
 		io.WriteString(w, "answered")
 	}), nil)
-	t.Cleanup(func() { listener.Close() })
+	t.Cleanup(func() { close(listener) })
 	send := func(text string) net.Conn {
 		t.Helper()
-		c, err := net.Dial("tcp", listener.Addr().String())
-		if err == nil {
-			t.Cleanup(func() { c.Close() })
-			_, err = io.WriteString(c, text)
-		}
-		if err != nil {
+		c, served := net.Pipe()
+		t.Cleanup(func() { c.Close() })
+		listener <- served
+		if _, err := io.WriteString(c, text); err != nil {
 			t.Fatal(err)
 		}
 		return c
