@@ -20,28 +20,31 @@ import (
 // Logging to a full pipe does not block. When the pipe is read, only whole lines follow.
 func TestLogToAFullPipe(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
-		read, write, err := os.Pipe()
-		testfiles.NoError(t, err)
-		defer read.Close()
-		defer write.Close()
-		log, flush := newLog(write, config.Log{Level: "error", Format: format}, "/mnt")
-		long := strings.Repeat("long ", 10_000)
-		for range 1000 {
-			log.Error("line", "long", long)
-		}
-		flush()
-		read.SetReadDeadline(time.Now().Add(testwait.Limit))
-		for lines := bufio.NewScanner(read); ; log.Error("last") {
-			if !lines.Scan() {
-				t.Fatal("no line to read: ", lines.Err())
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			read, write, err := os.Pipe()
+			testfiles.NoError(t, err)
+			defer read.Close()
+			defer write.Close()
+			log, flush := newLog(write, config.Log{Level: "error", Format: format}, "/mnt")
+			long := strings.Repeat("long ", 10_000)
+			for range 1000 {
+				log.Error("line", "long", long)
 			}
-			if len(lines.Text()) >= maxLine || format == "json" && !json.Valid(lines.Bytes()) {
-				t.Fatalf("%d bytes: %s", len(lines.Text()), lines.Text())
+			flush()
+			read.SetReadDeadline(time.Now().Add(testwait.Limit))
+			for lines := bufio.NewScanner(read); ; log.Error("last") {
+				if !lines.Scan() {
+					t.Fatal("no line to read: ", lines.Err())
+				}
+				if len(lines.Text()) >= maxLine || format == "json" && !json.Valid(lines.Bytes()) {
+					t.Fatalf("%d bytes: %s", len(lines.Text()), lines.Text())
+				}
+				if strings.Contains(lines.Text(), "last") {
+					break
+				}
 			}
-			if strings.Contains(lines.Text(), "last") {
-				break
-			}
-		}
+		})
 	}
 }
 
