@@ -82,7 +82,16 @@ func TestManySequences(t *testing.T) {
 		names = append(names, fmt.Sprintf("train/seed=%d", i))
 	}
 	text := Text(newShared(t, names...))
-	lint(t, text)
+	// A tenth of the series, because the linter compares each pair.
+	lint(t, regexp.MustCompile(`(?m)^.*seed=\d*[1-9]".*\n`).ReplaceAll(text, nil))
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		series := line[:strings.LastIndexByte(line, ' ')+1]
+		if series != "" && seen[series] {
+			t.Errorf("there are two lines for %s", series)
+		}
+		seen[series] = true
+	}
 	if n := strings.Count(string(text), "batchfs_cursor{"); n != maxSequences {
 		t.Errorf("%d sequences have metrics, want %d", n, maxSequences)
 	}
