@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -120,4 +121,5 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 	if n := descriptors.Load(); n > maxDescriptors || n < maxDescriptors/2 {
 		t.Errorf("%d descriptors are kept, of up to %d", n, maxDescriptors)
 	}
+	runtime.KeepAlive(all) // a descriptor is closed once its File is collected
 }
