@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/test/e2e"
 )
 
 // A stubArray is an array without files. Number i is salt+i, truncated to the dtype.
@@ -174,7 +175,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	axes := [][]int{nil, {1}, {3}, {2, 5}, {3, 1, 2}}
 	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
-	for round := range attempts(150, 1000) {
+	for round := range attempts(150, e2e.NormalOrSoak(400, 1000)) {
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
 			Layout: []Layout{XY, WholeRows, Elements}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],

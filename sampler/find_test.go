@@ -12,6 +12,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
+	"batchfs/test/e2e"
 )
 
 var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
@@ -144,7 +145,7 @@ func TestFindAgreesWithTheRows(t *testing.T) {
 			checkFind(t, []*Sequence{q}, int64(attempts(1, 997)))
 		}
 	}
-	for range attempts(30, 300) {
+	for range attempts(30, e2e.NormalOrSoak(100, 300)) {
 		s := randomHosts(r)
 		if ranks, err := s.ranks(s.open(t)); err == nil {
 			checkFind(t, ranks, 1)

@@ -13,6 +13,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
+	"batchfs/test/e2e"
 )
 
 type hostsCase struct {
@@ -71,7 +72,7 @@ func (s hostsCase) open(t *testing.T) []Source {
 func TestSharesOfHosts(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	shared, several := 0, 0
-	for range attempts(100, 1000) {
+	for range attempts(100, e2e.NormalOrSoak(300, 1000)) {
 		s := randomHosts(r)
 		tokens := s.open(t)
 		ranks, err := s.ranks(tokens)

@@ -90,7 +90,7 @@ func TestMixtureFollowsItsDefinition(t *testing.T) {
 	for _, weights := range list {
 		m := newTestMixture(t, weights...)
 		shares, d, count := m.quotas, m.period, make([]int, len(weights))
-		for n := range min(d, 10_000) {
+		for n := range min(d, attempts(2000, 10_000)) {
 			want, first := -1, math.MaxInt
 			for i, a := range shares {
 				due := ((count[i]+1)*d + a - 1) / max(a, 1)

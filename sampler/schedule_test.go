@@ -105,7 +105,7 @@ func randomSchedule(t *testing.T, r *rand.Rand) *simulatedSchedule {
 func TestRowsAreThoseOfASimulation(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	var schedules []*simulatedSchedule
-	for range attempts(30, e2e.NormalOrSoak(300, 1000)) {
+	for range attempts(30, e2e.NormalOrSoak(100, 1000)) {
 		schedules = append(schedules, randomSchedule(t, r))
 	}
 	raw, err := json.Marshal(schedules)
@@ -192,7 +192,7 @@ func (s *simulatedSchedule) check(t *testing.T, r *rand.Rand, base *Sequence, wa
 // DivergesAt finds the first row that differs, and none that does not.
 func TestDivergesAt(t *testing.T) {
 	r, diverged := rand.New(rand.NewPCG(7, 8)), 0
-	for range attempts(100, e2e.NormalOrSoak(600, 2000)) {
+	for range attempts(100, e2e.NormalOrSoak(200, 2000)) {
 		s := randomSchedule(t, r)
 		a, b := s.settings, s.settings
 		a.MaxEpochs, b.MaxEpochs = slices.Clone(s.MaxEpochs), slices.Clone(s.MaxEpochs)
@@ -238,7 +238,7 @@ func TestDivergesAt(t *testing.T) {
 			t.Fatalf("%+v differs from itself at row %d", a, same)
 		}
 	}
-	if diverged < attempts(20, e2e.NormalOrSoak(150, 500)) {
+	if diverged < attempts(20, e2e.NormalOrSoak(50, 500)) {
 		t.Errorf("only %d pairs differ", diverged)
 	}
 }

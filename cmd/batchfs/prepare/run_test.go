@@ -318,14 +318,14 @@ func TestPrepareForceRemovesOldShards(t *testing.T) {
 
 // The estimate of --dry-run is close, even if the end of a file is unlike its beginning.
 func TestPrepareDryRun(t *testing.T) {
-	useSmallChunks(t, 64<<10, 1<<20)
-	even := lines(someDocuments(6000, 300))
-	documents := someDocuments(24_000, 300)
-	for i := range documents[8000:] {
-		documents[8000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
+	useSmallChunks(t, 16<<10, 1<<20)
+	even := lines(someDocuments(1500, 300))
+	documents := someDocuments(6000, 300)
+	for i := range documents[2000:] {
+		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:450]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
-		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(6000, 300))})
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300))})
 	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
 		var got, n float64
 		os.RemoveAll("out")

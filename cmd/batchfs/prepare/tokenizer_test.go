@@ -100,14 +100,17 @@ func somePieces(rng *rand.Rand, n int) string {
 func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
-	rng := rand.New(rand.NewPCG(9, 10))
+	rng, texts := rand.New(rand.NewPCG(9, 10)), 20_000
+	if testing.Short() {
+		texts = 5000
+	}
 	for i, name := range append(names, names[:7]...) {
 		if name == vocabulary.Char || name == vocabulary.Byte {
 			continue
 		}
 		tokenizer := openTokenizer(t, name, i >= len(names))
 		e, cuts := tokenizer.NewEncoder(), 0
-		for range 20_000 {
+		for range texts {
 			text := []byte(somePieces(rng, 1+rng.IntN(8)))
 			for end := range text {
 				n := tokenizer.Cut(text[:end])

@@ -39,7 +39,11 @@ func saveTokens32(t *testing.T, name string, tokens []uint16) {
 // whatever parts they are read, even if some of its tokens repeat. Shorter runs are not.
 func TestLeaksAreFound(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	for range 100 {
+	rounds := 100
+	if testing.Short() {
+		rounds = 40
+	}
+	for range rounds {
 		all := writeRandomTokens(t, map[string]int{"a.bin": 3000, "b.bin": 5000 + rng.IntN(64), "c.bin": 1000 + rng.IntN(64), "d.bin": 2000})
 		n := []int{63, 64, 65, 96, 500, 1000}[rng.IntN(6)]
 		train, val := []string{"a.bin", "b.bin"}[rng.IntN(2)], []string{"c.bin", "d.bin"}[rng.IntN(2)]
