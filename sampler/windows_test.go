@@ -62,7 +62,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	clear(sequences)
 	clear(byBlockSize)
 	cache := first.sources[0].cache
-	testwait.Until(t, "the windows of 1 block size are left", func() bool {
+	testwait.Until(t, "the windows of 1 block size are left", func() (any, bool) {
 		runtime.GC()
 		cache.mu.Lock()
 		defer cache.mu.Unlock()
@@ -72,7 +72,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 				left++
 			}
 		}
-		return left == 1
+		return left, left == 1
 	})
 	same, err := first.With(base)
 	must(t, err)

@@ -162,7 +162,7 @@ func TestSameBlocksAtOnce(t *testing.T) {
 		}
 		objects = append(objects, object)
 	}
-	testwait.Until(t, "fetches of each block by each process", func() bool { return under.Load() == processes*blocks })
+	testwait.Until(t, "fetches of each block by each process", func() (any, bool) { return under.Load(), under.Load() == processes*blocks })
 	close(s.gate)
 	testwait.End(t, "the processes", all.Wait)
 	present := int64(0)

@@ -239,10 +239,10 @@ func TestHeldLock(t *testing.T) {
 	}
 	hold.Close()
 	must(t, holder.Wait())
-	testwait.Until(t, "the working set is saved as read", func() bool {
+	testwait.Until(t, "the working set is saved as read", func() (any, bool) {
 		_, sets, err = Usage(o)
 		must(t, err)
-		return len(sets) > 0 && sets[0].Live
+		return fmt.Sprintf("%+v", sets), len(sets) > 0 && sets[0].Live
 	})
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)

@@ -188,9 +188,10 @@ func TestSilentDisk(t *testing.T) {
 	syscall.Unmount(o.Dir, syscall.MNT_DETACH)
 	fuse.Close()
 	object.cache.disk.pausedUntil.Store(0)
-	testwait.Until(t, "blocks are kept after the disk answers again", func() bool {
+	testwait.Until(t, "five blocks are kept after the disk answers again", func() (any, bool) {
 		readAll(t, s, object)
-		return used(t, o) >= 5*(blockBytes+trailerBytes)
+		bytes := used(t, o)
+		return fmt.Sprintf("%d bytes", bytes), bytes >= 5*(blockBytes+trailerBytes)
 	})
 	readAll(t, s, s.open(t, o, io.Discard, "a"))
 }

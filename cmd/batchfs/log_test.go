@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -32,7 +31,7 @@ func TestLogToAFullPipe(t *testing.T) {
 				log.Error("line", "long", long)
 			}
 			flush()
-			read.SetReadDeadline(time.Now().Add(testwait.Limit))
+			read.SetReadDeadline(testwait.Deadline(t))
 			for lines := bufio.NewScanner(read); ; log.Error("last") {
 				if !lines.Scan() {
 					t.Fatal("no line to read: ", lines.Err())

@@ -168,6 +168,16 @@ func (g *testGuard) read(split, rows, size int) fuse.Status {
 	return status
 }
 
+// await waits until handlers of these numbers run, and wait in the queue of split 1.
+func (g *testGuard) await(t *testing.T, what string, running, waiting int) {
+	t.Helper()
+	testwait.Until(t, what, func() (any, bool) {
+		r, w, gauge := g.disk.countRunning(), int(g.splits[1].waiting.Load()), int(g.opts.Shared.Gauges.Waiting.Load())
+		return fmt.Sprintf("%d running and %d waiting, counted as %d, want %d and %d", r, w, gauge, running, waiting),
+			r == running && w == waiting && gauge == waiting
+	})
+}
+
 // expectIdle checks that no request is registered or waiting, and none holds permits or memory.
 func (g *testGuard) expectIdle(t *testing.T) {
 	t.Helper()
@@ -195,7 +205,7 @@ func TestWaitedForAdmission(t *testing.T) {
 	for range permits + 1 {
 		all.Go(func() { g.read(1, 1, 100) })
 	}
-	testwait.Until(t, "a waiting request", func() bool { return g.disk.countRunning() == permits && g.opts.Shared.Gauges.Waiting.Load() == 1 })
+	g.await(t, "a waiting request", permits, 1)
 	release()
 	testwait.End(t, "the handlers", all.Wait)
 	if n := g.disk.waited.Load(); n != 1 {
@@ -217,7 +227,7 @@ func TestTimedOutPages(t *testing.T) {
 	defer release()
 	var all sync.WaitGroup
 	all.Go(func() { fill(1, 1000) })
-	testwait.Until(t, "a handler", func() bool { return g.disk.countRunning() == 1 })
+	g.await(t, "a handler", 1, 0)
 	g.timeOutAll()
 	for _, offset := range []uint64{901, 1000, 1099} {
 		if status := fill(1, offset); status != fuse.EIO {
@@ -227,7 +237,7 @@ func TestTimedOutPages(t *testing.T) {
 	for _, other := range [][2]uint64{{1, 900}, {1, 1100}, {2, 1000}} {
 		all.Go(func() { fill(other[0], other[1]) })
 	}
-	testwait.Until(t, "other handlers", func() bool { return g.disk.countRunning() == 4 })
+	g.await(t, "other handlers", 4, 0)
 	release()
 	testwait.End(t, "the handlers", all.Wait)
 	if status := fill(1, 1000); !status.Ok() {
@@ -250,7 +260,7 @@ func TestTimedOutRequests(t *testing.T) {
 	} {
 		all.Go(func() { handle(header(id)) })
 	}
-	testwait.Until(t, "four handlers", func() bool { return g.disk.countRunning() == 4 })
+	g.await(t, "four handlers", 4, 0)
 	g.timeOutAll()
 	for id := uint64(2); id <= 8; id += 2 {
 		if errno, _ := g.timeouts.Load(id); errno != syscall.ETIMEDOUT {
@@ -315,19 +325,20 @@ func TestHangingSplit(t *testing.T) {
 		for range readers {
 			all.Go(func() { g.read(1, rows, 1000) })
 		}
-		testwait.Until(t, "readers that use the files, and all others in the queue", func() bool {
-			return g.disk.countRunning() == permits && g.splits[1].waiting.Load() == int64(readers-permits)
-		})
+		g.await(t, "readers that use the files, and all others in the queue", permits, readers-permits)
 		other := make(chan fuse.Status, 1)
 		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // the other class
-		testwait.Until(t, "a handler of the other class", func() bool { return g.disk.countRunning() == permits+1 })
+		g.await(t, "a handler of the other class", permits+1, readers-permits)
 		g.timeOutAll()
 		timedOut := 0
 		g.timeouts.Range(func(_, _ any) bool { timedOut++; return true })
 		if timedOut != readers+1 || g.disk.maxRunning != permits+1 {
 			t.Errorf("%d requests of %d timed out, up to %d used the files at a time", timedOut, readers+1, g.disk.maxRunning)
 		}
-		testwait.Until(t, "an empty queue", func() bool { return g.splits[1].waiting.Load() == 0 })
+		testwait.Until(t, "an empty queue", func() (any, bool) {
+			waiting := g.splits[1].waiting.Load()
+			return waiting, waiting == 0
+		})
 		release()
 		if status := g.read(2, 1, 1); !status.Ok() {
 			t.Errorf("another split: %v", status)
@@ -372,16 +383,13 @@ func TestReplyMemoryIsLimited(t *testing.T) {
 	for range 50 {
 		all.Go(func() { g.read(1, 1, mount.MaxRequest) })
 	}
-	s := &g.splits[1]
-	testwait.Until(t, "as many handlers as the memory allows, and the others in the queue", func() bool {
-		return g.disk.countRunning() == limit/mount.MaxRequest && s.waiting.Load() == 50-limit/mount.MaxRequest
-	})
+	g.await(t, "as many handlers as the memory allows, and the others in the queue", limit/mount.MaxRequest, 50-limit/mount.MaxRequest)
 	if used, waiting := g.opts.Shared.ReplyBytes.Load(), g.opts.Shared.Gauges.Waiting.Load(); used != limit || waiting != 46 {
 		t.Errorf("%d bytes are used, %d requests wait", used, waiting)
 	}
 	small := make(chan fuse.Status, 1)
 	go func() { small <- g.read(1, 1, smallReply) }()
-	testwait.Until(t, "a small reply, which does not wait", func() bool { return g.disk.countRunning() == limit/mount.MaxRequest+1 })
+	g.await(t, "a small reply, which does not wait", limit/mount.MaxRequest+1, 50-limit/mount.MaxRequest)
 	if g.TryPrefetch(1) {
 		t.Error("a prefetch may begin while requests wait")
 	}
@@ -402,9 +410,9 @@ func TestTimeoutInQueue(t *testing.T) {
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
-	begin := func(size, running int, waiting int64) {
+	begin := func(size, running, waiting int) {
 		all.Go(func() { g.read(1, 1, size) })
-		testwait.Until(t, "the request", func() bool { return g.disk.countRunning() == running && g.splits[1].waiting.Load() == waiting })
+		g.await(t, "the request", running, waiting)
 	}
 	begin(mount.MaxRequest-smallReply-1, 1, 0)
 	begin(mount.MaxRequest, 1, 1)
@@ -418,7 +426,7 @@ func TestTimeoutInQueue(t *testing.T) {
 	for range 8 {
 		g.tick()
 	}
-	testwait.Until(t, "the last request", func() bool { return g.disk.countRunning() == 2 && g.splits[1].waiting.Load() == 0 })
+	g.await(t, "the last request", 2, 0)
 	release()
 	testwait.End(t, "the readers", all.Wait)
 	g.expectIdle(t)
@@ -432,7 +440,7 @@ func TestQueueIsFull(t *testing.T) {
 	for range shortPermits(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
-	testwait.Until(t, "a full queue", func() bool { return g.splits[1].waiting.Load() == maxWaiting })
+	g.await(t, "a full queue", shortPermits(1), maxWaiting)
 	if status := g.read(1, 1, 1); status.Ok() {
 		t.Error("a request succeeded although the queue was full")
 	}

@@ -176,17 +176,38 @@ func children() (pids []string) {
 	return pids
 }
 
+// awaitChildren waits until there are at least n workers.
+func awaitChildren(t *testing.T, n int) {
+	t.Helper()
+	testwait.Until(t, fmt.Sprintf("%d workers", n), func() (any, bool) {
+		pids := children()
+		return pids, len(pids) >= n
+	})
+}
+
+// awaitOutcome waits until a restart has ended.
+func (r *testRun) awaitOutcome(t *testing.T, before uint64) {
+	t.Helper()
+	testwait.Until(t, fmt.Sprintf("more than %d restarts", before), func() (any, bool) {
+		n := r.shared.Restarts.Load()
+		return n, n > before
+	})
+}
+
 // Workers that were killed do not count as crashes.
 func TestEndedWorkerIsReplaced(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.start(t)
 	// SIGQUIT makes Go exit with status 2.
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
-		testwait.Until(t, "a standby", func() bool { return len(children()) == 2 })
+		awaitChildren(t, 2)
 		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
 		syscall.Kill(first, sig)
-		testwait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
+		testwait.Until(t, fmt.Sprintf("another worker than %d", first), func() (any, bool) {
+			n, serving := r.shared.Workers.Load(), int(r.shared.Worker.Load())
+			return fmt.Sprintf("%d, the worker number %d, was number %d", serving, n, workers), n > workers && serving != first
+		})
 	}
 	noError(t, r.end(t))
 	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 2 || strings.Count(text, `why="exit status 2"`) != 1 {
@@ -209,7 +230,7 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 		noError(t, r.handleMessage(first, testwait.For(t, "a pong", first.messages)))
 	}
 	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
-	testwait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
+	testwait.Until(t, "a stopped worker", func() (any, bool) { return "a thread in state R, S or D", !first.hasThread("RSD") })
 	pings := 0
 	for ; r.worker == first; pings++ {
 		noError(t, r.ping())
@@ -228,7 +249,7 @@ func TestRestart(t *testing.T) {
 		t.Helper()
 		before := r.shared.Restarts.Load()
 		r.restart <- syscall.SIGHUP
-		testwait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > before })
+		r.awaitOutcome(t, before)
 		return r.shared.LastRestart.String()
 	}
 	first := int(r.shared.Worker.Load())
@@ -264,7 +285,7 @@ func TestRestartBehindTheEnd(t *testing.T) {
 	for !p.isPromoted {
 		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
 	}
-	<-p.ended
+	testwait.For(t, "the end of the new worker", p.ended)
 	noError(t, r.processFailed(p, p.killFailed(message{})))
 	want := fmt.Sprint("published by ", p.cmd.Process.Pid)
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want || r.shared.LastRestart.String() != "" || r.shared.Restarts.Load() != 1 {
@@ -277,7 +298,7 @@ func TestRefusalBehindTheEnd(t *testing.T) {
 	r := newTestRun(t, "refuse")
 	p, err := r.startProcess(true)
 	noError(t, err)
-	<-p.ended
+	testwait.For(t, "the end of the new worker", p.ended)
 	r.standby = p
 	if err := r.processFailed(p, p.killFailed(message{})); err != nil || r.shared.LastRestart.String() != "it does not suit" {
 		t.Errorf("%v, and the restart was rejected because %q", err, r.shared.LastRestart.String())
@@ -289,7 +310,7 @@ func TestStopBeforeItServes(t *testing.T) {
 	r := newTestRun(t, "hang")
 	r.Grace = time.Hour
 	go func() { r.done <- r.serve() }()
-	testwait.Until(t, "a worker", func() bool { return len(children()) > 0 })
+	awaitChildren(t, 1)
 	r.stop <- syscall.SIGTERM
 	if err := r.await(t); err != ErrInterrupted {
 		t.Errorf("%v, want: %v", err, ErrInterrupted)
@@ -311,7 +332,7 @@ func TestRestartInTheGracePeriod(t *testing.T) {
 func TestGivingUp(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.start(t)
-	testwait.Until(t, "a standby", func() bool { return len(children()) == 2 })
+	awaitChildren(t, 2)
 	r.setBehavior("end when it serves")
 	for _, child := range children() {
 		var pid int
@@ -352,12 +373,14 @@ func TestNoWorkerCanServe(t *testing.T) {
 			r.setBehavior(test.behavior)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
-			testwait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
+			testwait.Until(t, fmt.Sprintf("more than %d attempts", maxFailures+1), func() (any, bool) { return tried.Load(), tried.Load() > maxFailures+1 })
 			heartbeat := r.shared.Heartbeat.Load()
 			switch test.end {
 			case "recover":
 				r.setBehavior("serve")
-				testwait.Until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > heartbeat })
+				testwait.Until(t, "a worker that serves", func() (any, bool) {
+					return fmt.Sprintf("%d attempts", tried.Load()), r.shared.Heartbeat.Load() > heartbeat
+				})
 				r.disconnect()
 			case "unmount":
 				r.disconnect()
@@ -381,9 +404,9 @@ func TestOverdueWorker(t *testing.T) {
 	r.unresponsiveLimit = 2 * checkEvery
 	r.worker.isServing = false
 	overdue := r.worker
-	testwait.Until(t, "the end of its time", func() bool {
+	testwait.Until(t, "the end of its time", func() (any, bool) {
 		noError(t, r.checkProcesses())
-		return r.worker != overdue
+		return "the overdue worker", r.worker != overdue
 	})
 	if r.lastFailure == nil || !strings.Contains(r.lastFailure.Error(), "was not ready within 100ms") {
 		t.Error(r.lastFailure)
@@ -399,17 +422,17 @@ func TestRunnableTime(t *testing.T) {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		began := time.Now()
 		noError(t, p.cmd.Start())
-		testwait.Until(t, script, func() bool { return p.hasThread("R") != all })
+		testwait.Until(t, script, func() (any, bool) { return fmt.Sprint("in state R: ", all), p.hasThread("R") != all })
 		var runnable time.Duration
-		testwait.Until(t, script, func() bool {
+		testwait.Until(t, script, func() (any, bool) {
 			runnable = p.runnableTime(period)
-			return (runnable == period) == all && runnable > 0
+			return runnable, (runnable == period) == all && runnable > 0
 		})
 		if !all && runnable > time.Since(began) {
 			t.Errorf("%s: runnable for %v", script, runnable)
 		}
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-		p.cmd.Wait()
+		testwait.End(t, "the end of "+script, func() { p.cmd.Wait() })
 	}
 }
 
@@ -421,7 +444,7 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	first := int(r.shared.Worker.Load())
 	restarts := r.shared.Restarts.Load()
 	r.restart <- syscall.SIGHUP
-	testwait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
+	r.awaitOutcome(t, restarts)
 	if why := r.shared.LastRestart.String(); !strings.Contains(why, "handed over") || int(r.shared.Worker.Load()) != first {
 		t.Errorf("restart: %q", why)
 	}

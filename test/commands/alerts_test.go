@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -35,7 +36,7 @@ func metricsIn(t *testing.T, text string) map[string]float64 {
 	return values
 }
 
-var client = http.Client{Timeout: e2e.Limit}
+var client = http.Client{Timeout: testwait.Limit}
 
 func fetch(t *testing.T, url string) (status int, text string, err error) {
 	t.Helper()
@@ -104,7 +105,10 @@ func (w *watch) during(m *e2e.Mounted, do func()) {
 
 func (w *watch) awaitMetric(m *e2e.Mounted, name string, holds func(value float64) bool) {
 	w.Helper()
-	e2e.Await(w, name, func() bool { return holds(w.scrape(m)[name]) })
+	e2e.Await(w, name, func() (any, bool) {
+		value := w.scrape(m)[name]
+		return value, holds(value)
+	})
 }
 
 func isPositive(value float64) bool { return value > 0 }
@@ -203,7 +207,10 @@ func TestAlerts(t *testing.T) {
 			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
 				e2e.NoError(w, m.Cmd.Process.Signal(syscall.SIGKILL))
-				e2e.Await(w, "the end of the metrics", func() bool { return w.scrape(m) == nil })
+				e2e.Await(w, "the end of the metrics", func() (any, bool) {
+					metrics := w.scrape(m)
+					return metrics, metrics == nil
+				})
 			})
 			e2e.Run(w, e2e.Batchfs, "unmount", m.Dir)
 		}},

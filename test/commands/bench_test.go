@@ -3,6 +3,8 @@ package commands
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,7 +15,7 @@ import (
 )
 
 func benchCommand(t testing.TB, dir string, args ...string) *exec.Cmd {
-	return e2e.Command(t, e2e.PlainBatchfs, append([]string{"bench", "--python", e2e.Python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
+	return e2e.Job(t, e2e.PlainBatchfs, append([]string{"bench", "--python", e2e.Python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
 }
 
 // bench measures every way to read batches, cold and warm, and leaves nothing behind.
@@ -72,14 +74,17 @@ func TestBenchInterrupted(t *testing.T) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	done := e2e.Begin(t, cmd)
-	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
-	e2e.Await(t, "the end", func() bool { // a user presses Ctrl-C repeatedly
+	e2e.Await(t, "a mount", func() (any, bool) {
+		entries, err := os.ReadDir(dir)
+		return fmt.Sprint(entries, err), len(e2e.MountsBelow(t, dir)) > 0
+	})
+	e2e.Await(t, "the end", func() (any, bool) { // a user presses Ctrl-C repeatedly
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:
-			return true
+			return nil, true
 		default:
-			return false
+			return e2e.MountsBelow(t, dir), false
 		}
 	})
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {

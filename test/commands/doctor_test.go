@@ -70,7 +70,7 @@ func TestDoctorOfMounts(t *testing.T) {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--mounted", path)
 		return err
 	}
-	e2e.Await(t, "doctor --mounted to succeed", func() bool { return probe(m.Dir) == nil })
+	e2e.AwaitRun(t, e2e.PlainBatchfs, "doctor", "--mounted", m.Dir)
 	e2e.Equal(t, "doctor --mounted succeeds on a directory where nothing is mounted", probe(t.TempDir()) == nil, false)
 	e2e.CheckFails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
 
@@ -110,10 +110,7 @@ func TestDoctorOfTokens(t *testing.T) {
 	}
 	d.Set(t, e2e.Healthy)
 	e2e.AwaitDoctor(t, split, "ok   mounted train: ")
-	e2e.Await(t, "a restart that succeeds", func() bool {
-		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
-		return err == nil
-	})
+	e2e.AwaitRun(t, e2e.PlainBatchfs, "restart", m.Dir)
 }
 
 // The doctor tells an ordinary user what root would have to do.

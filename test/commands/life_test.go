@@ -13,10 +13,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -56,7 +56,7 @@ func TestEndingUnderAReader(t *testing.T) {
 	h.Do("read 0 0 100")
 	e2e.CheckFails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
 	m.Cmd.Process.Signal(syscall.SIGTERM)
-	e2e.Await(t, "a message about open files", func() bool { return strings.Contains(m.Out.String(), "still open") })
+	e2e.AwaitText(t, m.Out, "still open")
 	e2e.Contains(t, "a read after SIGTERM", h.Do("read 0 0 1000"), "256 ")
 	h.Do("close")
 	m.AwaitEnd(t)
@@ -101,7 +101,7 @@ func TestBackground(t *testing.T) {
 	cmd.ExtraFiles = []*os.File{open}
 	output := e2e.Must(cmd.Output())(t)
 	open.Close()
-	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
+	ended.SetReadDeadline(testwait.Deadline(t))
 	e2e.Must(io.ReadAll(ended))(t)
 	out := string(output)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
@@ -138,6 +138,7 @@ func TestNobodyListens(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = w, w
 	m := e2e.StartMount(t, dir, cmd)
 	w.Close()
+	r.SetReadDeadline(testwait.Deadline(t))
 	e2e.Must(r.Read(make([]byte, 1)))(t)
 	r.Close()
 	e2e.Try(t, "stat", m.Path("train/colour=red")) // writes to the log

@@ -122,11 +122,15 @@ for n in range(1000):
 			e2e.Equal(t, "batch 3", e2e.Read(t, "read", m.Path("train/next"))[0], want[3])
 			var shown screen
 			begin(&shown)
-			e2e.Await(t, "the log lines that were queued", func() bool { return strings.Count(shown.String(), "another has taken over") == 3 })
+			e2e.Await(t, "3 queued log lines about takeovers", func() (any, bool) {
+				text := shown.String()
+				return e2e.LastLines(text, 20), strings.Count(text, "another has taken over") == 3
+			})
 			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
-			e2e.Await(t, "a log line about a failed request", func() bool {
+			e2e.Await(t, "a log line about a failed request", func() (any, bool) {
 				e2e.Try(t, "cat", m.Path("train/next")) // fails, and is logged
-				return strings.Contains(shown.String(), "a request failed")
+				text := shown.String()
+				return e2e.LastLines(text, 20), strings.Contains(text, "a request failed")
 			})
 		})
 	}
@@ -147,5 +151,5 @@ func TestLogToANamedPipe(t *testing.T) {
 	var shown screen
 	go io.Copy(&shown, reader)
 	e2e.Mount(t, "-c", config, "--log", fifo)
-	e2e.Await(t, "a line in the pipe", func() bool { return strings.Contains(shown.String(), "msg=mounted") })
+	e2e.AwaitText(t, &shown, "msg=mounted")
 }

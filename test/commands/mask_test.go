@@ -65,7 +65,10 @@ func TestPreparedMask(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 	checkLetters("upper")
 	prepare("--mask", "prompt:1,completion:0", "--force")
-	e2e.Await(t, "the new mask", func() bool { return m.Info(t, "train").Changes == 1 })
+	e2e.Await(t, "the new mask", func() (any, bool) {
+		info := m.Info(t, "train")
+		return fmt.Sprintf("%+v", info), info.Changes == 1
+	})
 	checkLetters("lower")
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	checkLetters("lower")

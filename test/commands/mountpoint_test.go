@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -31,9 +30,10 @@ func TestMovedMount(t *testing.T) {
 			m.Seek(t, "train", 7, 0)
 			worker := m.AwaitWorker(t)
 			e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
-			e2e.Await(t, "another worker at the new path", func() bool {
-				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
-				return err == nil && m.Worker(t) != worker
+			e2e.Await(t, "another worker at the new path", func() (any, bool) {
+				_, stderr, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
+				now := m.Worker(t)
+				return fmt.Sprintf("worker %d, was %d, %s", now, worker, stderr), err == nil && now != worker
 			})
 			e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 			m.AwaitExitStatus(t, 0)
@@ -80,14 +80,14 @@ func TestInterruptedCommands(t *testing.T) {
 		for i := range 8 {
 			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.Set(t, e2e.Hang)
-			cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
+			cmd := exec.Command(e2e.PlainBatchfs, args...)
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
 			ended := e2e.Begin(t, cmd)
 			d.AwaitHanging(t, 1)
 			began := time.Now()
 			e2e.NoError(t, cmd.Process.Signal(sig))
-			testwait.For(t, "the end", ended)
+			e2e.AwaitExit(t, cmd, ended)
 			e2e.CheckDuration(t, args[0], time.Since(began), time.Second)
 			if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
 				t.Errorf("%s, %v: %v, standard error %q, want exit status 1 and interrupted", args, sig, cmd.ProcessState, &stderr)
@@ -113,7 +113,7 @@ func TestInterruptedMount(t *testing.T) {
 			t.Run(fmt.Sprint(name, "/", mode), func(t *testing.T) {
 				dir := t.TempDir()
 				d.Set(t, mode)
-				cmd := e2e.Command(t, e2e.PlainBatchfs, append([]string{"mount", "-c", config, dir}, args...)...)
+				cmd := exec.Command(e2e.PlainBatchfs, append([]string{"mount", "-c", config, dir}, args...)...)
 				var stderr strings.Builder
 				cmd.Stderr = &stderr
 				ended := e2e.Begin(t, cmd)
@@ -123,7 +123,7 @@ func TestInterruptedMount(t *testing.T) {
 				d.AwaitHanging(t, 1)
 				began := time.Now()
 				e2e.NoError(t, cmd.Process.Signal([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i]))
-				testwait.For(t, "the end", ended)
+				e2e.AwaitExit(t, cmd, ended)
 				e2e.CheckDuration(t, "the end", time.Since(began), time.Second)
 				if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
 					t.Errorf("%v, standard error %q, want exit status 1 and interrupted", cmd.ProcessState, &stderr)

@@ -26,13 +26,13 @@ func TestFullDisk(t *testing.T) {
 		t.Helper()
 		file := e2e.Must(os.CreateTemp(dir, "stderr"))(t)
 		defer file.Close()
-		cmd = e2e.Command(t, e2e.PlainBatchfs, args...)
+		cmd = exec.Command(e2e.PlainBatchfs, args...)
 		cmd.Stdout, cmd.Stderr = full, file
 		return cmd, e2e.LogFile(file.Name()), e2e.Begin(t, cmd)
 	}
 	failed := func(cmd *exec.Cmd, stderr e2e.LogFile, ended <-chan struct{}) {
 		t.Helper()
-		<-ended
+		e2e.AwaitExit(t, cmd, ended)
 		const want = "batchfs: standard output: no space left on device\n"
 		if cmd.ProcessState.ExitCode() != 1 || strings.Count(stderr.String(), want) != 1 {
 			t.Errorf("%s: %v, standard error %q, want exit status 1 and a full disk", cmd.Args, cmd.ProcessState, stderr)
@@ -71,7 +71,7 @@ func TestFullDisk(t *testing.T) {
 	// The mount succeeded, and only its message was lost.
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", background)
 	cmd, stderr, ended := begin("mount", "-c", config, background)
-	e2e.Await(t, "a mount that serves", func() bool { return strings.Contains(stderr.String(), "msg=mounted") })
+	e2e.AwaitText(t, stderr, "msg=mounted")
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	failed(cmd, stderr, ended)
 }

@@ -2,8 +2,10 @@ package commands
 
 import (
 	"cmp"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -11,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -126,21 +127,21 @@ func TestPrepareIdle(t *testing.T) {
 			r, w, err := os.Pipe()
 			e2e.NoError(t, err)
 			defer w.Close()
-			cmd := e2e.Command(t, e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			cmd := exec.Command(e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
 			var stderr strings.Builder
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
 			ended := e2e.Begin(t, cmd)
 			e2e.NoError(t, r.Close())
 			io.WriteString(w, c.stdin) // fails if prepare has ended
 			if c.sig != nil {
-				e2e.Await(t, "prepare to read the text", func() bool {
+				e2e.Await(t, "prepare to read the text", func() (any, bool) {
 					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))
 					left, ioctl := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
-					return err == nil && ioctl == nil && left == 0
+					return fmt.Sprintf("%d bytes left, %v, %v", left, err, ioctl), err == nil && ioctl == nil && left == 0
 				})
 				e2e.NoError(t, cmd.Process.Signal(c.sig))
 			}
-			testwait.For(t, "the end", ended)
+			e2e.AwaitExit(t, cmd, ended)
 			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
 				t.Errorf("%v, standard error %q, want exit status 1 and %q", cmd.ProcessState, &stderr, c.want)
 			}

@@ -12,7 +12,7 @@ import (
 // This runs the unit tests. deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
 	e2e.NeedFUSE(t)
-	cmd := e2e.Command(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs", "tests.test_writer")
+	cmd := e2e.Job(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs", "tests.test_writer")
 	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -27,7 +27,7 @@ func TestCommandsOnAMountOfPython(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	cmd := e2e.Command(t, e2e.Python, "-c", `
+	cmd := exec.Command(e2e.Python, "-c", `
 import batchfs, sys
 with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
     print("ready", flush=True)
@@ -36,7 +36,7 @@ with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
 	trainer := e2e.StartClient(t, cmd)
 	trainer.AwaitReady(t)
 	m := &e2e.Mounted{Dir: dir}
-	e2e.Await(t, "list to show it as serving", stateInList(t, dir, "serving"))
+	awaitListed(t, dir, "serving")
 	e2e.Equal(t, "the state that top shows", startTop(t, dir)().State, "serving")
 	e2e.CheckOutput(t, "can be read", e2e.Batchfs, "why", m.Path("train/batch/7"))
 	m.Seek(t, "train", 7, 0)
@@ -53,7 +53,7 @@ func TestPythonTypes(t *testing.T) {
 		e2e.SkipOrFail(t, "no pyright: %v", err)
 	}
 	e2e.NeedPython(t, "torch")
-	cmd := e2e.Command(t, "npx", "--yes", "pyright@1.1.414", "--pythonpath", e2e.Python)
+	cmd := e2e.Job(t, "npx", "--yes", "pyright@1.1.414", "--pythonpath", e2e.Python)
 	cmd.Dir = "../python"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

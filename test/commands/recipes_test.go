@@ -124,7 +124,7 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 	if r.runner != nil && strings.HasSuffix(r.runner[0], ".py") {
 		command[0] = filepath.Join(here, command[0])
 	}
-	cmd := e2e.Command(t, e2e.Python, command...)
+	cmd := e2e.Job(t, e2e.Python, command...)
 	cmd.Dir = filepath.Dir(path)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(here, "../python"), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "TMPDIR="+cmd.Dir,
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
@@ -153,7 +153,10 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 	if err := cmd.Wait(); (until != "") != killed || killed == (err == nil) {
 		t.Fatalf("%s ended with %v after %d steps, want an error exactly if it is killed\n%s", r.file, err, len(losses), &stderr)
 	}
-	e2e.Await(t, "the end of the mounts of the recipe", func() bool { return len(e2e.MountsBelow(t, cmd.Dir)) == 0 })
+	e2e.Await(t, "the end of the mounts of the recipe", func() (any, bool) {
+		left := e2e.MountsBelow(t, cmd.Dir)
+		return left, len(left) == 0
+	})
 	return losses
 }
 

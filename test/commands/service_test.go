@@ -12,8 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -26,7 +26,7 @@ func TestNotify(t *testing.T) {
 	hear := func(want string) {
 		t.Helper()
 		message := make([]byte, 1000)
-		socket.SetReadDeadline(time.Now().Add(e2e.Limit))
+		socket.SetReadDeadline(testwait.Deadline(t))
 		if n, err := socket.Read(message); err != nil || string(message[:n]) != want {
 			t.Fatalf("notification: error %v, %q, want %s", err, message[:n], want)
 		}
@@ -130,10 +130,9 @@ func TestUnitReadsStore(t *testing.T) {
 	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
 
 	families := settingWords(service, "RestrictAddressFamilies")
-	without := within(families)
-	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=3s", t.TempDir()}, args...)...)
-	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
-		t.Errorf("mounting without the drop-in: error %v, %s\nwant that the address family is not supported", err, out)
+	without := slices.Concat(within(families).Args, []string{"mount", "--set", "mount.timeout=3s", t.TempDir()}, args)
+	if _, stderr, err := e2e.Try(t, without...); err == nil || !strings.Contains(stderr, "address family not supported") {
+		t.Errorf("mounting without the drop-in: error %v, %s\nwant that the address family is not supported", err, stderr)
 	}
 	m := e2e.MountProgram(t, within(append(families, settingWords(store, "RestrictAddressFamilies")...)), args...)
 	e2e.Read(t, "read", m.Path("train/next"))

@@ -1,11 +1,11 @@
 package commands
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -35,17 +35,12 @@ type topMount struct {
 
 // startTop starts top with its output in a pipe. Each call of the returned function reads a line.
 func startTop(t *testing.T, mountpoint string) func() *topMount {
-	cmd := e2e.Command(t, e2e.Batchfs, "top", mountpoint)
-	out := e2e.Must(cmd.StdoutPipe())(t)
-	e2e.NoError(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	lines := bufio.NewReader(out)
+	t.Helper()
+	program := e2e.StartClient(t, exec.Command(e2e.Batchfs, "top", mountpoint))
 	return func() *topMount {
 		t.Helper()
-		line, err := lines.ReadString('\n')
-		e2e.NoError(t, err)
 		var top struct{ Mounts []*topMount }
-		e2e.NoError(t, json.Unmarshal([]byte(line), &top))
+		e2e.NoError(t, json.Unmarshal([]byte(program.ReadLine(t)), &top))
 		e2e.Equal(t, "mounts", len(top.Mounts), 1)
 		return top.Mounts[0]
 	}
@@ -57,7 +52,7 @@ func TestTop(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, exec.Command(e2e.Python, "-c", `
 import os, sys, time
 fd, taken = os.open(sys.argv[1], os.O_RDONLY), 0
 size = os.fstat(fd).st_size
@@ -69,9 +64,9 @@ while not os.path.exists(sys.argv[2]):
 print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(config), "stop")))
 	reader.AwaitReady(t)
 	next := startTop(t, m.Dir)
-	e2e.Await(t, "a reader of next with its share of waiting", func() bool {
+	e2e.Await(t, "a reader of next with its share of waiting", func() (any, bool) {
 		s := next().Sequences[0]
-		return s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
+		return fmt.Sprintf("%+v", s), s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
 	})
 	kills := e2e.Repeats(10)
 	for range kills {
@@ -83,9 +78,9 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	taken := e2e.Must(strconv.Atoi(reader.ReadLine(t)))(t)
 	// A request is counted again if a worker dies after counting and before replying.
 	counted := func(n int) bool { return n >= taken && n <= taken+kills }
-	e2e.Await(t, "the counters of everything that was read", func() bool {
+	e2e.Await(t, fmt.Sprintf("%d takeovers, %d batches that were read, and 3 processes", kills, taken), func() (any, bool) {
 		m := next()
-		return m.Takeovers == kills && counted(m.Sequences[0].Batches) && len(m.Processes) == 3
+		return fmt.Sprintf("%+v", m), m.Takeovers == kills && counted(m.Sequences[0].Batches) && len(m.Processes) == 3
 	})
 	text := string(e2e.Content(t, m.Path("metrics")))
 	n := regexp.MustCompile(`(?m)^batchfs_batches_total\{settings="",split="train"\} (.*)$`).FindStringSubmatch(text)
@@ -153,16 +148,18 @@ func TestMetricsListen(t *testing.T) {
 	e2e.CheckFails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
-// stateInList returns a condition for Await: that list shows a mount in a state.
-func stateInList(t *testing.T, mountpoint, state string) func() bool {
-	return func() bool {
-		for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {
+// awaitListed waits until list shows a mount in a state.
+func awaitListed(t *testing.T, mountpoint, state string) {
+	t.Helper()
+	e2e.Await(t, fmt.Sprintf("list to show %s as %s", mountpoint, state), func() (any, bool) {
+		list := e2e.Run(t, e2e.Batchfs, "list")
+		for line := range strings.Lines(list) {
 			if fields := strings.Fields(line); fields[0] == mountpoint {
-				return fields[1] == state
+				return line, fields[1] == state
 			}
 		}
-		return false
-	}
+		return list, false
+	})
 }
 
 // list and top show every mount, whatever its state, without accessing its files.
@@ -170,12 +167,11 @@ func TestListOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	serving, dead := e2e.Mount(t, "-c", config), e2e.Mount(t, "-c", config)
-	e2e.Await(t, "list to show two mounts as serving", func() bool {
-		return stateInList(t, serving.Dir, "serving")() && stateInList(t, dead.Dir, "serving")()
-	})
+	awaitListed(t, serving.Dir, "serving")
+	awaitListed(t, dead.Dir, "serving")
 	e2e.NoError(t, dead.Cmd.Process.Signal(syscall.SIGKILL))
-	e2e.Await(t, "list to show one as dead", stateInList(t, dead.Dir, "dead"))
-	e2e.Await(t, "list to show the other as serving", stateInList(t, serving.Dir, "serving"))
+	awaitListed(t, dead.Dir, "dead")
+	awaitListed(t, serving.Dir, "serving")
 	e2e.Equal(t, "the state of the dead mount in top", startTop(t, dead.Dir)().State, "dead")
 	e2e.Run(t, e2e.Batchfs, "unmount", dead.Dir)
 	e2e.CheckFails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
@@ -191,18 +187,17 @@ func TestTopInATerminal(t *testing.T) {
 	e2e.NoError(t, unix.IoctlSetWinsize(int(out.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
 	var shown screen
 	begin(&shown)
-	cmd := e2e.Command(t, e2e.Batchfs, "top", m.Dir)
+	cmd := exec.Command(e2e.Batchfs, "top", m.Dir)
 	cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = out, out, out
 	done := e2e.Begin(t, cmd)
-	e2e.Await(t, "a screen of top", func() bool {
-		return strings.Contains(shown.String(), "waiting for data?") && strings.Contains(shown.String(), "SEQUENCE")
-	})
+	e2e.AwaitText(t, &shown, "waiting for data?")
+	e2e.AwaitText(t, &shown, "SEQUENCE")
 	if strings.Contains(shown.String(), "\x1b[31m") {
 		t.Errorf("NO_COLOR is set, and top prints colors: %q", shown.String())
 	}
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	<-done
+	e2e.AwaitExit(t, cmd, done)
 }
 
 // `batchfs why PATH`, status.json and the mount's log give the reason for ENOENT and EINVAL.

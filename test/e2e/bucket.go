@@ -38,7 +38,7 @@ func Install(t testing.TB, name, dir, pkg string) string {
 		return program
 	}
 	building := program + ".new"
-	cmd := exec.Command("go", "build", "-o", building, pkg)
+	cmd := Job(t, "go", "build", "-o", building, pkg)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		SkipOrFail(t, "no %s: %v\n%s", name, err, out)
@@ -71,12 +71,12 @@ func NewBucket(t testing.TB) *Bucket {
 	address, data := freeAddress(t), t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
 	Begin(t, cmd)
-	Await(t, "the S3 server", func() bool {
+	AwaitSuccess(t, "the S3 server", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()
 		}
-		return err == nil
+		return err
 	})
 	b := new(Bucket)
 	b.Client = Must(minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"}))(t)

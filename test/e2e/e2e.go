@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -21,12 +20,10 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// Limit bounds every wait of a test, for a command or for a state.
-const Limit = testwait.Limit
-
 // NeedFUSE calls SkipOrFail if this machine cannot mount.
 func NeedFUSE(t testing.TB) {
 	t.Helper()
+	printLogsOfFailure(t)
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err == nil {
 		f.Close()
@@ -84,8 +81,46 @@ func CheckDuration(t testing.TB, what string, took, limit time.Duration) {
 	}
 }
 
-// Await waits until a function returns true, and fails the test after Limit.
-var Await = testwait.Until
+// Every wait of a test is one of these, or uses them.
+var (
+	Await        = testwait.Until
+	AwaitSuccess = testwait.Success
+	Command      = testwait.Command
+	Job          = testwait.Job
+)
+
+// AwaitRun waits until a command succeeds.
+func AwaitRun(t testing.TB, args ...string) {
+	t.Helper()
+	Await(t, "the success of "+strings.Join(args, " "), func() (any, bool) {
+		_, stderr, err := Try(t, args...)
+		return stderr, err == nil
+	})
+}
+
+// AwaitText waits until a log, or another output, contains want.
+func AwaitText(t testing.TB, output fmt.Stringer, want string) {
+	t.Helper()
+	Await(t, fmt.Sprintf("the text %q", want), func() (any, bool) {
+		text := output.String()
+		return LastLines(text, 20), strings.Contains(text, want)
+	})
+}
+
+// AwaitExit waits until a command that Begin started has ended.
+func AwaitExit(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}) {
+	t.Helper()
+	Await(t, fmt.Sprintf("the end of %s", cmd.Args), func() (any, bool) { return describe(cmd.Process.Pid), isClosed(ended) })
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // WriteTokens writes a file of n tokens of width bytes each, and returns its path. The value of a
 // token is its position.
@@ -105,6 +140,7 @@ func WriteTokens(t testing.TB, path string, n, width int) string {
 // Write writes a file, creates its directory, and returns its path.
 func Write[T string | []byte](t testing.TB, path string, data T) string {
 	t.Helper()
+	printLogsOfFailure(t)
 	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	NoError(t, os.WriteFile(path, []byte(data), 0o644))
 	return path
@@ -126,6 +162,7 @@ func OneThread(program string) *exec.Cmd { return exec.Command("env", "GOMAXPROC
 // command has ended.
 func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	t.Helper()
+	printLogsOfFailure(t)
 	NoError(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() {
@@ -134,41 +171,28 @@ func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 	}()
 	t.Cleanup(func() {
 		cmd.Process.Kill()
-		<-ended
+		AwaitExit(t, cmd, ended)
 	})
 	return ended
-}
-
-// Command returns a command. If it does not end within Limit, it is killed and the test fails.
-func Command(t testing.TB, name string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), Limit)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Cancel = func() error {
-		if ctx.Err() == context.DeadlineExceeded {
-			t.Errorf("%s did not end within %v", cmd.Args, Limit)
-		}
-		return cmd.Process.Kill()
-	}
-	cmd.WaitDelay = Limit // a child of the command may hold its pipes
-	return cmd
-}
-
-// KillAfterLimit kills a command and fails the test after Limit, unless stop is called first. The
-// kill also ends reads of the command's output.
-func KillAfterLimit(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
-	return time.AfterFunc(Limit, func() {
-		t.Errorf("%s did not answer within %v", cmd.Args, Limit)
-		cmd.Process.Kill()
-	}).Stop
 }
 
 // Run runs a command that must succeed, and returns its standard output.
 func Run(t testing.TB, args ...string) string {
 	t.Helper()
-	out, stderr, err := Try(t, args...)
+	return mustRun(t, Command(t, args[0], args[1:]...))
+}
+
+// RunJob is like Run, but only the end of the test limits the command.
+func RunJob(t testing.TB, args ...string) string {
+	t.Helper()
+	return mustRun(t, Job(t, args[0], args[1:]...))
+}
+
+func mustRun(t testing.TB, cmd *exec.Cmd) string {
+	t.Helper()
+	out, stderr, err := try(cmd)
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, stderr)
+		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, stderr)
 	}
 	return out
 }
@@ -176,7 +200,16 @@ func Run(t testing.TB, args ...string) string {
 // Try runs a command, which may fail.
 func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	cmd := Command(t, args[0], args[1:]...)
+	return try(Command(t, args[0], args[1:]...))
+}
+
+// TryJob is like Try, but only the end of the test limits the command.
+func TryJob(t testing.TB, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	return try(Job(t, args[0], args[1:]...))
+}
+
+func try(cmd *exec.Cmd) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()

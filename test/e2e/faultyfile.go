@@ -65,9 +65,10 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 			}
 		}()
 		// A killed process keeps the file open until the kernel has cleaned up the process.
-		Await(t, "the unmount of "+dir, func() bool {
-			unmounted = server.Unmount() == nil
-			return unmounted
+		AwaitSuccess(t, "the unmount of "+dir, func() error {
+			err := server.Unmount()
+			unmounted = err == nil
+			return err
 		})
 	})
 	return f
@@ -88,11 +89,7 @@ func (f *FaultyFile) Set(t testing.TB, m Mode) {
 	f.modeChanged.Broadcast()
 	if m != Hang && m != HangOpen {
 		// Otherwise, a waiting request would hang again if the next mode hangs too.
-		Await(t, "the end of the reads and opens that hung", func() bool {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return f.hanging == 0
-		})
+		f.awaitHanging(t, "the end of the reads and opens that hung", func(n int) bool { return n == 0 })
 		f.dropCache(t)
 	}
 }
@@ -100,10 +97,15 @@ func (f *FaultyFile) Set(t testing.TB, m Mode) {
 // AwaitHanging waits until at least n reads or opens hang.
 func (f *FaultyFile) AwaitHanging(t testing.TB, n int) {
 	t.Helper()
-	Await(t, fmt.Sprintf("%d reads and opens that hang", n), func() bool {
+	f.awaitHanging(t, fmt.Sprintf("%d reads and opens that hang", n), func(hanging int) bool { return hanging >= n })
+}
+
+func (f *FaultyFile) awaitHanging(t testing.TB, what string, ok func(hanging int) bool) {
+	t.Helper()
+	Await(t, what, func() (any, bool) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.hanging >= n
+		return fmt.Sprintf("%d that hang", f.hanging), ok(f.hanging)
 	})
 }
 

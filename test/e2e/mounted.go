@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -46,20 +45,22 @@ func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
 // AwaitReady waits until the mount is served.
 func (m *Mounted) AwaitReady(t testing.TB) {
 	t.Helper()
-	Await(t, "a mount that is ready", func() bool {
+	Await(t, "a mount that is ready", func() (any, bool) {
 		if m.Ended() {
 			t.Fatalf("%s ended:\n%s", m.Cmd.Args, m.Out)
 		}
-		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
+		text := m.Out.String()
+		return LastLines(text, 20), strings.Contains(text, "stop with Ctrl-C")
 	})
 }
 
 // Metrics returns the URL of the mount's metrics, which needs mount.metrics_listen.
 func (m *Mounted) Metrics(t testing.TB) (url string) {
 	t.Helper()
-	Await(t, "the URL of the metrics in the log", func() bool {
-		url = metricsURL.FindString(m.Out.String())
-		return url != ""
+	Await(t, "the URL of the metrics in the log", func() (any, bool) {
+		text := m.Out.String()
+		url = metricsURL.FindString(text)
+		return LastLines(text, 20), url != ""
 	})
 	return url
 }
@@ -93,19 +94,22 @@ func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 }
 
 // Ended reports whether the process has ended.
-func (m *Mounted) Ended() bool {
-	select {
-	case <-m.Done:
-		return true
-	default:
-		return false
-	}
-}
+func (m *Mounted) Ended() bool { return isClosed(m.Done) }
 
 // AwaitEnd waits until the process ends by itself.
 func (m *Mounted) AwaitEnd(t testing.TB) {
 	t.Helper()
-	Await(t, "the end of the mount", m.Ended)
+	AwaitExit(t, m.Cmd, m.Done)
+}
+
+// AwaitDead waits until nobody serves the mount on a directory any more. The kernel reports that a
+// little after the end of the last process that served it.
+func AwaitDead(t testing.TB, dir string) {
+	t.Helper()
+	Await(t, "a dead mount on "+dir, func() (any, bool) {
+		_, stderr, _ := Try(t, "stat", "-f", dir) // which the kernel does not cache
+		return stderr, strings.Contains(stderr, "not connected") || strings.Contains(stderr, "connection abort")
+	})
 }
 
 // AwaitExitStatus waits until the process ends by itself. It checks the exit status, and that
@@ -127,24 +131,18 @@ func NotMounted(t testing.TB, dir string) {
 // race was reported.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()
+	defer func() {
+		m.Cmd.Process.Kill() // in case it did not end
+		if IsMounted(t, m.Dir) {
+			t.Errorf("%s is still mounted", m.Dir)
+			syscall.Unmount(m.Dir, syscall.MNT_DETACH)
+		}
+		if strings.Contains(m.Out.String(), "DATA RACE") {
+			t.Error("the mount reported a data race")
+		}
+	}()
 	m.Cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-m.Done:
-	case <-time.After(Limit):
-		t.Errorf("mount did not end within %v of SIGTERM", Limit)
-		m.Cmd.Process.Kill()
-		<-m.Done
-	}
-	if IsMounted(t, m.Dir) {
-		t.Errorf("%s is still mounted", m.Dir)
-		syscall.Unmount(m.Dir, syscall.MNT_DETACH)
-	}
-	if strings.Contains(m.Out.String(), "DATA RACE") {
-		t.Error("the mount reported a data race")
-	}
-	if t.Failed() {
-		t.Logf("the mount printed:\n%s", m.Out)
-	}
+	m.AwaitEnd(t)
 }
 
 // IsMounted reports whether something is mounted on a directory.

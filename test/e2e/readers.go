@@ -9,6 +9,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"batchfs/internal/testwait"
 )
 
 // TokensOfVersion returns n tokens whose values are 10,000 v plus their positions modulo 10,000. v
@@ -27,26 +30,34 @@ type Client struct {
 	Cmd *exec.Cmd
 	In  io.WriteCloser
 	Out *bufio.Reader
+
+	pipe *os.File // from which Out reads
 }
 
 // StartClient starts a program. It is killed at the end of the test.
 func StartClient(t testing.TB, cmd *exec.Cmd) *Client {
 	t.Helper()
-	c := &Client{Cmd: cmd, In: Must(cmd.StdinPipe())(t), Out: bufio.NewReader(Must(cmd.StdoutPipe())(t))}
+	printLogsOfFailure(t)
+	in, out := Must(cmd.StdinPipe())(t), Must(cmd.StdoutPipe())(t)
 	cmd.Stderr = os.Stderr
 	NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
-		cmd.Wait()
+		testwait.End(t, fmt.Sprintf("the end of %s", cmd.Args), func() { cmd.Wait() })
 	})
-	return c
+	return &Client{cmd, in, bufio.NewReader(out), out.(*os.File)}
 }
 
 // ReadLine returns the next line that the program prints.
 func (c *Client) ReadLine(t testing.TB) string {
 	t.Helper()
-	defer KillAfterLimit(t, c.Cmd)()
-	return strings.TrimSuffix(Must(c.Out.ReadString('\n'))(t), "\n")
+	NoError(t, c.pipe.SetReadDeadline(testwait.Deadline(t)))
+	defer c.pipe.SetReadDeadline(time.Time{})
+	line, err := c.Out.ReadString('\n')
+	if err != nil {
+		t.Fatalf("a line of %s: %v; saw: %q", c.Cmd.Args, err, line)
+	}
+	return strings.TrimSuffix(line, "\n")
 }
 
 // AwaitReady waits until the program prints "ready".
@@ -58,10 +69,14 @@ func (c *Client) AwaitReady(t testing.TB) {
 // End ends the input of the program, which must then succeed, and returns the rest of its output.
 func (c *Client) End(t testing.TB) string {
 	t.Helper()
-	defer KillAfterLimit(t, c.Cmd)()
 	c.In.Close()
-	text := Must(io.ReadAll(c.Out))(t)
-	if err := c.Cmd.Wait(); err != nil {
+	NoError(t, c.pipe.SetReadDeadline(testwait.Deadline(t)))
+	text, err := io.ReadAll(c.Out)
+	if err != nil {
+		t.Fatalf("the end of the output of %s: %v; saw: %q", c.Cmd.Args, err, text)
+	}
+	testwait.End(t, fmt.Sprintf("the end of %s", c.Cmd.Args), func() { err = c.Cmd.Wait() })
+	if err != nil {
 		t.Errorf("%s: %v\n%s", c.Cmd.Args, err, text)
 	}
 	return string(text)

@@ -16,6 +16,8 @@ import (
 	gofs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/testwait"
 )
 
 // A SlowFS is a file system that passes requests through to another directory, and delays or
@@ -111,10 +113,14 @@ func serveSlowFS(source, dir string) {
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
 		fmt.Println(slow.executeCommand(commands.Text()))
 	}
-	// A killed process keeps its files open until the kernel has cleaned up the process.
-	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
-		time.Sleep(time.Millisecond)
+	// A killed process keeps its files open until the kernel has cleaned up the process. The test
+	// waits for a longer time.
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		if err = server.Unmount(); err == nil || time.Since(began) > testwait.Limit/2 {
+			break
+		}
 	}
+	must(err)
 }
 
 // executeCommand executes a command from SlowFS.tell, and returns how many requests of its kind

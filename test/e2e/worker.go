@@ -48,9 +48,23 @@ func Ended(pid int) bool {
 // AwaitEnded waits until processes have ended. A killed process ends only once it gets a processor.
 func AwaitEnded(t testing.TB, pids ...int) {
 	t.Helper()
-	Await(t, fmt.Sprintf("the end of the processes %v", pids), func() bool {
-		return !slices.ContainsFunc(pids, func(pid int) bool { return !Ended(pid) })
+	Await(t, fmt.Sprintf("the end of the processes %v", pids), func() (any, bool) {
+		return describe(pids...), !slices.ContainsFunc(pids, func(pid int) bool { return !Ended(pid) })
 	})
+}
+
+// describe returns the names and states of processes, such as [12 (batchfs) S].
+func describe(pids ...int) (states []string) {
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		end := strings.LastIndex(string(stat), ") ")
+		if err != nil || end < 0 {
+			states = append(states, fmt.Sprint(pid, " has ended"))
+		} else {
+			states = append(states, string(stat[:end+3]))
+		}
+	}
+	return states
 }
 
 // Kill kills a worker. Its parameters are those of KillOrRestart.
@@ -60,7 +74,7 @@ func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKIL
 // while the kernel copies a request to it.
 func StopAndKill(t testing.TB, m *Mounted, worker int) {
 	send(t, worker, syscall.SIGSTOP)
-	Await(t, "a process to stop", func() bool { return isStopped(worker) })
+	Await(t, "a process to stop", func() (any, bool) { return describe(worker), isStopped(worker) })
 	Kill(t, m, worker)
 }
 
@@ -108,9 +122,9 @@ func (m *Mounted) Worker(t testing.TB) int {
 // AwaitWorker waits until a process serves the mount, and returns its id.
 func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 	t.Helper()
-	Await(t, "a worker", func() bool {
+	Await(t, "a worker", func() (any, bool) {
 		worker = m.Worker(t)
-		return worker > 0
+		return describe(m.Cmd.Process.Pid), worker > 0
 	})
 	return worker
 }
@@ -133,9 +147,9 @@ func (m *Mounted) Workers(t testing.TB) (pids []int) {
 // AwaitStandby waits for a worker and a standby, and returns their ids in this order.
 func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 	t.Helper()
-	Await(t, "a standby", func() bool {
+	Await(t, "a worker and a standby", func() (any, bool) {
 		workers = m.Workers(t)
-		return len(workers) == 2
+		return describe(append(workers, m.Cmd.Process.Pid)...), len(workers) == 2
 	})
 	return workers
 }
@@ -166,7 +180,10 @@ func CommandLines(text string) (commands []string) {
 // text in their command line.
 func CheckNothingLeft(t testing.TB, dir, text string) {
 	t.Helper()
-	Await(t, "the end of all processes with "+text, func() bool { return len(CommandLines(text)) == 0 })
+	Await(t, "the end of all processes with "+text, func() (any, bool) {
+		left := CommandLines(text)
+		return fmt.Sprintf("%q", left), len(left) == 0
+	})
 	Equal(t, "mounts that are left", len(MountsBelow(t, dir)), 0)
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 		t.Errorf("files left in %s: %v (error %v), want none", dir, files, err)
@@ -179,11 +196,11 @@ func AwaitDoctor(t testing.TB, path string, wants ...string) {
 	t.Helper()
 	joined := strings.Join(wants, "; ")
 	fix := strings.Contains(joined, "FIX") || strings.Contains(joined, "stuck") || strings.Contains(joined, "dead")
-	Await(t, "the doctor to print "+joined, func() bool {
+	Await(t, "the doctor to print "+joined, func() (any, bool) {
 		began := time.Now()
 		out, _, err := Try(t, PlainBatchfs, "doctor", path)
 		CheckDuration(t, "the doctor", time.Since(began), 8*time.Second)
-		return fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
+		return fmt.Sprintf("error %v, and\n%s", err, out), fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
 	})
 }
 

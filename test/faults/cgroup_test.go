@@ -34,7 +34,7 @@ func newGroup(t *testing.T, limit string) group {
 		}
 		if _, err := os.Stat(group(dir).file(limit)); err == nil {
 			t.Cleanup(func() {
-				e2e.Await(t, "the end of all processes of a cgroup", func() bool { return os.Remove(dir) == nil })
+				e2e.AwaitSuccess(t, "the end of all processes of a cgroup", func() error { return os.Remove(dir) })
 			})
 			return group(dir)
 		}
@@ -110,14 +110,13 @@ func TestNoMemory(t *testing.T) {
 		// Together, the eaters need more memory than the group may use. The OOM killer ranks each
 		// of them above the supervisor, but below a worker, whose oom_score_adj is raised.
 		var eaters [5]*exec.Cmd
+		var ended [len(eaters)]<-chan struct{}
 		for i := range eaters {
 			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 32*MiB))
-			e2e.NoError(t, eaters[i].Start())
+			ended[i] = e2e.Begin(t, eaters[i])
 		}
-		for _, eater := range eaters {
-			stop := e2e.KillAfterLimit(t, eater)
-			eater.Wait() // the error says that it was killed
-			stop()
+		for i, eater := range eaters {
+			e2e.AwaitExit(t, eater, ended[i]) // it may have been killed
 		}
 		if m.Ended() {
 			t.Fatalf("the mount ended:\n%s", m.Out)
@@ -125,7 +124,10 @@ func TestNoMemory(t *testing.T) {
 	}
 	m.AwaitStandby(t)
 	before := m.Cursor(t, "train")
-	e2e.Await(t, "batches of next once there is memory", func() bool { return m.Cursor(t, "train") != before })
+	e2e.Await(t, "batches of next once there is memory", func() (any, bool) {
+		now := m.Cursor(t, "train")
+		return now, now != before
+	})
 	got := e2e.EndStorms(t, m, readers)
 	t.Logf("%d deaths, %s", deaths(), got)
 	if len(got.Failed) > 1 || got.Missing > got.Failed["EIO"] {

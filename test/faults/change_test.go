@@ -90,7 +90,7 @@ func (r *readerProcess) awaitMore(t *testing.T, n int) {
 func (r *readerProcess) awaitLines(t *testing.T, n, from int) {
 	t.Helper()
 	seen := map[string]int{}
-	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, r.round), func() bool {
+	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, r.round), func() (any, bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for ; from < len(r.lines); from++ {
@@ -102,7 +102,7 @@ func (r *readerProcess) awaitLines(t *testing.T, n, from int) {
 		if missing && r.atEnd {
 			t.Fatalf("the readers ended after %v in round %d", seen, r.round)
 		}
-		return !missing
+		return seen, !missing
 	})
 }
 
@@ -383,7 +383,10 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		}
 	}
 	// Garbage collection closes the files of the replaced tokens.
-	e2e.Await(t, "few open files", func() bool { return len(e2e.OpenFiles(t, worker)) <= descriptors+20 })
+	e2e.Await(t, "few open files", func() (any, bool) {
+		open := e2e.OpenFiles(t, worker)
+		return open, len(open) <= descriptors+20
+	})
 }
 
 // If one of 65 files changes, opening a batch of that file fails, and soon opening any batch of the
@@ -431,17 +434,20 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 
 			unread := filepath.Join(dir, "train64.bin")
 			e2e.NoError(t, os.Link(unread, unread+".old"))
-			opens := func() bool {
+			open := func() error {
 				f, err := os.Open(m.Path("train/batch/0"))
 				f.Close()
-				return err == nil
+				return err
 			}
 			e2e.ReplaceFile(t, unread, e2e.TokensOfVersion(3, 20_000))
 			began := time.Now()
-			e2e.Await(t, "an error because of a changed file that nobody reads", func() bool { return !opens() })
+			e2e.Await(t, "an error because of a changed file that nobody reads", func() (any, bool) {
+				err := open()
+				return err, err != nil
+			})
 			e2e.CheckDuration(t, "noticing that", time.Since(began), 2*time.Second)
 			e2e.NoError(t, os.Rename(unread+".old", unread))
-			e2e.Await(t, "batches after the old file was put back", opens)
+			e2e.AwaitSuccess(t, "batches after the old file was put back", open)
 		})
 	}
 }

@@ -41,10 +41,10 @@ func TestCrowd(t *testing.T) {
 		most := 0
 		for k := range want {
 			var got string
-			e2e.Await(t, fmt.Sprint("batch ", k), func() bool { // may time out on a busy machine
-				out, _, err := e2e.Try(t, e2e.Python, "clients/readers.py", "read", m.Path(fmt.Sprint("train/batch/", k)))
+			e2e.Await(t, fmt.Sprint("batch ", k), func() (any, bool) { // may time out on a busy machine
+				out, stderr, err := e2e.Try(t, e2e.Python, "clients/readers.py", "read", m.Path(fmt.Sprint("train/batch/", k)))
 				got = strings.TrimSpace(out)
-				return err == nil
+				return stderr, err == nil
 			})
 			e2e.Equal(t, fmt.Sprintf("%s: batch %d", name, k), got, want[k])
 			most = max(most, e2e.ProcNumber(serving, "RssAnon")>>10)
@@ -56,7 +56,10 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 	e2e.Equal(t, "the worker", m.Worker(t), serving)
-	e2e.Await(t, "the end of most threads", func() bool { return e2e.ProcNumber(serving, "Threads") <= before+64 })
+	e2e.Await(t, "the end of most threads", func() (any, bool) {
+		threads := e2e.ProcNumber(serving, "Threads")
+		return threads, threads <= before+64
+	})
 }
 
 // Many requests that wait for files take few threads and do not delay another split. When the files
@@ -77,7 +80,10 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 	}
 	end := startCrowd(t, len(paths), 49152, paths...)
 	d.Set(t, e2e.Hang)
-	e2e.Await(t, "600 waiting requests", func() bool { return e2e.StatusOf(t, m).Waiting >= 600 })
+	e2e.Await(t, "600 waiting requests", func() (any, bool) {
+		waiting := e2e.StatusOf(t, m).Waiting
+		return waiting, waiting >= 600
+	})
 	for k := range 20 {
 		e2e.FileDigest(t, m, fmt.Sprint("well/batch/", k))
 		e2e.FileDigest(t, m, "well/batches.bin")

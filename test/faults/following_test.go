@@ -106,8 +106,8 @@ func TestReadersShareAReload(t *testing.T) {
 	all.Wait()
 	e2e.ReplaceFile(t, f.file(changed), e2e.TokensOfVersion(3, 65))
 	k := changed
-	e2e.Await(t, "the repaired file", func() bool {
+	e2e.AwaitSuccess(t, "the repaired file", func() error {
 		k += followedFiles
-		return f.readBatch(k) == nil
+		return f.readBatch(k)
 	})
 }

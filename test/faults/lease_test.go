@@ -72,7 +72,10 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 	<-stopped
 	e2e.Must(f.WriteAt(fresh[n:], n))(t)
 	e2e.NoError(t, f.Close())
-	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
+	e2e.Await(t, "version 1 of the tokens", func() (any, bool) {
+		version := read()
+		return version, version == 1
+	})
 }
 
 // A file that is open for writing is not mounted, because the kernel does not report writes through

@@ -2,13 +2,13 @@ package faults
 
 import (
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -54,10 +54,7 @@ func TestTimeLimit(t *testing.T) {
 			}
 
 			d.Set(t, e2e.Healthy)
-			e2e.Await(t, "batches once the files respond", func() bool {
-				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/batch/1"))
-				return err == nil
-			})
+			e2e.AwaitRun(t, "head", "-c1", m.Path("train/batch/1"))
 			// The number of a failed read may be lost if a later number was taken meanwhile.
 			cursor := m.NextNumber(t, "train")
 			if cursor > 1+readers/3 {
@@ -91,7 +88,7 @@ func checkReadsFail(t *testing.T, m *e2e.Mounted, n int) {
 			}
 		})
 	}
-	running.Wait()
+	running.Wait() // each command has a limit
 }
 
 // If a worker waits for a disk and cannot even be killed, another one takes over, and the mount can
@@ -102,7 +99,8 @@ func TestUnkillable(t *testing.T) {
 	well := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.TokensOfVersion(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.Set(t, e2e.Hang)
-	ended := e2e.Begin(t, e2e.Command(t, "cat", m.Path("train/next")))
+	cat := exec.Command("cat", m.Path("train/next"))
+	ended := e2e.Begin(t, cat)
 	d.AwaitHanging(t, 1)
 	// m.Worker misses a process whose first thread has ended while another one hangs.
 	first := e2e.StatusOf(t, m).PID
@@ -112,7 +110,7 @@ func TestUnkillable(t *testing.T) {
 	d.AwaitHanging(t, 3) // the read in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
-	testwait.For(t, "the end of cat", ended)
+	e2e.AwaitExit(t, cat, ended)
 	m.AwaitEnd(t)
 	e2e.CheckDuration(t, "the end of the mount", time.Since(began), 10*time.Second)
 }

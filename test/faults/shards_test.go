@@ -46,12 +46,12 @@ func newSlowShards(t *testing.T, n int) *shards {
 // of passes.
 func (s *shards) requestedLookups(t *testing.T) (lookups int) {
 	t.Helper()
-	e2e.Await(t, "a pause between passes", func() bool {
+	e2e.Await(t, "a pause between passes", func() (any, bool) {
 		before := s.slow.Count(t, "lookup")
 		time.Sleep(300 * time.Millisecond)
 		passes, total := s.slow.Count(t, s.last), s.slow.Count(t, "lookup")
 		lookups = total - passes*s.n
-		return total == before
+		return fmt.Sprintf("%d lookups after %d", total, before), total == before
 	})
 	return lookups
 }
@@ -170,9 +170,9 @@ func TestHangingCheck(t *testing.T) {
 	e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
 	// A longer mountpoint widens the column.
 	listed := regexp.MustCompile(regexp.QuoteMeta(m.Dir) + " +stuck ")
-	e2e.Await(t, "list and metrics to show the split as stuck", func() bool {
-		return listed.MatchString(e2e.Run(t, e2e.PlainBatchfs, "list")) &&
-			!strings.Contains(e2e.Run(t, "cat", m.Path("metrics")), "\nbatchfs_longest_wait_seconds 0\n")
+	e2e.Await(t, "list to show the split as stuck, and metrics to show a wait", func() (any, bool) {
+		list, metrics := e2e.Run(t, e2e.PlainBatchfs, "list"), e2e.Run(t, "cat", m.Path("metrics"))
+		return list + metrics, listed.MatchString(list) && !strings.Contains(metrics, "\nbatchfs_longest_wait_seconds 0\n")
 	})
 	s.slow.Delay(t, s.last, 0)
 	e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")

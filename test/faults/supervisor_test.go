@@ -32,10 +32,7 @@ func TestKilledSupervisor(t *testing.T) {
 		m.Cmd.Process.Kill()
 		m.AwaitEnd(t)
 		e2e.AwaitEnded(t, workers...)
-		e2e.Await(t, "a dead mount"+name, func() bool {
-			_, stderr, err := e2e.Try(t, "ls", m.Dir)
-			return err != nil && strings.Contains(stderr, "not connected")
-		})
+		e2e.AwaitDead(t, m.Dir)
 		if name == "" {
 			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 			e2e.NotMounted(t, m.Dir)
@@ -102,7 +99,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("the successor runs another program than the worker that died (error %v)", err)
 	}
 	m.Cmd.Process.Signal(syscall.SIGHUP)
-	e2e.Await(t, "a rejected restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart rejected") })
+	e2e.AwaitText(t, m.Out, "restart rejected")
 }
 
 // A restart accepts a changed token file only if the split follows changes. The cursor stays.
@@ -158,7 +155,7 @@ func TestGrace(t *testing.T) {
 			h.Do("read 0 0 100")
 			began := time.Now()
 			m.Cmd.Process.Signal(syscall.SIGTERM)
-			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
+			e2e.AwaitText(t, m.Out, "still open")
 			if test.again { // a short grace period may be over by now
 				e2e.Equal(t, "an open after SIGTERM", h.Do("open train/next"), "errno ESHUTDOWN")
 				e2e.Contains(t, "a read after SIGTERM", h.Do("read 1 0 100"), "100 ")

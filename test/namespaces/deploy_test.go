@@ -275,7 +275,7 @@ func TestSlurm(t *testing.T) {
 		return pid
 	}
 	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
-	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", s.dir); return err != nil })
+	e2e.AwaitDead(t, s.dir)
 	e2e.NoError(t, s.run(t, "prolog")) // the job is requeued and starts again
 	s.checkBatches(t)
 

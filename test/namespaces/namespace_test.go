@@ -95,10 +95,7 @@ func TestDeadElsewhere(t *testing.T) {
 			mount --make-private /proc
 			mount -t proc proc /proc
 			"$0" mount -d -c "$1" --log "$3" "$2"`, e2e.Batchfs, config, dir, filepath.Join(t.TempDir(), "log"))
-		e2e.Await(t, "a dead mount", func() bool {
-			_, stderr, _ := e2e.Try(t, "stat", "-f", dir)
-			return strings.Contains(stderr, "not connected") || strings.Contains(stderr, "connection abort")
-		})
+		e2e.AwaitDead(t, dir)
 	}
 	mountThere()
 	if out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", dir); err == nil || !strings.Contains(out, "is dead: ") {

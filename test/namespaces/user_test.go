@@ -115,9 +115,9 @@ func TestOrdinaryUser(t *testing.T) {
 	checkOutput("", e2e.Batchfs, "restart", dir)
 	checkOutput("is mounted, served by process ", e2e.Batchfs, "doctor", "--data", home, dir)
 	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGKILL))
-	e2e.Await(t, "a dead mount", func() bool {
+	e2e.Await(t, "a dead mount", func() (any, bool) {
 		out, err := asNobody("ls", dir)
-		return err != nil && strings.Contains(out, "not connected")
+		return out, err != nil && strings.Contains(out, "not connected")
 	})
 	checkOutput("", e2e.Batchfs, "mount", "-d", "--data", home, dir) // over a dead mount
 	// The doctor reports what the user who mounted can read, even if root can read more.

@@ -51,7 +51,10 @@ func TestLookingTakesNothing(t *testing.T) {
 	// close, which may be a little later.
 	m = e2e.Mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && file -P bytes=65536 train/* train/batch/5")
-	e2e.Await(t, "a cursor of 0 after the command file", func() bool { return m.Cursor(t, "train") == "0" })
+	e2e.Await(t, "a cursor of 0 after the command file", func() (any, bool) {
+		cursor := m.Cursor(t, "train")
+		return cursor, cursor == "0"
+	})
 }
 
 // Rows may be read in any order, and repeatedly. C's stdio reads no further than the program does.

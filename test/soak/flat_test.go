@@ -28,9 +28,9 @@ func checkFlat(t *testing.T, m *e2e.Mounted, do func()) {
 		do()
 		took := time.Since(began)
 		var after burden
-		e2e.Await(t, fmt.Sprintf("the worker to have %d descriptors again", before.Descriptors), func() bool {
+		e2e.Await(t, fmt.Sprintf("the worker to have %d descriptors again", before.Descriptors), func() (any, bool) {
 			after = measure() // the kernel reports closed files a little later
-			return after.Descriptors <= before.Descriptors
+			return e2e.OpenFiles(t, worker), after.Descriptors <= before.Descriptors
 		})
 		t.Logf("%+v, then %+v after %v", before, after, took)
 		if after.Threads <= before.Threads+4 && after.ResidentKiB <= before.ResidentKiB+8<<10 {

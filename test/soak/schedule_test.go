@@ -91,7 +91,11 @@ func TestScheduleChanges(t *testing.T) {
 	steps := 1 << 30
 	for rank, c := range readers {
 		path := fmt.Sprintf("train/rank=%d,world=%d", rank, ranks)
-		e2e.Await(t, "stage 1 in "+path, func() bool { return m.NextNumber(t, path) > stages[1].row/(batchSize*ranks)+1 })
+		last := stages[1].row/(batchSize*ranks) + 1 // with rows of stage 0
+		e2e.Await(t, fmt.Sprintf("a batch after %d in %s", last, path), func() (any, bool) {
+			next := m.NextNumber(t, path)
+			return next, next > last
+		})
 		c.In.Close()
 		batches[rank] = <-outputs[rank]
 		if err := c.Cmd.Wait(); err != nil {

@@ -58,7 +58,10 @@ func TestSettingsAreForgotten(t *testing.T) {
 	ended := time.Now()
 	forget()
 	t.Logf("after %d strikes, the mount has %d settings directories", strikes, len(settingsOf(t, m)))
-	e2e.Await(t, "the other settings directories to be forgotten", func() bool { return slices.Equal(settingsOf(t, m), inUse) })
+	e2e.Await(t, "the other settings directories to be forgotten", func() (any, bool) {
+		left := settingsOf(t, m)
+		return left, slices.Equal(left, inUse)
+	})
 	e2e.CheckDuration(t, "forgetting the others", time.Since(ended), time.Minute)
 	for i := range inUse {
 		e2e.Contains(t, "a read of a file in use", user.Do("read %d 0 10", i), "10 ")

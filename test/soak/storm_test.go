@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -132,7 +133,10 @@ func TestStorm(t *testing.T) {
 			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
-			e2e.Await(t, fmt.Sprintf("the supervisor to have %d descriptors again", fds), func() bool { return len(e2e.OpenFiles(t, supervisor)) <= fds })
+			e2e.Await(t, fmt.Sprintf("the supervisor to have %d descriptors again", fds), func() (any, bool) {
+				open := e2e.OpenFiles(t, supervisor)
+				return open, len(open) <= fds
+			})
 			m.Stop(t)
 			e2e.CheckNothingLeft(t, temporary, filepath.Dir(e2e.Batchfs)+"/batchfs")
 		})
@@ -145,7 +149,7 @@ func (s storm) strikeWorkers(t *testing.T, m *e2e.Mounted, least int, lasts, apa
 	t.Helper()
 	var supervisor, worker [4]int // largest resident memory in each quarter of the time, in KiB
 	end := time.Now().Add(e2e.NormalOrSoak(0, lasts))
-	for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
+	for last := end.Add(2 * testwait.Limit); strikes < least || time.Now().Before(end); {
 		if time.Now().After(last) {
 			t.Fatalf("only %d strikes before the limit, want %d", strikes, least)
 		}

@@ -73,13 +73,13 @@ func TestCacheServesShares(t *testing.T) {
 		}
 	}
 	// The last blocks of a share may be written after they were read.
-	e2e.Await(t, "the share of the last host to be in the cache, by cache status", func() bool {
+	e2e.Await(t, "the share of the last host to be in the cache, by cache status", func() (any, bool) {
 		status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, s.mountArgs(room)...)...)
 		_, last, _ := strings.Cut(status, m.Path("train/rank="))
 		var needed, cached int64
 		fmt.Sscanf(last[strings.Index(last, ": ")+1:], "%d bytes needed, %d in the cache", &needed, &cached)
 		// There may have been no room for the first blocks, which are only in memory.
-		return needed > 0 && cached >= needed-2*e2e.StoreBlock
+		return status, needed > 0 && cached >= needed-2*e2e.StoreBlock
 	})
 }
 
@@ -109,7 +109,7 @@ func TestCacheTooSmallForAShare(t *testing.T) {
 	if n > need+4*e2e.StoreBlock { // more blocks may be prefetched for the next batches
 		t.Errorf("%d bytes were fetched for requests that need %d, want hardly more", n, need)
 	}
-	e2e.Await(t, "a warning in the log", func() bool { return strings.Contains(m.Out.String(), "raise store.cache_bytes") })
+	e2e.AwaitText(t, m.Out, "raise store.cache_bytes")
 	out, _, err := e2e.Try(t, append([]string{e2e.PlainBatchfs, "doctor", m.Dir}, s.mountArgs(room)...)...)
 	if want := fmt.Sprintf("set store.cache_bytes = %d", shareBytes+8*shareBytes/e2e.StoreBlock); err == nil || !strings.Contains(out, want) {
 		t.Errorf("doctor prints\n%s\nwant %q", out, want)

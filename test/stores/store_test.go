@@ -112,7 +112,7 @@ func TestStoreCache(t *testing.T) {
 	}
 	m := e2e.Mount(t, args...)
 	readAll(m)
-	e2e.Await(t, "all blocks to be in the directory", func() bool { return len(blocks()) >= size/e2e.StoreBlock })
+	e2e.Await(t, "all blocks to be in the directory", func() (any, bool) { return blocks(), len(blocks()) >= size/e2e.StoreBlock })
 	for range 3 {
 		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
 		readAll(m)
@@ -160,7 +160,7 @@ func TestStoreReplaced(t *testing.T) {
 		t.Errorf("a batch of a replaced object: error %v, want ESTALE", err)
 	}
 	b.Put(t, "train.bin", data)
-	e2e.Await(t, "the old object to be served again", func() bool { return check(12) == nil })
+	e2e.AwaitSuccess(t, "the old object to be served again", func() error { return check(12) })
 
 	b.Put(t, "live.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
 	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/live.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
@@ -169,7 +169,10 @@ func TestStoreReplaced(t *testing.T) {
 	}
 	e2e.Equal(t, "the first token", first(), "1")
 	b.Put(t, "live.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
-	e2e.Await(t, "the new object to be served", func() bool { return first() == "2" })
+	e2e.Await(t, "the new object to be served", func() (any, bool) {
+		token := first()
+		return token, token == "2"
+	})
 }
 
 // Commands accept objects as well as files, or say why they do not.

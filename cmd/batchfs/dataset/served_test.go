@@ -184,12 +184,12 @@ func TestWatcherRests(t *testing.T) {
 			t.Fatalf("version %d after %d changes", now.Version, changes)
 		}
 		s.watch.lastRequest.Store(clock.Now() - 2*int64(idleTimeout))
-		testwait.Until(t, "the end of the goroutine", func() bool {
+		testwait.Until(t, "the end of the goroutine", func() (any, bool) {
 			select {
 			case s.watch.checkNow <- struct{}{}:
 			default:
 			}
-			return !s.watch.awake.Load()
+			return "awake", !s.watch.awake.Load()
 		})
 		replace(t, "a.bin", positions(60+int(changes)))
 		s.watch.mu.Lock()
@@ -216,7 +216,7 @@ func TestFirstRequestAwaitsTheWriter(t *testing.T) {
 			closed <- f.Close()
 		}()
 		_, err = s.LatestFor(0, nil)
-		if must(t, <-closed); err == nil {
+		if must(t, testwait.For(t, "the close", closed)); err == nil {
 			return
 		}
 		_, err = s.LatestFor(0, nil)

@@ -213,11 +213,12 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	wantSame(t, filesOf(t, "out"), files)
 	wantError(t, args+" --eot begin", ": already exists: replace it with --force")
 	testfiles.Write(t, map[string]string{"older.jsonl": strings.ToUpper(lines(documents[:200]))})
-	testwait.Until(t, "a time after that of vocab.json", func() bool {
+	testwait.Until(t, "a time after that of vocab.json", func() (any, bool) {
 		testfiles.NoError(t, os.Chtimes("older.jsonl", old, old))
 		older, errOlder := os.Stat("older.jsonl")
 		written, err := os.Stat("out/vocab.json")
-		return errors.Join(errOlder, err) == nil && changeTime(older).After(changeTime(written))
+		testfiles.NoError(t, errors.Join(errOlder, err))
+		return changeTime(older), changeTime(older).After(changeTime(written))
 	})
 	testfiles.NoError(t, os.Rename("older.jsonl", "a.jsonl")) // has the same size
 	wantError(t, args, ": already exists: replace it with --force")
