@@ -20,8 +20,8 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// A SlowFS is a file system that passes requests through to another directory, and delays or
-// interrupts those that a test picks. The kernel caches neither its entries nor its attributes. A
+// A SlowFS is a file system that passes requests through to another directory, and delays, interrupts
+// or blocks those that a test picks. The kernel caches neither its entries nor its attributes. A
 // separate process serves it, so that a test may access its files too. A SlowFS is safe for
 // concurrent use.
 //
@@ -58,6 +58,23 @@ func (s *SlowFS) Delay(t testing.TB, request string, d time.Duration) {
 	s.tell(t, "delay", request, int64(d), 0)
 }
 
+// Hang makes every request of one kind wait, until Delay is called for it. The test ends with such a
+// call, before earlier mounts are unmounted.
+func (s *SlowFS) Hang(t testing.TB, request string) {
+	t.Helper()
+	t.Cleanup(func() { s.Delay(t, request, 0) })
+	s.Delay(t, request, untilChanged)
+}
+
+// AwaitHanging waits until a request of one kind hangs.
+func (s *SlowFS) AwaitHanging(t testing.TB, request string) {
+	t.Helper()
+	Await(t, "a request "+request+" that hangs", func() (any, bool) {
+		n := s.tell(t, "hanging", request, 0, 0)
+		return n + " that hang", n != "0"
+	})
+}
+
 // Interrupt answers n of every m requests of one kind with EINTR.
 func (s *SlowFS) Interrupt(t testing.TB, request string, n, m int) {
 	t.Helper()
@@ -88,15 +105,20 @@ const slowFSVariable = "BATCHFS_TEST_SLOWFS"
 type slowServer struct {
 	fuse.RawFileSystem
 
-	mu    sync.Mutex               // guards kinds
-	kinds map[string]slowedRequest // keyed by kind of request, such as "read"
+	mu      sync.Mutex                // guards kinds
+	changed *sync.Cond                // uses mu
+	kinds   map[string]*slowedRequest // keyed by kind of request, such as "read"
 }
+
+// untilChanged is a delay without a limit.
+const untilChanged = -1
 
 // A slowedRequest describes one kind of request.
 type slowedRequest struct {
-	delay time.Duration
-	n, m  int // n of every m requests are interrupted; m is 0 if none are
-	count int // requests received
+	delay   time.Duration
+	n, m    int // n of every m requests are interrupted; m is 0 if none are
+	count   int // requests received
+	hanging int // requests that wait until delay changes
 }
 
 // serveSlowFS serves source at dir until standard input ends, and then unmounts.
@@ -104,7 +126,8 @@ func serveSlowFS(source, dir string) {
 	runtime.GOMAXPROCS(256) // because each delayed request occupies one
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
-	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]slowedRequest{}}
+	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]*slowedRequest{}}
+	slow.changed = sync.NewCond(&slow.mu)
 	server, err := fuse.NewServer(slow, dir, &fuse.MountOptions{FsName: "slow", Name: "slow", DirectMount: true, MaxWrite: 1 << 20, DisableReadDirPlus: true})
 	must(err)
 	go server.Serve()
@@ -123,8 +146,16 @@ func serveSlowFS(source, dir string) {
 	must(err)
 }
 
+// kind returns what is known about a kind of request. The caller holds mu.
+func (s *slowServer) kind(name string) *slowedRequest {
+	if s.kinds[name] == nil {
+		s.kinds[name] = new(slowedRequest)
+	}
+	return s.kinds[name]
+}
+
 // executeCommand executes a command from SlowFS.tell, and returns how many requests of its kind
-// were received.
+// were received, or how many hang.
 func (s *slowServer) executeCommand(command string) int {
 	var verb, name string
 	var n int64
@@ -133,14 +164,16 @@ func (s *slowServer) executeCommand(command string) int {
 	must(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.kinds[name]
+	r := s.kind(name)
 	switch verb {
 	case "delay":
 		r.delay = time.Duration(n)
+		s.changed.Broadcast()
+	case "hanging":
+		return r.hanging
 	case "interrupt":
 		r.n, r.m = int(n), m
 	}
-	s.kinds[name] = r
 	return r.count
 }
 
@@ -148,9 +181,14 @@ func (s *slowServer) executeCommand(command string) int {
 // because time.Sleep may take a millisecond longer.
 func (s *slowServer) countAndDelay(name string) fuse.Status {
 	s.mu.Lock()
-	r := s.kinds[name]
-	r.count++
-	s.kinds[name] = r
+	kind := s.kind(name)
+	kind.count++
+	for kind.delay == untilChanged {
+		kind.hanging++
+		s.changed.Wait()
+		kind.hanging--
+	}
+	r := *kind
 	s.mu.Unlock()
 	for left := unix.NsecToTimespec(int64(r.delay)); r.delay > 0 && unix.Nanosleep(&left, &left) == unix.EINTR; {
 	}
