@@ -18,6 +18,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/fs/state"
+	"batchfs/internal/testwait"
 )
 
 // oneArray returns a batch of one array. bytes must be even.
@@ -397,7 +398,7 @@ func TestEnd(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	testwait.End(t, "the readers", all.Wait)
 	for path, want := range map[string]syscall.Errno{"next": syscall.ENODATA, "batch/4": 0, "batch/5.npy": syscall.ENODATA, "batches.bin": 0} {
 		in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find("train/" + path)), Unique: lastUnique.Add(2)}}
 		if status := tr.Open(nil, in, &fuse.OpenOut{}); status != fuse.Status(want) {

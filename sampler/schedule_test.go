@@ -5,13 +5,13 @@ import (
 	"encoding/gob"
 	"encoding/json"
 	"math/rand/v2"
-	"os/exec"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -110,7 +110,7 @@ func TestRowsAreThoseOfASimulation(t *testing.T) {
 	}
 	raw, err := json.Marshal(schedules)
 	must(t, err)
-	simulate := exec.Command("python3", "testdata/simulate.py")
+	simulate := testwait.Job(t, "python3", "testdata/simulate.py")
 	simulate.Stdin = bytes.NewReader(raw)
 	raw, err = simulate.Output()
 	must(t, err)

@@ -86,7 +86,7 @@ func TestImports(t *testing.T) {
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
 		"github.com/spf13":               {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
 	}
-	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
+	for line := range strings.Lines(e2e.RunJob(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
 		fields := strings.Fields(line)
 		pkg := strings.TrimPrefix(fields[0], "batchfs/")
 		imports, known := allowed[pkg]

@@ -32,9 +32,9 @@ var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
 
 // lacksLibrary reports whether code of a page imports a library that is not installed here.
-func lacksLibrary(code string) bool {
+func lacksLibrary(t *testing.T, code string) bool {
 	m := library.FindStringSubmatch(code)
-	return m != nil && exec.Command(e2e.Python, "-c", "import "+m[1]).Run() != nil
+	return m != nil && e2e.Job(t, e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
 // All commands on the pages work, in their order. CI runs the make commands of README.md.
@@ -61,15 +61,15 @@ func TestREADME(t *testing.T) {
 			case strings.HasPrefix(code, "make "):
 				continue
 			case language == "sh":
-				cmd = e2e.Command(t, "bash", "-euo", "pipefail", "-c", code)
+				cmd = e2e.Job(t, "bash", "-euo", "pipefail", "-c", code)
 			case language == "python":
-				if lacksLibrary(code) {
+				if lacksLibrary(t, code) {
 					code = "compile(r'''" + code + "''', 'page', 'exec')"
 				}
-				cmd = e2e.Command(t, e2e.Python, "-c", code)
+				cmd = e2e.Job(t, e2e.Python, "-c", code)
 			case language == "c":
 				e2e.Write(t, filepath.Join(dir, "reader.c"), []byte(code))
-				cmd = e2e.Command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
+				cmd = e2e.Job(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 			}
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
@@ -95,7 +95,7 @@ func TestDemo(t *testing.T) {
 	}
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
 	t.Cleanup(func() { syscall.Unmount(filepath.Join(dir, "demo/mnt"), syscall.MNT_DETACH) })
-	out := e2e.Run(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
+	out := e2e.RunJob(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
 	out = strings.ReplaceAll(out, e2e.Python, "python3")
 
 	stable := func(text string) string {

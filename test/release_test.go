@@ -31,7 +31,7 @@ func TestReleaseVersion(t *testing.T) {
 	e2e.Contains(t, "the version of a build without a tag", e2e.ReadPage(t, "cmd/batchfs/main.go"), fmt.Sprintf(`"v%s-dev"`, number))
 	dir := copyOfSource(t)
 	e2e.Run(t, "git", "-C", dir, "tag", "v98.7.6")
-	_, stderr, err := e2e.Try(t, filepath.Join(dir, "deploy/release/release"))
+	_, stderr, err := e2e.TryJob(t, filepath.Join(dir, "deploy/release/release"))
 	if err == nil {
 		t.Error("release succeeds with a tag that CHANGELOG.md lacks")
 	}
@@ -43,14 +43,14 @@ func TestReleaseVersion(t *testing.T) {
 func TestPackages(t *testing.T) {
 	e2e.SkipIfShort(t)
 	nfpm := regexp.MustCompile(`(?m)^nfpm=(\S+)$`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/release"))[1]
-	if _, stderr, err := e2e.Try(t, "go", "run", nfpm, "--version"); err != nil {
+	if _, stderr, err := e2e.TryJob(t, "go", "run", nfpm, "--version"); err != nil {
 		e2e.SkipOrFail(t, "no %s: %v\n%s", nfpm, err, stderr)
 	}
 	dir := t.TempDir()
 	e2e.NoError(t, os.MkdirAll(filepath.Join(dir, "usr/bin"), 0o755))
 	e2e.Write(t, filepath.Join(dir, "usr/bin/batchfs"), "#!/bin/sh\n")
 	for _, packager := range []string{"deb", "rpm"} {
-		cmd := e2e.Command(t, "go", "run", nfpm, "package", "-p", packager, "-t", filepath.Join(dir, "batchfs."+packager))
+		cmd := e2e.Job(t, "go", "run", nfpm, "package", "-p", packager, "-t", filepath.Join(dir, "batchfs."+packager))
 		cmd.Dir = "../deploy/release"
 		cmd.Env = append(os.Environ(), "ARCH=amd64", "VERSION=1.2.3~dev0", "TREE="+filepath.Join(dir, "usr"))
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -69,9 +69,9 @@ func TestPackages(t *testing.T) {
 func TestMoveModule(t *testing.T) {
 	e2e.SkipIfShort(t)
 	dir := copyOfSource(t)
-	e2e.Run(t, filepath.Join(dir, "deploy/release/move-module"), "example.org/team/batchfs")
-	e2e.Run(t, "go", "build", "-C", dir, "-o", filepath.Join(dir, "batchfs"), "./cmd/batchfs")
-	for imported := range strings.FieldsSeq(e2e.Run(t, "go", "list", "-C", dir, "-test", "-deps", "./...")) {
+	e2e.RunJob(t, filepath.Join(dir, "deploy/release/move-module"), "example.org/team/batchfs")
+	e2e.RunJob(t, "go", "build", "-C", dir, "-o", filepath.Join(dir, "batchfs"), "./cmd/batchfs")
+	for imported := range strings.FieldsSeq(e2e.RunJob(t, "go", "list", "-C", dir, "-test", "-deps", "./...")) {
 		if strings.HasPrefix(imported, "batchfs/") {
 			t.Errorf("%s is imported by the old path", imported)
 		}

@@ -318,7 +318,7 @@ func TestReadThrough(t *testing.T) {
 				}
 			})
 		}
-		all.Wait()
+		testwait.End(t, "the readers", all.Wait)
 		if n := s.fetched.Load(); n > 3*batches*perBatch {
 			t.Errorf("with memory for %d blocks, %d were fetched for requests that need %d", fit, n, 3*batches*perBatch)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -113,7 +112,7 @@ func TestShared(t *testing.T) {
 	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group), os.Chmod(dir, 0o770|os.ModeSetgid))
 	as := func(uid uint32, prune, want string) {
 		t.Helper()
-		cmd := exec.Command("/proc/self/exe", "-test.run=^TestOther$")
+		cmd := testwait.Command(t, "/proc/self/exe", "-test.run=^TestOther$")
 		cmd.Dir = "/"
 		cmd.Env = append(os.Environ(), "BLOCKS_TEST_DIR="+dir, "BLOCKS_TEST_PRUNE="+prune)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}}
@@ -125,7 +124,7 @@ func TestShared(t *testing.T) {
 	as(54002, "1", "fetched 0\nremoved 10\n")
 	as(54002, "", "fetched 10\n")
 	as(54001, "1", "fetched 0\nremoved 10\n")
-	cmd := exec.Command("ls", dir)
+	cmd := testwait.Command(t, "ls", dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54003, Gid: 54003}}
 	if cmd.Run() == nil {
 		t.Error("a user who is not of the group can look into the directory")
@@ -214,7 +213,7 @@ func TestHeldLock(t *testing.T) {
 		first.cache.Flush()
 	}
 	first.endProcess()
-	holder := exec.Command("flock", o.Dir, "sh", "-c", "echo locked; cat")
+	holder := testwait.Command(t, "flock", o.Dir, "sh", "-c", "echo locked; cat")
 	hold, err := holder.StdinPipe()
 	must(t, err)
 	says, err := holder.StdoutPipe()

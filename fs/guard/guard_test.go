@@ -343,7 +343,7 @@ func TestHangingSplit(t *testing.T) {
 		if status := g.read(2, 1, 1); !status.Ok() {
 			t.Errorf("another split: %v", status)
 		}
-		<-other
+		testwait.For(t, "the request of the other class", other)
 		testwait.End(t, "the readers", all.Wait)
 		if status := g.read(1, 1, 1); !status.Ok() {
 			t.Errorf("after the files respond again: %v", status)
@@ -395,7 +395,7 @@ func TestReplyMemoryIsLimited(t *testing.T) {
 	}
 	release()
 	testwait.End(t, "the readers", all.Wait)
-	<-small
+	testwait.For(t, "the small reply", small)
 	g.expectIdle(t)
 }
 

@@ -282,7 +282,7 @@ func TestExchangedWithLink(t *testing.T) {
 	}()
 	defer func() {
 		close(stop)
-		<-stopped
+		testwait.For(t, "the end of the swaps", stopped)
 		for _, p := range []string{path, filepath.Join(link, "mnt"), covered} {
 			unix.Unmount(p, unix.MNT_DETACH)
 		}

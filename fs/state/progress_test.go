@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+
+	"batchfs/internal/testwait"
 )
 
 // Whatever several processes record, the highest row is exact. A schedule too many is reported.
@@ -22,7 +24,7 @@ func TestFurthestRows(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	testwait.End(t, "the goroutines", all.Wait)
 	if list, complete := s.Furthest("val"); len(list) > 0 || !complete {
 		t.Errorf("val: %d records, complete: %v", len(list), complete)
 	}

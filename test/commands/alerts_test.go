@@ -175,13 +175,13 @@ const dashboardFile = "../deploy/prometheus/dashboard.json"
 func TestDashboard(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
-	tools, stderr, err := e2e.Try(t, "../.ci/grafana")
+	tools, stderr, err := e2e.TryJob(t, "../.ci/grafana")
 	if err != nil {
 		e2e.SkipOrFail(t, "Grafana's schema: %v: %s", err, stderr)
 	}
 	dir := strings.TrimSpace(tools)
 	program := fmt.Sprintf("import type { Dashboard } from %q;\nconst d: Dashboard = %s;\n", dir+"/dashboard", e2e.Content(t, dashboardFile))
-	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
+	e2e.RunJob(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
 }
 
 // Each thing that can go wrong fires its own alerts and no others. promtool evaluates the rules on
@@ -231,7 +231,7 @@ func TestAlerts(t *testing.T) {
 			d.Set(w, e2e.Hang)
 			w.during(m, func() {
 				for k := range 50 {
-					e2e.Begin(w, e2e.Command(w, "cat", m.Path(fmt.Sprintf("train/batch/%d", k))))
+					e2e.Begin(w, exec.Command("cat", m.Path(fmt.Sprintf("train/batch/%d", k))))
 				}
 				w.awaitMetric(m, "batchfs_requests_waiting", isPositive)
 			})
@@ -270,7 +270,7 @@ func TestAlerts(t *testing.T) {
 		}},
 		"versions": {firing: []string{"HostsDiffer"}, cause: func(w *watch) {
 			later := filepath.Join(w.TempDir(), "batchfs")
-			e2e.Run(w, "go", "build", "-ldflags", "-X main.stamped=v9", "-o", later, "../cmd/batchfs")
+			e2e.RunJob(w, "go", "build", "-ldflags", "-X main.stamped=v9", "-o", later, "../cmd/batchfs")
 			for _, program := range []string{e2e.Batchfs, later} {
 				m, _ := w.mountTokens(program)
 				w.during(m, func() {})
@@ -308,7 +308,7 @@ func TestAlerts(t *testing.T) {
 	for _, expression := range dashboardExpressions(t) {
 		fmt.Fprintf(&want, "  - {expr: %q, eval_time: 119m, exp_samples: [{value: 1}]}\n", "count("+expression+") > bool 0")
 	}
-	e2e.Run(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]
+	e2e.RunJob(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]
 evaluation_interval: 1m
 tests:
 - interval: 1m

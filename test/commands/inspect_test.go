@@ -2,6 +2,7 @@ package commands
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ info = json.load(open(sys.argv[1]))
 for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])]:
     assert os.path.getsize(os.fsencode(name)) == 120000`, m.Path("train/"+file))
 	}
-	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, exec.Command(e2e.Python, "-c", `
 import sys
 open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
 f = open(sys.argv[1])

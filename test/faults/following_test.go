@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -64,7 +65,7 @@ func (f *followedMount) read(t *testing.T, file, readers, enough int, last time.
 			}
 		})
 	}
-	running.Wait()
+	testwait.End(t, "the readers", running.Wait)
 	return slowest, reads, failed
 }
 
@@ -103,7 +104,7 @@ func TestReadersShareAReload(t *testing.T) {
 	if _, reads, failed := f.read(t, changed+1, 4, 10, last/2); failed > 0 {
 		t.Errorf("%d of %d batches of an unchanged file failed, want none", failed, reads)
 	}
-	all.Wait()
+	testwait.End(t, "the readers of the changed file", all.Wait)
 	e2e.ReplaceFile(t, f.file(changed), e2e.TokensOfVersion(3, 65))
 	k := changed
 	e2e.AwaitSuccess(t, "the repaired file", func() error {

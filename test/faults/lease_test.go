@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -69,7 +70,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		e2e.Equal(t, "while half of the file is new, the version that is read", read(), -1)
 	}
 	close(stop)
-	<-stopped
+	testwait.For(t, "the end of the writer", stopped)
 	e2e.Must(f.WriteAt(fresh[n:], n))(t)
 	e2e.NoError(t, f.Close())
 	e2e.Await(t, "version 1 of the tokens", func() (any, bool) {

@@ -75,7 +75,7 @@ func TestScheduleOfRowsRead(t *testing.T) {
 		e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 	}
 	// A pipe that computes batches itself ends once the mount has another schedule.
-	pipe := e2e.Command(t, e2e.PlainBatchfs, "cat", m.Path("train/seed=9"), "--from", "1000", "--count", "0")
+	pipe := e2e.Job(t, e2e.PlainBatchfs, "cat", m.Path("train/seed=9"), "--from", "1000", "--count", "0")
 	out, why := e2e.Must(pipe.StdoutPipe())(t), new(strings.Builder)
 	pipe.Stderr = why
 	e2e.NoError(t, pipe.Start())

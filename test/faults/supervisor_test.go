@@ -177,7 +177,7 @@ func TestGrace(t *testing.T) {
 func TestUnmountSaysWho(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, exec.Command(e2e.Python, "-c", `
 import mmap, os, sys
 os.chdir(sys.argv[1])
 f = open("train/batch/3", "rb")

@@ -42,7 +42,7 @@ for example, split in zip(sys.argv[1::2], sys.argv[2::2]):
     sys.argv = [example, split]
     runpy.run_path(example, run_name="__main__")
     print("right")`
-	out, stderr, err := e2e.Try(t, e2e.Python, "-c", inOneProcess, "../examples/attention_varlen.py", m.Path("packed"), flex, m.Path("windows"), across, m.Path("packed"))
+	out, stderr, err := e2e.TryJob(t, e2e.Python, "-c", inOneProcess, "../examples/attention_varlen.py", m.Path("packed"), flex, m.Path("windows"), across, m.Path("packed"))
 	if err == nil || strings.Count(out, "right") != 2 || !strings.Contains(stderr, "the losses differ") {
 		t.Errorf("error %v, want two examples that are right and a third whose losses differ\n%s%s", err, out, stderr)
 	}

@@ -134,7 +134,7 @@ func TestLanguages(t *testing.T) {
 				e2e.SkipOrFail(t, "no %s: .ci/setup ci installs it", needs)
 			}
 			if l.build != nil {
-				e2e.Run(t, l.build...)
+				e2e.RunJob(t, l.build...)
 			}
 			p := &program{language: l, m: m, seed: 1000 * number}
 			for way := range strings.FieldsSeq(l.strict + " " + l.acceptsPart + " " + l.ignoresReadErrors + " " + l.ignoresErrors) {

@@ -45,7 +45,7 @@ func TestNanoGPT(t *testing.T) {
 		linked = append(linked, links, filepath.Join(links, "rng.bin"), "")
 	}
 	nanoGPT := func(runs []string) string {
-		return e2e.Run(t, append([]string{e2e.Python, "clients/nanogpt.py"}, runs...)...)
+		return e2e.RunJob(t, append([]string{e2e.Python, "clients/nanogpt.py"}, runs...)...)
 	}
 	want := nanoGPT(own)
 	if strings.Count(want, "\nval ") != 24 {

@@ -11,6 +11,6 @@ import (
 func TestTorchtitan(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedPython(t, "torch")
-	e2e.Run(t, "env", "PYTHONPATH=../python", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1",
+	e2e.RunJob(t, "env", "PYTHONPATH=../python", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1",
 		e2e.Python, "clients/torchtitan_train.py", t.TempDir())
 }

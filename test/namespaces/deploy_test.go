@@ -144,7 +144,7 @@ func TestImage(t *testing.T) {
 		e2e.NoError(t, os.MkdirAll(filepath.Dir(root+copied[2]), 0o755))
 		if copied[1] == "/batchfs" {
 			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
-			e2e.Run(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
+			e2e.RunJob(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
 		} else {
 			e2e.Write(t, root+copied[2], "")
 		}

@@ -26,7 +26,7 @@ func buildCounted(t *testing.T) (program string) {
 	}
 	overlay := e2e.Write(t, filepath.Join(dir, "overlay.json"), e2e.Must(json.Marshal(map[string]any{"Replace": replace}))(t))
 	program = filepath.Join(dir, "batchfs")
-	e2e.Run(t, "go", "build", "-overlay", overlay, "-o", program, "../cmd/batchfs")
+	e2e.RunJob(t, "go", "build", "-overlay", overlay, "-o", program, "../cmd/batchfs")
 	return program
 }
 

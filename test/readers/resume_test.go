@@ -80,7 +80,7 @@ func TestResume(t *testing.T) {
 // after lines, and returns all lines. The method must fail.
 func runInterrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
-	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)
+	cmd := e2e.Job(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)
 	out := e2e.Must(cmd.StdoutPipe())(t)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr

@@ -351,7 +351,7 @@ func TestArraysAgreeWithReference(t *testing.T) {
 				sequences = append(sequences, [2]any{m.Path(directory), settings[directory]})
 			}
 			file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
-			cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(uint32(seed)), fmt.Sprint(25*many))
+			cmd := e2e.Job(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(uint32(seed)), fmt.Sprint(25*many))
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("clients/differential.py: %v\n%s", err, out)
 			}
@@ -362,20 +362,20 @@ func TestArraysAgreeWithReference(t *testing.T) {
 // The reference agrees with published numbers, with draws of PyTorch and with the golden file.
 func TestReference(t *testing.T) {
 	e2e.SkipIfShort(t)
-	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
+	e2e.Equal(t, "the self-test", e2e.RunJob(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
 }
 
 // Rows of random documents are what another independent reference computes. That reference agrees
 // with its golden file.
 func TestDocumentsAgreeWithReference(t *testing.T) {
 	e2e.SkipIfShort(t)
-	e2e.Equal(t, "documents.py --golden", e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")
+	e2e.Equal(t, "documents.py --golden", e2e.RunJob(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")
 	for seed := range 2 {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			dir := t.TempDir()
-			e2e.Run(t, e2e.Python, "clients/documents.py", "--make", dir, fmt.Sprint(seed))
+			e2e.RunJob(t, e2e.Python, "clients/documents.py", "--make", dir, fmt.Sprint(seed))
 			m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
-			e2e.CheckOutput(t, "compared ", e2e.Python, "clients/documents.py", "--check", dir, m.Dir)
+			e2e.Contains(t, "documents.py --check", e2e.RunJob(t, e2e.Python, "clients/documents.py", "--check", dir, m.Dir), "compared ")
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -56,13 +57,13 @@ func TestStaysFlat(t *testing.T) {
 		{"lookups in settings", "train/seed=3", "looks", fmt.Sprint(e2e.Repeats(10_000))},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			checkFlat(t, m, func() { e2e.Run(t, e2e.CReader, m.Path(test.path), test.what, test.n) })
+			checkFlat(t, m, func() { e2e.RunJob(t, e2e.CReader, m.Path(test.path), test.what, test.n) })
 		})
 	}
 	for _, command := range []string{"find . -ls", "du -a .", "tar cf - . | cat"} {
 		t.Run(command, func(t *testing.T) {
 			checkFlat(t, m, func() {
-				e2e.Run(t, "sh", "-c", fmt.Sprintf("cd %s && for i in $(seq %d); do %s >/dev/null || exit 1; done", m.Dir, e2e.Repeats(20), command))
+				e2e.RunJob(t, "sh", "-c", fmt.Sprintf("cd %s && for i in $(seq %d); do %s >/dev/null || exit 1; done", m.Dir, e2e.Repeats(20), command))
 			})
 		})
 	}
@@ -81,7 +82,7 @@ func TestKilledReaders(t *testing.T) {
 			e2e.NoError(t, reader.Start())
 			time.Sleep(time.Duration(chance.IntN(int(20 * time.Millisecond))))
 			reader.Process.Kill()
-			reader.Wait()
+			testwait.End(t, "the end of a killed reader", func() { reader.Wait() })
 		}
 	})
 	// unmount succeeds only if no file is open in the mount.

@@ -42,7 +42,7 @@ print(*(b - a for a, b in zip(before, read(599))))
 		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path,
 			"--set", "memory.access="+access, "--set", "memory.page_cache="+keep)
 		var trainer, worker int
-		e2e.Must(fmt.Sscan(e2e.Run(t, e2e.Python, "-c", code, m.Path("train/next"), strconv.Itoa(m.Worker(t))), &trainer, &worker))(t)
+		e2e.Must(fmt.Sscan(e2e.RunJob(t, e2e.Python, "-c", code, m.Path("train/next"), strconv.Itoa(m.Worker(t))), &trainer, &worker))(t)
 		// The heap grows a little until the first garbage collections.
 		if trainer > 4<<10 || worker > 20<<10 {
 			t.Errorf("%s: the trainer grew by %d KiB and batchfs by %d, want at most 4 MiB and 20 MiB with a file of 64", access, trainer, worker)
@@ -87,7 +87,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
         origin = json.load(open(f"{sys.argv[1]}/{name.removesuffix('npy')}json"))["rows"][0]
         assert rows[0, 0, 0] == origin["start"], (rows, origin)
 `
-		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
+		e2e.RunJob(t, e2e.Python, "-c", code, m.Path("train"))
 		peak := e2e.ProcNumber(m.Worker(t), "VmHWM")
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
 		// The limit is the budget plus the memory that every worker needs.
@@ -112,7 +112,7 @@ func TestMatrixExample(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
 		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
-	output := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
+	output := e2e.RunJob(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
 	var mounted, mapped int
 	if n, err := fmt.Sscanf(output, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
 		t.Fatalf("matrix_numpy.py printed %s (%v)", output, err)

@@ -24,7 +24,7 @@ func TestPrepareKilled(t *testing.T) {
 	e2e.WriteCompressedLines(t, texts, size)
 	args := []string{"prepare", texts, "--by", "byte", "--shard-tokens", fmt.Sprint(size / 20), "--val", "0.01", "--out"}
 	began := time.Now()
-	e2e.Run(t, append([]string{e2e.Batchfs}, append(args, want)...)...)
+	e2e.RunJob(t, append([]string{e2e.Batchfs}, append(args, want)...)...)
 	took := time.Since(began)
 
 	exists := func(name string) bool {
@@ -33,7 +33,7 @@ func TestPrepareKilled(t *testing.T) {
 	}
 	completed := 0
 	for killed := 0; killed < 20 || completed == 0; {
-		cmd := e2e.Command(t, e2e.Batchfs, append(args, out)...)
+		cmd := e2e.Job(t, e2e.Batchfs, append(args, out)...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		e2e.NoError(t, cmd.Start())
@@ -99,7 +99,7 @@ func TestPrepareMemory(t *testing.T) {
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
-	out := e2e.Run(t, e2e.Python, "-c", most, e2e.PlainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	out := e2e.RunJob(t, e2e.Python, "-c", most, e2e.PlainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
 	if mib := e2e.Must(strconv.Atoi(strings.TrimSpace(out)))(t); mib > 500 {
 		t.Errorf("prepare had %d MiB resident, want at most 500", mib)
 	}
@@ -113,7 +113,7 @@ func TestPrepareManyFiles(t *testing.T) {
 	for i := range n {
 		e2e.Write(t, filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Sprintf("text %d\n", i))
 	}
-	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
+	e2e.RunJob(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
 	type manifest struct {
 		Splits map[string]struct{ Documents int }
 	}

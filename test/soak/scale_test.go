@@ -34,7 +34,7 @@ func TestReady(t *testing.T) {
 			began := time.Now()
 			m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", "/dev/null", "--set", "batch.block_size=64", "--set", "splits.train.tokens="+test.tokens)
 			e2e.CheckDuration(t, "mounting", time.Since(began), test.within)
-			e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
+			e2e.RunJob(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
 			for _, order := range test.orders {
 				began := time.Now()
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {

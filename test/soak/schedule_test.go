@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
@@ -97,10 +98,12 @@ func TestScheduleChanges(t *testing.T) {
 			return next, next > last
 		})
 		c.In.Close()
-		batches[rank] = <-outputs[rank]
-		if err := c.Cmd.Wait(); err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		batches[rank] = testwait.For(t, fmt.Sprintf("the end of rank %d", rank), outputs[rank])
+		testwait.End(t, fmt.Sprintf("the end of rank %d", rank), func() {
+			if err := c.Cmd.Wait(); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
 		steps = min(steps, len(batches[rank]))
 	}
 	t.Logf("%d stages were applied and %d refused, %d of them by a worker about to serve; %d other workers failed; %d steps", len(stages), refused,

@@ -3,7 +3,6 @@ package soak
 import (
 	"bytes"
 	"encoding/binary"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -44,7 +43,7 @@ func BenchmarkEncode(b *testing.B) {
 				}
 				ours = append(ours, processorTime(b)-began)
 				for _, library := range []string{"tiktoken", "gigatoken"} {
-					cmd := exec.Command(filepath.Join(dir, "bin/python"), "clients/speed.py", library, path)
+					cmd := e2e.Job(b, filepath.Join(dir, "bin/python"), "clients/speed.py", library, path)
 					cmd.Stdin = bytes.NewReader(in.Bytes())
 					out, err := cmd.Output()
 					if err != nil {

@@ -37,7 +37,7 @@ func TestStoreLatency(t *testing.T) {
 	})
 	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nblock_size = 2000"))
 	fetched := b.BlockBytes.Load() // bytes that mounting fetched
-	first := e2e.Must(strconv.Atoi(strings.TrimSpace(e2e.Run(t, e2e.Python, "-c", steps, m.Path("train")))))(t)
+	first := e2e.Must(strconv.Atoi(strings.TrimSpace(e2e.RunJob(t, e2e.Python, "-c", steps, m.Path("train")))))(t)
 	var status struct {
 		Store struct {
 			Waited int `json:"waited_ms"`

@@ -106,7 +106,7 @@ func TestChats(t *testing.T) {
 					e2e.NeedPython(t, "torch")
 					m := e2e.Mount(t, "--data", chats.data, "--set", "splits.train.rows=packed", "--set", "splits.train.dtype=int64",
 						"--set", "splits.train.batch_size=4", "--set", "splits.train.block_size=64")
-					e2e.Run(t, "env", "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "-c", trainOnChats, m.Path("train"))
+					e2e.RunJob(t, "env", "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "-c", trainOnChats, m.Path("train"))
 				})
 			}
 		})
@@ -193,12 +193,12 @@ func makeChats(t *testing.T, family, name string) *chats {
 		e2e.Write(t, filepath.Join(model, "chat_template.jinja"), chatML)
 	}
 	python := filepath.Join(dir, "bin/python")
-	e2e.Run(t, python, "clients/chat.py", family, model, fmt.Sprint(e2e.NormalOrSoak(50, 1000)), out)
+	e2e.RunJob(t, python, "clients/chat.py", family, model, fmt.Sprint(e2e.NormalOrSoak(50, 1000)), out)
 	return &chats{python, model, filepath.Join(out, "chat.jsonl"), filepath.Join(out, "data"), filepath.Join(out, "want")}
 }
 
 func (c *chats) prepare(t *testing.T, file string, flags ...string) *exec.Cmd {
-	cmd := e2e.Command(t, c.python, append([]string{"../examples/prepare_chat.py", file, "--tokenizer", c.model, "--out", c.data}, flags...)...)
+	cmd := e2e.Job(t, c.python, append([]string{"../examples/prepare_chat.py", file, "--tokenizer", c.model, "--out", c.data}, flags...)...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1")
 	return cmd
 }
@@ -215,7 +215,7 @@ func (c *chats) check(t *testing.T) {
 // The Python package finds the bytes of the tokens of every tokenizer library that it supports.
 func TestVocabulariesInPython(t *testing.T) {
 	e2e.SkipIfShort(t)
-	cmd := e2e.Command(t, filepath.Join(tokenizers(t), "bin/python"), "-m", "unittest", "-v", "tests.test_writer.TestTokenizers")
+	cmd := e2e.Job(t, filepath.Join(tokenizers(t), "bin/python"), "-m", "unittest", "-v", "tests.test_writer.TestTokenizers")
 	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.Batchfs, "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -224,20 +224,24 @@ func TestVocabulariesInPython(t *testing.T) {
 
 // tokenizers returns a directory with the Python tokenizers and their files. The first call may
 // install them.
-var tokenizers = func() func(testing.TB) string {
-	install := sync.OnceValues(func() (string, error) {
-		out, err := exec.Command("../.ci/tokenizers").Output()
-		return strings.TrimSpace(string(out)), err
-	})
-	return func(t testing.TB) string {
-		t.Helper()
-		dir, err := install()
+func tokenizers(t testing.TB) string {
+	t.Helper()
+	installing.Lock()
+	defer installing.Unlock()
+	if installed == "" {
+		out, stderr, err := e2e.TryJob(t, "../.ci/tokenizers")
 		if err != nil {
-			e2e.SkipOrFail(t, ".ci/tokenizers: %v", err)
+			e2e.SkipOrFail(t, ".ci/tokenizers: %v: %s", err, stderr)
 		}
-		return dir
+		installed = strings.TrimSpace(out)
 	}
-}()
+	return installed
+}
+
+var (
+	installing sync.Mutex
+	installed  string // guarded by installing
+)
 
 // compareTokens compares a tokenizer with another program on all texts. No text repeats a string
 // more than run times.
@@ -290,7 +294,7 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 			binary.Write(&in, binary.LittleEndian, uint32(len(text)))
 			in.WriteString(text)
 		}
-		cmd := exec.Command(program[0], program[1:]...)
+		cmd := e2e.Job(t, program[0], program[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, &stderr
 		if err := cmd.Run(); err != nil {
 			t.Fatalf("%q: %v\n%s", program, err, &stderr)

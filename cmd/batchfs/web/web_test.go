@@ -84,6 +84,7 @@ func testHalfRequests(t *testing.T) {
 	}
 	answered := func(c net.Conn) {
 		t.Helper()
+		c.SetReadDeadline(testwait.Deadline(t))
 		response, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil || response.StatusCode != http.StatusOK {
 			t.Errorf("%v, %v", response, err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/internal/testwait"
 )
 
 var createdTokenizers = map[string]*Tokenizer{}
@@ -157,7 +158,7 @@ func TestSharedCache(t *testing.T) {
 			}
 		})
 	}
-	group.Wait()
+	testwait.End(t, "the goroutines", group.Wait)
 	if cache.table.Load().refused.Load() >= maxRefused-500 {
 		t.Error("the full table was not replaced")
 	}
