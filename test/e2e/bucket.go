@@ -29,11 +29,8 @@ import (
 func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
 	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	defer lockFile(program + ".lock")() // for tests of other packages that need it too
+	defer lockFile(program + ".lock")() // other tests may need it now too
 	if _, err := os.Stat(program); err == nil {
 		return program
 	}
@@ -70,8 +67,12 @@ func NewBucket(t testing.TB) *Bucket {
 	program := Install(t, "versitygw-v1.8.0", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
 	address, data := freeAddress(t), t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
-	Begin(t, cmd)
+	cmd.Stderr = os.Stderr
+	ended := Begin(t, cmd)
 	AwaitSuccess(t, "the S3 server", func() error {
+		if isClosed(ended) {
+			t.Fatalf("the S3 server ended: %v", cmd.ProcessState)
+		}
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()
@@ -109,12 +110,18 @@ func NewBucket(t testing.TB) *Bucket {
 }
 
 // freeAddress returns an address on which nothing listens. Its port is below those that the kernel
-// assigns to connections, so no connection takes it first.
+// assigns to connections, so no connection takes it first. Until the test ends, it listens on the same
+// port of another address, so that no other test gets the port, in this process or another one.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
-		free, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
-		if err == nil {
+		port := 10_000 + rand.IntN(20_000)
+		reserved, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port))
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { reserved.Close() })
+		if free, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			free.Close()
 			return free.Addr().String()
 		}
