@@ -240,7 +240,7 @@ func TestAlerts(t *testing.T) {
 		"dies": {firing: []string{"WorkersDie"}, cause: func(w *watch) {
 			m, _ := w.mountTokens(e2e.Batchfs)
 			w.during(m, func() {
-				e2e.NoError(w, syscall.Kill(m.Worker(w), syscall.SIGQUIT))
+				e2e.NoError(w, syscall.Kill(m.AwaitWorker(w), syscall.SIGQUIT))
 				w.awaitMetric(m, "batchfs_worker_crashes_total", isPositive)
 			})
 		}},

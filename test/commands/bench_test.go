@@ -28,7 +28,7 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	e2e.CheckNothingLeft(t, dir, dir)
+	e2e.CheckNothingLeft(t, dir)
 	var report struct {
 		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
 		NotCold bool `json:"not_cold"`
@@ -90,5 +90,5 @@ func TestBenchInterrupted(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
 		t.Errorf("exit status %d, want 1 and a message that says interrupted\n%s", cmd.ProcessState.ExitCode(), &out)
 	}
-	e2e.CheckNothingLeft(t, dir, dir)
+	e2e.CheckNothingLeft(t, dir)
 }

@@ -70,9 +70,7 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	})
 	kills := e2e.Repeats(10)
 	for range kills {
-		worker := m.AwaitStandby(t)[0]
-		e2e.Kill(t, m, worker)
-		e2e.AwaitEnded(t, worker)
+		m.KillServing(t, syscall.SIGKILL)
 	}
 	e2e.Write(t, filepath.Join(filepath.Dir(config), "stop"), "")
 	taken := e2e.Must(strconv.Atoi(reader.ReadLine(t)))(t)
@@ -112,7 +110,7 @@ func TestSourceRows(t *testing.T) {
 		for k := 5 * round; k < 5*(round+1); k++ { // 7 rows of each rank
 			e2e.Run(t, "cat", m.Path(fmt.Sprintf("train/rank=0,world=2/batch/%d", k)), m.Path(fmt.Sprintf("train/rank=1,world=2/batch/%d.npy", k)))
 		}
-		e2e.Kill(t, m, m.AwaitStandby(t)[0])
+		m.KillServing(t, syscall.SIGKILL)
 	}
 	metrics := metricsIn(t, string(e2e.Content(t, m.Path("metrics"))))
 	for i, want := range []float64{7, 2, 1} {
@@ -127,7 +125,7 @@ func TestSourceRows(t *testing.T) {
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
-	worker := m.Worker(t)
+	worker := m.AwaitWorker(t)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
 	url := m.Metrics(t)
 	status, text, err := fetch(t, url)

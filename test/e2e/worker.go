@@ -70,6 +70,16 @@ func describe(pids ...int) (states []string) {
 // Kill kills a worker. Its parameters are those of KillOrRestart.
 func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKILL) }
 
+// KillServing sends a signal that ends the serving worker, once there is a standby, and waits for its
+// end. Otherwise, it could still count as one of two workers. It returns the id of the worker.
+func (m *Mounted) KillServing(t testing.TB, sig syscall.Signal) (worker int) {
+	t.Helper()
+	worker = m.AwaitStandby(t)[0]
+	send(t, worker, sig)
+	AwaitEnded(t, worker)
+	return worker
+}
+
 // StopAndKill kills a worker as its supervisor does: after stopping it, so that it does not die
 // while the kernel copies a request to it.
 func StopAndKill(t testing.TB, m *Mounted, worker int) {
@@ -165,24 +175,27 @@ func OpenFiles(t testing.TB, pid int) (links []string) {
 	return links
 }
 
-// CommandLines returns the command lines that contain a text.
-func CommandLines(text string) (commands []string) {
-	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, process := range paths {
-		if command, _ := os.ReadFile(process); strings.Contains(string(command), text) {
-			commands = append(commands, string(command))
+// processesWith returns the processes that have a text in their command line or environment.
+func processesWith(text string) (pids []int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		command, _ := os.ReadFile(dir + "/cmdline")
+		environment, _ := os.ReadFile(dir + "/environ")
+		if strings.Contains(string(command)+string(environment), text) {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			pids = append(pids, pid)
 		}
 	}
-	return commands
+	return pids
 }
 
-// CheckNothingLeft checks that there are no mounts or files in a directory, and no processes with
-// text in their command line.
-func CheckNothingLeft(t testing.TB, dir, text string) {
+// CheckNothingLeft checks that there are no mounts or files in a directory, and no processes of a
+// command that has the directory in its arguments or environment.
+func CheckNothingLeft(t testing.TB, dir string) {
 	t.Helper()
-	Await(t, "the end of all processes with "+text, func() (any, bool) {
-		left := CommandLines(text)
-		return fmt.Sprintf("%q", left), len(left) == 0
+	Await(t, "the end of all processes with "+dir, func() (any, bool) {
+		left := processesWith(dir)
+		return describe(left...), len(left) == 0
 	})
 	Equal(t, "mounts that are left", len(MountsBelow(t, dir)), 0)
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {

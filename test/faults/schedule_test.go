@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -62,9 +63,7 @@ func TestScheduleOfRowsRead(t *testing.T) {
 			refused(test.last-1, fmt.Sprintf("splits.train.stages: the new schedule changes row %d (token ", test.last-1))
 			refused(test.last-1, fmt.Sprintf("step %d), but rows up to %d were read, the last ", test.last/4, test.last))
 			refused(test.last-1, " ago in "+test.path+"; change only later rows, or unmount and mount again")
-			worker := m.AwaitStandby(t)[0]
-			e2e.Kill(t, m, worker)
-			e2e.AwaitEnded(t, worker)
+			m.KillServing(t, syscall.SIGKILL)
 			m.AwaitStandby(t)
 		}
 		next := fmt.Sprintf("weights = {math = 1}\nfrom_row = %d", test.last+1)

@@ -58,7 +58,7 @@ func TestHandedOver(t *testing.T) {
 	defer open.Close()
 	for k, batch := range want[:5] {
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], batch)
-		e2e.NoError(t, syscall.Kill(m.AwaitStandby(t)[0], syscall.SIGKILL))
+		m.KillServing(t, syscall.SIGKILL)
 	}
 
 	nobody := func(args ...string) string {

@@ -39,8 +39,7 @@ func TestSeek(t *testing.T) {
 	e2e.CheckFails(t, "--row: must be a multiple of batch_size times world, 4, ", e2e.PlainBatchfs, "seek", m.Path(sized), "--row", "37")
 	e2e.CheckFails(t, "name either the number of a batch or --row", e2e.PlainBatchfs, "seek", m.Path(sized))
 
-	m.AwaitStandby(t)
-	worker := m.Worker(t)
+	worker := m.AwaitStandby(t)[0]
 	m.Seek(t, "train", 1<<40-2, 8)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
 	next("train", 1<<40-2)

@@ -138,7 +138,7 @@ func TestStorm(t *testing.T) {
 				return open, len(open) <= fds
 			})
 			m.Stop(t)
-			e2e.CheckNothingLeft(t, temporary, filepath.Dir(e2e.Batchfs)+"/batchfs")
+			e2e.CheckNothingLeft(t, temporary)
 		})
 	}
 }
