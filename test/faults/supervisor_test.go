@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,7 +60,7 @@ func TestRestart(t *testing.T) {
 	e2e.Run(t, "cp", e2e.FaultyBatchfs, program+".new")
 	e2e.NoError(t, os.Rename(program+".new", program))
 	e2e.Write(t, config, append(text, "\n[log]\nlevel = \"debug\"\n[memory]\naccess = \"pread\"\n"...))
-	if out := e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir); !strings.Contains(out, fmt.Sprint(m.Worker(t))) || m.Worker(t) == first {
+	if out := e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir); out != fmt.Sprintf("process %d now serves %s\n", m.Worker(t), m.Dir) || m.Worker(t) == first {
 		t.Errorf("restart printed %q, and worker %d serves, want another one than %d, and its number printed", out, m.Worker(t), first)
 	}
 	e2e.Run(t, "cmp", program, fmt.Sprintf("/proc/%d/exe", m.Worker(t)))
@@ -188,7 +187,7 @@ print("ready", flush=True)
 sys.stdin.read()`, m.Dir))
 	reader.AwaitReady(t)
 	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
-	name := "process " + strconv.Itoa(reader.Cmd.Process.Pid)
+	name := fmt.Sprintf("process %d (", reader.Cmd.Process.Pid)
 	for _, want := range []string{name, "has open " + m.Path("train/batch/3"), "has mapped " + m.Path("val/batches.bin"), "works in " + m.Dir, "--force"} {
 		if err == nil || !strings.Contains(stderr, want) {
 			t.Errorf("unmount: error %v, want %q in\n%s", err, want, stderr)

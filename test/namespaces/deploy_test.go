@@ -271,7 +271,7 @@ func TestSlurm(t *testing.T) {
 		t.Errorf("another user can list the mount: %s", out)
 	}
 	supervisor := func() (pid int) {
-		fmt.Sscanf(e2e.Run(t, "grep", s.dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
+		fmt.Sscanf(e2e.Run(t, "grep", "-F", " "+s.dir+" ", "/proc/self/mounts"), "batchfs:%d:", &pid)
 		return pid
 	}
 	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))

@@ -122,7 +122,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	holder := startInNamespace(t, m.Dir)
 	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
 	for _, want := range []string{
-		m.Dir + " is unmounted here", "/proc/[0-9]*/mountinfo", fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
+		m.Dir + " is unmounted here", "/proc/[0-9]*/mountinfo", fmt.Sprintf("kill %d\n", m.Cmd.Process.Pid),
 	} {
 		if err == nil || !strings.Contains(stderr, want) {
 			t.Errorf("unmount: error %v, want %q in\n%s", err, want, stderr)

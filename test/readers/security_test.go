@@ -80,7 +80,7 @@ func TestReadOnly(t *testing.T) {
 		t.Errorf("clients/readers.py tried only %d ways to write, want at least 20: %s", len(tried), tried)
 	}
 	const options = " fuse.batchfs ro,nosuid,nodev,noexec,"
-	if line := e2e.Run(t, "grep", m.Dir, "/proc/mounts"); !strings.Contains(line, options) ||
+	if line := e2e.Run(t, "grep", "-F", " "+m.Dir+" ", "/proc/mounts"); !strings.Contains(line, options) ||
 		!strings.Contains(line, ",default_permissions,allow_other") {
 		t.Errorf("/proc/mounts has %q, want options %q and default_permissions,allow_other", line, options)
 	}
