@@ -158,7 +158,10 @@ if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
 said = b""
 while b"stop with Ctrl-C" not in said:
-    said += os.read(terminal, 1000)
+    try:
+        said += os.read(terminal, 1000)
+    except OSError: # the mount has ended
+        sys.exit(f"it ended after {said}")
 os.close(terminal)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, e2e.Batchfs, "mount", "-c", config, dir)
 	if out != "0\n" || e2e.IsMounted(t, dir) {

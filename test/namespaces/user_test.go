@@ -64,6 +64,7 @@ func TestOrdinaryUser(t *testing.T) {
 	letUsersMount(t)
 	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)
 	t.Cleanup(func() { os.RemoveAll(home) })
+	e2e.PrintLogsOfFailure(t, home)
 	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
 	data := e2e.WriteTokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
 	for _, path := range []string{dir, other} {

@@ -74,8 +74,11 @@ func TestPrepareFirstLine(t *testing.T) {
 reading, writing = pty.openpty() if sys.argv[1] == "terminal" else os.pipe()
 began, line = time.monotonic(), b""
 program = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=writing, stderr=writing)
+os.close(writing) # so that the read fails or is empty if the program ends
 while b"\n" not in line:
-    line += os.read(reading, 4096)
+    more = os.read(reading, 4096)
+    assert more, f"it ended after {line}"
+    line += more
 print(time.monotonic() - began)
 program.kill()
 assert line.startswith(b"tokens of "), line`
