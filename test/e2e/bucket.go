@@ -200,7 +200,7 @@ func (b *Bucket) MountInOrder(t testing.TB, cacheDir string) (m *Mounted, data [
 	data = RandomBytes(60 * StoreBlock)
 	b.Put(t, "train.bin", data)
 	m = Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
-		"store.cache_dir="+cacheDir, "--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
+		"store.cache_dir="+cacheDir, "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
 	check = func(k int) error {
 		out, stderr, err := Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
 		if err != nil {
