@@ -181,7 +181,7 @@ func TestImage(t *testing.T) {
 		kill $!
 		wait $!
 		ls "$root/batches/mnt"`
-	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
+	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--kill-child", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
 	want := e2e.Run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, e2e.PlainBatchfs, root+"/etc/batchfs")
 	e2e.Equal(t, "the output of the node", out, want)
