@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import mmap
 import os
-import select
 import sys
 import time
 from contextlib import contextmanager
@@ -176,10 +175,10 @@ def npload_mmap(path):
 
 
 @method
-def each(path, *names):
-    """Calls several methods, one after another."""
-    for name in names:
-        yield METHODS[name](path)
+def each(directory, *reads):
+    """Executes several reads in this process, one after another, each given as METHOD:FILE."""
+    for name, file in (read.split(":") for read in reads):
+        yield METHODS[name](os.path.join(directory, file))
 
 
 # Repeated reads. Each read of `next` gets another batch.

@@ -19,6 +19,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // If many processes open next at the same time, each gets a different number.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
+	t.Parallel()
 	const processes, opens = 16, 150
 	config, batches := e2e.SmallConfig(t, processes*opens)
 	m := e2e.Mount(t, "-c", config)
@@ -36,6 +37,7 @@ func TestEveryNumberGoesToOneReader(t *testing.T) {
 
 // Listing, opening and examining files takes no numbers.
 func TestLookingTakesNothing(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, command := range []string{
@@ -59,6 +61,7 @@ func TestLookingTakesNothing(t *testing.T) {
 
 // Rows may be read in any order, and repeatedly. C's stdio reads no further than the program does.
 func TestEachByteOnce(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
 	want := e2e.Digests(t, "train", 0, 20, larger...)
@@ -94,6 +97,7 @@ func TestSharedHandlesOfLargeBatches(t *testing.T) {
 
 // A program that maps next gets SIGBUS, and the log names the program.
 func TestMappedNext(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	cmd := e2e.Command(t, e2e.Python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
@@ -108,6 +112,7 @@ func TestMappedNext(t *testing.T) {
 
 // Reads of an open handle return the rest of a batch, then the next batch.
 func TestHandleOfNext(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 600)
 	for name, program := range map[string]*exec.Cmd{"one thread": e2e.OneThread(e2e.Batchfs), "threads": exec.Command(e2e.Batchfs)} {
 		t.Run(name, func(t *testing.T) { testHandle(t, e2e.MountProgram(t, program, "-c", config), want) })
@@ -128,13 +133,11 @@ func testHandle(t *testing.T, m *e2e.Mounted, want []string) {
 			k++
 		}
 	}
-	expect("a rewind before the end of the batch", e2e.Read(t, "rewind", next)...)
-	expect("reading the rest after a part", e2e.Read(t, "head_then_rest", next)...)
+	// fromfile uses C's stdio, which seeks to the end of a file to learn its size, and reads the last
+	// block. next.npy shares the cursor of next.
+	expect("a rewind before the end of the batch, reading the rest after a part, fromfile twice and load", e2e.Read(t, "each", m.Path("train"),
+		"rewind:next", "head_then_rest:next", "fromfile:next", "fromfile:next", "npload:next.npy")...)
 	expect("reads at offset 0 after the last byte", e2e.Read(t, "pread_kept", next, "20")...)
-	// C's stdio seeks to the end of a file to learn its size, and reads the last block.
-	expect("fromfile", e2e.Read(t, "fromfile", next)...)
-	expect("fromfile again", e2e.Read(t, "fromfile", next)...)
-	expect("next.npy, which shares the cursor of next", e2e.Read(t, "npload", m.Path("train/next.npy"))...)
 
 	// Threads that share a handle get whole batches, each number once.
 	const threads, reads = 8, 50

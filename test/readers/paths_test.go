@@ -11,6 +11,7 @@ import (
 // A settings directory has the same files as a split. Its batches are those of a split with the
 // same settings.
 func TestSettingsInPaths(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	list := e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort")
@@ -43,6 +44,7 @@ func TestSettingsInPaths(t *testing.T) {
 
 // A path that cannot exist fails when it is looked up, and the log says why.
 func TestRejectedPaths(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	var logged []string
@@ -72,6 +74,7 @@ func TestRejectedPaths(t *testing.T) {
 
 // If processes look up the same new settings at the same time, each gets a different number.
 func TestRaceToSettings(t *testing.T) {
+	t.Parallel()
 	const processes = 3
 	n := 100
 	if testing.Short() {

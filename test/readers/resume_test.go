@@ -15,6 +15,7 @@ import (
 // A run whose mount was killed resumes at the step that the trainer knows, with the batches of an
 // uninterrupted run.
 func TestResume(t *testing.T) {
+	t.Parallel()
 	const steps = 2000
 	runs := 12
 	if testing.Short() {
@@ -24,6 +25,7 @@ func TestResume(t *testing.T) {
 	data := e2e.WriteTokens(t, filepath.Join(filepath.Dir(config), "train.bin"), 60_000, 2)
 	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = 256\nsplits.train.tokens = %q\n", data))
 	orders := []string{"shuffle", "torch", "random", "sequential"}
+	orders = orders[:min(runs, len(orders))]
 	want := map[string][]string{}
 	for _, order := range orders {
 		want[order] = e2e.Digests(t, "train", 0, steps, "-c", config, "--set", "batch.order="+order)

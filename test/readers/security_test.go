@@ -13,6 +13,7 @@ import (
 // Only the user who mounts can read, unless mount.allow_other is set. In that case, mount.mode,
 // mount.uid and mount.gid decide.
 func TestOtherUsers(t *testing.T) {
+	t.Parallel()
 	e2e.NeedRoot(t, "only root can be several users")
 	config, _ := e2e.SmallConfig(t, 1)
 	const owner, group = 1234, 4321
@@ -58,6 +59,7 @@ func TestOtherUsers(t *testing.T) {
 
 // No file in the mount can be written, created, moved or removed.
 func TestReadOnly(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
 	for _, command := range []string{

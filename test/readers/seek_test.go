@@ -14,6 +14,7 @@ import (
 // After a seek, the next reader of next takes the given batch, in that sequence only, even if the
 // worker is killed or restarted.
 func TestSeek(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	next := func(path string, number int) {
@@ -50,6 +51,7 @@ func TestSeek(t *testing.T) {
 }
 
 func TestSeekRejected(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, test := range []struct{ path, number, want string }{
