@@ -14,6 +14,7 @@ import (
 
 // The doctor prints one line for each check, and exits with 1 if something must be fixed.
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	e2e.WriteTokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
@@ -82,10 +83,11 @@ func TestDoctorOfMounts(t *testing.T) {
 }
 
 // If a token file has changed or cannot be read, even because its disk hangs, the doctor and a
-// restart name the problem and the remedy.
+// restart name the problem and the remedy. This takes more than ten seconds, because both wait five
+// seconds for a disk that hangs.
 func TestDoctorOfTokens(t *testing.T) {
-	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
+	t.Parallel()
 	well := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")
@@ -115,6 +117,7 @@ func TestDoctorOfTokens(t *testing.T) {
 
 // The doctor tells an ordinary user what root would have to do.
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be another user")
 	out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")

@@ -13,19 +13,19 @@ import (
 // Python finds the files that JSON names, even if their names are not UTF-8. unmount escapes
 // control sequences in the name of a process.
 func TestOddNames(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
 	for _, name := range []string{"train.bin", "val.bin"} {
 		e2e.WriteTokens(t, filepath.Join(dir, name), 60_000, 2)
 	}
 	config := e2e.Write(t, filepath.Join(filepath.Dir(dir), "config.toml"), []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
 	m := e2e.Mount(t, "-c", config)
-	for _, file := range []string{"info.json", "batch/0.json"} {
-		e2e.Run(t, e2e.Python, "-c", `
+	e2e.Run(t, e2e.Python, "-c", `
 import json, os, sys
-info = json.load(open(sys.argv[1]))
-for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])]:
-    assert os.path.getsize(os.fsencode(name)) == 120000`, m.Path("train/"+file))
-	}
+for path in sys.argv[1:]:
+    info = json.load(open(path))
+    for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])]:
+        assert os.path.getsize(os.fsencode(name)) == 120000`, m.Path("train/info.json"), m.Path("train/batch/0.json"))
 	reader := e2e.StartClient(t, exec.Command(e2e.Python, "-c", `
 import sys
 open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
@@ -42,6 +42,7 @@ sys.stdin.read()`, m.Path("train/info.json")))
 // Given the identity of a sequence, cat writes its batches, and rejects any other sequence without
 // writing a byte.
 func TestCatOfAnIdentity(t *testing.T) {
+	t.Parallel()
 	config, batches := e2e.SmallConfig(t, 1)
 	file := filepath.Join(filepath.Dir(config), "train.bin")
 	m := e2e.Mount(t, "-c", config)

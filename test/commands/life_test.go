@@ -24,6 +24,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // However a mount is ended, it leaves neither a mount nor a process.
 func TestEnding(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 1)
 	end := map[string]func(t *testing.T, m *e2e.Mounted){
 		"SIGINT": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGINT) },
@@ -39,7 +40,7 @@ func TestEnding(t *testing.T) {
 				t.Skip("only root may run umount")
 			}
 			m := e2e.Mount(t, "-c", config)
-			e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
+			e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 			end(t, m)
 			m.AwaitExitStatus(t, 0)
 		})
@@ -49,6 +50,7 @@ func TestEnding(t *testing.T) {
 // A reader can finish a file that was open when the mount was told to end. Meanwhile, unmount
 // fails.
 func TestEndingUnderAReader(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.grace=1h")
 	h := e2e.StartHandles(t, m.Dir)
@@ -90,6 +92,7 @@ func TestStoppedSupervisor(t *testing.T) {
 
 // mount -d returns 0 exactly when batches can be read.
 func TestBackground(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	config, want := e2e.SmallConfig(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
@@ -104,7 +107,7 @@ func TestBackground(t *testing.T) {
 	ended.SetReadDeadline(testwait.Deadline(t))
 	e2e.Must(io.ReadAll(ended))(t)
 	out := string(output)
-	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
+	e2e.Equal(t, "batch 0", e2e.FileDigest(t, &e2e.Mounted{Dir: dir}, "train/next"), want[0])
 	pid := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1]))(t)
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
 		t.Errorf("the log: error %v, %q, want a line that says mounted", err, text)
@@ -115,6 +118,7 @@ func TestBackground(t *testing.T) {
 
 // A mount raises the read-ahead of the kernel to 1 MiB.
 func TestReadAhead(t *testing.T) {
+	t.Parallel()
 	e2e.NeedRoot(t, "only root may set it")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
@@ -130,6 +134,7 @@ func TestReadAhead(t *testing.T) {
 
 // A mount keeps serving after nobody can read its output any more.
 func TestNobodyListens(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()
 	r, w, err := os.Pipe()
@@ -142,11 +147,12 @@ func TestNobodyListens(t *testing.T) {
 	e2e.Must(r.Read(make([]byte, 1)))(t)
 	r.Close()
 	e2e.Try(t, "stat", m.Path("train/colour=red")) // writes to the log
-	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
+	e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 }
 
 // A mount in the foreground ends when its terminal is closed.
 func TestTerminalIsClosed(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	config, _ := e2e.SmallConfig(t, 1)
 	dir := t.TempDir()

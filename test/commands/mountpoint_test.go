@@ -15,6 +15,7 @@ import (
 
 // A mount whose parent directory was moved can be examined, restarted and ended at its new path.
 func TestMovedMount(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	for name, args := range map[string][]string{"resend": nil, "no resend": {"--no-resend"}} {
 		t.Run(name, func(t *testing.T) {
@@ -43,6 +44,7 @@ func TestMovedMount(t *testing.T) {
 
 // Commands accept a path in a bind mount of a single split, such as docker -v makes.
 func TestMountOfOneSplit(t *testing.T) {
+	t.Parallel()
 	e2e.NeedRoot(t, "only root may bind mount")
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
@@ -70,6 +72,7 @@ func TestMountOfOneSplit(t *testing.T) {
 // cat and inspect end at the first signal, even while a disk does not respond.
 func TestInterruptedCommands(t *testing.T) {
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
+	t.Parallel()
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.train.order=sequential")
 	for _, args := range [][]string{
 		{"cat", m.Path("train"), "--from", "9"},
@@ -100,6 +103,7 @@ func TestInterruptedCommands(t *testing.T) {
 // A signal ends a mount that is starting, whatever it waits for, and nothing stays mounted.
 func TestInterruptedMount(t *testing.T) {
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
+	t.Parallel()
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "intact.bin"), e2e.TokensOfVersion(1, 100_000))
 	var text strings.Builder
 	for range 3999 {

@@ -18,6 +18,7 @@ import (
 
 // On a full disk, prepare leaves no token file. It resumes once there is room.
 func TestPrepareDiskFull(t *testing.T) {
+	t.Parallel()
 	e2e.NeedRoot(t, "only root may mount a tmpfs")
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
@@ -40,6 +41,7 @@ func TestPrepareDiskFull(t *testing.T) {
 
 // prepare works in a directory of its own, and removes only what it created.
 func TestPrepareWorkplace(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		make func(workplace, victim string) error
 		want string // empty if prepare succeeds
@@ -84,6 +86,7 @@ func TestPrepareWorkplace(t *testing.T) {
 // prepare never resumes a run that read a pipe, not even one that failed only when it published its
 // files, because a pipe may supply other text the next time.
 func TestPrepareReadOnce(t *testing.T) {
+	t.Parallel()
 	e2e.NeedRoot(t, "only root may mount")
 	dir := t.TempDir()
 	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
@@ -109,6 +112,7 @@ func TestPrepareReadOnce(t *testing.T) {
 
 // While prepare waits for input, it ends at the first signal, or as soon as something else fails.
 func TestPrepareIdle(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		stdin string // written before the input stops
 		args  string

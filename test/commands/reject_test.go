@@ -13,6 +13,7 @@ import (
 
 // mount rejects what it cannot serve with a clear message, and mounts nothing.
 func TestRejected(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	inDir := func(name string) string { return filepath.Join(dir, name) }

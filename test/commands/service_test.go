@@ -19,6 +19,7 @@ import (
 
 // A service manager is notified when batches can be read, and when the mount begins to end.
 func TestNotify(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 1)
 	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
 	socket := e2e.Must(net.ListenUnixgram(address.Net, &address))(t)
@@ -36,7 +37,7 @@ func TestNotify(t *testing.T) {
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
 	m := e2e.StartMount(t, dir, cmd)
 	hear("READY=1")
-	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
+	e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
 }
@@ -49,6 +50,7 @@ func readUnit(t *testing.T) (service, store string) {
 // systemd accepts the unit, and other processes can see its mount. Only with the drop-in may it use
 // the network.
 func TestUnit(t *testing.T) {
+	t.Parallel()
 	service, store := readUnit(t)
 	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
 	e2e.Equal(t, "a setting that gives the service its own mount namespace", namespace.FindString(service+store), "")
@@ -101,6 +103,7 @@ func limitCapabilities(t *testing.T, unit string) []string {
 
 // The capabilities that the unit allows root are sufficient.
 func TestUnitsCapabilities(t *testing.T) {
+	t.Parallel()
 	service, _ := readUnit(t)
 	words := append(limitCapabilities(t, service), e2e.Batchfs)
 	file := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
@@ -113,6 +116,7 @@ func TestUnitsCapabilities(t *testing.T) {
 // A store can be read with the environment, capabilities, address families and cache directory of
 // the unit and its drop-in, but not with the address families of the unit alone.
 func TestUnitReadsStore(t *testing.T) {
+	t.Parallel()
 	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
 	service, store := readUnit(t)

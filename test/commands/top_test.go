@@ -123,6 +123,7 @@ func TestSourceRows(t *testing.T) {
 // Metrics over HTTP are the same as those in the file metrics, even while the worker is stopped.
 // Other paths, other sites and a port that is in use are rejected.
 func TestMetricsListen(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
 	worker := m.AwaitWorker(t)

@@ -14,6 +14,7 @@ import (
 // A batch with a token beyond the vocabulary fails with an error that names the token. A restart
 // applies another vocab_size, also to files that were open.
 func TestTokenBeyondVocabulary(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
 	raw := make([]byte, 2*300_000)
@@ -48,6 +49,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 // cat, inspect and check apply the settings of the mount to a path in it, not a configuration in
 // the working directory.
 func TestCommandsTakeAPathInAMount(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "batch.seed=7")
 	here := t.TempDir()

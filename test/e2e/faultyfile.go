@@ -40,7 +40,8 @@ const (
 )
 
 // NewFaultyFile mounts a healthy file. It is unmounted at the end of the test, after everything
-// that was mounted later.
+// that was mounted later. Best call it before t.Parallel: go-fuse briefly opens a file in the mount
+// without O_CLOEXEC, and a program that another test starts meanwhile would keep the mount busy.
 func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	t.Helper()
 	NeedFUSE(t)
