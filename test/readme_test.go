@@ -87,11 +87,8 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
-	for _, d := range []string{"examples", ".ci"} {
-		e2e.NoError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
-	}
 	for _, file := range []string{"examples/demo", "examples/prepare", "examples/train_numpy.py", ".ci/python"} {
-		e2e.NoError(t, os.WriteFile(filepath.Join(dir, file), e2e.Content(t, "../"+file), 0o755))
+		e2e.WriteScript(t, filepath.Join(dir, file), e2e.Content(t, "../"+file))
 	}
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
 	t.Cleanup(func() { syscall.Unmount(filepath.Join(dir, "demo/mnt"), syscall.MNT_DETACH) })
@@ -120,7 +117,7 @@ func TestGoVersion(t *testing.T) {
 		"": "no Go is installed", "go version go1.19.8 linux/amd64": bin + "/go is Go 1.19.8", "go version go1.26 linux/arm64": "", "go version go1.100.1 linux/arm64": "",
 	} {
 		if said != "" {
-			e2e.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho "+said), 0o755))
+			e2e.WriteScript(t, filepath.Join(bin, "go"), "#!/bin/sh\necho "+said)
 		}
 		out, stderr, err := e2e.Try(t, "env", "PATH="+bin, "../.ci/go")
 		if (err == nil) != (want == "") || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != min(len(want), 1) || out != "" {

@@ -12,24 +12,25 @@ import (
 	"batchfs/test/e2e"
 )
 
-// copyOfSource returns a new repository with one commit of the tracked files.
-func copyOfSource(t *testing.T) string {
+// copyOfSource returns a new repository with one commit of the tracked files, or of some of them.
+func copyOfSource(t *testing.T, paths ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	e2e.Run(t, "sh", "-ec", `cd .. && git ls-files -z | xargs -0 cp -P --parents -t "$0" && cd "$0" && git init -q && git add . &&
-		git -c user.name=test -c user.email=test@localhost commit -q -m copy`, dir)
+	e2e.Run(t, append([]string{"sh", "-ec", `cd .. && git ls-files -z -- "$@" | xargs -0 cp -P --parents -t "$0" && cd "$0" && git init -q && git add . &&
+		git -c user.name=test -c user.email=test@localhost commit -q -m copy`, dir}, paths...)...)
 	return dir
 }
 
 // CHANGELOG.md begins with the next version, and a tag with another version cannot be released.
 func TestReleaseVersion(t *testing.T) {
+	t.Parallel()
 	version := regexp.MustCompile(`(?m)^## (.*)$`).FindStringSubmatch(e2e.ReadPage(t, "CHANGELOG.md"))[1]
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+( \(unreleased\))?$`).MatchString(version) {
 		t.Errorf("CHANGELOG.md begins with version %q, want N.N.N or N.N.N (unreleased)", version)
 	}
 	number, _, _ := strings.Cut(version, " ")
 	e2e.Contains(t, "the version of a build without a tag", e2e.ReadPage(t, "cmd/batchfs/main.go"), fmt.Sprintf(`"v%s-dev"`, number))
-	dir := copyOfSource(t)
+	dir := copyOfSource(t, "CHANGELOG.md", "deploy/release/release")
 	e2e.Run(t, "git", "-C", dir, "tag", "v98.7.6")
 	_, stderr, err := e2e.TryJob(t, filepath.Join(dir, "deploy/release/release"))
 	if err == nil {

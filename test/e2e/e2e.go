@@ -147,6 +147,18 @@ func Write[T string | []byte](t testing.TB, path string, data T) string {
 	return path
 }
 
+// WriteScript is like Write, for a program. While the file is open, no process is started, because a
+// process that is being started has the same files open, and the kernel runs no file that is open for
+// writing.
+func WriteScript[T string | []byte](t testing.TB, path string, data T) string {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	Write(t, path, data)
+	NoError(t, os.Chmod(path, 0o755))
+	return path
+}
+
 // Content returns the content of a file.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()

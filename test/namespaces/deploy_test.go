@@ -219,19 +219,16 @@ func newSlurm(t *testing.T) slurm {
 		}
 		installed := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
 			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(e2e.Content(t, script)))
-		e2e.Write(t, filepath.Join(root, filepath.Base(script)), installed)
+		e2e.WriteScript(t, filepath.Join(root, filepath.Base(script)), installed)
 	}
-	e2e.Write(t, root+"/srun", `#!/bin/sh
+	e2e.WriteScript(t, root+"/srun", `#!/bin/sh
 		task_prolog=${1#--task-prolog=}; shift
 		for SLURM_PROCID in 0 1; do
 			export SLURM_PROCID SLURM_NTASKS=2
 			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
 			"$@"
 		done`)
-	e2e.Write(t, root+"/python", "#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n")
-	for _, name := range []string{"srun", "python", "task_prolog"} {
-		e2e.NoError(t, os.Chmod(filepath.Join(root, name), 0o755))
-	}
+	e2e.WriteScript(t, root+"/python", "#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n")
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, root+"/batchfs"))
 	return s
 }
