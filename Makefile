@@ -1,8 +1,12 @@
 # make demo      installs what is missing, builds, and trains a model from a mount; DEMO="--seconds 10"
 #                limits that to 10 seconds
 # make test      installs what is missing, and runs all tests but the long ones, in about three minutes
-# make check     runs what CI runs: analysis, and all tests, with the race detector where goroutines
-#                share data
+# make check     does that and runs what CI adds: analysis, the race detector where goroutines share
+#                data, and the long tests
+# make languages installs twelve languages, and reads a mount in each in many ways
+# make repeat    runs the tests of make test again and again, and prints a table of failures: N=10 times,
+#                beside BUSY=6 busy loops, with ONE=1 on one processor, with SHUFFLE=1 in random order
+# make times     writes the seconds of the last make test into CONTRIBUTING.md
 # make build     builds ./batchfs
 # make bench     measures how long a trainer waits for batches of the demo's tokens
 # make wheel     builds the Python package, which contains the program, for this machine, in dist/;
@@ -13,7 +17,8 @@
 # make recipes   trains with each framework in examples, from PyPI: killed in the middle and resumed,
 #                the losses must be equal
 # make soak      runs for about three hours, on an idle machine: looks for leaks, kills processes,
-#                compares all bytes with a reference, checks times and memory, and fuzzes
+#                compares all bytes with a reference, checks times and memory, repeats the tests of
+#                make test beside busy loops, and fuzzes
 # make bench-compare REF=HEAD~1   compares the processor time of a batch with another commit, on an idle
 #                machine: run it before merging a change of fs, sampler or cache
 # make compare-nanochat NANOCHAT=clone   compares nanochat's data loader with examples/nanochat, on an
@@ -24,13 +29,17 @@
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
-# Tests build the program themselves, which Go's cache of results does not see: hence -count=1. Each
-# wait in a test has a limit of five minutes; -timeout is for all tests of a package on a busy machine.
-# Many tests mostly wait, so twice as many as there are processors run at once.
-TEST = .ci/progress -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
+# Tests build the program themselves, which Go's cache of results does not see: hence -count=1. The
+# time limit is for all tests of a package on a busy machine. Many tests mostly wait, so twice as many
+# as there are processors run at once.
+FLAGS = -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
+TEST = .ci/progress test $(FLAGS)
 # The longest first, so that others run next to it.
 PACKAGES = $(addprefix ./test/,soak faults stores commands namespaces integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./...
-RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
+# Packages whose goroutines share data. In others, the tests in SHARING do. -short skips everything in
+# test/stores.
+RACED = ./test/faults ./test/readers ./fs/... ./cache/... ./cmd/batchfs $(addprefix ./cmd/batchfs/,dataset scan terminal web)
+SHARING = TestTablesAreBounded|TestTorchRandomAccess|TestPrepareGoesOn|TestSharedCache
 # A number of inputs rather than of seconds, because Go before 1.27 may fail when time is up
 # (go.dev/issue/75804).
 FUZZTIME = 50000x
@@ -53,7 +62,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
+.PHONY: build demo bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux.
 build:
@@ -62,7 +71,7 @@ build:
 
 demo:
 	@.ci/setup demo
-	@$(MAKE) --no-print-directory build
+	@CGO_ENABLED=0 .ci/progress build -o batchfs ./cmd/batchfs
 	@examples/demo $(DEMO)
 
 bench:
@@ -73,7 +82,8 @@ bench:
 
 test:
 	@.ci/setup test
-	$(TEST) -short $(PACKAGES)
+	@.ci/progress build ./...
+	@$(TEST) -short $(PACKAGES)
 
 page:
 	@.ci/setup page
@@ -95,19 +105,46 @@ soak:
 	@.ci/setup test
 	BATCHFS_SOAK=1 go test ./test/soak ./sampler -v -count=1 -parallel 1 -timeout 4h
 	BATCHFS_SOAK=1 go test -p 1 ./test/stores ./test/faults ./test/commands -run '^($(LIMITS))$$' -v -count=1 -parallel 1 -timeout 1h
+	@$(MAKE) --no-print-directory repeat N=3 BUSY=$(shell expr 3 \* $$(nproc)) SHUFFLE=1
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
 
 check:
+	@$(MAKE) --no-print-directory analysis
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory race
+	@$(MAKE) --no-print-directory long
+
+analysis:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
 	@git ls-files '*.go' '*.py' | grep -v testdata | LC_ALL=C xargs awk "$$WIDE_COMMENTS"
-	@.ci/setup test
 	go vet ./...
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
-	$(TEST) -vet=off -race $(RACED)
-	$(TEST) -vet=off $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
+
+race:
+	-@.ci/versitygw
+	@$(TEST) -vet=off -race -short $(RACED)
+	@$(TEST) -vet=off -race -short -run '^($(SHARING))$$' ./sampler ./cmd/batchfs/prepare/...
+	@$(TEST) -vet=off -race ./test/stores
+
+# The tests that -short skips or shortens.
+long:
+	-@.ci/versitygw
+	@$(TEST) -vet=off $$(.ci/long $$(go list $(PACKAGES) | grep -v /test/stores$$))
+
+languages:
+	@.ci/setup languages
+	@BATCHFS_REQUIRE_FUSE=1 BATCHFS_LANGUAGES=1 $(TEST) -vet=off -run '^TestLanguages$$' ./test/integrations
+
+N = 10
+repeat:
+	@.ci/setup test
+	@.ci/repeat --runs $(N) $(if $(BUSY),--busy $(BUSY)) $(if $(ONE),--one) $(FLAGS) $(if $(SHUFFLE),-shuffle=on) -short $(PACKAGES)
+
+times:
+	@.ci/progress table
 
 # If the database of vulnerabilities cannot be reached, this says so and passes. The code is searched for
 # calls, which takes long, only if a module has a vulnerability.
