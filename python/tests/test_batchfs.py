@@ -17,7 +17,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 import unittest
 import warnings
 from collections.abc import Callable
@@ -34,9 +33,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 import batchfs
 from batchfs._files import FileReader
 from batchfs._split import read_rest
+from tests import waiting
 
-ended_only = os.WEXITED | os.WNOHANG | os.WNOWAIT
-LIMIT = 300  # longest wait, in seconds
 B, T = 4, 32
 has_torch = importlib.util.find_spec("torch") is not None
 has_torchdata = importlib.util.find_spec("torchdata") is not None
@@ -70,12 +68,10 @@ def mounts() -> set[str]:
     return {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " fuse.batchfs " in line}
 
 
-def wait_until(what: str, done: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not done():
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {LIMIT} seconds")
-        time.sleep(0.01)
+def ended(children: list[int]) -> tuple[bool, list[int]]:
+    """Reports whether all children of this process have ended, and returns those that have not."""
+    left = [child for child in children if not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)]
+    return not left, left
 
 
 def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
@@ -104,7 +100,7 @@ def read_all(loader: Any, most: int | None = None) -> list[Any]:
     return [*itertools.islice(loader, most)]
 
 
-class Case(unittest.TestCase):
+class Case(waiting.Case):
     """A test with a mount that its class shares. The value of each token is its position."""
 
     directory: tempfile.TemporaryDirectory[str]
@@ -462,7 +458,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-class TestOtherRuns(unittest.TestCase):
+class TestOtherRuns(waiting.Case):
     """A state continues with exactly the rows that the run would have read next, or it is rejected."""
 
     def setUp(self) -> None:
@@ -535,8 +531,8 @@ class TestProcesses(Case):
                 queue = context.Queue()
                 child = context.Process(target=numbers, args=(train, range(4), queue))
                 child.start()
-                got = queue.get(timeout=LIMIT)
-                child.join()
+                got = waiting.take(queue)
+                waiting.join(child)
                 self.assertTrue(all(same(batch, train.read(k)) for k, batch in enumerate(got)))
             self.assertEqual(next(steps)[0], 1)
             self.assertTrue(same(next(steps)[1], train[2]))
@@ -558,7 +554,7 @@ class TestProcesses(Case):
                     for thread in threads:
                         thread.start()
                     for thread in threads:
-                        thread.join()
+                        waiting.join(thread)
                 finally:
                     sys.setswitchinterval(interval)
                 for own in got:
@@ -570,10 +566,10 @@ class TestProcesses(Case):
     def test_fork_while_a_thread_reads(self) -> None:
         for train in self.both("train"):
             steps, other = train.steps(), self.m.split("train")
-            ended = threading.Event()
+            stopped = threading.Event()
 
-            def read(steps: batchfs.Steps = steps, ended: threading.Event = ended) -> None:
-                while not ended.is_set():
+            def read(steps: batchfs.Steps = steps, stopped: threading.Event = stopped) -> None:
+                while not stopped.is_set():
                     next(steps)
 
             thread = threading.Thread(target=read)
@@ -582,7 +578,7 @@ class TestProcesses(Case):
             try:
                 for _ in range(50):
                     before = steps.step
-                    wait_until("another batch", lambda before=before: steps.step > before)
+                    waiting.until("another batch", lambda before=before: (steps.step > before, steps.step))
                     if (child := os.fork()) == 0:
                         status = 1
                         try:
@@ -591,11 +587,11 @@ class TestProcesses(Case):
                         finally:
                             os._exit(status)
                     children.append(child)
-                wait_until("the end of all children", lambda: all(os.waitid(os.P_PID, c, ended_only) for c in children))
+                waiting.until("the end of all children", lambda: ended(children))
                 self.assertEqual([os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) for _ in range(50)], [0] * 50)
             finally:
-                ended.set()
-                thread.join()
+                stopped.set()
+                waiting.join(thread)
                 for child in children:
                     os.kill(child, signal.SIGKILL)
                     os.waitpid(child, 0)
@@ -746,7 +742,7 @@ class TestProcesses(Case):
         self.assertEqual([name for name, _, _ in cuda.mock_calls].count("current_stream().wait_event"), len(seen))
 
 
-class Place(unittest.TestCase):
+class Place(waiting.Case):
     """A test with its own directory, which has tokens and a mountpoint."""
 
     def setUp(self) -> None:
@@ -770,9 +766,9 @@ class TestLife(Place):
             f"m = batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}, set={{'mount.grace': '1s'}})\n"
             f"train = m.split('train'); first = train[0]\n{textwrap.dedent(code)}"
         )
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = waiting.end(process)
         self.assertEqual(process.returncode, status, out + err)
-        wait_until("an unmount", lambda: not self.mounted())
+        waiting.until("an unmount", lambda: (not self.mounted(), mounts()))
         self.assertTrue(self.place.is_dir())
 
     def test_ends_of_a_process(self) -> None:
@@ -786,17 +782,22 @@ class TestLife(Place):
     def test_a_killed_process_leaves_no_directory(self) -> None:
         places = self.directory / "tmp"
         places.mkdir()
+
+        def mountpoints() -> list[Path]:
+            # Python's tempfile leaves a file here if it is killed while it tries the directory.
+            return [*places.glob("batchfs-*")]
+
         for moment in ("starting", "mounted"):
             process = python(f"m = batchfs.mount(config={self.config!r}); print('mounted', flush=True); signal.pause()", TMPDIR=str(places))
-            wait_until("a mountpoint", lambda: any(places.iterdir()))
-            if moment == "mounted" and process.stdout:
-                self.assertEqual(process.stdout.readline(), "mounted\n")
+            waiting.until("a mountpoint", lambda: (any(mountpoints()), [*places.iterdir()]))
+            if moment == "mounted":
+                self.assertEqual(waiting.line(process), "mounted\n")
             process.kill()
-            process.communicate(timeout=LIMIT)
-            wait_until(f"no directory of a process that was killed when {moment}", lambda: not any(places.iterdir()))
+            waiting.end(process)
+            waiting.until(f"no directory of a process that was killed when {moment}", lambda: (not any(mountpoints()), mountpoints()))
         with mock.patch.object(tempfile, "tempdir", str(places)):
             self.assertRaises(batchfs.MountError, lambda: batchfs.mount(config=self.config, batch_size=0))
-        self.assertEqual([*places.iterdir()], [])
+        self.assertEqual(mountpoints(), [])
 
     def test_killed_beside_a_forked_process(self) -> None:
         """A forked process that reads, and outlives its parent, does not keep the mount."""
@@ -815,15 +816,15 @@ class TestLife(Place):
         )
 
     def test_with_unmounts(self) -> None:
-        m = batchfs.mount(config=self.config, mountpoint=self.place)
+        m = batchfs.mount(config=self.config, mountpoint=self.place, set={"mount.grace": "1s"})
         train = m.split("train")
         with self.assertRaises(ZeroDivisionError), m:
             copy = pickle.loads(pickle.dumps(train))
             self.assertTrue(same(train[1], copy[1]))
-            if os.fork() == 0:
+            if (child := os.fork()) == 0:
                 m.close()  # does nothing, because the parent made the mount
                 os._exit(0)
-            os.wait()
+            waiting.until("the end of the child", lambda: (os.waitpid(child, os.WNOHANG)[0] == child, child))
             self.assertTrue(self.mounted())
             _ = 1 / 0
         self.assertFalse(self.mounted())
@@ -835,7 +836,7 @@ class TestLife(Place):
         made: list[batchfs.Mount] = []
         thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)))
         thread.start()
-        thread.join()
+        waiting.join(thread)
         train = batchfs.mount(config=self.config).split("train")  # the split keeps its mount alive
         self.assertTrue(same(train[5], made[0].split("train")[5]))
         places = [made[0].mountpoint, str(Path(train.reader.path).parent) if isinstance(train.reader, FileReader) else ""]
@@ -853,11 +854,11 @@ class TestLife(Place):
                 sys.stdin.readline()
         """
         runs = [python(code) for _ in range(2)]
-        said = [run.stdout.readline().split() for run in runs if run.stdout]
+        said = [waiting.line(run).split() for run in runs]
         self.assertEqual(len({place for place, _ in said} & mounts()), 2)
         self.assertEqual(said[0][1], said[1][1])
         for run in runs:
-            _, err = run.communicate("\n", timeout=LIMIT)
+            _, err = waiting.end(run, "\n")
             self.assertEqual(run.returncode, 0, err)
         self.assertFalse(any(os.path.exists(place) for place, _ in said))
 
@@ -867,11 +868,10 @@ class TestLife(Place):
             print(p.reader.cat.process.pid, flush=True)
             signal.pause()
         """)
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+        child = int(waiting.line(process))
         process.kill()
-        process.communicate()
-        wait_until("the end of batchfs cat", lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+        waiting.end(process)
+        waiting.until("the end of batchfs cat", lambda: state_of(child))
 
     def test_program(self) -> None:
         done = subprocess.run(
@@ -938,7 +938,7 @@ class TestSameSequence(Place):
     def forked(self, split: batchfs.Split) -> None:
         """Reads a batch in a forked process."""
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            pool.apply(split.read, (300,))
+            waiting.result(pool.apply_async(split.read, (300,)))
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_replaced_tokens_under_workers(self) -> None:
@@ -1113,10 +1113,10 @@ class TestErrors(Place):
         if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
             self.skipTest("no mount namespace can be made, as in a chroot")
         program = self.directory / "python"
-        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
+        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c 'umount -al -t fuse.batchfs; {before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
         program.chmod(0o755)
         with mock.patch.object(sys, "executable", str(program)):
-            return python(code).communicate(timeout=LIMIT)
+            return waiting.end(python(code))
 
     def test_reads_in_parts(self) -> None:
         """Bytes that come in any parts fill all arrays, and too few are an error."""
@@ -1140,6 +1140,15 @@ class TestErrors(Place):
                     continue
                 read_rest(read, arrays, first, 100)
                 self.assertEqual(b"".join(a.tobytes() for a in arrays), data.tobytes())
+
+
+def state_of(pid: int) -> tuple[bool, str]:
+    """Reports whether a process has ended, and returns its /proc/PID/stat."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError as e:
+        return True, str(e)
+    return " Z " in stat, stat
 
 
 def is_keeper(pid: int, mountpoint: str) -> bool:

@@ -29,7 +29,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 import batchfs
 from batchfs._program import run as run_program
 from batchfs._tokenizer import Vocabulary, vocabulary
-from tests.test_batchfs import LIMIT, python
+from tests import waiting
+from tests.test_batchfs import python
 
 _EOT = 999
 
@@ -49,7 +50,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def run(*args: str) -> str:
-    out, why = run_program(*args, timeout=LIMIT)
+    out, why = run_program(*args, timeout=waiting.LIMIT)
     if why:
         raise AssertionError(f"{args}: {why}\n{out.decode()}")
     return out.decode()
@@ -65,7 +66,7 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-class Case(unittest.TestCase):
+class Case(waiting.Case):
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -299,7 +300,7 @@ class TestRefused(Case):
         out.add([1])
         child = multiprocessing.get_context("fork").Process(target=self.refused, args=("belongs to process", lambda: out.add([1])))
         child.start()
-        child.join(300)
+        waiting.join(child)
         self.assertEqual(child.exitcode, 0)
         out.close()
 
@@ -365,18 +366,23 @@ class TestResume(Case):
                 print(out.documents, flush=True)
                 for i in range(out.documents, {n}):
                     out.add(document(i), **arrays(i))
+                    if i % 50 == 0:
+                        print(i, flush=True)
         """
         rng, kills, safe = random.Random(1), 0, [0]
         while True:
             process = python(code, str(self.data))
-            assert process.stdout is not None
-            safe.append(int(process.stdout.readline()))
+            safe.append(int(waiting.line(process)))
             enough = kills >= 20 and len({*safe}) > 5
             if not enough:
+                # Lines rather than seconds, because a busy machine may run the process for only a
+                # few milliseconds in a second.
+                for _ in range(rng.randrange(10)):
+                    waiting.line(process, ends=True)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(rng.uniform(0, 0.05))
+                    process.wait(rng.uniform(0, 0.01))
                 process.kill()
-            _, why = process.communicate(timeout=LIMIT)
+            _, why = waiting.end(process)
             kills += process.returncode == -signal.SIGKILL
             self.assertLess(kills, 300)
             self.assertIn(process.returncode, (0, -signal.SIGKILL), why)
@@ -410,7 +416,7 @@ class TestResume(Case):
         """
         for moved in range(0, len(want), 3):
             directory = self.root / str(moved)
-            python(code, str(directory), str(moved), "write").communicate(timeout=LIMIT)
+            waiting.end(python(code, str(directory), str(moved), "write"))
             self.assertEqual(len([*directory.iterdir()]), 1 + moved)
             found = run_program("check", "train", "val", "--data", str(directory))
             self.assertRegex(str(found), "vocab.json lists|no such file" if moved else "has neither train")
@@ -423,7 +429,7 @@ class TestResume(Case):
         batchfs.finish(self.root / "shards")
         want = files(self.root / "shards")
         for steps in (0, 1, 4, len(want)):  # the last kill is before the state is removed
-            python(code, str(self.data), str(steps), "finish").communicate(timeout=LIMIT)
+            waiting.end(python(code, str(self.data), str(steps), "finish"))
             write_shard(self.data, 3, 5)  # a rerun of the program changes nothing
             self.refused("belongs to writers of shards", lambda: batchfs.writer(self.data, vocab_size=1000, resume=True))
         self.assertEqual([*files(self.data / ".prepare")], [".finish.json"])
@@ -437,7 +443,7 @@ class TestShards(Case):
     def test_processes(self) -> None:
         n = 8
         with multiprocessing.get_context("spawn").Pool(n) as pool:
-            pool.starmap(write_shard, [(self.data, i, n, 100) for i in range(n)])
+            waiting.result(pool.starmap_async(write_shard, [(self.data, i, n, 100) for i in range(n)]))
         self.assertEqual([path.name for path in self.data.iterdir()], [".prepare"])
         self.refused("of shards", lambda: batchfs.writer(self.data, vocab_size=1000, resume=True))
         batchfs.finish(self.data)
@@ -458,7 +464,7 @@ class TestShards(Case):
         """A program that is run again after its end changes nothing, even if its processes run at the same time."""
         for _ in range(2):
             with multiprocessing.get_context("fork").Pool(8) as pool:
-                pool.starmap(write_shard, [(self.data, i, 64) for i in range(64)])
+                waiting.result(pool.starmap_async(write_shard, [(self.data, i, 64) for i in range(64)]))
             batchfs.finish(self.data)
         self.assertEqual(json.loads((self.data / "vocab.json").read_text())["writer"]["documents"], [10] * 64)
         self.assertFalse((self.data / ".prepare").exists())
