@@ -3,19 +3,35 @@ package commands
 import (
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 
 	"batchfs/test/e2e"
 )
 
-// This runs the unit tests. deploy/release/packages tests the wheel.
+// The unit tests of the Python package pass. Each class of tests is a process, because most of them
+// wait for a mount. deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
-	cmd := e2e.Job(t, e2e.Python, "-m", "unittest", "-v", "tests.test_batchfs", "tests.test_writer")
-	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	python := func(t *testing.T, args ...string) *exec.Cmd {
+		cmd := e2e.Job(t, e2e.Python, args...)
+		cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
+		return cmd
+	}
+	classes := e2e.Must(python(t, "-c", `
+import pathlib, unittest
+for module in {path.stem for path in pathlib.Path("tests").glob("test_*.py")} - {"test_wheel"}:
+    for tests in unittest.defaultTestLoader.loadTestsFromName("tests." + module):
+        print(*{f"tests.{module}.{type(test).__qualname__}" for test in tests})`).Output())(t)
+	for class := range strings.FieldsSeq(string(classes)) {
+		t.Run(class, func(t *testing.T) {
+			t.Parallel()
+			if out, err := python(t, "-m", "unittest", class).CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 
