@@ -86,8 +86,8 @@ func TestDoctorOfMounts(t *testing.T) {
 // restart name the problem and the remedy. This takes more than ten seconds, because both wait five
 // seconds for a disk that hangs.
 func TestDoctorOfTokens(t *testing.T) {
-	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
 	t.Parallel()
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
 	well := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")

@@ -71,8 +71,8 @@ func TestMountOfOneSplit(t *testing.T) {
 
 // cat and inspect end at the first signal, even while a disk does not respond.
 func TestInterruptedCommands(t *testing.T) {
-	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
 	t.Parallel()
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.train.order=sequential")
 	for _, args := range [][]string{
 		{"cat", m.Path("train"), "--from", "9"},
@@ -102,8 +102,8 @@ func TestInterruptedCommands(t *testing.T) {
 
 // A signal ends a mount that is starting, whatever it waits for, and nothing stays mounted.
 func TestInterruptedMount(t *testing.T) {
-	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
 	t.Parallel()
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 500_000))
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "intact.bin"), e2e.TokensOfVersion(1, 100_000))
 	var text strings.Builder
 	for range 3999 {

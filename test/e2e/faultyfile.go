@@ -40,8 +40,7 @@ const (
 )
 
 // NewFaultyFile mounts a healthy file. It is unmounted at the end of the test, after everything
-// that was mounted later. Best call it before t.Parallel: go-fuse briefly opens a file in the mount
-// without O_CLOEXEC, and a program that another test starts meanwhile would keep the mount busy.
+// that was mounted later.
 func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	t.Helper()
 	NeedFUSE(t)
@@ -49,12 +48,17 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 	f := &FaultyFile{Path: filepath.Join(dir, "train.bin"), content: content}
 	f.modeChanged = sync.NewCond(&f.mu)
 	root := &gofs.Inode{}
-	server, err := gofs.Mount(dir, root, &gofs.Options{
-		MountOptions: fuse.MountOptions{FsName: "faulty", Name: "faulty", DirectMount: true, ExplicitDataCacheControl: true},
+	server := Must(fuse.NewServer(gofs.NewNodeFS(root, &gofs.Options{
 		OnAdd: func(ctx context.Context) {
 			root.AddChild(filepath.Base(f.Path), root.NewPersistentInode(ctx, f, gofs.StableAttr{Ino: 2}), false)
 		},
-	})
+	}), dir, &fuse.MountOptions{FsName: "faulty", Name: "faulty", DirectMount: true, ExplicitDataCacheControl: true}))(t)
+	go server.Serve()
+	// For a moment, WaitMount has a file in the mount open without O_CLOEXEC. A program that another
+	// test starts then would keep the mount busy.
+	syscall.ForkLock.RLock()
+	err := server.WaitMount()
+	syscall.ForkLock.RUnlock()
 	NoError(t, err)
 	t.Cleanup(func() {
 		f.Set(t, Healthy)
