@@ -547,31 +547,38 @@ class TestTokenizers(Case):
         fallback.add_special_tokens(["<eos>"])
         fallback.pre_tokenizer = pre.Metaspace(prepend_scheme="never")
         fallback.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-        published = [(path.stem, module.Tokenizer.from_file(str(path))) for path in published_files()]
-        for name, tokenizer in [("byte-level", level), ("byte fallback", fallback), *published]:
-
-            def encode(text: str, tokenizer: Any = tokenizer) -> list[int]:
-                return tokenizer.encode(text, add_special_tokens=False).ids
-
-            ids = tokenizer.get_vocab()
-            yield name, tokenizer, encode, next((ids[eot] for eot in ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>") if eot in ids), None)
+        for name, tokenizer in [("byte-level", level), ("byte fallback", fallback)]:
+            encode, ids = self.encoder(tokenizer), tokenizer.get_vocab()
+            yield name, tokenizer, encode, self.end_of_text(ids)
             if installed("transformers"):
                 transformers: Any = importlib.import_module("transformers")
                 yield name, transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="a"), encode, ids["a"]
 
+    @staticmethod
+    def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+    @staticmethod
+    def end_of_text(ids: dict[str, int]) -> int | None:
+        return next((ids[eot] for eot in ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>") if eot in ids), None)
+
     def test_bytes(self) -> None:
         for name, tokenizer, encode, eot in self.kinds():
             with self.subTest(name, kind=type(tokenizer).__module__):
-                found = vocabulary(tokenizer)
-                self.assertEqual(found.eot, eot)
-                for text in self.texts:
-                    self.assertEqual(b"".join(found.tokens[i] for i in encode(text)), text.encode())
-                if type(tokenizer).__module__ == "tokenizers":
-                    for i, token in enumerate(found.tokens):
-                        self.assertEqual(tokenizer.decode([i], skip_special_tokens=False), token.decode(errors="replace"), i)
+                self.check_bytes(tokenizer, encode, eot)
+
+    def check_bytes(self, tokenizer: Any, encode: Callable[[str], list[int]], eot: int | None) -> None:
+        found = vocabulary(tokenizer)
+        self.assertEqual(found.eot, eot)
+        for text in self.texts:
+            self.assertEqual(b"".join(found.tokens[i] for i in encode(text)), text.encode())
+        if type(tokenizer).__module__ == "tokenizers":
+            for i, token in enumerate(found.tokens):
+                self.assertEqual(tokenizer.decode([i], skip_special_tokens=False), token.decode(errors="replace"), i)
 
     @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
-    def test_manifest_equals_that_of_prepare(self) -> None:
+    def test_published(self) -> None:
+        """A manifest equals that of prepare, for the tokenizers of models. Each is loaded once, because that takes long."""
         module: Any = importlib.import_module("tokenizers")
         text = self.root / "text"
         text.write_text("Hello, hello world")
@@ -579,8 +586,14 @@ class TestTokenizers(Case):
             theirs, ours = self.root / path.stem, self.root / f"{path.stem}-ours"
             run("prepare", str(text), "--by", str(path), "--val", "0", "--eot", "none", "--out", str(theirs))
             tokenizer = module.Tokenizer.from_file(str(path))
+            encode = self.encoder(tokenizer)
+            with self.subTest(path.stem):
+                self.check_bytes(tokenizer, encode, self.end_of_text(tokenizer.get_vocab()))
+            if installed("transformers"):
+                transformers: Any = importlib.import_module("transformers")
+                tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
             with batchfs.writer(ours, tokenizer=tokenizer) as out:
-                out.add(tokenizer.encode("Hello, hello world", add_special_tokens=False).ids)
+                out.add(encode("Hello, hello world"))
             self.assertEqual((theirs / "train.bin").read_bytes(), (ours / "train.bin").read_bytes())
             a, b = (json.loads((made / "vocab.json").read_text()) for made in (theirs, ours))
             self.assertEqual(a["token_bytes"], b["token_bytes"])

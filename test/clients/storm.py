@@ -1,15 +1,16 @@
-"""Reads a file of a mount until standard input ends, despite all errors: storm.py WAY SPLIT
+"""Reads a split in every way until standard input ends, despite all errors: storm.py SPLIT
 
 The split must be in sequential order. The low 24 bits of each token are its position, and the other
-bits are the version of the file; the array "at" has the same values. The program checks every batch,
-and the first wrong byte ends it with status 1. At the end it prints `number PLACE N` (it read N
-batches from next whose place in the epoch is PLACE), `failed ERRNO N`, `slowest SECONDS`, and
-`reads N`.
+bits are the version of the file; the array "at" has the same values. Every batch is checked. The
+first wrong byte ends reading in that way, and the status is 1. At the end, each way prints
+`number PLACE N` (it read N batches from next whose place in the epoch is PLACE), `failed ERRNO N`,
+`slowest SECONDS`, and `reads N`.
 """
 
 import errno
 import json
 import mmap
+import multiprocessing
 import os
 import random
 import select
@@ -21,7 +22,7 @@ import numpy as np
 
 from readers import copy_of, drop_cache, read_range
 
-split = sys.argv[2]
+split = sys.argv[1]
 with open(f"{split}/info.json") as f:
     info = json.load(f)
 B, T, STEPS, SIZE = info["batch_size"], info["block_size"], info["steps"], info["batch_bytes"]
@@ -203,27 +204,49 @@ ways = {"next": lambda: next_open, "npy": lambda: next_npy, "safetensors": lambd
         "nonblocking": lambda: next_nonblocking, "rows": rows, "tensors": lambda: next_tensors, "arrays": arrays,
         "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "tokens": lambda: tokens,
         "texts": lambda: texts}
-read = ways[sys.argv[1]]()
-numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0)[0]:
-    began = time.monotonic()
+
+
+def storm(way, started, printing):
+    """Reads in one way until standard input ends, and prints what it found."""
     try:
-        k = read()
-        if k is not None:
-            numbers[k] += 1
-    except OSError as e:
-        failed[errno.errorcode[e.errno]] += 1
-        # The file or the mount may have been replaced.
-        again = sys.argv[1] in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
-        while again:
-            time.sleep(0.001)
-            try:
-                read, again = ways[sys.argv[1]](), False
-            except OSError as e:
-                failed[errno.errorcode[e.errno]] += 1
-    slowest = max(slowest, time.monotonic() - began)
-    reads += 1
-sys.stdout.writelines(f"number {k} {n}\n" for k, n in numbers.items())
-sys.stdout.writelines(f"failed {name} {n}\n" for name, n in failed.items())
-print(f"slowest {slowest:.6f}\nreads {reads}")
+        read = ways[way]()
+    finally:
+        started.wait()
+    numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
+    while not select.select([stdin], [], [], 0)[0]:
+        began = time.monotonic()
+        try:
+            k = read()
+            if k is not None:
+                numbers[k] += 1
+        except OSError as e:
+            failed[errno.errorcode[e.errno]] += 1
+            # The file or the mount may have been replaced.
+            again = way in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or way == "rows"
+            while again:
+                time.sleep(0.001)
+                try:
+                    read, again = ways[way](), False
+                except OSError as e:
+                    failed[errno.errorcode[e.errno]] += 1
+        slowest = max(slowest, time.monotonic() - began)
+        reads += 1
+    with printing:
+        sys.stdout.writelines(f"number {k} {n}\n" for k, n in numbers.items())
+        sys.stdout.writelines(f"failed {name} {n}\n" for name, n in failed.items())
+        print(f"slowest {slowest:.6f}\nreads {reads}", flush=True)
+
+
+# Each way has a process. Processes that are forked need not import NumPy, which takes longer than
+# a short storm.
+context = multiprocessing.get_context("fork")
+started, printing = context.Barrier(len(ways) + 1), context.Lock()
+stdin = os.dup(0)  # multiprocessing closes standard input in the processes
+processes = [context.Process(target=storm, args=(way, started, printing)) for way in ways]
+for process in processes:
+    process.start()
+started.wait()
+print("ready", flush=True)
+for process in processes:
+    process.join()
+sys.exit(any(process.exitcode for process in processes))

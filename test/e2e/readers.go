@@ -17,7 +17,7 @@ import (
 // TokensOfVersion returns n tokens whose values are 10,000 v plus their positions modulo 10,000. v
 // is from 0 to 5. No two versions share a batch.
 func TokensOfVersion(v, n int) []byte {
-	var raw []byte
+	raw := make([]byte, 0, 2*n)
 	for i := range n {
 		raw = binary.LittleEndian.AppendUint16(raw, uint16(v*10_000+i%10_000))
 	}

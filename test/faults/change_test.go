@@ -392,6 +392,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 // If one of 65 files changes, opening a batch of that file fails, and soon opening any batch of the
 // split fails too. With on_change = "follow", nothing fails.
 func TestOneOfSeveralFilesChanges(t *testing.T) {
+	t.Parallel()
 	const third = 400 // a batch that is read from the third file
 	for _, onChange := range []string{"error", "follow"} {
 		t.Run(onChange, func(t *testing.T) {
@@ -454,6 +455,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 
 // A mount with expect_fingerprint neither starts nor continues with other data.
 func TestExpectedFingerprint(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()
 	file := filepath.Join(dir, "train.bin")
@@ -491,6 +493,7 @@ func TestExpectedFingerprint(t *testing.T) {
 // A mount in the background also finds new files, although it has left the directory to which its
 // paths are relative.
 func TestFollowingInTheBackground(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()
 	file := e2e.Write(t, filepath.Join(dir, "data", "train.bin"), e2e.TokensOfVersion(0, 20_000))

@@ -14,7 +14,7 @@ import (
 // few of them open.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
-	const shards, limit, tokens = 1000, 256, 200
+	const shards, limit, tokens = 400, 256, 200
 	dir, data := t.TempDir(), e2e.TokensOfVersion(0, shards*tokens)
 	for i := range shards {
 		e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train-%04d.bin", i)), data[2*tokens*i:][:2*tokens])

@@ -82,6 +82,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 // A file that is open for writing is not mounted, because the kernel does not report writes through
 // a mapping. Opening it for writing later does not end a mount. Other commands can read it.
 func TestOpenForWriting(t *testing.T) {
+	t.Parallel()
 	e2e.NeedFUSE(t)
 	for _, how := range []string{"open", "mapped"} {
 		t.Run(how, func(t *testing.T) {

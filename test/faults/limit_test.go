@@ -9,11 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/testwait"
 	"batchfs/test/e2e"
 )
 
 // If the files of a split do not respond, each read fails in time, and other splits are read as
-// usual. Afterwards, batches are read and no number is left out.
+// usual. Afterwards, batches are read and no number is left out. The reads take five seconds to
+// fail, because a read that does not hang may take seconds on a busy machine.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
 	for _, access := range []string{"pread", "remap"} {
@@ -36,9 +38,18 @@ func TestTimeLimit(t *testing.T) {
 			r := startReaderProcess(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
 			d.Set(t, e2e.Hang)
 			began := time.Now()
-			checkReadsFail(t, m, readers)
+			failing := make(chan struct{})
+			go func() {
+				defer close(failing)
+				checkReadsFail(t, m, readers)
+			}()
+			defer testwait.For(t, "the errors", failing) // even if a wait before fails
+			d.AwaitHanging(t, 1)
+			r.awaitMore(t, 100)
+			r.nextRound(t, "pause", 1) // leaves the processors to other tests
+			testwait.For(t, "the errors", failing)
 			e2e.CheckDuration(t, "the slowest error", time.Since(began), 2*timeout)
-			r.awaitMore(t, 10)
+			r.nextRound(t, "go", 10)
 			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
 			gaveUp := fmt.Sprint("did not respond within ", timeout)
 			if s := e2e.StatusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
@@ -92,7 +103,7 @@ func checkReadsFail(t *testing.T, m *e2e.Mounted, n int) {
 }
 
 // If a worker waits for a disk and cannot even be killed, another one takes over, and the mount can
-// still be ended.
+// still be ended. The restart waits five seconds for a file that hangs.
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))

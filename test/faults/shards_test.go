@@ -71,7 +71,7 @@ func openNext(t *testing.T, mountpoint string) (read func() time.Duration) {
 // however long a check of the files takes.
 func TestManyShards(t *testing.T) {
 	t.Parallel()
-	n, reads, request, delay := 200, 20, "open", 300*time.Millisecond
+	n, reads, request, delay := 80, 20, "open", 300*time.Millisecond
 	if e2e.InSoak() {
 		n, reads, request, delay = 100_000, 2000, "getattr", 300*time.Microsecond
 	}

@@ -45,6 +45,7 @@ func TestKilledSupervisor(t *testing.T) {
 // A restart applies a new program and a new configuration. A configuration that cannot replace the
 // mounted one is rejected.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 4)
 	text := e2e.Content(t, config)
 	// An upgrade puts another file at the path of the program.
@@ -103,6 +104,7 @@ func TestRestart(t *testing.T) {
 
 // A restart accepts a changed token file only if the split follows changes. The cursor stays.
 func TestRestartAcceptsChange(t *testing.T) {
+	t.Parallel()
 	config, want := e2e.SmallConfig(t, 2)
 	text := string(e2e.Content(t, config))
 	m := e2e.Mount(t, "-c", config)
@@ -121,6 +123,7 @@ func TestRestartAcceptsChange(t *testing.T) {
 
 // A read that crashes every worker that handles it fails.
 func TestPoisonousRead(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	cmd := exec.Command(e2e.FaultyBatchfs)
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:abort:1")
@@ -142,7 +145,7 @@ func TestGrace(t *testing.T) {
 		most  time.Duration
 		says  string
 	}{
-		{"grace", "2s", false, 2 * time.Second, 4 * time.Second, "files were still open at the end of the grace period"},
+		{"grace", "1s", false, time.Second, 3 * time.Second, "files were still open at the end of the grace period"},
 		{"second signal", "1h", true, 0, 2 * time.Second, "second stop signal"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -174,6 +177,7 @@ func TestGrace(t *testing.T) {
 
 // unmount names the processes that use a mount. unmount --force does not wait for them.
 func TestUnmountSaysWho(t *testing.T) {
+	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	reader := e2e.StartClient(t, exec.Command(e2e.Python, "-c", `

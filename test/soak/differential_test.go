@@ -320,6 +320,7 @@ func (s randomSplit) path(chance *rand.Rand, base keys) (directory string, under
 // computes, in every file of the mount, at any offset and with every access. BATCHFS_SEED
 // repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	if text := os.Getenv("BATCHFS_SEED"); text != "" {
 		seed = e2e.Must(strconv.ParseUint(text, 10, 64))(t)

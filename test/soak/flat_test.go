@@ -91,6 +91,7 @@ func TestKilledReaders(t *testing.T) {
 
 // No read fails because of a signal. Go programs send signals to themselves.
 func TestReaderUnderSignals(t *testing.T) {
+	t.Parallel()
 	n := e2e.Repeats(100)
 	config, _ := e2e.SmallConfig(t, 1)
 	flags := []string{"-c", config, "--set", "batch.batch_size=32", "--set", "batch.block_size=8192"}

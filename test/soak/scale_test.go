@@ -13,7 +13,8 @@ import (
 
 // A mount is ready soon and its worker stays small, however many or large its files are.
 func TestReady(t *testing.T) {
-	const shards = 10_000
+	t.Parallel()
+	shards, reads := e2e.NormalOrSoak(1000, 10_000), e2e.NormalOrSoak("1000", "10000")
 	dir := t.TempDir()
 	for i := range shards {
 		e2e.WriteTokens(t, filepath.Join(dir, "shards", fmt.Sprintf("%05d.bin", i)), 65, 2)
@@ -34,7 +35,7 @@ func TestReady(t *testing.T) {
 			began := time.Now()
 			m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", "/dev/null", "--set", "batch.block_size=64", "--set", "splits.train.tokens="+test.tokens)
 			e2e.CheckDuration(t, "mounting", time.Since(began), test.within)
-			e2e.RunJob(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
+			e2e.RunJob(t, e2e.CReader, m.Path("train/next"), "0", "0", reads)
 			for _, order := range test.orders {
 				began := time.Now()
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {

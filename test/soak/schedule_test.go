@@ -22,6 +22,7 @@ type stage struct {
 // Restarts append stages to a schedule while eight ranks read and workers are killed. Each stage is
 // applied or refused, no read fails, and the rows follow the schedule with the applied stages.
 func TestScheduleChanges(t *testing.T) {
+	t.Parallel()
 	const ranks, batchSize, blockSize, epoch = 8, 4, 16, 5000 // epoch: rows of each source
 	dir := t.TempDir()
 	for c, name := range []string{"a", "b", "c"} {

@@ -104,8 +104,13 @@ func TestStorm(t *testing.T) {
 			case "changes":
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
 				lasts = 30 * time.Minute
+			case "kill between steps": // few of the kills come between two given steps
+				least = 20
 			case "strike":
 				least = e2e.NormalOrSoak(12, 1000)
+				if testing.Short() {
+					least = 8
+				}
 			}
 			cmd, temporary := exec.Command(s.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+s.faults, "TMPDIR="+temporary)
