@@ -21,7 +21,6 @@ import unittest
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 from unittest import mock
 
@@ -34,6 +33,7 @@ import batchfs
 from batchfs._files import FileReader
 from batchfs._split import read_rest
 from tests import waiting
+from tests.waiting import python
 
 B, T = 4, 32
 has_torch = importlib.util.find_spec("torch") is not None
@@ -74,14 +74,6 @@ def ended(children: list[int]) -> tuple[bool, list[int]]:
     return not left, left
 
 
-def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
-    """Starts another Python that has imported the package."""
-    code = f"import os, sys, signal; sys.path.insert(0, {str(HERE.parents[1])!r}); import batchfs\n" + textwrap.dedent(code)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *args], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}
-    )
-
-
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return list(a) == list(b) and all(np.array_equal(np.asarray(a[name]), np.asarray(b[name])) for name in a)
 
@@ -92,6 +84,8 @@ def numbers(split: batchfs.Split, ks: range, queue: Any) -> None:
 
 def loader_of(dataset: Any, stateful: bool = False, **options: Any) -> Any:
     module: Any = importlib.import_module("torchdata.stateful_dataloader" if stateful else "torch.utils.data")
+    if options.get("num_workers"):
+        options["timeout"] = waiting.LIMIT
     return (module.StatefulDataLoader if stateful else module.DataLoader)(dataset, batch_size=None, **options)
 
 
@@ -254,7 +248,21 @@ class TestArguments(Case):
     """Every type of integer is accepted like an int, and anything else raises an error that names the argument."""
 
     def test_integers(self) -> None:
-        for train in self.both("train"):
+        mounted, piped = self.both("train")
+        fill, known = piped.reader.fill, dict[int, list[bytes]]()
+
+        def fill_once(k: int, buffers: list[list[memoryview]]) -> None:
+            """Reads each batch from the pipe once, because to read it again takes another process."""
+            self.assertIs(type(k), int)
+            flat = [*itertools.chain.from_iterable(buffers)]
+            if k not in known:
+                fill(k, buffers)
+                known[k] = [view.tobytes() for view in flat]
+            for view, data in zip(flat, known[k]):
+                view[:] = data
+
+        setattr(piped.reader, "fill", fill_once)
+        for train in (mounted, piped):
             for k in (1, 100, 30_000, 2**31 - 2):  # each times batch_bytes overflows some type
                 want = train.read(k)
                 for value in integers(k):
@@ -277,9 +285,10 @@ class TestArguments(Case):
         for settings in ({"batch_size": 3, "seed": 3, "rank": 0, "world": 3}, {"rank": 3, "world": 7}):
             kinds = [{name: value if n == 3 else n for name, n in settings.items()} for value in [3, *integers(3)]]
             for want, *others in zip(*(self.both("train", **kind) for kind in kinds)):
+                batch = want.read(7)
                 for other in others:
                     self.assertEqual(other.info, want.info)
-                    self.assertTrue(same(other.read(7), want.read(7)))
+                    self.assertTrue(same(other.read(7), batch))
         with batchfs.mount(config=self.config, batch_size=np.int64(3), set={"batch.seed": np.array(3)}) as m:
             self.assertTrue(same(m.split("train")[7], self.piped.split("train", batch_size=3, seed=3)[7]))
 
@@ -489,9 +498,11 @@ class TestOtherRuns(waiting.Case):
         return [[int(token) for _ in range(n) for steps in host for token in next(steps)[1][ranks[0].names[0]][:, 0]][:24] for host in batches]
 
     def test_other_settings(self) -> None:
+        opened: dict[str, list[batchfs.Split]] = {}
         for then, change, want in CHANGES:
             with self.subTest(then=then, change=change):
-                saving, loading = self.ranks(**then), self.ranks(**{**then, **change})
+                saving = opened[repr(then)] = opened.get(repr(then)) or self.ranks(**then)
+                loading = self.ranks(**{**then, **change})
                 states = [split.steps(48 // (split.info["batch_size"] * split.info["world"])).state_dict() for split in saving]
                 self.assertTrue(all(state == states[0] for state in states))
                 state = json.loads(json.dumps(states[0]))
@@ -529,7 +540,7 @@ class TestProcesses(Case):
             for method in ("fork", "spawn"):
                 context: Any = multiprocessing.get_context(method)
                 queue = context.Queue()
-                child = context.Process(target=numbers, args=(train, range(4), queue))
+                child = context.Process(target=numbers, args=(train, range(4), queue), daemon=True)
                 child.start()
                 got = waiting.take(queue)
                 waiting.join(child)
@@ -547,7 +558,7 @@ class TestProcesses(Case):
                 def read(steps: Any = steps, got: list[list[tuple[int, Any]]] = got) -> None:
                     got.append([*steps])
 
-                threads = [threading.Thread(target=read) for _ in range(8)]
+                threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
                 interval = sys.getswitchinterval()
                 sys.setswitchinterval(1e-6)
                 try:
@@ -572,7 +583,7 @@ class TestProcesses(Case):
                 while not stopped.is_set():
                     next(steps)
 
-            thread = threading.Thread(target=read)
+            thread = threading.Thread(target=read, daemon=True)
             thread.start()
             children: list[int] = []
             try:
@@ -591,10 +602,10 @@ class TestProcesses(Case):
                 self.assertEqual([os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) for _ in range(50)], [0] * 50)
             finally:
                 stopped.set()
-                waiting.join(thread)
                 for child in children:
                     os.kill(child, signal.SIGKILL)
                     os.waitpid(child, 0)
+                waiting.join(thread)
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_of_a_split(self) -> None:
@@ -760,8 +771,8 @@ class Place(waiting.Case):
 class TestLife(Place):
     """What is mounted, and what runs, when a process ends."""
 
-    def ends(self, code: str, status: int) -> None:
-        """Runs code in a process with a mount. Checks its exit status, and that the mount is gone soon after it."""
+    def ends(self, code: str, status: int) -> str:
+        """Runs code in a process with a mount. Checks its exit status, and that the mount is gone soon after it. Returns its output."""
         process = python(
             f"m = batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}, set={{'mount.grace': '1s'}})\n"
             f"train = m.split('train'); first = train[0]\n{textwrap.dedent(code)}"
@@ -770,6 +781,7 @@ class TestLife(Place):
         self.assertEqual(process.returncode, status, out + err)
         waiting.until("an unmount", lambda: (not self.mounted(), mounts()))
         self.assertTrue(self.place.is_dir())
+        return out
 
     def test_ends_of_a_process(self) -> None:
         self.ends("pass", 0)
@@ -783,37 +795,49 @@ class TestLife(Place):
         places = self.directory / "tmp"
         places.mkdir()
 
-        def mountpoints() -> list[Path]:
-            # Python's tempfile leaves a file here if it is killed while it tries the directory.
-            return [*places.glob("batchfs-*")]
+        def found() -> list[Path]:
+            return [*places.iterdir()]
 
+        # With tempdir, Python's tempfile does not try the directory, which would leave a file if it
+        # were killed then.
+        code = f"""
+            import tempfile
+            tempfile.tempdir = os.environ['TMPDIR']
+            m = batchfs.mount(config={self.config!r})
+            print('mounted', flush=True)
+            signal.pause()
+        """
         for moment in ("starting", "mounted"):
-            process = python(f"m = batchfs.mount(config={self.config!r}); print('mounted', flush=True); signal.pause()", TMPDIR=str(places))
-            waiting.until("a mountpoint", lambda: (any(mountpoints()), [*places.iterdir()]))
+            process = python(code, TMPDIR=str(places))
+            waiting.until("a mountpoint", lambda: (any(found()), found()))
             if moment == "mounted":
                 self.assertEqual(waiting.line(process), "mounted\n")
             process.kill()
             waiting.end(process)
-            waiting.until(f"no directory of a process that was killed when {moment}", lambda: (not any(mountpoints()), mountpoints()))
+            waiting.until(f"no directory of a process that was killed when {moment}", lambda: (not any(found()), found()))
         with mock.patch.object(tempfile, "tempdir", str(places)):
             self.assertRaises(batchfs.MountError, lambda: batchfs.mount(config=self.config, batch_size=0))
-        self.assertEqual(mountpoints(), [])
+        self.assertEqual(found(), [])
 
     def test_killed_beside_a_forked_process(self) -> None:
         """A forked process that reads, and outlives its parent, does not keep the mount."""
-        self.ends(
+        reader = self.ends(
             """
             ready, told = os.pipe()
-            if os.fork() == 0:
+            if (child := os.fork()) == 0:
+                os.close(ready)
                 held = open(m.mountpoint + '/train/batch/1', 'rb'); held.read(1); os.write(told, b'.')
                 sys.stdout.close(); os.close(1); os.close(2)
-                signal.alarm(120)  # long enough for the checks, but ends before long
+                signal.alarm(600)  # if the test is killed
                 signal.pause()
-            os.read(ready, 1)
+            os.close(told)
+            if os.read(ready, 1):
+                print(child, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """,
             -signal.SIGKILL,
         )
+        os.kill(int(reader), signal.SIGKILL)
 
     def test_with_unmounts(self) -> None:
         m = batchfs.mount(config=self.config, mountpoint=self.place, set={"mount.grace": "1s"})
@@ -821,10 +845,9 @@ class TestLife(Place):
         with self.assertRaises(ZeroDivisionError), m:
             copy = pickle.loads(pickle.dumps(train))
             self.assertTrue(same(train[1], copy[1]))
-            if (child := os.fork()) == 0:
-                m.close()  # does nothing, because the parent made the mount
-                os._exit(0)
-            waiting.until("the end of the child", lambda: (os.waitpid(child, os.WNOHANG)[0] == child, child))
+            child = waiting.forked(m.close)  # does nothing, because the parent made the mount
+            waiting.join(child)
+            self.assertEqual(child.exitcode, 0)
             self.assertTrue(self.mounted())
             _ = 1 / 0
         self.assertFalse(self.mounted())
@@ -834,7 +857,7 @@ class TestLife(Place):
     def test_mounts_of_its_own(self) -> None:
         """A mount outlives the thread that made it, but not the last reference to it."""
         made: list[batchfs.Mount] = []
-        thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)))
+        thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)), daemon=True)
         thread.start()
         waiting.join(thread)
         train = batchfs.mount(config=self.config).split("train")  # the split keeps its mount alive
@@ -875,7 +898,7 @@ class TestLife(Place):
 
     def test_program(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "batchfs", "version"], cwd=HERE.parents[1], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "batchfs", "version"], cwd=HERE.parents[1], capture_output=True, text=True, check=True, timeout=waiting.LIMIT
         )
         self.assertRegex(done.stdout, "^batchfs ")
 
@@ -942,15 +965,11 @@ class TestSameSequence(Place):
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_replaced_tokens_under_workers(self) -> None:
-        from torch.utils.data import DataLoader
-
         piped = batchfs.Piped(["-c", self.config]).split("train")
         np.roll(np.fromfile(self.directory / "data/train.bin", np.uint16), 1).tofile(self.directory / "new")
         os.rename(self.directory / "new", self.directory / "data/train.bin")
-        steps: Any = piped.steps(0, 9)
-        loader: Any = DataLoader(steps, batch_size=None, num_workers=2)
         with self.assertRaisesRegex(batchfs.ReadError, "and --identity is"):
-            list(loader)
+            read_all(loader_of(piped.steps(0, 9), num_workers=2))
 
     def test_followed_tokens(self) -> None:
         """With on_change = "follow", replaced tokens are not an error."""
@@ -1032,10 +1051,14 @@ class TestErrors(Place):
         first = train[0]
         keeper = next(p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_keeper(p, str(self.place)))
         os.kill(keeper, signal.SIGKILL)
+
+        def read() -> tuple[bool, object]:
+            train.read(199)
+            train.close()
+            return False, "batch 199"
+
         with self.assertRaisesRegex(batchfs.ReadError, "batch 199 .*Mount again"):
-            while True:
-                train.read(199)
-                train.close()
+            waiting.until("an error", read)
         with self.assertRaisesRegex(batchfs.MountError, "ount again|unmount"):
             m.split("train", seed=1)
         m.close()
@@ -1110,7 +1133,7 @@ class TestErrors(Place):
 
     def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
         """Returns what Python prints in its own mount namespace, where the shell first runs ``before`` and ``run`` is a prefix of the command."""
-        if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=waiting.LIMIT).returncode != 0:
             self.skipTest("no mount namespace can be made, as in a chroot")
         program = self.directory / "python"
         program.write_text(f"#!/bin/sh\nexec unshare -m sh -c 'umount -al -t fuse.batchfs; {before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")

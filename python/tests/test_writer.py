@@ -9,10 +9,10 @@ import importlib.util
 import io
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -30,7 +30,6 @@ import batchfs
 from batchfs._program import run as run_program
 from batchfs._tokenizer import Vocabulary, vocabulary
 from tests import waiting
-from tests.test_batchfs import python
 
 _EOT = 999
 
@@ -78,7 +77,7 @@ class Case(waiting.Case):
             call()
 
     def write(self, directory: Path, documents: range, **settings: Any) -> None:
-        with batchfs.writer(directory, vocab_size=1000, **settings) as out:
+        with batchfs.writer(directory, **{"vocab_size": 1000, **settings}) as out:
             for i in documents:
                 out.add(document(i), **arrays(i))
 
@@ -263,6 +262,7 @@ class TestRefused(Case):
                         out.add([i % 8, 1], mask=[1, 0])
                 self.assertTrue((directory / "train.bin").exists())
 
+    @mock.patch("batchfs._workdir._LOCK_LIMIT", 0.1)
     def test_directories(self) -> None:
         for name in ("train.bin", "fineweb_val_000001.bin", "train.mask.bin", "vocab.json", "val_text_document.idx"):
             directory = self.root / name[:4] / name
@@ -295,11 +295,10 @@ class TestRefused(Case):
         self.refused("another batchfs.writer or batchfs prepare is running", lambda: batchfs.writer(self.data, vocab_size=9))
         text = self.root / "text"
         text.write_text("text")
-        _, why = run_program("prepare", str(text), "--val", "0", "--out", str(self.data))
+        _, why = run_program("prepare", str(text), "--val", "0", "--out", str(self.data), timeout=waiting.LIMIT)
         self.assertIn("another batchfs prepare or batchfs.writer is running", why)
         out.add([1])
-        child = multiprocessing.get_context("fork").Process(target=self.refused, args=("belongs to process", lambda: out.add([1])))
-        child.start()
+        child = waiting.forked(self.refused, "belongs to process", lambda: out.add([1]))
         waiting.join(child)
         self.assertEqual(child.exitcode, 0)
         out.close()
@@ -356,36 +355,37 @@ class TestResume(Case):
     def test_kill(self) -> None:
         """A writer that is killed at any moment continues to the same bytes."""
         n = 6000
-        self.write(self.root / "want", range(n), val=0.1, shard_tokens=5000)
-        code = f"""
-            from batchfs import _writer
-            from tests.test_writer import arrays, document
-            _writer._FIRST_CHECKPOINT = _writer._CHECKPOINTS = 0.002
-            _writer._BUFFER = 20_000
-            with batchfs.writer(sys.argv[1], vocab_size=1000, val=0.1, shard_tokens=5000, resume=True) as out:
-                print(out.documents, flush=True)
-                for i in range(out.documents, {n}):
+        settings: dict[str, Any] = {"vocab_size": 1000, "val": 0.1, "shard_tokens": 5000}
+        self.write(self.root / "want", range(n), **settings)
+
+        def write(told: Any) -> None:
+            times = dict.fromkeys(("_FIRST_CHECKPOINT", "_CHECKPOINTS"), 0.002)
+            with mock.patch.multiple("batchfs._writer", _BUFFER=20_000, **times), batchfs.writer(self.data, **settings, resume=True) as out:
+                told.send(out.documents)
+                for i in range(out.documents, n):
                     out.add(document(i), **arrays(i))
                     if i % 50 == 0:
-                        print(i, flush=True)
-        """
+                        told.send(i)
+
         rng, kills, safe = random.Random(1), 0, [0]
         while True:
-            process = python(code, str(self.data))
-            safe.append(int(waiting.line(process)))
+            seen, told = multiprocessing.Pipe(False)
+            process = waiting.forked(write, told)
+            told.close()
+            safe.append(waiting.message(seen))
             enough = kills >= 20 and len({*safe}) > 5
             if not enough:
-                # Lines rather than seconds, because a busy machine may run the process for only a
-                # few milliseconds in a second.
-                for _ in range(rng.randrange(10)):
-                    waiting.line(process, ends=True)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(rng.uniform(0, 0.01))
+                # Documents rather than seconds, because a busy machine may run the process for only
+                # a few milliseconds in a second.
+                with contextlib.suppress(EOFError):  # it has ended
+                    for _ in range(rng.randrange(10)):
+                        waiting.message(seen)
+                process.join(rng.uniform(0, 0.01))
                 process.kill()
-            _, why = waiting.end(process)
-            kills += process.returncode == -signal.SIGKILL
+            waiting.join(process)
+            kills += process.exitcode == -signal.SIGKILL
             self.assertLess(kills, 300)
-            self.assertIn(process.returncode, (0, -signal.SIGKILL), why)
+            self.assertIn(process.exitcode, (0, -signal.SIGKILL))
             self.assertGreaterEqual(safe[-1], safe[-2])
             if not (self.data / ".prepare").exists():
                 self.assertEqual(files(self.data), files(self.root / "want"))
@@ -399,26 +399,34 @@ class TestResume(Case):
         settings: dict[str, Any] = {"val": 0.1, "shard_tokens": 1000}
         self.write(self.root / "want", range(200), **settings)
         want = files(self.root / "want")
-        code = """
-            from tests.test_writer import *
-            left = [int(sys.argv[2])]
-            def counted(call):
-                def change(path, *args):
-                    left[0] -= not path.endswith("json.new")
-                    if left[0] < 0:
-                        os.kill(os.getpid(), 9)
-                    call(path, *args)
-                return change
-            os.rename, os.remove, shutil.rmtree = map(counted, (os.rename, os.remove, shutil.rmtree))
-            if sys.argv[3] == "finish":
-                batchfs.finish(sys.argv[1])
-            TestFiles().write(Path(sys.argv[1]), range(200), val=0.1, shard_tokens=1000)
-        """
+
+        def killed(changes: int, call: Callable[..., object], *args: Any) -> None:
+            """Calls a function in a process that is killed before it makes another change than the first ones."""
+            left = changes
+
+            def counted(change: Callable[..., object]) -> Callable[..., object]:
+                def changed(path: str, *args: Any) -> None:
+                    nonlocal left
+                    left -= not path.endswith("json.new")
+                    if left < 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    change(path, *args)
+
+                return changed
+
+            def run() -> None:
+                os.rename, os.remove, shutil.rmtree = map(counted, (os.rename, os.remove, shutil.rmtree))  # pyright: ignore
+                call(*args)
+
+            process = waiting.forked(run)
+            waiting.join(process)
+            self.assertEqual(process.exitcode, -signal.SIGKILL)
+
         for moved in range(0, len(want), 3):
             directory = self.root / str(moved)
-            waiting.end(python(code, str(directory), str(moved), "write"))
+            killed(moved, lambda: self.write(directory, range(200), **settings))
             self.assertEqual(len([*directory.iterdir()]), 1 + moved)
-            found = run_program("check", "train", "val", "--data", str(directory))
+            found = run_program("check", "train", "val", "--data", str(directory), timeout=waiting.LIMIT)
             self.assertRegex(str(found), "vocab.json lists|no such file" if moved else "has neither train")
             with batchfs.writer(directory, vocab_size=1000, resume=True, **settings) as out:
                 self.assertEqual(out.documents, 200)
@@ -429,7 +437,7 @@ class TestResume(Case):
         batchfs.finish(self.root / "shards")
         want = files(self.root / "shards")
         for steps in (0, 1, 4, len(want)):  # the last kill is before the state is removed
-            waiting.end(python(code, str(self.data), str(steps), "finish"))
+            killed(steps, batchfs.finish, self.data)
             write_shard(self.data, 3, 5)  # a rerun of the program changes nothing
             self.refused("belongs to writers of shards", lambda: batchfs.writer(self.data, vocab_size=1000, resume=True))
         self.assertEqual([*files(self.data / ".prepare")], [".finish.json"])
@@ -442,7 +450,7 @@ class TestResume(Case):
 class TestShards(Case):
     def test_processes(self) -> None:
         n = 8
-        with multiprocessing.get_context("spawn").Pool(n) as pool:
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
             waiting.result(pool.starmap_async(write_shard, [(self.data, i, n, 100) for i in range(n)]))
         self.assertEqual([path.name for path in self.data.iterdir()], [".prepare"])
         self.refused("of shards", lambda: batchfs.writer(self.data, vocab_size=1000, resume=True))
@@ -460,6 +468,7 @@ class TestShards(Case):
             self.assertEqual(batch.x[:, 1:].tolist(), batch.y[:, :-1].tolist())
             self.assertEqual(batch.mask.shape, (4, 16))
 
+    @mock.patch("batchfs._workdir._LOCK_LIMIT", waiting.LIMIT)
     def test_rerun(self) -> None:
         """A program that is run again after its end changes nothing, even if its processes run at the same time."""
         for _ in range(2):
@@ -483,6 +492,7 @@ class TestShards(Case):
         self.assertEqual(b"".join((self.data / f"train_{i:06d}.bin").read_bytes() for i in (1, 2, 3)), bytes([1, 0, 1, 0, 2, 0, 2, 0, 8, 0, 8, 0, 1, 0, 1, 0]))
         run("check", "train", "--data", str(self.data), "--set", "batch.block_size=1")
 
+    @mock.patch("batchfs._workdir._LOCK_LIMIT", 0.1)
     def test_refused(self) -> None:
         work = self.data / ".prepare"
         self.refused("No such file or directory: [^:]*$", lambda: batchfs.finish(self.data))

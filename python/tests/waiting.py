@@ -1,32 +1,62 @@
-"""How the tests wait. A wait ends after LIMIT, and says what it waited for and what it saw instead."""
+"""How the tests start processes and wait. A wait ends after LIMIT, and says what it waited for and what it saw instead."""
 
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing
+import os
 import queue
+import signal
 import subprocess
+import sys
+import textwrap
 import threading
 import time
 import unittest
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
+PACKAGE = str(Path(__file__).resolve().parents[1])
+sys.path.insert(0, PACKAGE)
+
+import batchfs
+from batchfs._program import Log
+
 LIMIT = 90  # seconds
-# A test that takes longer, in seconds, is ended with the stacks of its threads. test/commands
-# limits the process to a little more.
-TEST_LIMIT = 290
+
+_logs: list[Log] = []  # of all mounts and pipes since the test began, or before it by its class
+_started: list[subprocess.Popen[str]] = []
+
+
+class _KeptLog(Log):
+    """A log that can be printed after its mount is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _logs.append(self)
+
+
+batchfs._mount.Log = batchfs._pipe.Log = _KeptLog  # pyright: ignore
 
 
 class Case(unittest.TestCase):
-    """A test that ends."""
+    """A test that leaves none of its processes behind and, if it fails, prints the logs of its mounts and pipes."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        faulthandler.dump_traceback_later(TEST_LIMIT, exit=True)
+        result = result or self.defaultTestResult()
+        failures, logs = len(result.failures + result.errors), len(_logs)
         try:
             return super().run(result)
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            while _started:
+                with _started.pop() as process:
+                    process.kill()
+            if len(result.failures + result.errors) > failures:
+                for log in _logs:
+                    text = os.pread(log.fd, 1 << 20, 0).decode(errors="replace")
+                    print(f"\na log of {self}:\n{text}", file=sys.stderr, end="")
+            del _logs[logs:]
 
 
 def until(what: str, look: Callable[[], tuple[bool, object]]) -> None:
@@ -41,16 +71,26 @@ def until(what: str, look: Callable[[], tuple[bool, object]]) -> None:
         time.sleep(0.01)
 
 
-def line(process: subprocess.Popen[str], ends: bool = False) -> str:
-    """Returns the next line that a process prints. If ``ends``, the process may end instead."""
+def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
+    """Starts another Python that has imported the package. All of its mounts and pipes have one log."""
+    log = _KeptLog().fd
+    code = f"import os, sys, signal; sys.path.insert(0, {PACKAGE!r}); import batchfs; os.memfd_create = lambda _: os.dup({log})\n" + textwrap.dedent(code)
+    command = [sys.executable, "-X", "faulthandler", "-c", code, *args]
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}, pass_fds=[log])
+    _started.append(process)
+    return process
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Returns the next line that a process prints."""
     assert process.stdout is not None
-    late = threading.Timer(LIMIT, process.kill)
+    late = threading.Timer(LIMIT, process.send_signal, [signal.SIGABRT])
     late.start()
     text = process.stdout.readline()
     late.cancel()
-    if not text and not (ends and process.wait(LIMIT) == 0):
-        _, err = end(process)
-        raise AssertionError(f"a line from {process.args}: none in {LIMIT} seconds, or it ended: {err}")
+    if not text.endswith("\n"):
+        out, err = end(process)
+        raise AssertionError(f"a line from {process.args}: not within {LIMIT} seconds, or the process ended; saw: {text}{out}{err}")
     return text
 
 
@@ -59,9 +99,9 @@ def end(process: subprocess.Popen[str], said: str | None = None) -> tuple[str, s
     try:
         return process.communicate(said, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        process.kill()
+        process.send_signal(signal.SIGABRT)  # Python then prints its stacks
         out, err = process.communicate(timeout=LIMIT)
-        raise AssertionError(f"the end of {process.args}: not within {LIMIT} seconds; it printed: {out}{err}") from None
+        raise AssertionError(f"the end of {process.args}: not within {LIMIT} seconds; saw: {out}{err}") from None
 
 
 def join(thread: Any) -> None:
@@ -79,9 +119,24 @@ def take(items: Any) -> Any:
         raise AssertionError(f"an item of {items}: not within {LIMIT} seconds") from None
 
 
+def message(pipe: Any) -> Any:
+    """Returns the next message from a pipe of multiprocessing."""
+    if not pipe.poll(LIMIT):
+        raise AssertionError(f"a message from {pipe}: not within {LIMIT} seconds")
+    return pipe.recv()
+
+
 def result(call: Any) -> Any:
     """Returns the result of an asynchronous call of a multiprocessing pool."""
     try:
         return call.get(LIMIT)
     except multiprocessing.TimeoutError:
         raise AssertionError(f"the result of {call}: not within {LIMIT} seconds") from None
+
+
+def forked(call: Callable[..., object], *args: Any) -> Any:
+    """Starts a process that calls a function, and ends with this one."""
+    context: Any = multiprocessing.get_context("fork")
+    process = context.Process(target=call, args=args, daemon=True)
+    process.start()
+    return process

@@ -20,16 +20,25 @@ func TestPythonPackage(t *testing.T) {
 		cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
 		return cmd
 	}
-	classes := e2e.Must(python(t, "-c", `
-import pathlib, unittest
-for module in {path.stem for path in pathlib.Path("tests").glob("test_*.py")} - {"test_wheel"}:
-    for tests in unittest.defaultTestLoader.loadTestsFromName("tests." + module):
-        print(*{f"tests.{module}.{type(test).__qualname__}" for test in tests})`).Output())(t)
-	for class := range strings.FieldsSeq(string(classes)) {
-		t.Run(class, func(t *testing.T) {
+	list := python(t, "-c", `
+import importlib, pathlib, unittest
+for name in {path.stem for path in pathlib.Path("tests").glob("test_*.py")} - {"test_wheel"}:
+    for tests in unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module("tests." + name)):
+        for test in [*tests][:1]:
+            print(test.id().rpartition(".")[0], tests.countTestCases())`)
+	list.Stderr = os.Stderr
+	for class := range strings.Lines(string(e2e.Must(list.Output())(t))) {
+		name, count, _ := strings.Cut(strings.TrimSpace(class), " ")
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if out, err := python(t, "-m", "unittest", class).CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
+			// Python prints its stacks shortly before the limit of a test. The first failure ends the
+			// process, so that the limits of several waits do not add up.
+			out, err := python(t, "-c", `
+import faulthandler, unittest
+faulthandler.dump_traceback_later(290, exit=True)
+unittest.main(module=None, failfast=True)`, name).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "\nRan "+count+" test") {
+				t.Errorf("%v, want %s tests to pass:\n%s", err, count, out)
 			}
 		})
 	}
