@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Home": 36, "End": 35, "Tab": 9}
+LIMIT = 90  # seconds that a wait may take
 FRAMES = 4  # frames that a page may need to draw itself after a resize or an answer
 
 
@@ -25,9 +26,9 @@ class Browser:
             ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--hide-scrollbars",
              "--remote-debugging-port=0", f"--user-data-dir={self.profile}", "about:blank"], stderr=subprocess.PIPE, text=True)
         port = next(m[1] for line in self.process.stderr if (m := re.search(r"ws://127\.0\.0\.1:(\d+)/", line)))
-        tabs = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
+        tabs = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=LIMIT))
         address = next(tab for tab in tabs if tab["type"] == "page")["webSocketDebuggerUrl"]
-        self.socket = socket.create_connection(("127.0.0.1", int(port)), timeout=60)
+        self.socket = socket.create_connection(("127.0.0.1", int(port)), timeout=LIMIT)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(f"GET {address.split(port, 1)[1]} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                             f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
@@ -77,11 +78,11 @@ class Browser:
         assert "exceptionDetails" not in answer, f"{code}: {answer}"
         return answer["result"].get("value")
 
-    def wait(self, code, limit=60):
+    def wait(self, code):
         """Waits until an expression is true, and returns its value."""
-        end = time.monotonic() + limit
+        end = time.monotonic() + LIMIT
         while not (value := self.js(f"Promise.resolve({code}).then(v => v instanceof Node || v)")):
-            assert time.monotonic() < end, f"not true within {limit} s: {code}"
+            assert time.monotonic() < end, f"not true within {LIMIT} s: {code}; the page: {self.js('document.body.innerText')}"
             time.sleep(0.02)
         return value
 

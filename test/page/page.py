@@ -15,8 +15,9 @@ import sys
 import tempfile
 import urllib.parse
 
-from browser import Browser
+from browser import LIMIT, Browser
 
+CHECK_LIMIT = 300  # seconds that a check may take
 BATCHFS = os.path.abspath(sys.argv[1])
 DOCS = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../docs"))
 PICTURES = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -41,12 +42,12 @@ class Served:
         browser.call("Page.navigate", url="about:blank")
         browser.wait("location.href === 'about:blank'")
         self.process.send_signal(signal.SIGINT)
-        assert (status := self.process.wait(60)) == 0, f"exit status {status} after SIGINT, want 0"
+        assert (status := self.process.wait(LIMIT)) == 0, f"exit status {status} after SIGINT, want 0"
 
     def get(self, path, below=None, **headers):
         """Requests a path below the address of the page, or below another path, and returns status and body."""
         url = urllib.parse.urlsplit(self.address)
-        connection = http.client.HTTPConnection(url.hostname, url.port)
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=LIMIT)
         connection.request("GET", (below or url.path) + path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -266,7 +267,7 @@ def check_mounts():
             assert base64.b64decode(json.loads(view.get("rows?n=1&len=256")[1])[0]["arrays"]["x"]) == want
     finally:
         mount.send_signal(signal.SIGINT)
-        mount.communicate(timeout=60)
+        mount.communicate(timeout=LIMIT)
 
 
 def check_keyboard():
@@ -361,6 +362,14 @@ def check_access():
         assert "TrustedHTML" in browser.js("(() => { try { document.body.innerHTML = 'x' } catch (e) { return String(e) } })()")
 
 
+def interrupt(*_):
+    """Interrupts any wait, so that the traceback names it. What cleans up then has as long again."""
+    signal.alarm(CHECK_LIMIT)
+    raise TimeoutError(f"not within {CHECK_LIMIT} s")
+
+
+signal.signal(signal.SIGALRM, interrupt)
+signal.alarm(CHECK_LIMIT)
 with tempfile.TemporaryDirectory() as work:
     os.chdir(work)
     if PICTURES:
@@ -370,6 +379,7 @@ with tempfile.TemporaryDirectory() as work:
     try:
         browser.resize(1440, 900)
         for check in check_steps, check_documents, check_search, check_side_by_side, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_docs, check_many_rows:
+            signal.alarm(CHECK_LIMIT)
             check()
             print("ok", check.__name__.removeprefix("check_"))
         faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
