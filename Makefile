@@ -31,11 +31,12 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Tests build the program themselves, which Go's cache of results does not see: hence -count=1. The
 # time limit is for all tests of a package on a busy machine. Many tests mostly wait, so twice as many
-# as there are processors run at once.
-FLAGS = -count=1 -timeout 20m -parallel $(shell expr 2 \* $$(nproc))
+# packages and tests of a package as there are processors run at once.
+TWICE = $(shell expr 2 \* $$(nproc))
+FLAGS = -count=1 -timeout 20m -p $(TWICE) -parallel $(TWICE)
 TEST = .ci/progress test $(FLAGS)
 # The longest first, so that others run next to it.
-PACKAGES = $(addprefix ./test/,soak faults stores commands namespaces integrations readers) ./test ./sampler ./cmd/batchfs/prepare/... ./...
+PACKAGES = $(addprefix ./test/,commands soak namespaces faults stores) ./test ./test/readers ./sampler ./cmd/batchfs/prepare/... ./...
 # Packages whose goroutines share data. In others, the tests in SHARING do. -short skips everything in
 # test/stores.
 RACED = ./test/faults ./test/readers ./fs/... ./cache/... ./cmd/batchfs $(addprefix ./cmd/batchfs/,dataset scan terminal web)
