@@ -64,11 +64,13 @@ func Deadline(t testing.TB) time.Time {
 	return time.Now().Add(left)
 }
 
-// Until waits until look reports that what is so. seen describes the current state.
+// Until waits until look reports that what is so. seen describes the current state. The longer Until
+// has waited, the less often it looks, because looking may start processes.
 func Until(t testing.TB, what string, look func() (seen any, ok bool)) {
 	t.Helper()
 	left, over := waitLeft(t)
-	for end := time.Now().Add(left); ; time.Sleep(5 * time.Millisecond) {
+	began := time.Now()
+	for end := began.Add(left); ; time.Sleep(min(max(time.Since(began)/16, 5*time.Millisecond), 100*time.Millisecond)) {
 		seen, ok := look()
 		if ok {
 			return
