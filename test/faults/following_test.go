@@ -82,11 +82,11 @@ func (f *followedMount) readBatch(k int) error {
 
 // While a changed file cannot be served, its readers share attempts to reload the split, which are
 // at least a second apart. Batches of other files are served. Batches of the changed file are
-// served again once it is repaired. Five seconds of reads show how many attempts there are.
+// served again once it is repaired.
 func TestReadersShareAReload(t *testing.T) {
 	t.Parallel()
 	const changed = 37
-	last := e2e.NormalOrSoak(2*time.Second, 4*time.Second)
+	last := e2e.NormalOrSoak(time.Second, 4*time.Second)
 	f := mountFollowed(t)
 	var slowest [2]time.Duration
 	for i, readers := range []int{1, 64} {
