@@ -174,7 +174,12 @@ def mapped():
         view.madvise(mmap.MADV_DONTNEED)
         drop_cache(fd)
         with memoryview(view) as whole, whole[HEADER + k * SIZE:][:SIZE] as part:
-            check_batch(copy_of(part), k)
+            try:
+                batch = copy_of(part)
+            except OSError:
+                os.pread(fd, SIZE, HEADER + k * SIZE)  # fails with the cause, if that remains
+                raise
+        check_batch(batch, k)
     return read
 
 
