@@ -661,7 +661,8 @@ class TestProcesses(Case):
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_cannot_send_to_a_device(self) -> None:
-        steps = self.m.split("train").torch("meta")
+        # With uint16, torch would import its compiler, which takes seconds.
+        steps = self.m.split("train", dtype="int64").torch("meta")
         self.assertEqual(next(steps)[1].x.device.type, "meta")
         with self.assertRaisesRegex(batchfs.Error, r"cannot send batches to meta.*train.torch\(.cpu.\)"):
             read_all(loader_of(steps, num_workers=1, multiprocessing_context="fork"))
@@ -965,6 +966,7 @@ class TestSameSequence(Place):
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_replaced_tokens_under_workers(self) -> None:
+        importlib.import_module("torch.utils.data")  # steps register with it only if it is there
         piped = batchfs.Piped(["-c", self.config]).split("train")
         np.roll(np.fromfile(self.directory / "data/train.bin", np.uint16), 1).tofile(self.directory / "new")
         os.rename(self.directory / "new", self.directory / "data/train.bin")

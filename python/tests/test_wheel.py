@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 PYTHON = Path(__file__).resolve().parents[1]
+LIMIT = 300  # seconds that a build or an installation may take
 USE = """
 import batchfs, os, sys
 with batchfs.mount(sys.argv[1], batch_size=2, block_size=8) as m:
@@ -31,7 +32,7 @@ assert not os.path.exists(m.mountpoint)
 
 def build(out: str) -> Path:
     command = [sys.executable, str(PYTHON / "wheel.py"), "--out", out, "--arch", "amd64", "--version", "1.2.3"]
-    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT).stdout.strip())
 
 
 class TestWheel(unittest.TestCase):
@@ -81,18 +82,18 @@ class TestWheel(unittest.TestCase):
             there = Path(temporary)
             venv.create(there / "venv", with_pip=True)
             python = str(there / "venv/bin/python")
-            subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(self.wheel)], check=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(self.wheel)], check=True, timeout=LIMIT)
             (there / "data").mkdir()
             np.arange(1000, dtype=np.uint16).tofile(there / "data/train.bin")
             # The installation uses the NumPy of these tests, so that nothing is downloaded.
             env = {name: value for name, value in os.environ.items() if name != "BATCHFS_PROGRAM"}
             env.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH=str(Path(np.__file__).parents[1]))
-            run = subprocess.run([python, "-c", USE, str(there / "data")], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True)
+            run = subprocess.run([python, "-c", USE, str(there / "data")], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT)
             self.assertEqual(run.stdout, "3 True\n4 True\n")
-            said = subprocess.run([python, "-m", "batchfs", "version"], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True)
+            said = subprocess.run([python, "-m", "batchfs", "version"], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT)
             self.assertEqual(said.stdout, f"batchfs {self.wheel.name.split('-')[1]}\n")
             if "BATCHFS_WHEEL" not in os.environ:  # pip can also build it
-                subprocess.run([python, "-m", "pip", "wheel", "-q", "--no-index", "--no-deps", "-w", str(there), str(PYTHON.parent)], check=True)
+                subprocess.run([python, "-m", "pip", "wheel", "-q", "--no-index", "--no-deps", "-w", str(there), str(PYTHON.parent)], check=True, timeout=LIMIT)
                 self.assertEqual(len(list(there.glob("batchfs-*.whl"))), 1)
 
 

@@ -77,7 +77,7 @@ class Case(waiting.Case):
             call()
 
     def write(self, directory: Path, documents: range, **settings: Any) -> None:
-        with batchfs.writer(directory, **{"vocab_size": 1000, **settings}) as out:
+        with batchfs.writer(directory, vocab_size=1000, **settings) as out:
             for i in documents:
                 out.add(document(i), **arrays(i))
 
@@ -355,17 +355,18 @@ class TestResume(Case):
     def test_kill(self) -> None:
         """A writer that is killed at any moment continues to the same bytes."""
         n = 6000
-        settings: dict[str, Any] = {"vocab_size": 1000, "val": 0.1, "shard_tokens": 5000}
+        settings: dict[str, Any] = {"val": 0.1, "shard_tokens": 5000}
         self.write(self.root / "want", range(n), **settings)
 
         def write(told: Any) -> None:
             times = dict.fromkeys(("_FIRST_CHECKPOINT", "_CHECKPOINTS"), 0.002)
-            with mock.patch.multiple("batchfs._writer", _BUFFER=20_000, **times), batchfs.writer(self.data, **settings, resume=True) as out:
-                told.send(out.documents)
-                for i in range(out.documents, n):
-                    out.add(document(i), **arrays(i))
-                    if i % 50 == 0:
-                        told.send(i)
+            with mock.patch.multiple("batchfs._writer", _BUFFER=20_000, **times):
+                with batchfs.writer(self.data, vocab_size=1000, resume=True, **settings) as out:
+                    told.send(out.documents)
+                    for i in range(out.documents, n):
+                        out.add(document(i), **arrays(i))
+                        if i % 50 == 0:
+                            told.send(i)
 
         rng, kills, safe = random.Random(1), 0, [0]
         while True:
