@@ -219,6 +219,10 @@ func TestOpenRejects(t *testing.T) {
 	if _, err := Open(nil, Options{DType: array.Uint16}); err == nil {
 		t.Error("no files at all were opened")
 	}
+	// A parser may panic at a malformed file.
+	if _, err := Open(writeFiles(t, 2, 3), Options{DType: array.Uint16, Opened: func() { panic("malformed") }}); err == nil || !strings.Contains(err.Error(), "panicked: malformed") {
+		t.Errorf("a panic: error %v, want one that says so", err)
+	}
 }
 
 func TestChangedFileIsStale(t *testing.T) {
