@@ -156,6 +156,26 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// A block that a killed process was writing is removed when the next one is written, and when the
+// directory's usage is asked for.
+func TestUnfinishedBlock(t *testing.T) {
+	s := newFakeStore(10 * blockBytes)
+	o := options(t, 10)
+	object := s.open(t, o, io.Discard, "a")
+	must(t, object.Persist(0))
+	unfinished := filepath.Join(o.Dir, unfinishedFile)
+	for what, do := range map[string]func(){
+		"writing a block": func() { must(t, object.Persist(1)) },
+		"Usage":           func() { used(t, o) },
+	} {
+		must(t, os.WriteFile(unfinished, s.content, 0o600))
+		do()
+		if _, err := os.Stat(unfinished); !os.IsNotExist(err) {
+			t.Errorf("an unfinished block after %s: error %v, want one that it does not exist", what, err)
+		}
+	}
+}
+
 // If the disk does not respond, readers still get their bytes. Once it responds again, blocks are
 // written again.
 func TestSilentDisk(t *testing.T) {
