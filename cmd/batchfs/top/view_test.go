@@ -93,6 +93,9 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
+	if shown := screen(f.lines(80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
+		t.Errorf("80 columns do not show the name that is longer than its column:\n%s", shown)
+	}
 	red := screen(f.lines(200), 0, 200, 60, "<", ">")
 	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max "} {
 		if !strings.Contains(red, want) {
