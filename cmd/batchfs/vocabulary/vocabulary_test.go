@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/internal/testwait"
 )
 
 func TestReadsWhatItWrote(t *testing.T) {
@@ -36,9 +37,11 @@ func TestNoVocabulary(t *testing.T) {
 	pipe := filepath.Join(dir, "pipe") // opening it would block
 	testfiles.NoError(t, syscall.Mkfifo(pipe, 0o644))
 	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
-		if v, err := Read(path); v != nil || err != nil {
-			t.Errorf("%s: %+v, %v", path, v, err)
-		}
+		testwait.End(t, "Read of "+path, func() {
+			if v, err := Read(path); v != nil || err != nil {
+				t.Errorf("%s: %+v, %v", path, v, err)
+			}
+		})
 	}
 }
 
