@@ -275,6 +275,22 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A standby never takes over with a snapshot that is older than the latest one.
+func TestStandbyOfAnOlderSnapshot(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	older := r.standby
+	latest, err := os.Open("/dev/null")
+	noError(t, err)
+	noError(t, r.handleMessage(r.worker, message{msgSnapshot, latest}))
+	r.worker.kill()
+	noError(t, r.processFailed(r.worker, errors.New("killed by a test")))
+	noError(t, r.appointWorker(false))
+	if r.worker == older || r.worker.snapshot != latest {
+		t.Error("a worker that started from an older snapshot takes over")
+	}
+}
+
 // A worker that has served has applied a restart, even if its end is noticed before its message.
 func TestRestartBehindTheEnd(t *testing.T) {
 	r := newTestRun(t, "serve")
