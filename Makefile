@@ -1,6 +1,6 @@
 # make demo      installs what is missing, builds, and trains a model from a mount; DEMO="--seconds 10"
 #                limits that to 10 seconds
-# make test      installs what is missing, and runs all tests but the long ones, in about three minutes
+# make test      installs what is missing, and runs all tests but the long ones, in about two minutes
 # make check     does that and runs what CI adds: analysis, the race detector where goroutines share
 #                data, and the long tests
 # make languages installs twelve languages, and reads a mount in each in many ways
