@@ -37,8 +37,9 @@ func lacksLibrary(t *testing.T, code string) bool {
 	return m != nil && e2e.Job(t, e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
-// All commands on the pages work, in their order. CI runs the make commands of README.md. This takes
-// more than five seconds, because there are about 80 blocks, and each may use what earlier ones made.
+// All commands on the pages work, in their order. CI runs the make commands of README.md. This
+// takes more than five seconds, because there are about 80 blocks, and each may use what earlier
+// ones made.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

@@ -2,9 +2,9 @@
 // does not end in time fails the test, with what it waited for and what it saw instead.
 //
 // A wait may take Limit, and a test TestLimit: its clock starts at its first wait, so not before
-// t.Parallel returns. Subtests have clocks of their own. A wait in a cleanup may take Limit, however
-// long the test took, so that everything is unmounted. With BATCHFS_SOAK=1 or BATCHFS_RECIPES=1,
-// tests may take longer, and only waits are limited.
+// t.Parallel returns. Subtests have clocks of their own. A wait in a cleanup may take Limit,
+// however long the test took, so that everything is unmounted. With BATCHFS_SOAK=1 or
+// BATCHFS_RECIPES=1, tests may take longer, and only waits are limited.
 package testwait
 
 import (
@@ -64,8 +64,8 @@ func Deadline(t testing.TB) time.Time {
 	return time.Now().Add(left)
 }
 
-// Until waits until look reports that what is so. seen describes the current state. The longer Until
-// has waited, the less often it looks, because looking may start processes.
+// Until waits until look reports that what is so. seen describes the current state. The longer
+// Until has waited, the less often it looks, because looking may start processes.
 func Until(t testing.TB, what string, look func() (seen any, ok bool)) {
 	t.Helper()
 	left, over := waitLeft(t)
@@ -126,8 +126,8 @@ func Command(t testing.TB, name string, args ...string) *exec.Cmd {
 	return command(t, left, over, name, args)
 }
 
-// Job is like Command, but only the end of the test limits the command. It is for what does the work
-// of a test, such as a build, an installation, or a trainer: anything that takes more than ten
+// Job is like Command, but only the end of the test limits the command. It is for what does the
+// work of a test, such as a build, an installation, or a trainer: anything that takes more than ten
 // seconds on an idle machine, because a busy one may be eight times slower.
 func Job(t testing.TB, name string, args ...string) *exec.Cmd {
 	left, over := timeLeft(t)

@@ -416,7 +416,8 @@ class TestResume(Case):
                 return changed
 
             def run() -> None:
-                os.rename, os.remove, shutil.rmtree = map(counted, (os.rename, os.remove, shutil.rmtree))  # pyright: ignore
+                changes = os.rename, os.remove, shutil.rmtree
+                os.rename, os.remove, shutil.rmtree = map(counted, changes)  # pyright: ignore
                 call(*args)
 
             process = waiting.forked(run)

@@ -118,7 +118,8 @@ func TestInterruptedMount(t *testing.T) {
 				dir := t.TempDir()
 				d.Set(t, mode)
 				cmd := exec.Command(e2e.PlainBatchfs, append([]string{"mount", "-c", config, dir}, args...)...)
-				cmd.Env = append(os.Environ(), "MOUNTED_ON="+dir) // by which CheckNothingLeft finds its processes
+				// CheckNothingLeft finds processes by this.
+				cmd.Env = append(os.Environ(), "MOUNTED_ON="+dir)
 				var stderr strings.Builder
 				cmd.Stderr = &stderr
 				ended := e2e.Begin(t, cmd)

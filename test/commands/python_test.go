@@ -31,8 +31,8 @@ for name in {path.stem for path in pathlib.Path("tests").glob("test_*.py")} - {"
 		name, count, _ := strings.Cut(strings.TrimSpace(class), " ")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// Python prints its stacks shortly before the limit of a test. The first failure ends the
-			// process, so that the limits of several waits do not add up.
+			// Python prints its stacks shortly before the limit of a test. The first failure ends
+			// the process, so that the limits of several waits do not add up.
 			out, err := python(t, "-c", `
 import faulthandler, unittest
 faulthandler.dump_traceback_later(290, exit=True)

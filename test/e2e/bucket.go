@@ -110,8 +110,9 @@ func NewBucket(t testing.TB) *Bucket {
 }
 
 // freeAddress returns an address on which nothing listens. Its port is below those that the kernel
-// assigns to connections, so no connection takes it first. Until the test ends, it listens on the same
-// port of another address, so that no other test gets the port, in this process or another one.
+// assigns to connections, so no connection takes it first. Until the test ends, it listens on the
+// same port of another address, so that no other test gets the port, in this process or another
+// one.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {

@@ -147,9 +147,9 @@ func Write[T string | []byte](t testing.TB, path string, data T) string {
 	return path
 }
 
-// WriteScript is like Write, for a program. While the file is open, no process is started, because a
-// process that is being started has the same files open, and the kernel runs no file that is open for
-// writing.
+// WriteScript is like Write, for a program. While the file is open, no process is started, because
+// a process that is being started has the same files open, and the kernel runs no file that is open
+// for writing.
 func WriteScript[T string | []byte](t testing.TB, path string, data T) string {
 	t.Helper()
 	syscall.ForkLock.RLock()
@@ -301,7 +301,8 @@ order = "sequential"
 	return config, slices.Clone(known.([]string))
 }
 
-// smallDigests maps n to the digests that SmallConfig returns, which do not depend on the directory.
+// smallDigests maps n to the digests that SmallConfig returns, which do not depend on the
+// directory.
 var smallDigests sync.Map
 
 // SameSet checks that got and want have the same elements, in any order.

@@ -54,8 +54,8 @@ func NewFaultyFile(t testing.TB, content []byte) *FaultyFile {
 		},
 	}), dir, &fuse.MountOptions{FsName: "faulty", Name: "faulty", DirectMount: true, ExplicitDataCacheControl: true}))(t)
 	go server.Serve()
-	// For a moment, WaitMount has a file in the mount open without O_CLOEXEC. A program that another
-	// test starts then would keep the mount busy.
+	// For a moment, WaitMount has a file in the mount open without O_CLOEXEC. A program that
+	// another test starts then would keep the mount busy.
 	syscall.ForkLock.RLock()
 	err := server.WaitMount()
 	syscall.ForkLock.RUnlock()

@@ -20,10 +20,10 @@ import (
 	"batchfs/internal/testwait"
 )
 
-// A SlowFS is a file system that passes requests through to another directory, and delays, interrupts
-// or blocks those that a test picks. The kernel caches neither its entries nor its attributes. A
-// separate process serves it, so that a test may access its files too. A SlowFS is safe for
-// concurrent use.
+// A SlowFS is a file system that passes requests through to another directory, and delays,
+// interrupts or blocks those that a test picks. The kernel caches neither its entries nor its
+// attributes. A separate process serves it, so that a test may access its files too. A SlowFS is
+// safe for concurrent use.
 //
 // Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for
 // each element of the path below Dir, followed by a getattr. A file name stands for the lookups of
@@ -58,8 +58,8 @@ func (s *SlowFS) Delay(t testing.TB, request string, d time.Duration) {
 	s.tell(t, "delay", request, int64(d), 0)
 }
 
-// Hang makes every request of one kind wait, until Delay is called for it. The test ends with such a
-// call, before earlier mounts are unmounted.
+// Hang makes every request of one kind wait, until Delay is called for it. The test ends with such
+// a call, before earlier mounts are unmounted.
 func (s *SlowFS) Hang(t testing.TB, request string) {
 	t.Helper()
 	t.Cleanup(func() { s.Delay(t, request, 0) })

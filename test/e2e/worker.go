@@ -70,8 +70,8 @@ func describe(pids ...int) (states []string) {
 // Kill kills a worker. Its parameters are those of KillOrRestart.
 func Kill(t testing.TB, _ *Mounted, worker int) { send(t, worker, syscall.SIGKILL) }
 
-// KillServing sends a signal that ends the serving worker, once there is a standby, and waits for its
-// end. Otherwise, it could still count as one of two workers. It returns the id of the worker.
+// KillServing sends a signal that ends the serving worker, once there is a standby, and waits for
+// its end. Otherwise, it could still count as one of two workers. It returns the id of the worker.
 func (m *Mounted) KillServing(t testing.TB, sig syscall.Signal) (worker int) {
 	t.Helper()
 	worker = m.AwaitStandby(t)[0]

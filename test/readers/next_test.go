@@ -133,8 +133,8 @@ func testHandle(t *testing.T, m *e2e.Mounted, want []string) {
 			k++
 		}
 	}
-	// fromfile uses C's stdio, which seeks to the end of a file to learn its size, and reads the last
-	// block. next.npy shares the cursor of next.
+	// fromfile uses C's stdio, which seeks to the end of a file to learn its size, and reads the
+	// last block. next.npy shares the cursor of next.
 	expect("a rewind before the end of the batch, reading the rest after a part, fromfile twice and load", e2e.Read(t, "each", m.Path("train"),
 		"rewind:next", "head_then_rest:next", "fromfile:next", "fromfile:next", "npload:next.npy")...)
 	expect("reads at offset 0 after the last byte", e2e.Read(t, "pread_kept", next, "20")...)

@@ -13,8 +13,8 @@ import (
 )
 
 // While workers are killed and the kernel forgets settings, each lookup finds the settings that it
-// names. In the end, only settings in use are left. A mount asks the kernel three times, two seconds
-// apart, before it forgets settings.
+// names. In the end, only settings in use are left. A mount asks the kernel three times, two
+// seconds apart, before it forgets settings.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
