@@ -416,8 +416,8 @@ class TestResume(Case):
                 return changed
 
             def run() -> None:
-                changes = os.rename, os.remove, shutil.rmtree
-                os.rename, os.remove, shutil.rmtree = map(counted, changes)  # pyright: ignore
+                functions = os.rename, os.remove, shutil.rmtree
+                os.rename, os.remove, shutil.rmtree = map(counted, functions)  # pyright: ignore
                 call(*args)
 
             process = waiting.forked(run)
