@@ -127,7 +127,7 @@ func (r recipe) train(t *testing.T, path, until string, args ...string) (losses 
 	cmd := e2e.Job(t, e2e.Python, command...)
 	cmd.Dir = filepath.Dir(path)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(here, "../python"), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "TMPDIR="+cmd.Dir,
-		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
+		"PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	// The socket buffers only a few lines, so the run cannot end before it is killed.

@@ -11,5 +11,5 @@ func TestNanochat(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	e2e.NeedPython(t, "torch")
-	e2e.RunJob(t, "env", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "clients/nanochat.py", "-v")
+	e2e.RunJob(t, "env", "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1", e2e.Python, "clients/nanochat.py", "-v")
 }
