@@ -42,13 +42,23 @@ func SkipOrFail(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
+// HasModule reports whether Python has a module. It does not import it, because to import PyTorch
+// takes seconds.
+func HasModule(t testing.TB, module string) bool {
+	t.Helper()
+	return Run(t, Python, "-c", `
+import importlib.util, sys
+try:
+    print(importlib.util.find_spec(sys.argv[1]) is not None)
+except ModuleNotFoundError: # a package that contains it
+    print(False)`, module) == "True\n"
+}
+
 // NeedPython calls SkipOrFail if Python lacks a module.
 func NeedPython(t testing.TB, module string) {
 	t.Helper()
-	// To import PyTorch takes seconds.
-	const find = `import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]) and "Python has no module " + sys.argv[1])`
-	if out, err := Command(t, Python, "-c", find, module).CombinedOutput(); err != nil {
-		SkipOrFail(t, "%s", out)
+	if !HasModule(t, module) {
+		SkipOrFail(t, "Python has no module %s", module)
 	}
 }
 
