@@ -39,7 +39,7 @@ func TestSettingsAreForgotten(t *testing.T) {
 	}
 
 	strikes := 0
-	for end := time.Now().Add(e2e.NormalOrSoak(0, 30*time.Minute)); time.Now().Before(end) || strikes < 6; {
+	for end := time.Now().Add(e2e.NormalOrSoak(0, 30*time.Minute)); time.Now().Before(end) || strikes < 9; {
 		time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		if worker := m.Worker(t); worker > 0 {
 			if rand.IntN(3) == 0 {
