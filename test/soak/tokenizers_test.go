@@ -28,6 +28,7 @@ import (
 // Every text has the same tokens as with tiktoken.
 func TestTokensOfTiktoken(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	dir := tokenizers(t)
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
@@ -55,6 +56,7 @@ func writeRanks(t testing.TB, tokenizer *bpe.Tokenizer) string {
 // .ci/tokenizers does not have are tested with the vocabulary of Qwen 3.
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	dir, paths := tokenizers(t), map[string]string{}
 	for _, name := range []string{"llama3_2", "qwen3", "gpt35turbo", "gpt4o", "deepseek_v3"} {
 		paths[name] = filepath.Join(dir, name+".json")
@@ -82,6 +84,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 // Every text has the same tokens as with Mistral's own library.
 func TestTokensOfTekken(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	dir := tokenizers(t)
 	path := filepath.Join(dir, "tekken.json")
 	compareTokens(t, e2e.Must(bpe.Open(path))(t), 1000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "mistral_common", path)
@@ -91,6 +94,7 @@ func TestTokensOfTekken(t *testing.T) {
 // that is 1 for exactly the tokens that the assistant generates. A model can train on them.
 func TestChats(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	for family, name := range map[string]string{"llama": "llama3_2", "qwen": "qwen3", "mistral": "mistral_nemo", "chatml": "qwen3"} {
 		t.Run(family, func(t *testing.T) {
 			chats := makeChats(t, family, name)
@@ -138,6 +142,7 @@ assert len(losses) == 20 and sum(losses[10:]) < sum(losses[:10]), losses
 // uninterrupted run. In a soak, so does a run that was killed.
 func TestInterruptedChats(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	chats := makeChats(t, "qwen", "qwen3")
 	lines := strings.SplitAfter(string(e2e.Content(t, chats.file)), "\n")
 	lines[len(lines)/2] = "{\n"
@@ -215,6 +220,7 @@ func (c *chats) check(t *testing.T) {
 // The Python package finds the bytes of the tokens of every tokenizer library that it supports.
 func TestVocabulariesInPython(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	cmd := e2e.Job(t, filepath.Join(tokenizers(t), "bin/python"), "-m", "unittest", "-v", "tests.test_writer.TestTokenizers")
 	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.Batchfs, "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
