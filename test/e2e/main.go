@@ -45,8 +45,8 @@ func run(m *testing.M) (status int) {
 	enterNamespace()
 	// Without this, every program built with -race sleeps for a second when it exits.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
-	// Otherwise, NumPy and PyTorch compute with a thread for each processor. On a busy machine, these
-	// wait for each other.
+	// Otherwise, NumPy and PyTorch compute with a thread for each processor. On a busy machine,
+	// these wait for each other.
 	os.Setenv("OPENBLAS_NUM_THREADS", "1")
 	os.Setenv("OMP_NUM_THREADS", "1")
 	dir, err := os.MkdirTemp("", "batchfs-test-")
