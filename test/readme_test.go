@@ -89,7 +89,8 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// The demo prints the lines that README shows, except for figures and the curve.
+// The demo prints the lines that README shows, except for figures and the curve. It trains for at
+// least 600 steps.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

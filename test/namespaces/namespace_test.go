@@ -109,7 +109,7 @@ func TestDeadElsewhere(t *testing.T) {
 }
 
 // If the file system is mounted elsewhere too, unmount reports that, and how to find the other
-// mounts. --force ends it everywhere.
+// mounts. --force ends it everywhere. unmount waits ten seconds for the other mounts to end.
 func TestUnmountElsewhere(t *testing.T) {
 	t.Parallel() // unmount waits for 10 s
 	needNamespaces(t)
@@ -142,7 +142,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	m.AwaitEnd(t)
 }
 
-// Without /dev/fuse, the demo trains from a pipe.
+// Without /dev/fuse, the demo trains from a pipe, for at least 600 steps.
 func TestDemoWithoutFUSE(t *testing.T) {
 	t.Parallel()
 	needNamespaces(t)
