@@ -56,7 +56,8 @@ func TestREADME(t *testing.T) {
 	python := e2e.Must(filepath.Abs("../python"))(t)
 
 	for _, page := range pages(t) {
-		ok := t.Run(page, func(t *testing.T) { // which has time of its own
+		// A subtest has five minutes of its own.
+		ok := t.Run(page, func(t *testing.T) {
 			for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
 				language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
 				var cmd *exec.Cmd

@@ -25,7 +25,7 @@ from batchfs._program import Log
 
 LIMIT = 90  # seconds
 
-_logs: list[Log] = []  # of all mounts and pipes since the test began, or before it by its class
+_logs: list[Log] = []  # logs of the mounts and pipes that the running test or its class made
 _started: list[subprocess.Popen[str]] = []
 
 

@@ -308,7 +308,8 @@ func TestAlerts(t *testing.T) {
 	for _, expression := range dashboardExpressions(t) {
 		fmt.Fprintf(&want, "  - {expr: %q, eval_time: 119m, exp_samples: [{value: 1}]}\n", "count("+expression+") > bool 0")
 	}
-	t.Run("rules", func(t *testing.T) { // which has time of its own
+	// A subtest has five minutes of its own.
+	t.Run("rules", func(t *testing.T) {
 		e2e.Run(t, promtool, "check", "rules", rules)
 		e2e.RunJob(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]
 evaluation_interval: 1m

@@ -15,14 +15,15 @@ import (
 // printing holds the names of the running tests that print their logs if they fail.
 var printing sync.Map
 
-// printLogsOfFailure makes a test that fails print the logs in its temporary directories: those of
-// all mounts, whoever made them. Whatever begins a test calls it, so that it runs after all other
-// cleanups, which may fail too.
+// printLogsOfFailure makes a test that fails print the logs of all mounts in its temporary
+// directories, including mounts that a program made. Helpers that a test calls first call it, so
+// that it runs after all other cleanups, which may fail too.
 func printLogsOfFailure(t testing.TB) {
 	if _, known := printing.LoadOrStore(t.Name(), true); known {
 		return
 	}
-	dir := filepath.Dir(t.TempDir()) // of all temporary directories of the test
+	// All temporary directories of a test are in one directory.
+	dir := filepath.Dir(t.TempDir())
 	t.Cleanup(func() { printing.Delete(t.Name()) })
 	PrintLogsOfFailure(t, dir)
 }

@@ -175,7 +175,8 @@ func enterNamespace() {
 		if err == nil {
 			err = syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, "")
 		}
-		if err == nil { // a mount of a demo must not be kept alive here
+		if err == nil {
+			// A copy would keep a mount alive that somebody else unmounts.
 			mounts, _ := mountinfo.GetMounts(mountinfo.FSTypeFilter("fuse.batchfs"))
 			for _, m := range mounts {
 				syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH)

@@ -102,12 +102,13 @@ func (m *Mounted) AwaitEnd(t testing.TB) {
 	AwaitExit(t, m.Cmd, m.Done)
 }
 
-// AwaitDead waits until nobody serves the mount on a directory any more. The kernel reports that a
-// little after the end of the last process that served it.
+// AwaitDead waits until the kernel reports that no process serves the mount on a directory. It does
+// so a little after the end of the last one.
 func AwaitDead(t testing.TB, dir string) {
 	t.Helper()
 	Await(t, "a dead mount on "+dir, func() (any, bool) {
-		_, stderr, _ := Try(t, "stat", "-f", dir) // which the kernel does not cache
+		// The kernel does not cache the result of statfs(2).
+		_, stderr, _ := Try(t, "stat", "-f", dir)
 		return stderr, strings.Contains(stderr, "not connected") || strings.Contains(stderr, "connection abort")
 	})
 }

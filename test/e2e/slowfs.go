@@ -110,7 +110,7 @@ type slowServer struct {
 	kinds   map[string]*slowedRequest // keyed by kind of request, such as "read"
 }
 
-// untilChanged is a delay without a limit.
+// untilChanged is the delay of requests that wait until another delay is set.
 const untilChanged = -1
 
 // A slowedRequest describes one kind of request.

@@ -43,7 +43,7 @@ func newSlowShards(t *testing.T, n int) *shards {
 
 // requestedLookups returns how many shards were looked up for requests. Only passes over all shards
 // look up the last one, and they do so last. While that lookup hangs, each pass has looked up every
-// shard, but for a few whose lookups have not arrived yet.
+// shard, except for a few whose lookups have not arrived yet.
 func (s *shards) requestedLookups(t *testing.T) int {
 	t.Helper()
 	s.slow.Hang(t, s.last)

@@ -111,7 +111,7 @@ func TestDeadElsewhere(t *testing.T) {
 // If the file system is mounted elsewhere too, unmount reports that, and how to find the other
 // mounts. --force ends it everywhere. unmount waits ten seconds for the other mounts to end.
 func TestUnmountElsewhere(t *testing.T) {
-	t.Parallel() // unmount waits for 10 s
+	t.Parallel()
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may make mount namespaces")
 	config, _ := e2e.SmallConfig(t, 1)
