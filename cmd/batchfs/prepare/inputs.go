@@ -8,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -89,126 +87,6 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 		}
 		rest = copy(buf, text[end:])
 	}
-}
-
-func isURL(name string) bool { return strings.Contains(name, "://") }
-
-// findInputs returns the inputs that the arguments name, in their order. Directories are restricted
-// to files that match include, if it is not empty. If as is empty, the format of each file depends
-// on its name.
-func findInputs(args, include []string, as inputFormat) ([]*input, error) {
-	for _, pattern := range include {
-		if !doublestar.ValidatePathPattern(pattern) {
-			return nil, fmt.Errorf("--include %s: %w", pattern, doublestar.ErrBadPattern)
-		}
-	}
-	var paths []string
-	for _, arg := range args {
-		names := []string{arg}
-		// An existing name is not a pattern, even if it contains * or [.
-		_, err := os.Lstat(arg)
-		switch {
-		case err != nil && isURL(arg):
-			return nil, fmt.Errorf("%s: prepare cannot read from a store: name local files, or pipe the text to standard input", arg)
-		case err != nil && strings.ContainsAny(arg, "*?["):
-			if names, err = glob(arg); err != nil {
-				return nil, fmt.Errorf("%s: %w", arg, err)
-			}
-			if len(names) == 0 {
-				return nil, fmt.Errorf("%s: matches no file: check the pattern and the current directory", arg)
-			}
-		}
-		for _, name := range names {
-			below, err := filesBelow(name, include)
-			if err != nil {
-				return nil, err
-			}
-			paths = append(paths, below...)
-		}
-	}
-	inputs := make([]*input, 0, len(paths))
-	seen := make(map[string]bool, len(paths))
-	for _, path := range paths {
-		if seen[path] {
-			return nil, fmt.Errorf("%s: is given twice: name each text once", path)
-		}
-		seen[path] = true
-		in := &input{path: path, format: as, asText: as == textFormat}
-		if in.format == "" {
-			in.format = inputFormatOf(path)
-		}
-		if path != "-" {
-			var err error
-			if in.info, err = os.Stat(path); err != nil {
-				return nil, err
-			}
-		}
-		inputs = append(inputs, in)
-	}
-	return inputs, nil
-}
-
-// glob returns the files and directories that a pattern matches, sorted. ** matches any number of
-// directories. As in a shell, wildcards do not match a leading ".".
-func glob(pattern string) ([]string, error) {
-	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
-	// ** also matches the files below each directory, so returning the directory too would list
-	// them twice.
-	if strings.Contains(pattern, "**") {
-		options = append(options, doublestar.WithFilesOnly())
-	}
-	names, err := doublestar.FilepathGlob(pattern, options...)
-	// A pipe is left out, because opening it would wait for a writer.
-	names = slices.DeleteFunc(names, func(name string) bool {
-		info, err := os.Stat(name)
-		return err == nil && !info.Mode().IsRegular() && !info.IsDir()
-	})
-	slices.Sort(names)
-	return names, err
-}
-
-// filesBelow returns the regular files in a directory tree that match include, sorted by path, or
-// name itself if it is not a directory.
-func filesBelow(name string, include []string) (paths []string, err error) {
-	if name == "-" {
-		return []string{name}, nil
-	}
-	if info, err := os.Stat(name); err != nil || !info.IsDir() {
-		return []string{filepath.Clean(name)}, err
-	}
-	root := strings.TrimSuffix(name, "/") + "/" // WalkDir then follows a symbolic link
-	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case path != root && strings.HasPrefix(d.Name(), "."):
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-		case d.Type().IsRegular() && included(strings.TrimPrefix(path, root), include):
-			paths = append(paths, filepath.Clean(path))
-		}
-		return nil
-	})
-	slices.Sort(paths) // WalkDir visits a/x before a.txt
-	switch {
-	case err == nil && len(paths) == 0 && len(include) > 0:
-		err = fmt.Errorf("%s: no file in this directory matches --include %s", name, strings.Join(include, " --include "))
-	case err == nil && len(paths) == 0:
-		err = fmt.Errorf("%s: no file in this directory, apart from symbolic links and names that begin with \".\"", name)
-	}
-	return paths, err
-}
-
-// included reports whether a path matches one of the patterns, if there are any. A pattern without
-// a slash applies to the last element.
-func included(path string, patterns []string) bool {
-	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
-		if !strings.Contains(pattern, "/") {
-			pattern = "**/" + pattern
-		}
-		return doublestar.PathMatchUnvalidated(pattern, path)
-	})
 }
 
 // chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.

@@ -59,11 +59,16 @@ token stands for.
 
 A TEXT is a file, a directory (all files below it, sorted by path), a glob, in
 which ** matches any number of directories, or - for standard input. Directories
-and globs skip names that begin with "."; directories also skip symbolic links,
-and files that no --include matches. A document is a text file, a line of a
-.jsonl, .ndjson or .json file, or a row of a .parquet file. Each file may be
-compressed with gzip or zstd. JSON lists, tables such as .csv, archives, images
-and other binary files are refused unless --as says how to read them.
+and globs skip names that begin with "."; directories also skip files that no
+--include matches. Symbolic links are followed; a file that one TEXT leads to in
+several ways counts once. Without --include, a directory with JSON lines, .parquet
+or .arrow files skips README.md, LICENSE, and the .json files with which the
+library datasets describes them.
+
+A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row of a
+.parquet file. Each file may be compressed with gzip or zstd. JSON lists, tables
+such as .csv, archives, images and other binary files are refused unless --as says
+how to read them.
 
 With --by char, a token is a character: its index in the sorted set of all
 characters of the documents. With --by byte, it is a byte. Otherwise, tokens come
@@ -141,12 +146,15 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
 	}
 	o.printTokens(c)
-	inputs, err := findInputs(args, o.include, o.As)
+	inputs, leftOut, err := findInputs(args, o.include, o.As)
 	if err == nil {
 		err = cmp.Or(chooseValFiles(inputs, o.ValFiles), o.checkInputs(inputs, c))
 	}
 	if err != nil {
 		return err
+	}
+	if len(leftOut) > 0 {
+		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
 	o.warnMissingEOT(inputs, c)
 	if o.dryRun {

@@ -1,0 +1,301 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bmatcuk/doublestar/v4"
+)
+
+func isURL(name string) bool { return strings.Contains(name, "://") }
+
+// findInputs returns the inputs that the arguments name, in their order, and the side files that it
+// left out. Directories are restricted to files that match include, if it is not empty. If as is
+// empty, the format of each file depends on its name.
+func findInputs(args, include []string, as inputFormat) (inputs []*input, leftOut []string, err error) {
+	for _, pattern := range include {
+		if !doublestar.ValidatePathPattern(pattern) {
+			return nil, nil, fmt.Errorf("--include %s: %w", pattern, doublestar.ErrBadPattern)
+		}
+	}
+	type name struct {
+		path string
+		arg  int
+	}
+	given := make(map[string]name) // keyed by the path without symbolic links
+	for i, arg := range args {
+		paths, left, err := argumentFiles(arg, include)
+		if err != nil {
+			return nil, nil, err
+		}
+		leftOut = append(leftOut, left...)
+		for _, path := range paths {
+			in := &input{path: path, format: as, asText: as == textFormat}
+			if in.format == "" {
+				in.format = inputFormatOf(path)
+			}
+			if path != "-" {
+				if in.info, err = statInput(path); err != nil {
+					return nil, nil, err
+				}
+			}
+			real, err := filepath.EvalSymlinks(path)
+			if err != nil {
+				real = path // standard input, or an open pipe below /dev/fd
+			}
+			first, again := given[real]
+			switch {
+			case !again:
+				given[real] = name{path, i}
+				inputs = append(inputs, in)
+			case first.arg != i && first.path == path:
+				return nil, nil, fmt.Errorf("%s: is given twice: name each text once", path)
+			case first.arg != i:
+				return nil, nil, fmt.Errorf("%s: is given twice, because it leads to the same file as %s: name each text once", path, first.path)
+			}
+		}
+	}
+	return inputs, leftOut, nil
+}
+
+// statInput describes the file of an input. If the path is a symbolic link to a file that does not
+// exist, the error says so.
+func statInput(path string) (fs.FileInfo, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if to, _ := os.Readlink(path); to != "" {
+			err = fmt.Errorf("%s: is a symbolic link to %s, which does not exist: restore that file, or remove the link", path, to)
+		}
+	}
+	return info, err
+}
+
+// argumentFiles returns the paths of the files that an argument names or that its directories
+// contain, and of the side files that it left out.
+func argumentFiles(arg string, include []string) (paths, leftOut []string, err error) {
+	names := []string{arg}
+	// An existing name is not a pattern, even if it contains * or [.
+	_, err = os.Lstat(arg)
+	switch {
+	case arg == "-":
+		return names, nil, nil
+	case err != nil && isURL(arg):
+		return nil, nil, fmt.Errorf("%s: prepare cannot read from a store: name local files, or pipe the text to standard input", arg)
+	case err != nil && strings.ContainsAny(arg, "*?["):
+		if names, err = glob(arg); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", arg, err)
+		}
+		if len(names) == 0 {
+			return nil, nil, fmt.Errorf("%s: matches no file: check the pattern and the current directory", arg)
+		}
+	}
+	for _, name := range names {
+		name = filepath.Clean(name)
+		dir := filepath.Dir(name)
+		switch info, err := statInput(name); {
+		case err != nil:
+			return nil, nil, err
+		case !info.IsDir() && !strings.Contains(arg, "blobs") && filepath.Base(dir) == "blobs" && isHubRepository(filepath.Dir(dir)):
+			return nil, nil, hubRepositoryError(filepath.Dir(dir))
+		case !info.IsDir():
+			paths = append(paths, name)
+			continue
+		}
+		below, left, err := filesBelow(name, include)
+		if err != nil {
+			return nil, nil, err
+		}
+		paths, leftOut = append(paths, below...), append(leftOut, left...)
+	}
+	return paths, leftOut, nil
+}
+
+// glob returns the files and directories that a pattern matches, sorted. ** matches any number of
+// directories. As in a shell, wildcards do not match a leading ".".
+func glob(pattern string) ([]string, error) {
+	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithFailOnIOErrors()}
+	// ** also matches the files below each directory, so returning the directory too would list
+	// them twice.
+	if strings.Contains(pattern, "**") {
+		options = append(options, doublestar.WithFilesOnly())
+	}
+	root, pattern := doublestar.SplitPattern(filepath.Clean(pattern))
+	names, err := doublestar.Glob(newTree(root), pattern, options...)
+	for i, name := range names {
+		names[i] = filepath.Join(root, name)
+	}
+	// A pipe is left out, because opening it would wait for a writer.
+	names = slices.DeleteFunc(names, func(name string) bool {
+		info, err := os.Stat(name)
+		return err == nil && !info.Mode().IsRegular() && !info.IsDir()
+	})
+	slices.Sort(names)
+	return names, err
+}
+
+// filesBelow returns the regular files in a directory tree that match include, sorted by path. If
+// include is empty, it leaves out the side files of a dataset.
+func filesBelow(dir string, include []string) (paths, sideFiles []string, err error) {
+	err = fs.WalkDir(newTree(dir), ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case path != "." && strings.HasPrefix(d.Name(), "."):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case d.IsDir() && isHubRepository(filepath.Join(dir, path)):
+			return hubRepositoryError(filepath.Join(dir, path))
+		case (d.Type().IsRegular() || d.Type() == fs.ModeSymlink) && included(path, include):
+			paths = append(paths, filepath.Join(dir, path))
+		}
+		return nil
+	})
+	slices.Sort(paths) // WalkDir visits a/x before a.txt
+	switch {
+	case err == nil && len(paths) == 0 && len(include) > 0:
+		err = fmt.Errorf("%s: no file in this directory matches --include %s", dir, strings.Join(include, " --include "))
+	case err == nil && len(paths) == 0:
+		err = fmt.Errorf("%s: no file in this directory, apart from names that begin with \".\"", dir)
+	case len(include) == 0 && slices.ContainsFunc(paths, isDataset):
+		sideFiles = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !isSideFile(path) })
+		paths = slices.DeleteFunc(paths, isSideFile)
+	}
+	return paths, sideFiles, err
+}
+
+// isDataset reports whether a name is that of a file with many documents.
+func isDataset(path string) bool {
+	return !isSideFile(path) && (inputFormatOf(path) != textFormat || fileExtension(path) == ".arrow")
+}
+
+// isSideFile reports whether a name is that of a file which describes a dataset on the Hugging Face
+// Hub, or one that the library datasets has saved.
+func isSideFile(path string) bool {
+	switch filepath.Base(path) {
+	case "README", "README.md", "README.txt", "LICENSE", "LICENSE.md", "LICENSE.txt",
+		"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json":
+		return true
+	}
+	return false
+}
+
+// included reports whether a path matches one of the patterns, if there are any. A pattern without
+// a slash applies to the last element.
+func included(path string, patterns []string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
+		if !strings.Contains(pattern, "/") {
+			pattern = "**/" + pattern
+		}
+		return doublestar.PathMatchUnvalidated(pattern, path)
+	})
+}
+
+// A tree is a directory tree in which a symbolic link is what it leads to, so that a walk follows
+// it. A link that leads nowhere stays a link.
+//
+// Walks end, because a link to a directory is left out if that contains the link, and is followed
+// only on the first of several paths that lead to it.
+type tree struct {
+	root     string
+	real     map[string]string // paths of directories without links, keyed by name
+	followed map[string]string // names of followed links, keyed by the link's path without other links
+}
+
+func newTree(root string) *tree {
+	return &tree{root, make(map[string]string), make(map[string]string)}
+}
+
+func (t *tree) path(name string) string { return filepath.Join(t.root, name) }
+
+func (t *tree) Open(name string) (fs.File, error) { return os.Open(t.path(name)) }
+
+// Stat opens nothing, because opening a pipe would wait for a writer.
+func (t *tree) Stat(name string) (fs.FileInfo, error) { return os.Stat(t.path(name)) }
+
+func (t *tree) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := os.ReadDir(t.path(name))
+	if err != nil {
+		return nil, err
+	}
+	kept := entries[:0]
+	for _, e := range entries {
+		if e.Type() == fs.ModeSymlink {
+			link := path.Join(name, e.Name())
+			info, err := t.Stat(link)
+			if err == nil {
+				e = fs.FileInfoToDirEntry(info)
+			}
+			if err == nil && info.IsDir() && !t.follow(link) {
+				continue
+			}
+		}
+		kept = append(kept, e)
+	}
+	return kept, nil
+}
+
+// follow reports whether a walk follows a link to a directory.
+func (t *tree) follow(link string) bool {
+	real := filepath.Join(t.realPath(path.Dir(link)), path.Base(link))
+	if first, ok := t.followed[real]; ok {
+		return first == link
+	}
+	to := t.realPath(link)
+	for above := link; above != "."; {
+		above = path.Dir(above)
+		if t.realPath(above) == to {
+			return false
+		}
+	}
+	t.followed[real] = link
+	return true
+}
+
+// realPath returns the path without links of a directory.
+func (t *tree) realPath(name string) string {
+	real, ok := t.real[name]
+	if !ok {
+		real, _ = filepath.EvalSymlinks(t.path(name))
+		t.real[name] = real
+	}
+	return real
+}
+
+// isHubRepository reports whether a directory is that of a repository in the cache of the Hugging
+// Face Hub, whose files have their names only in its snapshots.
+func isHubRepository(dir string) bool {
+	isDir := func(name string) bool {
+		info, err := os.Stat(filepath.Join(dir, name))
+		return err == nil && info.IsDir()
+	}
+	return isDir("blobs") && isDir("snapshots")
+}
+
+// hubRepositoryError returns an error that names a snapshot.
+func hubRepositoryError(dir string) error {
+	snapshot, newest := "", time.Time{}
+	revisions, _ := os.ReadDir(filepath.Join(dir, "snapshots"))
+	main, _ := os.ReadFile(filepath.Join(dir, "refs/main"))
+	for _, r := range revisions {
+		if r.Name() == strings.TrimSpace(string(main)) {
+			snapshot = r.Name()
+			break
+		}
+		if info, err := r.Info(); err == nil && info.ModTime().After(newest) {
+			snapshot, newest = r.Name(), info.ModTime()
+		}
+	}
+	if snapshot == "" {
+		return fmt.Errorf("%s: is a repository in the cache of the Hugging Face Hub, without a snapshot: download it again", dir)
+	}
+	return fmt.Errorf("%s: is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as %s",
+		dir, filepath.Join(dir, "snapshots", snapshot))
+}
