@@ -6,6 +6,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
@@ -49,6 +50,17 @@ func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
 
 // Bytes returns the size of all elements.
 func (a *Array) Bytes() int64 { return a.Len() * a.elementBytes }
+
+// Modified returns the latest modification time of the files that hold elements.
+func (a *Array) Modified() (latest time.Time) {
+	for i := range a.shards {
+		stamp := a.shards[i].blob.Stamp()
+		if t := time.Unix(stamp.Sec, stamp.Nsec); t.After(latest) {
+			latest = t
+		}
+	}
+	return latest
+}
 
 // DType returns the type of the numbers.
 func (a *Array) DType() array.DType { return a.shards[0].format.DType }

@@ -79,6 +79,9 @@ type Spec struct {
 	SourceNames    []string          // names of the sources of a mixture
 	Stages         []Stage           // stages of a mixture; nil for a single source
 	TokensFileSize int64             // size of tokens.bin, in bytes
+	FilesSize      int64             // size of all elements of the files, in bytes
+	TokensModified time.Time         // modification time of the files of tokens
+	Modified       time.Time         // modification time of batches, which depends on the settings
 	Metadata       map[string]string // metadata of .safetensors files
 	Version        Version
 	FollowsChanges bool // whether changed token files are opened again; otherwise, reads fail

@@ -152,8 +152,14 @@ func (t *tree) attributes(i inode, s BatchList, out *fuse.Attr) {
 		out.Blksize = nextBlksize
 	}
 	out.Owner = fuse.Owner{Uid: t.opts.Access.UID, Gid: t.opts.Access.GID}
-	began := time.Unix(0, t.shared.Began)
-	out.SetTimes(&began, &began, &began)
+	modified := time.Unix(0, t.shared.Began)
+	switch {
+	case i.kind() == tokensFile:
+		modified = s.Spec().TokensModified
+	case i.kind().isNumbered():
+		modified = s.Spec().Modified
+	}
+	out.SetTimes(&modified, &modified, &modified)
 }
 
 func attrTimeout(i inode) time.Duration {
@@ -248,8 +254,14 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 	return fuse.OK
 }
 
+// StatFs reports the size of the files as that of a file system without free space: df and file
+// managers take one without blocks for a pseudo file system.
 func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	out.Bsize, out.Frsize, out.NameLen = stdioBlksize, stdioBlksize, maxNameLen
+	for n := 1; n <= t.sequences.splitCount; n++ {
+		out.Blocks += uint64(t.sequences.peek(n).Spec().FilesSize)
+	}
+	out.Blocks = (out.Blocks + stdioBlksize - 1) / stdioBlksize
 	return fuse.OK
 }
 

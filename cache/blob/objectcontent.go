@@ -15,7 +15,8 @@ func (r *Remote) openObject(name string) (stamp localfile.Stamp, _ Content, err 
 	if err != nil {
 		return stamp, nil, err
 	}
-	if o, err = client.Stat(context.Background(), o); err != nil {
+	o, modified, err := client.Stat(context.Background(), o)
+	if err != nil {
 		return stamp, nil, err
 	}
 	if err := r.cache.Check(); err != nil {
@@ -26,7 +27,7 @@ func (r *Remote) openObject(name string) (stamp localfile.Stamp, _ Content, err 
 		head := make([]byte, min(headBytes, o.Size))
 		return head, c.fetch(head, 0)
 	})
-	return localfile.Stamp{Size: o.Size, ETag: o.ETag}, c, nil
+	return localfile.Stamp{Size: o.Size, Sec: modified.Unix(), ETag: o.ETag}, c, nil
 }
 
 // An objectContent is the content of an object that is being opened. It bypasses the cache.

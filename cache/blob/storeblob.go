@@ -60,7 +60,7 @@ func (b *StoreBlob) Check() error {
 // Revalidate asks the store whether it still has the object, and records the answer for Check and
 // Read.
 func (b *StoreBlob) Revalidate() {
-	found, err := b.client.Stat(context.Background(), b.cached.Object)
+	found, _, err := b.client.Stat(context.Background(), b.cached.Object)
 	switch {
 	case err != nil:
 	case found == b.cached.Object:

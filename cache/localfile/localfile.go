@@ -43,7 +43,9 @@ type Stamp struct {
 	Size      int64 // bytes
 	Sec, Nsec int64 // modification time since 1970
 
-	ETag string // version of an object in a store, whose other fields but Size are 0
+	// ETag is the version of an object in a store. Of the other fields, an object has Size and Sec,
+	// which is not compared.
+	ETag string
 }
 
 // isOverwrittenBy reports whether current is the same file, changed but not longer: an append only

@@ -186,9 +186,10 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys 
 	}
 }
 
-// Stat returns the current version of an object. The error matches fs.ErrNotExist if there is none.
-func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
-	err := c.retry(ctx, o, "look up", func(ctx context.Context, _ func()) error {
+// Stat returns the current version of an object, and when it was written. The error matches
+// fs.ErrNotExist if there is none.
+func (c *Client) Stat(ctx context.Context, o Object) (_ Object, modified time.Time, err error) {
+	err = c.retry(ctx, o, "look up", func(ctx context.Context, _ func()) error {
 		info, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
 		switch {
 		case err != nil:
@@ -198,10 +199,10 @@ func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 		case info.Size < 0:
 			return permanent{errors.New("the store gives no Content-Length, which would say how large the object is")}
 		}
-		o.ETag, o.Size = info.ETag, info.Size
+		o.ETag, o.Size, modified = info.ETag, info.Size, info.LastModified
 		return checkEncoding(info)
 	})
-	return o, err
+	return o, modified, err
 }
 
 // ReadRange fills dst with the bytes of an object, starting at off. They must lie within its size.

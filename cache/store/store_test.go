@@ -295,7 +295,7 @@ func TestStat(t *testing.T) {
 			w.(http.Flusher).Flush() // prevents a Content-Length
 			return true
 		})
-		found, err := c.Stat(context.Background(), Object{Scheme: "s3", Bucket: "bucket", Key: "a/key"})
+		found, _, err := c.Stat(context.Background(), Object{Scheme: "s3", Bucket: "bucket", Key: "a/key"})
 		if test.says == "" && (err != nil || found != object) || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
 			t.Errorf("%s %q: %v (%v), want %q", test.header, test.value, found, err, test.says)
 		}

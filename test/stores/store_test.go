@@ -61,6 +61,7 @@ func TestStore(t *testing.T) {
 		}
 		return b.Config(t, dir+"/?.bin", strings.ReplaceAll(text, "AT", dir))
 	}
+	modified := make(map[string]string) // times of batches in stores, keyed by path
 	for _, access := range []string{"remap", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			args := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=3", "--set", "batch.block_size=7"}
@@ -77,6 +78,10 @@ func TestStore(t *testing.T) {
 					}
 				}
 				e2e.Run(t, "cmp", local.Path(split+"/tokens.bin"), inStore.Path(split+"/tokens.bin"))
+				// It comes from the objects, so it is the same in the next mount.
+				at := e2e.Run(t, "stat", "-c", "%Y", inStore.Path(split+"/batch/0"))
+				e2e.Equal(t, "the time of batches of "+split, at, cmp.Or(modified[split], at))
+				modified[split] = at
 			}
 		})
 	}

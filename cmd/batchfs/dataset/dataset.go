@@ -9,6 +9,8 @@ package dataset
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
@@ -16,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
@@ -327,6 +330,40 @@ func (d *Dataset) Len() (n int64) {
 		n += main.Len()
 	}
 	return n
+}
+
+// Bytes returns the size of all elements of all arrays.
+func (d *Dataset) Bytes() (n int64) {
+	for _, a := range d.arrays {
+		n += a.Bytes()
+	}
+	return n
+}
+
+// TokensModified returns the latest modification time of the token files.
+func (d *Dataset) TokensModified() time.Time { return latestModified(d.mains) }
+
+// BatchesModified returns the modification time that programs such as rsync see for batches: the
+// latest time of the files, less up to a year that depends on the settings. Equal settings have the
+// same time in every mount, and others have another.
+func (d *Dataset) BatchesModified() time.Time {
+	const year = 365 * 24 * time.Hour
+	sum := sha256.Sum256([]byte(d.Identity()))
+	offset := time.Duration(binary.LittleEndian.Uint64(sum[:])%uint64(year/time.Second)) * time.Second
+	latest := latestModified(d.arrays)
+	if latest.Unix() < int64(year/time.Second) { // of a reproducible build: keep it after 1970
+		return latest.Add(offset)
+	}
+	return latest.Add(-offset)
+}
+
+func latestModified(arrays []*cache.Array) (latest time.Time) {
+	for _, a := range arrays {
+		if t := a.Modified(); t.After(latest) {
+			latest = t
+		}
+	}
+	return latest
 }
 
 // Files returns the paths of the token files, one source after the other.
