@@ -146,7 +146,7 @@ func (m *Mounted) verify() error {
 		return ErrElsewhere
 	}
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
-	if err != nil || stat.StartTicks != m.began {
+	if err != nil || stat.StartTicks != m.began || stat.HasEnded() {
 		return ErrDead
 	}
 	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {

@@ -185,6 +185,9 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 	if err != nil {
 		return nil, err
 	}
+	if err := CheckHelper(mountpoint, "/etc"); err != nil {
+		return nil, fmt.Errorf("cannot mount %w; %s", err, insteadOfFUSE)
+	}
 	ours, theirs, err := fdpass.Pair()
 	if err != nil {
 		return nil, err
@@ -199,6 +202,9 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
 	cmd.ExtraFiles = []*os.File{theirs}
 	if out, err := cmd.CombinedOutput(); err != nil {
+		if p := readAppArmor("/etc"); p.file != "" && bytes.Contains(out, []byte("ermission denied")) {
+			err = fmt.Errorf("%w; %w", err, p.error())
+		}
 		return nil, fmt.Errorf("cannot mount %s: %s (%w); %s", mountpoint, strings.TrimSpace(string(out)), err, insteadOfFUSE)
 	}
 	_, connection, err := fdpass.Receive(ours)

@@ -1,0 +1,170 @@
+package mount
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// CheckHelper returns an error if fusermount3 may not mount on a directory, or could not unmount it
+// again. mountpoint is absolute, without symbolic links; etc is /etc, except in tests.
+func CheckHelper(mountpoint, etc string) error {
+	if p := readAppArmor(etc); !p.allows(mountpoint) {
+		return fmt.Errorf("%s: %w", mountpoint, p.error())
+	}
+	dirs, err := dirsAbove(mountpoint)
+	if err != nil {
+		return err
+	}
+	groups, err := os.Getgroups()
+	if err != nil {
+		return err
+	}
+	mayPass := hasBounding(unix.CAP_DAC_OVERRIDE) || hasBounding(unix.CAP_DAC_READ_SEARCH)
+	if closed := closedToRoot(dirs, append(groups, os.Getegid()), mayPass); closed != nil {
+		return fmt.Errorf("%s: fusermount3 runs as root, which may be unable to enter %s (mode %04o, on %s), so the mount could not be ended: "+
+			"choose a local directory that others may enter, such as /tmp/batchfs-%d", mountpoint, closed.path, closed.mode&07777, closed.fsType, os.Getuid())
+	}
+	return nil
+}
+
+// hasBounding reports whether a program that is setuid root, run by this process, has a capability.
+func hasBounding(capability int) bool {
+	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(capability), 0, 0, 0)
+	return err != nil || has == 1
+}
+
+// A pathDir is a directory on the way to a mountpoint.
+type pathDir struct {
+	path           string
+	uid, gid, mode uint32
+	fsType         string
+	ofUser         bool // whether the kernel lets only the user who mounted this FUSE file system in
+}
+
+// dirsAbove returns the directories that lead to a mountpoint, without it.
+func dirsAbove(mountpoint string) (dirs []pathDir, err error) {
+	for path := filepath.Dir(mountpoint); ; path = filepath.Dir(path) {
+		dirs = append(dirs, pathDir{path: path})
+		if path == "/" {
+			break
+		}
+	}
+	slices.Reverse(dirs)
+	isAbove := func(i *mountinfo.Info) (skip, stop bool) {
+		return !slices.ContainsFunc(dirs, func(d pathDir) bool { return d.path == i.Mountpoint }), false
+	}
+	mounts, err := mountinfo.GetMounts(isAbove)
+	if err != nil {
+		return nil, fmt.Errorf("cannot list mounts: %w", err)
+	}
+	for i := range dirs {
+		d := &dirs[i]
+		if i > 0 {
+			d.fsType, d.ofUser = dirs[i-1].fsType, dirs[i-1].ofUser
+		}
+		for _, m := range mounts { // the last one hides the others
+			if m.Mountpoint == d.path {
+				options := strings.Split(m.VFSOptions, ",")
+				d.fsType = m.FSType
+				d.ofUser = isFUSE(m.FSType) && !slices.Contains(options, "user_id=0") && !slices.Contains(options, "allow_other")
+			}
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(d.path, &st); err != nil {
+			return nil, &os.PathError{Op: "stat", Path: d.path, Err: err}
+		}
+		d.uid, d.gid, d.mode = st.Uid, st.Gid, st.Mode
+	}
+	return dirs, nil
+}
+
+func isFUSE(fsType string) bool { return fsType == "fuse" || strings.HasPrefix(fsType, "fuse.") }
+
+// serverDecides matches types of file systems whose server checks permissions, and may treat root
+// as nobody (root_squash of NFS).
+var serverDecides = regexp.MustCompile(`^(nfs4?|cifs|smb3?|ceph|lustre|gpfs|beegfs.*|afs|9p|glusterfs|panfs|wekafs|orangefs|pvfs2|fuse(\..*)?)$`)
+
+// closedToRoot returns the first directory that a program which is setuid root may be unable to
+// enter, or nil. groups are those of the user who runs it, which it keeps. If mayPass is set, its
+// capabilities override permissions, except those that a server checks.
+func closedToRoot(dirs []pathDir, groups []int, mayPass bool) *pathDir {
+	for i := range dirs {
+		d := &dirs[i]
+		isRemote := serverDecides.MatchString(d.fsType)
+		bit := uint32(unix.S_IXOTH)
+		switch {
+		case d.uid == 0 && !isRemote:
+			bit = unix.S_IXUSR
+		case slices.Contains(groups, int(d.gid)):
+			bit = unix.S_IXGRP
+		}
+		if d.ofUser || d.mode&bit == 0 && (isRemote || !mayPass) {
+			return d
+		}
+	}
+	return nil
+}
+
+// An appArmor describes the profile with which AppArmor confines fusermount3, as Ubuntu does from
+// 24.10 on.
+type appArmor struct {
+	file    string   // where the profile is; empty if there is none
+	targets []string // patterns of the directories on which it allows mounts
+}
+
+var mountRule = regexp.MustCompile(`(?m)^\s*mount\b.*->\s*"?([^",]+(?:\{[^}]*\}[^",]*)*)"?,\s*$`)
+
+// readAppArmor reads the profile for fusermount3, and the additions of this machine.
+func readAppArmor(etc string) (p appArmor) {
+	for _, name := range []string{"fusermount3", "local/fusermount3"} {
+		file := filepath.Join(etc, "apparmor.d", name)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			if p.file == "" {
+				return p
+			}
+			continue
+		}
+		if p.file == "" {
+			p.file = file
+		}
+		for _, rule := range mountRule.FindAllStringSubmatch(string(text), -1) {
+			if !slices.Contains(p.targets, rule[1]) {
+				p.targets = append(p.targets, rule[1])
+			}
+		}
+	}
+	return p
+}
+
+// allows reports whether the profile may allow a mount. It looks only at the beginning of patterns,
+// and takes one that it does not understand for a match.
+func (p appArmor) allows(mountpoint string) bool {
+	if len(p.targets) == 0 {
+		return true
+	}
+	home, _ := os.UserHomeDir()
+	variables := strings.NewReplacer("@{HOME}", home, "@{run}", "/run", "@{uid}", fmt.Sprint(os.Getuid()))
+	return slices.ContainsFunc(p.targets, func(target string) bool {
+		prefix := variables.Replace(target)
+		if i := strings.IndexAny(prefix, "*?[{@"); i >= 0 {
+			prefix = prefix[:i]
+		}
+		return strings.HasPrefix(mountpoint+"/", prefix)
+	})
+}
+
+// error says where the profile allows mounts, and how to allow more.
+func (p appArmor) error() error {
+	return fmt.Errorf("AppArmor lets fusermount3 mount only on %s: choose such a directory; or allow another one with lines "+
+		"such as those of %s in %s/local/fusermount3, and as root, run: apparmor_parser -r %[2]s",
+		strings.Join(p.targets, " "), p.file, filepath.Dir(p.file))
+}

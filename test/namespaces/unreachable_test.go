@@ -1,0 +1,46 @@
+package namespaces
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// If fusermount3 could not unmount, because it may not enter a directory above the mountpoint, it
+// is not asked to mount. Here it lacks the capabilities with which root enters any directory; on
+// NFS, root_squash has the same effect.
+func TestUnreachableMountpoint(t *testing.T) {
+	letUsersMount(t)
+	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)
+	t.Cleanup(func() { os.RemoveAll(home) })
+	e2e.PrintLogsOfFailure(t, home)
+	data := filepath.Dir(e2e.WriteTokens(t, filepath.Join(home, "train.bin"), 60_000, 2))
+	open, closed := filepath.Join(home, "open", "mnt"), filepath.Join(home, "closed", "mnt")
+	for _, dir := range []string{open, closed} {
+		e2e.NoError(t, os.MkdirAll(dir, 0o755))
+		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	}
+	e2e.Run(t, "chown", "-R", "65534:65534", home)
+	e2e.NoError(t, os.Chmod(home, 0o755))
+	e2e.NoError(t, os.Chmod(filepath.Dir(closed), 0o700))
+	run := func(args ...string) (string, error) {
+		return e2e.RunAs(t, 0, 0, append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-dac_override,-dac_read_search",
+			"env", "HOME=" + home, "XDG_STATE_HOME=" + home, e2e.Batchfs}, args...)...)
+	}
+	if out, err := run("mount", "-d", "--data", data, open); err != nil {
+		t.Errorf("a directory that everyone may enter: %v: %s", err, out)
+	} else if out, err := run("unmount", open); err != nil {
+		t.Errorf("unmount: %v: %s", err, out)
+	}
+	for _, args := range [][]string{{"mount", "-d", "--data", data, closed}, {"mount", "--data", data, closed}, {"doctor", closed}} {
+		out, err := run(args...)
+		if want := "may be unable to enter " + filepath.Dir(closed) + " (mode 0700"; err == nil || !strings.Contains(out, want) || !strings.Contains(out, "/tmp/batchfs-65534") {
+			t.Errorf("%s: error %v, output %s, want %q", args, err, out, want)
+		}
+		e2e.NotMounted(t, closed)
+	}
+}
