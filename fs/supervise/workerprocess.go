@@ -184,7 +184,7 @@ func (p *workerProcess) status() syscall.WaitStatus {
 // mainThreadStatus reports whether and how the main thread has ended. Others may remain.
 func (p *workerProcess) mainThreadStatus() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
-	return stat.ExitStatus, err == nil && stat.State == 'Z'
+	return stat.ExitStatus, err == nil && stat.HasEnded()
 }
 
 const (

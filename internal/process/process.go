@@ -23,6 +23,9 @@ type Stat struct {
 	CPU        time.Duration      // processor time used, in steps of 10 ms
 }
 
+// HasEnded reports whether the process has ended, but has not been waited for.
+func (s Stat) HasEnded() bool { return s.State == 'Z' || s.State == 'X' }
+
 // Dir returns the directory of a process in /proc.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 

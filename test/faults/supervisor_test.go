@@ -42,6 +42,36 @@ func TestKilledSupervisor(t *testing.T) {
 	}
 }
 
+// A supervisor that has ended is dead for every user, even if nobody waits for it, as in a container
+// whose first process does not.
+func TestSupervisorNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	e2e.NeedRoot(t, "other users see the mount of root")
+	config, _ := e2e.SmallConfig(t, 1)
+	dir := t.TempDir()
+	for at := dir; at != "/"; at = filepath.Dir(at) {
+		e2e.NoError(t, os.Chmod(at, e2e.Must(os.Stat(at))(t).Mode()|0o011)) // lets others in
+	}
+	mountpoint := filepath.Join(dir, "mnt")
+	e2e.NoError(t, os.Mkdir(mountpoint, 0o755))
+	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
+	e2e.Begin(t, exec.Command("sh", "-c", `"$@" & exec sleep infinity`, "sh", e2e.Batchfs, "mount", "-c", config, mountpoint))
+	e2e.AwaitRun(t, "cat", filepath.Join(mountpoint, "README"))
+	var supervisor int
+	_, err := fmt.Sscanf(e2e.MountsBelow(t, dir)[0].Source, "batchfs:%d:", &supervisor)
+	e2e.NoError(t, err)
+	asOther := func() string {
+		out, _ := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", mountpoint)
+		return out
+	}
+	e2e.Contains(t, "the doctor of another user", asOther(), "is mounted, but only user 0")
+	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGKILL))
+	e2e.AwaitEnded(t, supervisor)
+	e2e.AwaitDead(t, mountpoint)
+	e2e.Contains(t, "the doctor of another user", asOther(), "is dead: its supervisor")
+	e2e.CheckOutput(t, "is unmounted", e2e.Batchfs, "unmount", mountpoint)
+}
+
 // A restart applies a new program and a new configuration. A configuration that cannot replace the
 // mounted one is rejected.
 func TestRestart(t *testing.T) {
