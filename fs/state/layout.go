@@ -83,6 +83,8 @@ type mountState struct {
 
 	Supervisor, Standby atomic.Int64 // process ids, at most a second old; the supervisor's
 	program             [64]byte     // version of the worker's batchfs, padded with zeros
+
+	OOMScore atomic.Int64 // oom_score_adj that the supervisor began with; the supervisor's
 }
 
 // Counters are the counters of a mount. They outlive its workers.

@@ -118,6 +118,7 @@ func Run(mountpoint string, o Options) error {
 		return err
 	}
 	shared.Supervisor.Store(int64(os.Getpid()))
+	shared.OOMScore.Store(surviveOOM())
 	s := newSupervisor(o, mounted, connection, shared, memory)
 	defer func() { // both fields may change
 		s.connection.Close()

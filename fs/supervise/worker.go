@@ -4,8 +4,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -52,11 +50,11 @@ func ConnectSupervisor() (*Worker, error) {
 	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, conn: conn}
 	shared := os.NewFile(sharedFd, "shared")
 	defer shared.Close()
-	raiseOOMScore()
 	if w.Shared, err = state.Map(shared); err != nil {
 		w.Refuse(err)
 		return nil, err
 	}
+	preferForOOM(w.Shared.OOMScore.Load(), false)
 	return w, nil
 }
 
@@ -78,19 +76,8 @@ func (w *Worker) AwaitPromotion() error {
 		return ErrReplaced
 	}
 	w.Shared.Worker.Store(int64(os.Getpid()))
-	raiseOOMScore()
+	preferForOOM(w.Shared.OOMScore.Load(), true)
 	return nil
-}
-
-// raiseOOMScore makes the kernel more likely to kill this process if memory runs out, because no
-// reader notices when a worker dies. A standby raises the score that it inherits from the
-// supervisor, and raises it again when it becomes the worker.
-func raiseOOMScore() {
-	const file, step, maxScore = "/proc/self/oom_score_adj", 250, 1000
-	text, _ := os.ReadFile(file)
-	if score, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		os.WriteFile(file, []byte(strconv.Itoa(min(score+step, maxScore))), 0) // best effort
-	}
 }
 
 // Serving reports to the supervisor that this process serves.
