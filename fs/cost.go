@@ -15,6 +15,11 @@ func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Spec().FollowsChanges || s == nil && dir.sequence() > 0)
 }
 
+func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
+	dir := inode(in.NodeId)
+	return t.cost(dir, t.sequences.peek(dir.sequence()) == nil && dir.sequence() > 0)
+}
+
 func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
 
 func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {

@@ -62,6 +62,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options
 		Timeout:    o.Timeout,
 		SendError:  func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) },
 		Panicked:   panicked,
+		IsKilled:   isKilled,
 		Stalled:    func(split int) time.Duration { return t.sequences.peek(split).Stalled() },
 	})
 	t.prefetcher.permits = guarded
@@ -95,6 +96,11 @@ func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options
 	}
 	return serve(server, fd, guarded, stop)
 }
+
+// isKilled reports whether a thread is being killed. The kernel makes SIGKILL pending for every
+// thread of a process that a signal ends, whichever signal that is. Other pending signals, such as
+// those of profilers and of Go's runtime, do not end it.
+func isKilled(thread uint32) bool { return process.IsPending(int(thread), unix.SIGKILL) }
 
 // serve answers requests until the mount ends, or until it receives an error from stop, which it
 // returns.

@@ -14,7 +14,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// canceled is the cancel channel of a request that has timed out.
+// canceled is the cancel channel of an abandoned request.
 var canceled = func() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
@@ -42,7 +42,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 		}
 		tr.Rollback(id)
 		if first == "timed out" {
-			if _, err := tr.handles.AssignBatch(read, canceled); err != state.ErrTimedOut {
+			if _, err := tr.handles.AssignBatch(read, canceled); err != state.ErrAbandoned {
 				t.Fatal(err)
 			}
 		}
@@ -91,6 +91,12 @@ func TestCosts(t *testing.T) {
 		check("lookup of "+lookup.name, tr.CostOfLookup(header, lookup.name), lookup.rows, 0)
 	}
 	check("attributes", tr.CostOfGetAttr(&fuse.GetAttrIn{InHeader: settings}), 0, 0)
+	list := func(dir inode) guard.Cost {
+		return tr.CostOfReadDir(&fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(dir)}, Size: 4096})
+	}
+	check("list of the root", list(rootInode), 0, 0)
+	check("list of train", list(tr.find("train")), 0, 0)
+	check("list of settings that this worker has not used yet", list(inode(settings.NodeId)), 1, 0)
 	settings.NodeId = uint64(makeInode(nextRaw, number, 0))
 	in := &fuse.ReadIn{InHeader: settings, Size: 500}
 	check("read under settings that this worker has not used yet", tr.CostOfRead(in), 500, 500)

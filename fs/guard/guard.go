@@ -7,12 +7,14 @@
 //	cost → register → admit → handle → end
 //
 // The Guard registers a request with its [Cost], and admits it once its split's limits allow that.
-// If there is no reply within Options.Timeout, the Guard replies with an error, and undoes what the
-// handler does afterwards. If a handler panics, the reader gets an error.
+// If there is no reply within Options.Timeout, or if the reader is being killed, the Guard abandons
+// the request: it replies with an error, and undoes what the handler does afterwards. If a handler
+// panics, the reader gets an error.
 package guard
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"syscall"
@@ -28,7 +30,7 @@ import (
 // request that may block, the Guard calls a cost method, the handler and, for a READ that succeeds,
 // Succeeded. The FileSystem calls the Guard only after a reply, for permits to prefetch.
 //
-// The cancel channel of a handler is closed when the request times out.
+// The cancel channel of a handler is closed when the request is abandoned.
 type FileSystem interface {
 	fuse.RawFileSystem
 
@@ -41,15 +43,16 @@ type FileSystem interface {
 	CostOfGetAttr(in *fuse.GetAttrIn) Cost
 	CostOfOpen(in *fuse.OpenIn) Cost
 	CostOfRead(in *fuse.ReadIn) Cost
+	CostOfReadDir(in *fuse.ReadIn) Cost
 
-	// Succeeded counts a READ that succeeded before the timeout. Its reply is about to be sent.
+	// Succeeded counts a READ that succeeded and was not abandoned. Its reply is about to be sent.
 	Succeeded(in *fuse.ReadIn, reply fuse.ReadResult)
 
-	// Rollback undoes the side effects of request id, which timed out or panicked: a READ of next
-	// returns its batch number.
+	// Rollback undoes the side effects of request id, which was abandoned or panicked: a READ of
+	// next returns its batch number.
 	Rollback(id uint64)
 
-	// Discard releases the reply of a READ that timed out.
+	// Discard releases the reply of a READ that was abandoned.
 	Discard(reply fuse.ReadResult)
 
 	// FailRequest records err as the result of request id for a node, and returns its errno.
@@ -73,15 +76,16 @@ type Pages struct{ From, To uint64 }
 // A Guard is a file system with limits and timeouts. It is safe for concurrent use.
 //
 // The following opcodes may block. All other requests go directly to the FileSystem. If a handler
-// succeeds after the timeout, its effects are undone:
+// succeeds after its request was abandoned, its effects are undone:
 //
 //	opcode   cost                 undone by
 //	LOOKUP   1 row or nothing     FORGET
 //	GETATTR  nothing              -
 //	OPEN     1 row or nothing     RELEASE
 //	READ     its rows and reply   Discard
+//	READDIR  1 row or nothing     -
 //
-// Rollback returns the batch number of a READ at the timeout, without waiting for the handler.
+// Rollback returns the batch number of an abandoned READ without waiting for the handler.
 //
 // Lock order: mu, then the locks that FileSystem.Rollback takes.
 type Guard struct {
@@ -92,8 +96,8 @@ type Guard struct {
 	mu        sync.Mutex
 	splits    []split    // indexed by number
 	requests  []*request // registered requests
-	abandoned int        // registered requests that timed out
-	stopped   bool       // whether timeouts are off
+	abandoned int        // registered requests that were abandoned
+	stopped   bool       // whether no request is abandoned anymore
 }
 
 // Options configure a Guard.
@@ -104,6 +108,7 @@ type Options struct {
 	Timeout    time.Duration                        // limit on the time from request to reply
 	SendError  func(id uint64, errno syscall.Errno) // replies to the kernel with an error
 	Panicked   func(p any) fuse.Status              // reports a handler's panic, returns the reply
+	IsKilled   func(thread uint32) bool             // reports whether a reader is being killed
 
 	// Stalled returns how long a background check of a split's token files has been blocked, or 0.
 	// It can be nil.
@@ -113,6 +118,7 @@ type Options struct {
 // A request is registered until its handler returns.
 type request struct {
 	id, node   uint64
+	thread     uint32 // id of the reader's thread
 	split      int
 	class      *class // nil if no limits apply
 	replyBytes int64  // taken from class.freeReplyBytes
@@ -121,11 +127,13 @@ type request struct {
 	isQueued   bool
 	waited     time.Duration // time in class.queue; not guarded, because only the handler uses it
 	admitted   chan struct{} // receives a value on admission from class.queue
-	timedOut   bool
-	cancel     chan struct{} // closed when the request times out
+	// interrupted is closed by go-fuse when the kernel sends an INTERRUPT.
+	interrupted <-chan struct{}
+	isAbandoned bool
+	cancel      chan struct{} // closed when the request is abandoned
 }
 
-// requestPool recycles requests that did not time out. Their channels are open and empty.
+// requestPool recycles requests that were not abandoned. Their channels are open and empty.
 var requestPool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
 
 const (
@@ -148,37 +156,43 @@ func New(inner FileSystem, o Options) *Guard {
 
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
 
-func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return g.serve(header, g.CostOfLookup(header, name), nil,
+func (g *Guard) Lookup(interrupted <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	return g.serve(interrupted, header, g.CostOfLookup(header, name), nil,
 		func(r *request) fuse.Status { return g.FileSystem.Lookup(r.cancel, header, name, out) },
 		func() { g.Forget(out.NodeId, 1) })
 }
 
-func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return g.serve(&in.InHeader, g.CostOfGetAttr(in), nil,
+func (g *Guard) GetAttr(interrupted <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	return g.serve(interrupted, &in.InHeader, g.CostOfGetAttr(in), nil,
 		func(r *request) fuse.Status { return g.FileSystem.GetAttr(r.cancel, in, out) },
 		func() {})
 }
 
-func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return g.serve(&in.InHeader, g.CostOfOpen(in), nil,
+func (g *Guard) Open(interrupted <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	return g.serve(interrupted, &in.InHeader, g.CostOfOpen(in), nil,
 		func(r *request) fuse.Status { return g.FileSystem.Open(r.cancel, in, out) },
 		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
-func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
-	cost, timedOut := g.CostOfRead(in), false
-	status = g.serve(&in.InHeader, cost, buf,
+func (g *Guard) ReadDir(interrupted <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	return g.serve(interrupted, &in.InHeader, g.CostOfReadDir(in), nil,
+		func(r *request) fuse.Status { return g.FileSystem.ReadDir(r.cancel, in, out) },
+		func() {})
+}
+
+func (g *Guard) Read(interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
+	cost, abandoned := g.CostOfRead(in), false
+	status = g.serve(interrupted, &in.InHeader, cost, buf,
 		func(r *request) (status fuse.Status) {
 			reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
 			return status
 		},
 		func() {
-			timedOut = true
+			abandoned = true
 			g.Discard(reply)
 		})
 	switch {
-	case status.Ok() && !timedOut:
+	case status.Ok() && !abandoned:
 		g.Succeeded(in, reply)
 		reply = g.splits[cost.Split].freeWhenSent(reply, buf)
 	case !status.Ok() && cost.Pages != Pages{}:
@@ -188,10 +202,10 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 }
 
 // serve registers a request, waits for its admission and calls its handler. If the handler succeeds
-// after the timeout, serve calls undo, because the kernel has already received an error. await may
-// discard the content of buf.
-func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
-	r, waits, err := g.beginRequest(header, cost)
+// after the request was abandoned, serve calls undo, because the kernel has already received an
+// error. await may discard the content of buf.
+func (g *Guard) serve(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
+	r, waits, err := g.beginRequest(interrupted, header, cost)
 	if err != nil {
 		return g.FailRequest(header.Unique, header.NodeId, err)
 	}
@@ -200,7 +214,7 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 			g.Rollback(header.Unique)
 			status = g.opts.Panicked(p)
 		}
-		if timedOut := g.endRequest(r); timedOut && status.Ok() {
+		if abandoned := g.endRequest(r); abandoned && status.Ok() {
 			undo()
 		}
 	}()
@@ -216,7 +230,7 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, handle func(
 
 // beginRequest registers a request, and admits it or, if waits is true, queues it. Unless there is
 // an error, the caller must call endRequest.
-func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
+func (g *Guard) beginRequest(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := &g.splits[cost.Split]
@@ -237,8 +251,8 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 	}
 	r = requestPool.Get().(*request)
 	*r = request{
-		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, replyBytes: reply, pages: cost.Pages,
-		isQueued: waits, admitted: r.admitted, cancel: r.cancel,
+		id: header.Unique, node: header.NodeId, thread: header.Pid, split: cost.Split, class: class, replyBytes: reply, pages: cost.Pages,
+		isQueued: waits, admitted: r.admitted, interrupted: interrupted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)
 	switch {
@@ -256,18 +270,18 @@ func (g *Guard) beginRequest(header *fuse.InHeader, cost Cost) (r *request, wait
 // whole timeout. The caller holds mu.
 func (g *Guard) overlapsTimedOut(node uint64, pages Pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
-		return r.timedOut && r.node == node && r.pages.From < pages.To && pages.From < r.pages.To
+		return r.isAbandoned && r.node == node && r.pages.From < pages.To && pages.From < r.pages.To
 	})
 }
 
 // endRequest unregisters a request whose handler has returned, and admits others.
-func (g *Guard) endRequest(r *request) (timedOut bool) {
+func (g *Guard) endRequest(r *request) (abandoned bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.requests, r)
 	g.requests = slices.Delete(g.requests, i, i+1)
 	g.release(r)
-	if r.timedOut {
+	if r.isAbandoned {
 		g.abandoned--
 		return true // r cannot be reused, because cancel is closed
 	}
@@ -282,16 +296,18 @@ func (g *Guard) recordReply(id uint64) {
 	g.opts.Shared.Replies.Add(1)
 }
 
-// Run replies to requests that time out. It never returns.
+// Run abandons requests that time out or whose reader is being killed. It never returns.
 func (g *Guard) Run() {
 	for range time.Tick(g.opts.tickInterval()) {
 		g.tick()
 	}
 }
 
-// tick times out requests, and records which splits do not respond.
+// tick abandons requests, and records which splits do not respond.
 func (g *Guard) tick() {
-	timedOut, longest := g.timeOutRequests()
+	killed := g.interruptedRequests()
+	maps.DeleteFunc(killed, func(_ uint64, thread uint32) bool { return !g.opts.IsKilled(thread) })
+	timedOut, longest := g.abandonRequests(killed)
 	for _, r := range timedOut {
 		g.FailRequest(r.id, r.node, g.timeoutError())
 	}
@@ -311,9 +327,28 @@ func (g *Guard) timeoutError() error {
 	return fmt.Errorf("the token files did not respond within %v, or could not keep up with their readers (%w)", g.opts.Timeout, syscall.ETIMEDOUT)
 }
 
-// timeOutRequests sends an error for each request that has exceeded the timeout. It returns
-// these requests and, for each split, the age of its oldest request.
-func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration) {
+// interruptedRequests returns the thread of each request that the kernel has interrupted, by id.
+// The kernel sends one INTERRUPT per request, for the first signal of any kind. If the reader is
+// killed later, there is no other.
+func (g *Guard) interruptedRequests() map[uint64]uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	threads := map[uint64]uint32{}
+	for _, r := range g.requests {
+		select {
+		case <-r.interrupted:
+			if !r.isAbandoned {
+				threads[r.id] = r.thread
+			}
+		default:
+		}
+	}
+	return threads
+}
+
+// abandonRequests abandons the requests with the ids in killed, and those that have exceeded the
+// timeout. It returns the latter and, for each split, the age of its oldest request.
+func (g *Guard) abandonRequests(killed map[uint64]uint32) (timedOut []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopped {
@@ -324,22 +359,32 @@ func (g *Guard) timeOutRequests() (timedOut []*request, longest []time.Duration)
 		r.ticks++
 		waited := time.Duration(r.ticks) * g.opts.tickInterval()
 		longest[r.split] = max(longest[r.split], waited)
-		if r.timedOut || waited <= g.opts.Timeout {
-			continue
+		_, isKilled := killed[r.id]
+		switch {
+		case r.isAbandoned:
+		case isKilled:
+			r.pages = Pages{} // other readers of these pages have not waited for the whole timeout
+			g.abandon(r, syscall.EINTR)
+		case waited > g.opts.Timeout:
+			g.abandon(r, syscall.ETIMEDOUT)
+			timedOut = append(timedOut, r)
 		}
-		r.timedOut = true
-		g.abandoned++
-		close(r.cancel)
-		g.Rollback(r.id)
-		// mu is held, so the handler cannot reply first.
-		g.opts.SendError(r.id, syscall.ETIMEDOUT)
-		g.recordReply(r.id)
-		timedOut = append(timedOut, r)
 	}
 	return timedOut, longest
 }
 
-// Stop turns timeouts off before another process takes over. Afterwards, Run sends no errors.
+// abandon replies to a request with an error. The caller holds mu, so the handler cannot reply
+// first.
+func (g *Guard) abandon(r *request, errno syscall.Errno) {
+	r.isAbandoned = true
+	g.abandoned++
+	close(r.cancel)
+	g.Rollback(r.id)
+	g.opts.SendError(r.id, errno)
+	g.recordReply(r.id)
+}
+
+// Stop is called before another process takes over. Afterwards, Run sends no errors.
 func (g *Guard) Stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -37,6 +38,7 @@ func (d *hangingDisk) SetDebug(bool)                                {}
 func (d *hangingDisk) CostOfLookup(h *fuse.InHeader, _ string) Cost { return d.cost(h.NodeId, 1, 0) }
 func (d *hangingDisk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return d.cost(in.NodeId, 1, 0) }
 func (d *hangingDisk) CostOfOpen(in *fuse.OpenIn) Cost              { return d.cost(in.NodeId, 1, 0) }
+func (d *hangingDisk) CostOfReadDir(in *fuse.ReadIn) Cost           { return d.cost(in.NodeId, 1, 0) }
 func (d *hangingDisk) CostOfRead(in *fuse.ReadIn) Cost {
 	cost := d.cost(in.NodeId, int64(in.Fh), int(in.Size))
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
@@ -99,6 +101,10 @@ func (d *hangingDisk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut)
 	return d.handle()
 }
 
+func (d *hangingDisk) ReadDir(<-chan struct{}, *fuse.ReadIn, *fuse.DirEntryList) fuse.Status {
+	return d.handle()
+}
+
 func (d *hangingDisk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if waited > 0 {
 		d.waited.Add(1)
@@ -128,10 +134,11 @@ func (d *hangingDisk) countRunning() int {
 // A testGuard is a Guard whose clock advances only when the test calls tick.
 type testGuard struct {
 	*Guard
-	disk     *hangingDisk
-	panics   int
-	timeouts sync.Map // errors sent to the kernel on timeout, by request id
-	lastID   atomic.Uint64
+	disk   *hangingDisk
+	panics int
+	errors sync.Map // errors sent to the kernel for abandoned requests, by request id
+	killed sync.Map // threads that are being killed
+	lastID atomic.Uint64
 }
 
 func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
@@ -148,8 +155,9 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 	g := &testGuard{disk: &hangingDisk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
 	g.Guard = New(g.disk, Options{
 		Splits: splits, ReplyBytes: replyBytes, Shared: shared, Timeout: 2 * time.Second,
-		SendError: func(id uint64, errno syscall.Errno) { g.timeouts.Store(id, errno) },
+		SendError: func(id uint64, errno syscall.Errno) { g.errors.Store(id, errno) },
 		Panicked:  func(any) fuse.Status { g.panics++; return fuse.EIO },
+		IsKilled:  func(thread uint32) bool { _, killed := g.killed.Load(thread); return killed },
 	})
 	return g
 }
@@ -248,40 +256,135 @@ func TestTimedOutPages(t *testing.T) {
 	g.expectIdle(t)
 }
 
-func TestTimedOutRequests(t *testing.T) {
-	g := newTestGuard(t, 1, 0)
-	release := g.disk.hang()
-	defer release()
-	header := func(id uint64) fuse.InHeader { return fuse.InHeader{NodeId: 1, Unique: id} }
-	var all sync.WaitGroup
-	for id, handle := range map[uint64]func(h fuse.InHeader){
-		2: func(h fuse.InHeader) { g.Lookup(nil, &h, "name", &fuse.EntryOut{}) },
-		4: func(h fuse.InHeader) { g.GetAttr(nil, &fuse.GetAttrIn{InHeader: h}, &fuse.AttrOut{}) },
-		6: func(h fuse.InHeader) { g.Open(nil, &fuse.OpenIn{InHeader: h}, &fuse.OpenOut{}) },
-		8: func(h fuse.InHeader) { g.Read(nil, &fuse.ReadIn{InHeader: h}, nil) },
+// beginAll sends a request of each opcode in a goroutine of all, with the even ids from 2 and with
+// threads that equal them. It waits until all their handlers run.
+func (g *testGuard) beginAll(t *testing.T, all *sync.WaitGroup, interrupted <-chan struct{}) (ids []uint64) {
+	t.Helper()
+	for i, handle := range []func(h fuse.InHeader){
+		func(h fuse.InHeader) { g.Lookup(interrupted, &h, "name", &fuse.EntryOut{}) },
+		func(h fuse.InHeader) { g.GetAttr(interrupted, &fuse.GetAttrIn{InHeader: h}, &fuse.AttrOut{}) },
+		func(h fuse.InHeader) { g.Open(interrupted, &fuse.OpenIn{InHeader: h}, &fuse.OpenOut{}) },
+		func(h fuse.InHeader) {
+			g.Read(interrupted, &fuse.ReadIn{InHeader: h, Fh: 1, ReadFlags: fuse.READ_LOCKOWNER}, nil)
+		},
+		func(h fuse.InHeader) { g.ReadDir(interrupted, &fuse.ReadIn{InHeader: h}, nil) },
 	} {
-		all.Go(func() { handle(header(id)) })
+		id := uint64(2*i + 2)
+		ids = append(ids, id)
+		all.Go(func() {
+			handle(fuse.InHeader{NodeId: 1, Unique: id, Caller: fuse.Caller{Pid: uint32(id)}})
+		})
 	}
-	g.await(t, "four handlers", 4, 0)
-	g.timeOutAll()
-	for id := uint64(2); id <= 8; id += 2 {
-		if errno, _ := g.timeouts.Load(id); errno != syscall.ETIMEDOUT {
-			t.Errorf("request %d: %v", id, errno)
+	g.await(t, "a handler of each opcode", len(ids), 0)
+	return ids
+}
+
+// checkAbandoned lets the disk respond, and checks what the Guard has sent to the kernel, and that
+// it has undone each request. If failed is true, each must count as failed, too.
+func (g *testGuard) checkAbandoned(t *testing.T, ids []uint64, errno syscall.Errno, failed bool, release func(), all *sync.WaitGroup) {
+	t.Helper()
+	want := []string{"discard", "forget 1 of 77", "release 88"}
+	for _, id := range ids {
+		if got, _ := g.errors.Load(id); got != errno {
+			t.Errorf("request %d: %v, want %v", id, got, errno)
 		}
-	}
-	if waiting := g.opts.Shared.Unresponsive(); len(g.requests) != 4 || waiting["split1"] < time.Second {
-		t.Errorf("%d handlers run, waiting: %v", len(g.requests), waiting)
+		want = append(want, fmt.Sprint("undo ", id))
+		if failed {
+			want = append(want, fmt.Sprint("fail ", id))
+		}
 	}
 	release()
 	testwait.End(t, "the handlers", all.Wait)
 	slices.Sort(g.disk.calls)
-	want := []string{"discard", "fail 2", "fail 4", "fail 6", "fail 8", "forget 1 of 77", "release 88", "undo 2", "undo 4", "undo 6", "undo 8"}
-	if !slices.Equal(g.disk.calls, want) {
+	if slices.Sort(want); !slices.Equal(g.disk.calls, want) {
 		t.Errorf("calls: %q, want %q", g.disk.calls, want)
 	}
+}
+
+func TestTimedOutRequests(t *testing.T) {
+	g := newTestGuard(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	ids := g.beginAll(t, &all, nil)
+	g.timeOutAll()
+	if waiting := g.opts.Shared.Unresponsive(); len(g.requests) != len(ids) || waiting["split1"] < time.Second {
+		t.Errorf("%d handlers run, waiting: %v", len(g.requests), waiting)
+	}
+	g.checkAbandoned(t, ids, syscall.ETIMEDOUT, true, release, &all)
 	g.tick()
 	if waiting := g.opts.Shared.Unresponsive(); len(waiting) > 0 {
 		t.Errorf("waiting after all handlers returned: %v", waiting)
+	}
+	g.expectIdle(t)
+}
+
+// A request whose reader is being killed is abandoned and undone, even if another signal caused its
+// only INTERRUPT long before, and is no failure. Other signals do not affect a request.
+func TestKilledReaders(t *testing.T) {
+	g := newTestGuard(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	interrupted := make(chan struct{})
+	ids := g.beginAll(t, &all, interrupted)
+	check := func(when string, want int) {
+		t.Helper()
+		g.tick()
+		n := 0
+		g.errors.Range(func(_, _ any) bool { n++; return true })
+		if n != want {
+			t.Errorf("%s: %d requests were abandoned, want %d", when, n, want)
+		}
+	}
+	g.killed.Store(uint32(ids[0]), true)
+	check("without an INTERRUPT", 0)
+	g.killed.Clear()
+	close(interrupted)
+	check("after another signal", 0)
+	g.killed.Store(uint32(ids[0]), true)
+	check("after one reader was killed", 1)
+	for _, id := range ids {
+		g.killed.Store(uint32(id), true)
+	}
+	check("after all readers were killed", len(ids))
+	g.checkAbandoned(t, ids, syscall.EINTR, false, release, &all)
+	g.expectIdle(t)
+}
+
+// A killed reader leaves the queue, and other readers of its pages go on.
+func TestKilledReaderInQueue(t *testing.T) {
+	g := newTestGuard(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	interrupted := make(chan struct{})
+	close(interrupted)
+	var all sync.WaitGroup
+	read := func(thread uint32) {
+		in := &fuse.ReadIn{Fh: 1, Size: 100}
+		in.NodeId, in.Unique, in.Pid = 1, g.lastID.Add(2), thread
+		g.Read(interrupted, in, make([]byte, 100))
+	}
+	permits := shortPermits(1)
+	for range permits {
+		all.Go(func() { read(7) })
+	}
+	g.await(t, "readers that use the files", permits, 0)
+	all.Go(func() { read(7) })
+	all.Go(func() { read(8) })
+	g.await(t, "two readers in the queue", permits, 2)
+	g.killed.Store(uint32(7), true)
+	g.tick()
+	g.await(t, "the other reader in the queue", permits, 1)
+	all.Go(func() { read(8) })
+	g.await(t, "a new reader of the same pages", permits, 2)
+	release()
+	testwait.End(t, "the readers", all.Wait)
+	g.disk.mu.Lock()
+	defer g.disk.mu.Unlock()
+	done := len(slices.DeleteFunc(g.disk.calls, func(call string) bool { return !strings.HasPrefix(call, "done ") }))
+	if done != 2 {
+		t.Errorf("%d reads succeeded before they were abandoned, want 2", done)
 	}
 	g.expectIdle(t)
 }
@@ -333,7 +436,7 @@ func TestHangingSplit(t *testing.T) {
 		g.await(t, "a handler of the other class", permits+1, readers-permits)
 		g.timeOutAll()
 		timedOut := 0
-		g.timeouts.Range(func(_, _ any) bool { timedOut++; return true })
+		g.errors.Range(func(_, _ any) bool { timedOut++; return true })
 		if timedOut != readers+1 || g.disk.maxRunning != permits+1 {
 			t.Errorf("%d requests of %d timed out, up to %d used the files at a time", timedOut, readers+1, g.disk.maxRunning)
 		}
@@ -366,7 +469,7 @@ func TestPanic(t *testing.T) {
 func TestExhaustedRequest(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
-		_, _, err := g.beginRequest(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
+		_, _, err := g.beginRequest(nil, &fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
 		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}

@@ -101,7 +101,7 @@ func (c *class) dequeue() *request {
 	}
 	room := c.freeReplyBytes
 	for i, r := range c.queue {
-		if r.replyBytes <= room && !r.timedOut { // release will remove requests that timed out
+		if r.replyBytes <= room && !r.isAbandoned { // release will remove abandoned requests
 			c.queue = slices.Delete(c.queue, i, i+1)
 			return r
 		}
@@ -126,7 +126,7 @@ func (g *Guard) release(r *request) {
 	switch {
 	case r.class == nil:
 		return
-	case r.isQueued: // it timed out in the queue
+	case r.isQueued: // it was abandoned in the queue
 		r.class.queue = slices.DeleteFunc(r.class.queue, func(other *request) bool { return other == r })
 		g.addWaiting(r.split, -1)
 	default:
@@ -149,7 +149,7 @@ func (g *Guard) admit(c *class) {
 	}
 }
 
-// await waits for the admission of a queued request. It returns false if the request times out.
+// await waits for the admission of a queued request. It returns false if the request is abandoned.
 // The caller does not hold mu. The content of buf may be lost.
 func (g *Guard) await(r *request, buf []byte) bool {
 	if g.splits[r.split].shouldFree(buf) {

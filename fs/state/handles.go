@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -195,9 +196,9 @@ var ErrOutdated = fmt.Errorf("the token files changed while they were read: open
 var ErrEnded = fmt.Errorf("no batch is left, because every source has used up its max_epochs: raise it or add a source in the "+
 	"configuration, and run batchfs restart (%w)", syscall.ENODATA)
 
-// ErrTimedOut is the error of a request that has already timed out. Nobody sees it, because the
-// reader already has a reply.
-var ErrTimedOut = fmt.Errorf("the request timed out (%w)", syscall.ETIMEDOUT)
+// ErrAbandoned is the error of a request that was abandoned. Nobody sees it, because the reader
+// already has a reply.
+var ErrAbandoned = errors.New("the request was abandoned")
 
 var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 
@@ -209,13 +210,13 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // other threads read from the handle in the meantime.
 //
 // The error is ErrOutdated, ErrRanges, ErrShared, ErrEnded, ESTALE if the handle is closed, or
-// ErrTimedOut if cancel is closed. When a request times out, cancel must be closed before Rollback.
+// ErrAbandoned if cancel is closed, which must happen before an abandoned request's Rollback.
 func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	select {
 	case <-cancel:
-		return 0, ErrTimedOut
+		return 0, ErrAbandoned
 	default:
 	}
 	k, added, err := h.assignBatch(r)

@@ -96,6 +96,19 @@ func User(pid int) (*syscall.Credential, error) {
 	return u, err
 }
 
+// IsPending reports whether a signal is pending for a thread itself, rather than for its process.
+// It is false if there is no such thread, or if it is in another PID namespace.
+func IsPending(thread int, sig syscall.Signal) bool {
+	var pending uint64
+	readStatus(thread, func(name, value string) (err error) {
+		if name == "SigPnd" {
+			pending, err = strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		}
+		return err
+	})
+	return pending&(1<<(sig-1)) != 0
+}
+
 // readStatus calls visit for each line of the status file of a process or a thread. It stops at the
 // first error.
 func readStatus(id int, visit func(name, value string) error) error {

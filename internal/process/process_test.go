@@ -3,12 +3,16 @@ package process
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestUser(t *testing.T) {
@@ -67,6 +71,31 @@ func TestReadStat(t *testing.T) {
 	}
 	if _, err := ReadStat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
 		t.Errorf("no process: %v", err)
+	}
+}
+
+// A signal is pending only for the thread that it was sent to.
+func TestIsPending(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	signal.Ignore(unix.SIGUSR1) // it is delivered when it is no longer blocked
+	defer signal.Reset(unix.SIGUSR1)
+	var set, old unix.Sigset_t
+	set.Val[0] = 1 << (unix.SIGUSR1 - 1)
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, &old); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range append(Threads(os.Getpid()), 1<<30) {
+		for _, sig := range []syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGKILL} {
+			want := thread == unix.Gettid() && sig == unix.SIGUSR1
+			if got := IsPending(thread, sig); got != want {
+				t.Errorf("%v is pending for thread %d: %v, want %v", sig, thread, got, want)
+			}
+		}
 	}
 }
 

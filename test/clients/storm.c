@@ -1,16 +1,22 @@
 /* storm PATH B T STEPS
  *
  * Opens a `next` of uint32 tokens once and reads it until standard input ends. It checks and prints the
- * same as storm.py. A batch is x and then y, each with B rows of T tokens; an epoch has STEPS batches.
+ * same as storm.py, and can be sent the same signals; if one interrupts a read, that fails. A batch is x and then y, each with B rows of T tokens; an epoch has STEPS batches.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+static void ignore(int signal)
+{
+	(void)signal;
+}
 
 static double now(void)
 {
@@ -31,6 +37,7 @@ int main(int argc, char **argv)
 	uint32_t *batch = malloc(2 * n * sizeof *batch);
 	long *numbers = calloc(places, sizeof *numbers), failed = 0, reads = 0;
 	struct pollfd in = {.fd = 0, .events = POLLIN};
+	struct sigaction action = {.sa_handler = ignore}; /* unlike SIG_IGN, it interrupts system calls */
 	double slowest = 0;
 	int fd = open(argv[1], O_RDONLY), why = 0;
 
@@ -38,9 +45,11 @@ int main(int argc, char **argv)
 		perror(argv[1]);
 		return 1;
 	}
+	sigaction(SIGURG, &action, NULL);
+	sigaction(SIGPROF, &action, NULL);
 	printf("ready\n");
 	fflush(stdout);
-	for (; poll(&in, 1, 0) == 0; reads++) {
+	for (; poll(&in, 1, 0) <= 0; reads++) { /* a signal may interrupt poll */
 		double began = now();
 		ssize_t got = pread(fd, batch, 2 * n * sizeof *batch, 0);
 
@@ -74,7 +83,7 @@ int main(int argc, char **argv)
 		if (numbers[i])
 			printf("number %zu %ld\n", i, numbers[i]);
 	if (failed)
-		printf("failed %s %ld\n", why == EIO ? "EIO" : why == ENOTCONN ? "ENOTCONN" : why == ESTALE ? "ESTALE" : "other", failed);
+		printf("failed %s %ld\n", why == EIO ? "EIO" : why == EINTR ? "EINTR" : why == ENOTCONN ? "ENOTCONN" : why == ESTALE ? "ESTALE" : "other", failed);
 	printf("slowest %.6f\nreads %ld\n", slowest, reads);
 	return 0;
 }

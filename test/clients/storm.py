@@ -4,7 +4,8 @@ The split must be in sequential order. The low 24 bits of each token are its pos
 bits are the version of the file; the array "at" has the same values. Every batch is checked. The
 first wrong byte ends reading in that way, and the status is 1. At the end, each way prints
 `number PLACE N` (it read N batches from next whose place in the epoch is PLACE), `failed ERRNO N`,
-`slowest SECONDS`, and `reads N`.
+`slowest SECONDS`, and `reads N`. Once "ready" is printed, all processes can be sent SIGURG and
+SIGPROF.
 """
 
 import errno
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import random
 import select
+import signal
 import sys
 import time
 from collections import Counter
@@ -241,6 +243,9 @@ def storm(way, started, printing):
         sys.stdout.writelines(f"failed {name} {n}\n" for name, n in failed.items())
         print(f"slowest {slowest:.6f}\nreads {reads}", flush=True)
 
+
+for number in signal.SIGURG, signal.SIGPROF:
+    signal.signal(number, lambda *_: None)  # unlike SIG_IGN, it interrupts system calls
 
 # Each way has a process. Processes that are forked need not import NumPy, which takes longer than
 # a short storm.

@@ -10,7 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,30 +70,29 @@ type storm struct {
 	faults       string // BATCHFS_FAULTS
 	strike       func(t testing.TB, m *e2e.Mounted, worker int)
 	readsMayFail bool
+	signals      bool // whether readers get SIGURG and SIGPROF a thousand times a second
 }
 
-// Whatever happens to the worker, readers get the right bytes, and every number of next goes to one
-// read.
+// Whatever happens to the worker, and whatever signals readers get, they get the right bytes, and
+// every number of next goes to one read.
 func TestStorm(t *testing.T) {
 	onDisk, _ := e2e.StormConfig(t, "")
-	strike, skipped := e2e.KillOrRestart, 0 // skipped counts the numbers that seeks skip
-	if testing.Short() {
-		// The command restart gives up on batches that take seconds, which may happen on a busy
-		// machine.
-		strike = e2e.Kill
-	}
+	skipped := 0 // numbers that seeks skip
 	for _, s := range []storm{
-		{"strike", e2e.PlainBatchfs, nil, "", strike, false},
+		{"strike", e2e.PlainBatchfs, nil, "", e2e.KillOrRestart, false, false},
+		// The short form has no restarts: the command gives up on batches that take seconds, as may
+		// happen on a busy machine.
+		{"signals", e2e.PlainBatchfs, nil, "", e2e.Kill, false, true},
 		{"kill between steps", e2e.FaultyBatchfs, nil, "open:kill:9000 take-prepared:kill:9000 take-announced:kill:9000 cursor-moved:kill:9000 " +
-			"assignment-recorded:kill:9000 slot-number:kill:9000 slot-request:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
-		{"panic", e2e.FaultyBatchfs, nil, "read:panic:2000", nil, true},
-		{"seek", e2e.PlainBatchfs, nil, "", func(t testing.TB, m *e2e.Mounted, worker int) { skipped += seekAndKill(t, m, worker) }, false},
-		{"no resend", e2e.PlainBatchfs, []string{"--no-resend"}, "", e2e.Kill, true},
-		{"store", e2e.PlainBatchfs, nil, "", e2e.Kill, false},
-		{"changes", e2e.PlainBatchfs, nil, "", changeAndKill, true},
+			"assignment-recorded:kill:9000 slot-number:kill:9000 slot-request:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false, false},
+		{"panic", e2e.FaultyBatchfs, nil, "read:panic:2000", nil, true, false},
+		{"seek", e2e.PlainBatchfs, nil, "", func(t testing.TB, m *e2e.Mounted, worker int) { skipped += seekAndKill(t, m, worker) }, false, false},
+		{"no resend", e2e.PlainBatchfs, []string{"--no-resend"}, "", e2e.Kill, true, false},
+		{"store", e2e.PlainBatchfs, nil, "", e2e.Kill, false, false},
+		{"changes", e2e.PlainBatchfs, nil, "", changeAndKill, true, false},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			if s.name != "strike" {
+			if s.name != "signals" {
 				e2e.SkipIfShort(t)
 			}
 			// least is the smallest number of strikes. apart is the longest time between two of
@@ -106,7 +108,7 @@ func TestStorm(t *testing.T) {
 				lasts = 30 * time.Minute
 			case "kill between steps": // few of the kills come between two given steps
 				least = 20
-			case "strike":
+			case "strike", "signals":
 				least = e2e.NormalOrSoak(12, 1000)
 				if testing.Short() {
 					least = 8
@@ -121,7 +123,16 @@ func TestStorm(t *testing.T) {
 			supervisor := m.Cmd.Process.Pid
 			fds := len(e2e.OpenFiles(t, supervisor))
 			readers := e2e.StartStorms(t, m)
+			stop := func() {}
+			if s.signals {
+				stop = sendSignals(t, readers)
+			}
 			strikes := s.strikeWorkers(t, m, least, lasts, apart)
+			stop()
+			if s.signals {
+				// Python hides interrupted reads: it repeats them.
+				e2e.CheckOutput(t, "\nbatchfs_returned_numbers_total{settings=\"\",split=\"train\"} 0\n", "cat", m.Path("metrics"))
+			}
 			got := e2e.EndStorms(t, m, readers)
 			if s.name == "seek" {
 				got.Missing -= skipped
@@ -146,6 +157,42 @@ func TestStorm(t *testing.T) {
 			e2e.CheckNothingLeft(t, temporary)
 		})
 	}
+}
+
+// sendSignals sends SIGURG and SIGPROF to each process of readers a thousand times a second, until
+// stop is called.
+func sendSignals(t *testing.T, readers []*e2e.Client) (stop func()) {
+	t.Helper()
+	var pids []int
+	for _, r := range readers {
+		pid := r.Cmd.Process.Pid
+		pids = append(pids, pid)
+		children := e2e.Content(t, fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		for child := range strings.FieldsSeq(string(children)) {
+			pids = append(pids, e2e.Must(strconv.Atoi(child))(t))
+		}
+	}
+	var sending sync.WaitGroup
+	stopped := make(chan struct{})
+	sending.Go(func() {
+		for tick := time.Tick(time.Millisecond); ; {
+			select {
+			case <-tick:
+			case <-stopped:
+				return
+			}
+			for _, pid := range pids {
+				syscall.Kill(pid, syscall.SIGURG)
+				syscall.Kill(pid, syscall.SIGPROF)
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		close(stopped)
+		sending.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // strikeWorkers strikes until it has done so least times and, in a soak, for the duration lasts. It
