@@ -246,9 +246,12 @@ func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
+	ranges := h.withRange(make([]byteRange, 0, maxInline+1), r)
+	if len(ranges) > maxRanges {
+		return 0, false, ErrRanges
+	}
 	h.recordRead(s, r)
-	added, err = h.addRange(r)
-	return s.number.Load(), added, err
+	return s.number.Load(), h.addRange(r, ranges), nil
 }
 
 // continueBatch lets a request read the batch that the handle holds. If the tokens have changed and

@@ -23,12 +23,9 @@ func (h *Handles) list(fh, l, n uint64) []byteRange {
 	return h.slot(fh).lists[l].inline[:n]
 }
 
-// setRanges replaces the ranges of a handle. If the worker dies in the middle, the old ranges stay.
-// The error is ErrRanges.
-func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
-	if len(ranges) > maxRanges {
-		return ErrRanges
-	}
+// setRanges replaces the ranges of a handle by at most maxRanges others. If the worker dies in the
+// middle, the old ranges stay.
+func (h *Handles) setRanges(fh uint64, ranges []byteRange) {
 	s, n := h.slot(fh), uint64(len(ranges))
 	l := 1 - s.currentList.Load()
 	copy(h.list(fh, l, n), ranges)
@@ -36,17 +33,14 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 	failpoint.Hit("listed")
 	s.currentList.Store(l)
 	failpoint.Hit("delivered")
-	return nil
 }
 
 func (s *slot) forgetRanges() { s.lists[s.currentList.Load()].n.Store(0) }
 
-// addRange records that r is delivered, and reports whether any byte was not delivered before. The
-// error is ErrRanges.
-func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
-	old, merged := h.rangesOf(r.FH), make([]byteRange, 0, maxInline+1)
+// withRange appends the delivered ranges of a handle to merged, as they will be after r.
+func (h *Handles) withRange(merged []byteRange, r ReadRequest) []byteRange {
 	joined := byteRange{r.Off, r.end()}
-	for _, o := range old {
+	for _, o := range h.rangesOf(r.FH) {
 		if joined.from <= o.to && o.from <= joined.to {
 			joined = byteRange{min(joined.from, o.from), max(joined.to, o.to)}
 		} else {
@@ -55,15 +49,22 @@ func (h *Handles) addRange(r ReadRequest) (added bool, err error) {
 	}
 	merged = append(merged, joined)
 	slices.SortFunc(merged, func(a, b byteRange) int { return cmp.Compare(a.from, b.from) })
-	if slices.Equal(merged, old) {
-		return false, nil
+	return merged
+}
+
+// addRange records that r is delivered, and reports whether any byte was not delivered before.
+// merged is the result of withRange.
+func (h *Handles) addRange(r ReadRequest, merged []byteRange) (added bool) {
+	if slices.Equal(merged, h.rangesOf(r.FH)) {
+		return false
 	}
-	if s := h.slot(r.FH); joined == (byteRange{0, r.Size}) {
+	if s := h.slot(r.FH); merged[0] == (byteRange{0, r.Size}) {
 		s.lastFrom.Store(uint64(r.Off))
 		s.lastTo.Store(uint64(r.end()))
 		s.lastThread.Store(r.Thread)
 	}
-	return true, h.setRanges(r.FH, merged)
+	h.setRanges(r.FH, merged)
+	return true
 }
 
 // removeRange records that r is not delivered after all.

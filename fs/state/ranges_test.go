@@ -22,8 +22,8 @@ func TestRanges(t *testing.T) {
 		isAdded := rand.IntN(2) == 0
 		if isAdded {
 			fresh := slices.Contains(table[r.Off:r.end()], false)
-			if added, err := h.addRange(r); err != nil || added != fresh {
-				t.Fatalf("step %d: %v %v, want %v", step, added, err, fresh)
+			if added := h.addRange(r, h.withRange(nil, r)); added != fresh {
+				t.Fatalf("step %d: %v, want %v", step, added, fresh)
 			}
 		} else {
 			h.removeRange(r)
@@ -61,6 +61,28 @@ func TestTooManyRanges(t *testing.T) {
 	}
 	if k, ok := h.read(fh, 1002, FileRange{0, size, size}, 0); !ok || k != 1 {
 		t.Errorf("then: batch %d, %v, want 1", k, ok)
+	}
+}
+
+// A read that fails because of too many ranges leaves nothing behind: once all others have failed,
+// too, the number goes back.
+func TestTooManyRangesAreNotCounted(t *testing.T) {
+	h := newTestHandles(t)
+	fh, _ := h.Open(1, 0, false, 1)
+	for i := range int64(maxRanges + 3) {
+		r := ReadRequest{FH: fh, ID: uint64(2*i + 2), Thread: 7, Cut: i > maxRanges, FileRange: FileRange{2 * i, 1, 1000}}
+		if _, err := h.AssignBatch(r, nil); errors.Is(err, ErrRanges) != (i >= maxRanges) {
+			t.Fatalf("range %d: %v", i, err)
+		}
+	}
+	if off := h.slot(fh).cutOffset.Load(); off != 0 {
+		t.Errorf("a failed read continues at %d", off)
+	}
+	for i := range uint64(maxRanges) {
+		h.Rollback(2*i + 2)
+	}
+	if next := h.shared.Sequences[1].Next(); next != 0 || h.stateOf(fh) != empty {
+		t.Errorf("the next number is %d, and the handle is in state %d, want 0 and %d", next, h.stateOf(fh), empty)
 	}
 }
 
