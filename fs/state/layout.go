@@ -1,6 +1,7 @@
 package state
 
 import (
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -43,6 +44,8 @@ type Shared struct {
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
+
+	namesMu sync.Mutex // held while this process writes the name of a sequence, or calls NameOf
 }
 
 // sections returns the sections in the order of the header.

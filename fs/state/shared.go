@@ -27,6 +27,17 @@ func (t *Text) String() string { return string(t.Get()) }
 // Used reports whether the number belongs to a sequence.
 func (q *SequenceState) Used() bool { return q.used.Load() != 0 }
 
+// NameOf returns the name of the sequence with a number, or "" if there is none. Unlike
+// [SequenceState.Name], it may be called while this process adds sequences.
+func (s *Shared) NameOf(number int) string {
+	s.namesMu.Lock()
+	defer s.namesMu.Unlock()
+	if q := &s.Sequences[number]; q.Used() {
+		return q.Name()
+	}
+	return ""
+}
+
 // Name returns the path of the sequence's directory, relative to the mountpoint.
 func (q *SequenceState) Name() string { return getText(q.name[:]) }
 
@@ -86,6 +97,8 @@ func (s *Shared) NewNumber() int {
 
 // Add begins a sequence under an unused number. user is the id of the user who looked it up first.
 func (s *Shared) Add(number int, name string, initialCursor uint64, user uint32) {
+	s.namesMu.Lock()
+	defer s.namesMu.Unlock()
 	q := &s.Sequences[number]
 	q.Cursor.Store(initialCursor)
 	q.seek.Store(0)

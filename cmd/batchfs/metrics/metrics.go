@@ -211,14 +211,14 @@ type OpenSequence struct {
 }
 
 // OpenSequences returns the open sequences. It skips repeated names, which can occur because
-// another process may add and remove sequences at the same time.
+// sequences may be added and removed at the same time.
 func OpenSequences(shared *state.Shared) (open []OpenSequence) {
 	seen := map[string]bool{}
 	for n := range shared.SequencesUsed() {
 		e := &shared.Sequences[n+1]
-		name := strings.ToValidUTF8(e.Name(), "?")
+		name := strings.ToValidUTF8(shared.NameOf(n+1), "?")
 		split, settings, inPath := strings.Cut(name, "/")
-		if !e.Used() || name == "" || seen[name] || inPath && e.Lookups.Load() == 0 {
+		if name == "" || seen[name] || inPath && e.Lookups.Load() == 0 {
 			continue
 		}
 		seen[name] = true

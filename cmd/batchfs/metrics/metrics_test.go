@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -72,6 +74,38 @@ func TestText(t *testing.T) {
 	}
 	if strings.Contains(string(text), "rank=4") {
 		t.Error("settings that are not open have metrics")
+	}
+}
+
+// Metrics that are read while sequences begin and end show no part of a name.
+func TestNamesAreWhole(t *testing.T) {
+	shared := newShared(t, "train")
+	names := []string{strings.Repeat("a", 300), strings.Repeat("b", 300)}
+	stop := make(chan struct{})
+	var adding sync.WaitGroup
+	adding.Go(func() {
+		number := shared.NewNumber()
+		for {
+			for _, name := range names {
+				shared.Remove(number)
+				shared.Add(number, "train/"+name, 0, 0)
+				shared.Sequences[number].Lookups.Store(1)
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	defer adding.Wait()
+	defer close(stop)
+	for range 1_000_000 {
+		for _, s := range OpenSequences(shared) {
+			if s.Split != "train" || s.Settings != "" && !slices.Contains(names, s.Settings) {
+				t.Fatalf("a sequence is named %q, %q", s.Split, s.Settings)
+			}
+		}
 	}
 }
 
