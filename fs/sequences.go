@@ -188,7 +188,10 @@ func (t *sequenceTable) describe(number int, s BatchList) {
 	}
 	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, names)
 	if len(names) > 0 {
-		t.shared.SetStage(number, 0, s.Spec().Stages[0].Weights)
+		// The stage of the batch that was read last remains, unless a restart has removed it.
+		stages := s.Spec().Stages
+		stage := min(t.shared.Stage(number), len(stages)-1)
+		t.shared.SetStage(number, stage, stages[stage].Weights)
 	}
 }
 

@@ -90,6 +90,38 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	}
 }
 
+// The stage stays as it was if another worker takes over or the split follows changed tokens, and
+// the weights are those of the configuration in force.
+func TestStageRemains(t *testing.T) {
+	mixture := func(stages ...Stage) *fakeBatchList {
+		s := countingBatches("train", 100)
+		s.spec.SourceNames, s.spec.Stages = []string{"a", "b"}, stages
+		return s
+	}
+	first, second := Stage{0, []float64{0.75, 0.25}}, Stage{7, []float64{0.5, 0.5}}
+	s := mixture(first, second)
+	tr := newTestTree(t, s)
+	number := tr.find("train").sequence()
+	check := func(when string, stage int, weight float64) {
+		t.Helper()
+		if got, w := tr.shared.Stage(number), tr.shared.RowsBySource[number][1].Weight(); got != stage || w != weight {
+			t.Errorf("%s: stage %d with weight %v, want %d with %v", when, got, w, stage, weight)
+		}
+	}
+	check("at first", 0, 0.25)
+	tr.recordStage(number, s.spec.Stages, 7)
+	tr = takeOver(t, tr.shared, s)
+	check("after a takeover", 1, 0.5)
+	changed := mixture(first, second)
+	s.latest = func(uint64) (BatchList, error) { return changed, nil }
+	tr.sequences.latest(number)
+	check("after a change", 1, 0.5)
+	tr = takeOver(t, tr.shared, mixture(first, Stage{7, []float64{0.125, 0.875}}, Stage{9, []float64{1, 0}}))
+	check("after a restart with other weights", 1, 0.875)
+	tr = takeOver(t, tr.shared, mixture(Stage{0, []float64{0.25, 0.75}}))
+	check("after a restart with one stage", 0, 0.75)
+}
+
 // A sequence keeps its number, even after a takeover, while the kernel knows one of its files or if
 // its cursor has moved. Otherwise, the number is reused, and nothing of the sequence is left.
 func TestSequenceNumbers(t *testing.T) {
