@@ -86,15 +86,14 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	if piece.start.Val {
 		out = &ch.encoded[1]
 	}
-	mask := w.fields[len(w.fields)-1].mask
 	if piece.startsDocument {
 		w.beginDocument(out)
 	}
-	if err := w.appendText(out, valid, mask); err != nil {
+	if err := w.appendText(out, valid, 0); err != nil { // with --mask, there is no text
 		return err
 	}
 	if piece.endsDocument {
-		w.endDocument(out, mask)
+		w.endDocument(out, 0)
 	}
 	return nil
 }

@@ -55,6 +55,28 @@ func TestPrepareLists(t *testing.T) {
 	wantError(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
 }
 
+// A text has no fields, so --mask refuses it, wherever it is among the inputs.
+func TestPrepareMaskOfText(t *testing.T) {
+	line := "{\"p\": \"Q\", \"c\": \"XY\"}\n"
+	writeFilesHere(t, map[string]string{"a.txt": "abc", "b.jsonl": line, "c": line, "d/a.jsonl": line, "d/b.md": "abc", "z.gz": gzipped("abc"), "p.parquet": parquetOf(t, []string{"A"}), "i.png": "\x89PNG"})
+	for args, text := range map[string]string{
+		"a.txt --mask p:0,c:1": "a.txt", "a.txt --mask c:1,p:0": "a.txt", "a.txt b.jsonl --mask p:0,c:1": "a.txt", "b.jsonl a.txt --mask p:0,c:1": "a.txt",
+		"d --mask p:0,c:1": "d/b.md", "b.jsonl c --mask p:0,c:1": "c", "z.gz b.jsonl --mask p:0": "z.gz", "- --mask p:0,c:1": "-",
+		"b.jsonl --as text --mask p:0,c:1": "b.jsonl", "p.parquet a.txt --mask text:1": "a.txt", "i.png --as text --mask p:1 --invalid skip": "i.png",
+	} {
+		wantError(t, args+" --by byte --out out", text+": is read as text, which has no fields for --mask: leave it out")
+	}
+	for args, want := range map[string]string{
+		"d --include **/*.jsonl --mask p:0,c:1": "\x00\x01\x01", "c --as jsonl --mask p:0,c:1": "\x00\x01\x01", "p.parquet --mask text:1": "\x01",
+		"b.jsonl i.png --invalid skip --by pairs --eot none --mask p:0,c:1": "\x00\x01\x01",
+	} {
+		prepared(t, "--by byte --val 0 --out out --force "+args)
+		if got := filesOf(t, "out")["train.mask.bin"]; got != want {
+			t.Errorf("%s: mask %x, want %x", args, got, want)
+		}
+	}
+}
+
 // With --special, the names of special tokens in a text become these tokens. prepare prints which
 // token separates documents, and warns if there is none.
 func TestPrepareSpecial(t *testing.T) {

@@ -247,6 +247,10 @@ func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
 		switch {
 		case o.As == "" && kind != nil && !(kind.binary && c.leavesOutBinary()):
 			return fmt.Errorf("%s: %w", in.path, kind.refused())
+		case in.format == textFormat && c.masked && (o.As != "" || kind == nil):
+			// The other files are left out, because they are binary.
+			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
+				"or use --as jsonl if its lines are JSON", in.path)
 		case in.format == parquetFormat && (len(c.fields) > 1 || c.fields[0].inList()):
 			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(o.Mask, o.Field))
 		case in.format == textFormat && in.readableOnce() && c.skipInvalid:
