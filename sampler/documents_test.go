@@ -137,8 +137,7 @@ func TestRowsOfDocuments(t *testing.T) {
 		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
 			for _, count := range []int{1, 2, 40, attempts(40, groupDocuments), attempts(groupDocuments+T%99, 3*groupDocuments-7)} {
 				ends := randomDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
-				s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
-					Rows: kind, Ends: EndsByIndex}
+				s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1, Rows: kind}
 				q, err := New([]Source{documentSource(array.Uint32, ends)}, s)
 				must(t, err)
 				want := rowsOf(kind, int64(T), ends)
@@ -174,7 +173,7 @@ func TestSegmentsBeginWithBOS(t *testing.T) {
 	for _, kind := range []Rows{OfDocument, Packed} {
 		for _, masked := range []bool{false, true} {
 			s := Settings{Name: "train", BatchSize: 3, BlockSize: T, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1, Rows: kind,
-				Ends: EndsByIndex, Documents: true, MaskTargets: masked, EOT: testBOS}
+				Documents: true, MaskTargets: masked, EOT: testBOS}
 			source := documentSource(array.Uint32, ends, testBOS)
 			plain, err := New([]Source{source}, s)
 			must(t, err)
@@ -217,7 +216,7 @@ func TestDocumentsMustBeginWithBOS(t *testing.T) {
 	source := documentSource(array.Uint32, documentEnds{3, 12}, testBOS)
 	source.Main.(*stubArray).values[3] = 8
 	q, err := New([]Source{source}, Settings{BatchSize: 1, BlockSize: 4, DType: Native, Layout: XY, Order: Sequential, World: 1, Rows: OfDocument,
-		Ends: EndsByIndex, BOS: new(testBOS)})
+		BOS: new(testBOS)})
 	must(t, err)
 	for _, test := range []struct {
 		k    uint64
@@ -251,7 +250,8 @@ type unreadableDocuments struct{ documentEnds }
 
 func (unreadableDocuments) Ends(int64, []int64) error { return errors.New("read again") }
 
-// Ends by token and ends by index give the same bytes, however they are read.
+// Ends by token and ends by index give the same bytes, however they are read. In a mixture, the
+// index of another source decides, wherever that source has the token.
 func TestEndsByTokenAndByIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for range attempts(40, 300) {
@@ -262,7 +262,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []AlignedArray{{"logits", AtX}},
 		}
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
-		var ends documentEnds
+		var ends, unrelated documentEnds
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
 		tokens := newNumbered(stored, 0, int64(n))
 		for i := range int64(n) {
@@ -270,13 +270,21 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 			if tokens.values[i] == int64(s.EOT) || i == int64(n-1) {
 				ends = append(ends, i+1)
 			}
+			if r.IntN(4) == 0 || i == int64(n-1) {
+				unrelated = append(unrelated, i+1)
+			}
 		}
 		from := Source{Main: tokens, Aligned: []SourceArray{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
-		s.Ends = EndsByIndex
-		byIndex, err := New([]Source{from}, s)
+		sources := []Source{from}
+		if r.IntN(2) == 0 {
+			s.Weights = []float64{1, 1}
+			sources = append(sources, from)
+			sources[1].Documents = unrelated
+		}
+		byIndex, err := New(sources, s)
 		must(t, err)
-		s.Ends = EndsByToken
-		byToken, err := New([]Source{from}, s)
+		sources[0].Documents, s.HasEOT = nil, true
+		byToken, err := New(sources, s)
 		must(t, err)
 		for k := range uint64(2) {
 			want := readBatch(t, byIndex, k)
@@ -356,11 +364,11 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{masked, func(s *Settings) { s.Arrays[0].At = AtY }, `mask_targets = "mask": the array holds float16, but must hold one integer or bool`},
 		{source, func(s *Settings) { s.MaskTargets = true }, "mask_targets sets targets to -100, which dtype uint16 cannot hold"},
 		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
-			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
+			s.DType, s.Layout, s.Rows, s.MaskTargets = array.Float32, Elements, Windows, true
 		}, "mask_targets is for y, which layout rows does not have"},
 		{Source{Main: source.Main, Documents: unreadableDocuments{documentEnds{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
-		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed}
 		if test.source.Aligned != nil {
 			s.Arrays, s.DType, s.MaskTargets, s.MaskArray = []AlignedArray{{Name: "mask"}}, array.Int64, true, "mask"
 		}
@@ -418,7 +426,7 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 			bos = nil
 		}
 		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
-			World: 1, Rows: kind, Ends: EndsByIndex, BOS: bos})
+			World: 1, Rows: kind, BOS: bos})
 		must(t, err)
 		for k := range uint64(20) {
 			got = nil

@@ -101,7 +101,7 @@ type goldenArray struct {
 func (g *goldenCase) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
-		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.MaskTargets != nil,
+		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, HasEOT: g.EOT > 0, Documents: g.Documents, MaskTargets: g.MaskTargets != nil,
 		IgnoreIndex:  g.IgnoreIndex,
 		ShuffleBlock: g.ShuffleBlock, LocalWorld: g.LocalWorld, Only: g.Only,
 	}
@@ -109,9 +109,6 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 		s.Stages = append(s.Stages, Stage(stage))
 	}
 	s.MaskArray, _ = g.MaskTargets.(string)
-	if g.EOT > 0 {
-		s.Ends = EndsByToken
-	}
 	for _, a := range g.Arrays {
 		s.Arrays = append(s.Arrays, AlignedArray{a.Name, a.At})
 	}

@@ -187,12 +187,13 @@ func (job *readJob) planBatch(k uint64, base int) error {
 func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	q := job.sequence
 	source, start := q.Start(k, r.j)
-	rows := q.sources[source].starts
+	from := &q.sources[source]
+	rows := from.starts
 	if job.segments, err = rows.segments(job.segments[:0], start); err != nil {
 		return err
 	}
 	r.source, r.ends = source, interval{len(job.ends), len(job.ends)}
-	if q.needsEnds() && q.Ends == EndsByIndex {
+	if q.needsEnds() && from.documents != nil {
 		if job.ends, err = rows.ends(job.ends, job.segments); err != nil {
 			return err
 		}
@@ -219,6 +220,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 // position start of the source.
 func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 	q := job.sequence
+	byToken := q.EndsByToken(r.source)
 	for c, column := range q.layout.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.layout.arrays {
@@ -227,10 +229,10 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 			case p.empty():
 			case p.content == contentFile && (p.column == c || c > 0 && p.maskColumn == c):
 				lo, hi = min(lo, p.firstNumber+p.from), max(hi, p.firstNumber+p.to)
-				if p.masked && q.Ends == EndsByToken {
+				if p.masked && byToken {
 					lo = min(lo, p.from) // the token before a target may end its document
 				}
-			case c == 0 && q.Ends == EndsByToken && p.isFromDocuments():
+			case c == 0 && byToken && p.isFromDocuments():
 				lo, hi = 0, max(hi, q.BlockSize) // any token may end a document
 			}
 		}
@@ -264,7 +266,7 @@ func (job *readJob) putDerived(r plannedRow, used int) {
 			job.fill(p, int64(min(used, q.BlockSize)))
 		case p.content == contentSource:
 			job.fill(p, int64(r.source))
-		case p.isFromDocuments() && q.Ends != EndsByToken:
+		case p.isFromDocuments() && !q.EndsByToken(r.source):
 			job.putDocumentMarks(p, job.ends[r.ends.from:r.ends.to])
 		}
 	}
@@ -283,6 +285,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 	q := job.sequence
 	column, r, start := q.layout.columns[job.column], job.plan.rows[i], job.plan.windows[i].Start
 	ends := job.ends[r.ends.from:r.ends.to]
+	byToken, planned := job.column == 0 && q.EndsByToken(r.source), len(job.ends)
 	if job.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
 			tokens := q.sources[r.source].arrays[0]
@@ -291,14 +294,14 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 		if r.windowFirst == r.documentAt && column.dtype.Bits(raw) != *q.BOS {
 			return q.bosError(r.source, start, column.formatNumber(raw, 0))
 		}
-		if q.needsEnds() && q.Ends == EndsByToken {
-			job.ends = q.sources[r.source].vocab.appendEnds(job.ends[:0], raw, q.EOT, r.windowFirst)
-			ends = job.ends
+		if byToken {
+			job.ends = q.sources[r.source].vocab.appendEnds(job.ends, raw, q.EOT, r.windowFirst)
+			ends = job.ends[planned:]
 		}
 	}
 	for n := range q.layout.arrays {
 		p := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
-		if p.isFromDocuments() && job.column == 0 && q.Ends == EndsByToken && !p.empty() {
+		if byToken && p.isFromDocuments() && !p.empty() {
 			job.putDocumentMarks(p, ends)
 		}
 		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
@@ -323,6 +326,7 @@ func (job *readJob) copyRow(i int, raw []byte) error {
 			job.mask(p, ends)
 		}
 	}
+	job.ends = job.ends[:planned]
 	return nil
 }
 

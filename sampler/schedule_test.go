@@ -52,7 +52,7 @@ func randomSchedule(t *testing.T, r *rand.Rand) *simulatedSchedule {
 	q := Settings{Name: "train", BatchSize: 1, BlockSize: 1 + r.IntN(9), DType: Native, Layout: XY, Seed: r.Uint64(), World: 1,
 		Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], MaxEpochs: s.MaxEpochs}
 	if r.IntN(3) == 0 {
-		q.Rows, q.Ends = documentKinds[r.IntN(3)], EndsByIndex
+		q.Rows = documentKinds[r.IntN(3)]
 	} else if q.Order == Shuffle && r.IntN(2) == 0 {
 		q.ShuffleBlock, s.Hosts, q.LocalWorld = 64, 1+r.IntN(3), 1
 		q.World = s.Hosts

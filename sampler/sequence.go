@@ -154,8 +154,6 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", s.IgnoreIndex, s.DType)
 	case !tokens && (s.Documents || s.hasDocumentRows()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
-	case s.needsEnds() && s.Ends == EndsByToken && !canHold(main.DType(), int64(s.EOT)):
-		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.BOS != nil && !s.hasDocumentRows():
@@ -166,8 +164,6 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("rows are filled up with bos or eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.padding(), s.DType)
 	case s.Only > len(sources) || s.Only < 0:
 		return fmt.Errorf("source %d: there are %d sources", s.Only-1, len(sources))
-	case s.hasDocumentRows() && s.Ends != EndsByIndex:
-		return fmt.Errorf("rows = %q needs an index of where documents end", s.Rows)
 	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
@@ -183,11 +179,20 @@ func (s *Settings) check(sources []boundSource) error {
 		}
 	}
 	for _, source := range sources {
-		if s.Ends == EndsByIndex && source.documents == nil {
-			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Extents()[0].Name)
+		switch main := source.arrays[0]; {
+		case source.documents != nil:
+		case s.NeedsIndex():
+			return fmt.Errorf("%s: nothing says where its documents end", main.Extents()[0].Name)
+		case s.HasEOT && s.needsEnds() && !canHold(main.DType(), int64(s.EOT)):
+			return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 		}
 	}
 	return nil
+}
+
+// EndsByToken reports whether the documents of a source end with EOT, because no index says where.
+func (q *Sequence) EndsByToken(source int) bool {
+	return q.HasEOT && q.needsEnds() && q.sources[source].documents == nil
 }
 
 // maskArrayIndex returns the index of MaskArray in Arrays, or -1.
@@ -264,7 +269,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	source, start := q.Start(k, j)
 	from := q.sources[source]
 	list, err = from.starts.segments(nil, start)
-	if err == nil && list[0].Document < 0 && q.Ends == EndsByIndex {
+	if err == nil && list[0].Document < 0 && from.documents != nil {
 		list[0].Document, err = from.documents.NumberAt(start)
 	}
 	return source, list, err

@@ -234,7 +234,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
 	from.Aligned = []SourceArray{from.Main}
 	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
-		Weights: []float64{1, 2}, Arrays: []AlignedArray{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})
+		Weights: []float64{1, 2}, Arrays: []AlignedArray{{"again", AtX}}, HasEOT: true, EOT: 7, Documents: true, MaskTargets: true})
 	must(t, err)
 	for _, off := range []int64{0, 12345} {
 		dst, k := make([]byte, q.Batch().Bytes()-2*off), uint64(0)

@@ -48,8 +48,8 @@ type Settings struct {
 
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        Rows           // contents of a row; "" is Windows
-	Ends        Ends           // how document ends are found
-	EOT         uint64         // last token of each document with EndsByToken; otherwise padding
+	EOT         uint64         // last token of each document in a source without Documents; padding
+	HasEOT      bool           // whether EOT is known; otherwise it is 0
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions
 	MaskTargets bool           // whether y is IgnoreIndex in padding and where documents begin
@@ -146,18 +146,17 @@ func (s *Settings) padding() uint64 {
 // masked targets.
 func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
 
+// UsesDocuments reports whether it matters where documents end.
+func (s *Settings) UsesDocuments() bool { return s.needsEnds() || s.hasDocumentRows() }
+
+// NeedsIndex reports whether every source must have Documents.
+func (s *Settings) NeedsIndex() bool {
+	return s.hasDocumentRows() || !s.HasEOT && (s.Documents || s.MaskTargets && s.MaskArray == "")
+}
+
 // MaxPacked limits the block size of packed rows, because packing takes memory for each length of a
 // segment.
 const MaxPacked = 1 << 20
-
-// Ends selects how document ends are found.
-type Ends string
-
-const (
-	EndsUnknown Ends = ""
-	EndsByToken Ends = "token" // EOT is the last token of each document
-	EndsByIndex Ends = "index" // recorded in Source.Documents
-)
 
 // Order selects the starts of rows. Every order is a function of the row number, defined in
 // docs/orders.md: random uses Philox4x64-10 and Lemire's method, shuffle a Feistel network with

@@ -50,7 +50,7 @@ type Documents interface {
 type Source struct {
 	Main      SourceArray
 	Aligned   []SourceArray // same order as Settings.Arrays
-	Documents Documents     // nil if it is unknown where documents end
+	Documents Documents     // where documents end, whatever Settings.EOT is; nil if unknown
 
 	// Groups is the result of Sequence.Groups for an earlier sequence of the same rows. If it is
 	// nil, New counts the rows of documents, which takes about a second per 10^7 documents.

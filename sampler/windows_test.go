@@ -86,7 +86,7 @@ func TestTablesAreBounded(t *testing.T) {
 	tables := NewTables(limit)
 	documents := documentSource(array.Uint32, randomDocuments(rand.New(rand.NewPCG(1, 1)), attempts(12, 40)*groupDocuments, 20))
 	documents.Tables = tables
-	s := Settings{Name: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+	s := Settings{Name: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed}
 	packed, err := New([]Source{documents}, s)
 	must(t, err)
 	sequences := []*Sequence{packed}

@@ -26,6 +26,7 @@ func checkCommand() *cobra.Command {
   identical files, and passages that occur twice, in one file or in two
   arrays that do not have one element for each token
   document indexes that do not increase, and documents that do not begin with bos
+  or end with eot, except the last of a file; eot inside a document is only counted
 
 If you name several splits, check finds every run of 64 or more tokens of one that
 also occurs in a larger one, such as validation data inside the training data. It

@@ -111,12 +111,18 @@ def file_names(shard: State) -> list[str]:
 def write_manifest(work: WorkDirectory, manifest: State, splits: dict[str, list[State]], states: Iterable[State]) -> None:
     """Completes a manifest with the shards of each split, in which writers with these states wrote documents."""
     manifest["writer"] = {"settings": next(iter(states))["settings"], "documents": [documents_of(state) for state in states]}
+    written = [split for state in states for split in state["splits"].values()]
     if "eot" in manifest:
-        ats = [split["eot_at"] for state in states for split in state["splits"].values()]
-        manifest["eot_at"] = next((at for at in ("end", "begin") if all(each[at] for each in ats)), "none")
-    manifest["splits"] = {
-        name: {**{key: sum(shard[key] for shard in shards) for key in ("tokens", "documents")}, "shards": shards} for name, shards in splits.items() if shards
-    }
+        # A reader may split documents at end-of-text tokens only if each document has exactly one.
+        once = [at for at in ("end", "begin") if all(of["eot"]["all"] == of["eot"][at] == of["total"]["documents"] for of in written)]
+        manifest["eot_at"] = once[0] if once else "none"
+    manifest["splits"] = {}
+    for name, shards in splits.items():
+        eot = {key: sum(state["splits"][name]["eot"][key] for state in states) for key in ("all", "end", "begin")}
+        inside = eot["all"] - max(eot["end"], eot["begin"])
+        sums = {**{key: sum(shard[key] for shard in shards) for key in ("tokens", "documents")}, **({"eot_inside": inside} if inside else {})}
+        if shards:
+            manifest["splits"][name] = {**sums, "shards": shards}
     work.write("vocab.json", manifest)
 
 

@@ -83,6 +83,8 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
         end = _schedule_row(info, row)
         may_differ |= {key for key in ("weights", "fingerprint", "formats") if same_past(then[key], now[key], end)}
     changes = _changes({key: value for key, value in now.items() if key not in may_differ}, then)
+    if _index_decides(now, then):
+        changes.append("the indexes of documents next to the token files, which the fingerprint now covers, decide where documents end instead of eot")
     if now["shuffle_block"] and then["world"] * now["local_world"] != now["world"] * then["local_world"]:
         hosts = [f"{each['world']}/{each['local_world']}" for each in (then, now)]
         changes.append(f"the number of hosts, world/local_world, was {hosts[0]} and is {hosts[1]}")
@@ -112,6 +114,12 @@ def _checked(key: str, value: Any, like: int | str) -> Any:
 
 def _changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
     return [_DESCRIBED.get(key, f"{key} was {then[key]!r} and is {value!r}") for key, value in now.items() if then[key] != value]
+
+
+def _index_decides(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Reports whether documents of the state ended after eot, and now end where an index says."""
+    same = all(now[key] == then[key] for key in ("rows", "documents", "mask_targets"))
+    return same and now["eot"] == -1 != then["eot"] and (now["fingerprint"] == "" or now["fingerprint"] != then["fingerprint"])
 
 
 def _refuse(info: dict[str, Any], step: int, changes: Iterable[str]) -> None:

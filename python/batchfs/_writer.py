@@ -340,8 +340,8 @@ class _Split:
     """The files of train or val in a work directory, and the documents not yet written.
 
     Attributes:
-        state: the complete shards; the tokens, documents and tokens with mask 1 in the current shard and in total; and whether each
-            document so far has its only end-of-text token at its end, or at its beginning.
+        state: the complete shards; the tokens, documents and tokens with mask 1 in the current shard and in total; and the number of
+            end-of-text tokens, and of documents that end or begin with one.
     """
 
     def __init__(self, work: WorkDirectory, name: str, numbered: bool, limit: int | None, eot: int | None, state: State) -> None:
@@ -367,7 +367,7 @@ class _Split:
 
     def write(self, columns: list[_Column]) -> None:
         """Writes the pending documents."""
-        current, total, eot_at = self.state["current"], self.state["total"], self.state["eot_at"]
+        current, total, eot = self.state["current"], self.state["total"], self.state["eot"]
         while self.pending:
             lengths = np.cumsum([len(document[0]) for document in self.pending])
             room = math.inf if self.limit is None else self.limit - current["tokens"]
@@ -381,11 +381,9 @@ class _Split:
                 rest = np.frombuffer(array, np.uint8).data
                 while rest:
                     rest = rest[file.write(rest) :]
-            # A reader may split documents at end-of-text tokens only if each document has one.
             is_eot = arrays[0] == (-1 if self.eot is None else self.eot)
-            once = int(np.count_nonzero(is_eot)) == n
-            eot_at["end"] &= once and bool(is_eot[lengths - 1].all())
-            eot_at["begin"] &= once and bool(is_eot[0] and is_eot[lengths[:-1]].all())
+            for key, found in (("all", is_eot), ("end", is_eot[lengths - 1]), ("begin", is_eot[np.append(0, lengths[:-1])])):
+                eot[key] += int(np.count_nonzero(found))
             ones = sum(int(array.sum()) for column, array in zip(columns, arrays) if column.name == "mask")
             for key, count in zip(COUNTS, (int(lengths[-1]), n, ones)):
                 current[key] += count
@@ -425,7 +423,7 @@ class _Split:
 
 
 def _new_split() -> State:
-    return {"shards": [], "current": dict.fromkeys(COUNTS, 0), "total": dict.fromkeys(COUNTS, 0), "eot_at": {"end": True, "begin": True}}
+    return {"shards": [], "current": dict.fromkeys(COUNTS, 0), "total": dict.fromkeys(COUNTS, 0), "eot": {"all": 0, "end": 0, "begin": 0}}
 
 
 def _dtype_name(dtype: Any) -> str:

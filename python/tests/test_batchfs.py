@@ -381,7 +381,7 @@ STAGED = {
 GROWN = '[{name = "a", tokens = "a.bin"}, {name = "b", tokens = "b.bin"}, {name = "c", tokens = "b.bin", max_epochs = 1}]'
 MASK = '[{{name = "mask", files = "mask.bin", dtype = "uint8", at = "{}"}}]'
 TORCH = {"order": "torch"}
-MASKED = {"eot": 3, "dtype": "int64", "mask_targets": True}
+MASKED = {"tokens": "plain.bin", "eot": 3, "dtype": "int64", "mask_targets": True}
 PAIR = {"tokens": ["a.bin", "b.bin"]}
 
 # A run saves its state after 48 rows, under the first settings. When the second are changed, it
@@ -401,6 +401,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({**STAGED, "on_change": "follow"}, {"sources": GROWN, "stages": STAGES.format(80, "b = 1, c = 1")}, 4),
     ({**STAGED, **HOSTS, "stages": STAGES.format(110, "b = 1")}, {"stages": STAGES.format(120, "a = 1"), "batch_size": 1, "world": 8, "local_world": 4}, 6),
     ({}, {"dtype": "int64", "start": 3, "steps": 9}, 4),
+    ({**MASKED, "tokens": "a.bin"}, {"eot": 5}, 4),
     ({"order": "sequential"}, {"seed": 9}, 4),
     (TORCH, {}, 4),
     ({"on_change": "follow"}, {}, 4),
@@ -425,6 +426,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({}, {"documents": True}, "documents was 'false' and is 'true'"),
     ({"documents": True}, {"documents": "files"}, "documents was 'true' and is 'files'"),
     (MASKED, {"eot": 5}, "eot was 3 and is 5"),
+    (MASKED, {"tokens": "a.bin"}, "eot was 3 and is -1, fingerprint was .*, the indexes of documents next to the token files, which the .* decide"),
     (MASKED, {"mask_targets": False}, "eot was 3 and is -1, ignore_index was -100 and is 0, mask_targets was 'true' and is 'false'"),
     (MASKED, {"ignore_index": -1}, "does not fit train: ignore_index was -100 and is -1"),
     (PAIR, {"join": True}, "join was 'false' and is 'true'"),
@@ -478,6 +480,7 @@ class TestOtherRuns(waiting.Case):
         for name, first in (("a", 0), ("b", 100_000)):  # each token is its own position
             np.arange(first, first + 40_000, dtype=np.uint32).tofile(f"{name}.bin")
             np.arange(50, 40_001, 50, dtype=np.uint64).tofile(f"{name}.bin.index")
+        os.link("a.bin", "plain.bin")  # without an index of documents
         np.zeros(40_000, np.uint8).tofile("mask.bin")
         Path("rng.bin").write_bytes(b"".join(n.to_bytes(8, "little") for n in (5489, 1 | 1 << 32, 0, *range(1, 625), *(0,) * 5)))
 

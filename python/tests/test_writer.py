@@ -162,18 +162,20 @@ class TestFiles(Case):
     def test_end_of_text(self) -> None:
         """A reader may take end-of-text tokens for ends of documents only if that is what they are."""
         described = Vocabulary("small", [b""] * 10, 9)
-        for documents, at in (
-            ([[1, 9], [9], [2, 3, 9]], "end"),
-            ([[9, 1], [9, 2]], "begin"),
-            ([[1, 9], [2]], "none"),
-            ([[1, 9, 2, 9], [3, 9]], "none"),  # turns that end with it
-            ([[9, 1, 9]], "none"),
+        for documents, at, inside in (
+            ([[1, 9], [9], [2, 3, 9]], "end", None),
+            ([[9, 1], [9, 2]], "begin", None),
+            ([[1, 9], [2]], "none", None),
+            ([[1, 9, 2, 9], [3, 9]], "none", 1),  # turns that end with it
+            ([[9, 1, 9]], "none", 1),
+            ([[9, 1, 9, 2], [9, 9, 3]], "none", 2),
         ):
             directory = Path(tempfile.mkdtemp(dir=self.root))
             with mock.patch("batchfs._writer.vocabulary", return_value=described), batchfs.writer(directory, tokenizer="small") as out:
                 for ids in documents:
                     out.add(ids)
-            self.assertEqual(json.loads((directory / "vocab.json").read_text())["eot_at"], at, documents)
+            made = json.loads((directory / "vocab.json").read_text())
+            self.assertEqual((made["eot_at"], made["splits"]["train"].get("eot_inside")), (at, inside), documents)
 
     def test_val(self) -> None:
         self.write(self.data, range(1000), val=0.1)

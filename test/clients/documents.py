@@ -70,8 +70,8 @@ class Sequence:
             begins = np.cumsum([0, *map(len, files)])
             if documents == "files":
                 ends = begins[1:].tolist()
-            elif eot is not None and rows == "windows":
-                ends = None
+            elif not any(os.path.exists(path + ".index") for path in source["tokens"]):
+                ends = None  # documents end after eot
             else:
                 ends = [int(end + begin) for path, begin in zip(source["tokens"], begins) for end in np.fromfile(path + ".index", "<u8")]
             name = f"{split}/{i}" if self.mixed else split
@@ -212,6 +212,7 @@ def make(directory, seed):
         sources = []
         for i in range(chance.choice([1, 1, 2])):
             weight, paths, aligned_paths = chance.randrange(1, 4), [], {a["name"]: [] for a in arrays}
+            indexed = not by_eot or chance.random() < 0.5
             for f in range(chance.randrange(1, 4)):
                 path = f"{directory}/{n}-{i}-{f}.bin"
                 count = 5000 if n == f == 0 else chance.randrange(1, 300)
@@ -221,7 +222,8 @@ def make(directory, seed):
                 tokens = np.array([chance.randrange(20) for _ in range(ends[-1])])
                 tokens[[0, *ends[:-1]]] = s.get("bos", tokens[0])
                 tokens.astype(NUMPY[token_dtype]).tofile(path)
-                ends.astype("<u8").tofile(path + ".index")
+                if indexed:
+                    ends.astype("<u8").tofile(path + ".index")
                 paths.append(path)
                 for a in arrays:
                     name = f"{path[:-4]}.{a['name']}"
@@ -262,8 +264,6 @@ def golden(path):
                 tokens.astype("<u4").tofile(file)
                 begin += ends[-1]
                 sources.append({"tokens": [file], "weight": 1, "token_dtype": "uint32"})
-            if case["rows"] == "windows":
-                case.pop("eot")
             sequence = Sequence(sources=sources, documents=True, **case)
         for line in want:
             k, *sums = line.split()

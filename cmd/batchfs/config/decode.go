@@ -85,15 +85,8 @@ func (s *Split) setDerived() {
 	for _, b := range s.AlignedOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
 	}
-	rowsNeedDocuments := s.Rows != sampler.Windows
-	switch {
-	case s.EndOfText >= 0 && !s.FilesAreDocuments && !rowsNeedDocuments:
-		s.Ends = sampler.EndsByToken
-	case s.Documents || s.MaskTargets || rowsNeedDocuments:
-		s.Ends = sampler.EndsByIndex
-	}
 	s.setMixture()
-	s.EOT, s.BOS = uint64(max(s.EndOfText, 0)), nil
+	s.HasEOT, s.EOT, s.BOS = s.EndOfText >= 0, uint64(max(s.EndOfText, 0)), nil
 	if s.BeginOfText >= 0 {
 		s.BOS = new(uint64(s.BeginOfText))
 	}
@@ -128,7 +121,7 @@ func (s *Split) setMixture() {
 // that the configuration sets.
 func (s *Split) WithFoundSettings(eot int64, arrays [][]AlignedArray) *Split {
 	n := *s
-	if !s.IsSet("eot") && s.Ends != sampler.EndsUnknown {
+	if !s.IsSet("eot") && s.UsesDocuments() {
 		n.EndOfText = eot
 	}
 	switch {

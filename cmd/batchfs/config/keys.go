@@ -130,10 +130,11 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"It must divide world, and there may be at most 65536 hosts."},
 	{name: "documents", initial: false, valueType: documents,
 		help: "Whether a batch has the arrays cu_seqlens and positions, which say where documents end. Set it for attention " +
-			"within documents. A document ends after eot, or where the index next to the token file says. " +
+			"within documents. A document ends where the index next to the token file says, or after eot if there is none. " +
 			"With \"files\", each file is one document."},
 	{name: "eot", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
-		help: "The last token of each document. The default is the one in the vocab.json of batchfs prepare."},
+		help: "The last token of each document in token files without an index, and the padding of rows other than windows. " +
+			"The default is the one in the vocab.json of batchfs prepare."},
 	{name: "bos", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.BeginOfText }, 0, math.MaxInt64),
 		help: "A token that begins every segment of a document. It needs rows other than windows. If a document is cut, bos " +
 			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +

@@ -18,6 +18,11 @@ type ArraySpec struct {
 	Name    string // name of an aligned array; empty for the main array
 	Files   []string
 	Options cache.Options
+
+	// EOT is the token that ends each document, or -1 if it is unknown or each file is one
+	// document. If MayOnlyPad is set, EOT may be configured only to fill up rows.
+	EOT        int64
+	MayOnlyPad bool
 }
 
 // ArraySpecs returns the arrays of all sources of a split, the main array of each source first.
@@ -42,6 +47,13 @@ func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, voc
 	if err != nil {
 		return nil, nil, vocabHint{}, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
+	eot := h.EOT - 1
+	if s.IsSet("eot") {
+		eot = s.EndOfText
+	}
+	if s.FilesAreDocuments {
+		eot = -1
+	}
 	var specs []ArraySpec
 	for i, from := range files {
 		arrays := slices.Concat([][]string{from.Main}, from.Aligned)
@@ -51,8 +63,8 @@ func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, voc
 			}
 		}
 		for n, paths := range arrays {
-			spec := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h)}
-			spec.Name = spec.Options.AlignedArray
+			spec := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h), EOT: eot}
+			spec.Name, spec.MayOnlyPad = spec.Options.AlignedArray, s.IsSet("eot") && s.Rows != sampler.Windows
 			specs = append(specs, spec)
 		}
 	}
@@ -70,9 +82,10 @@ func cacheOptions(s *config.Split, opener *Opener, i, n int, h vocabHint) cache.
 		}
 		opts.VocabSize, opts.BOS = cmp.Or(s.VocabSizeOf(i), h.VocabSize), s.BOS
 		switch {
-		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
+		case !s.UsesDocuments():
+		case s.FilesAreDocuments:
 			opts.Documents = cache.FilesAreDocuments
-		case s.Ends == sampler.EndsByIndex:
+		default:
 			opts.Documents = cache.DocumentsIndexed
 		}
 		return opts

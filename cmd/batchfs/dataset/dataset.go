@@ -210,10 +210,6 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 			return fmt.Errorf("torch_state: %w", err)
 		}
 	}
-	unknown := slices.ContainsFunc(d.mains, func(a *cache.Array) bool { return a.Documents() == nil })
-	if unknown && s.MaskArray != "" && !s.Documents && s.Rows == sampler.Windows && s.Ends == sampler.EndsByIndex {
-		s.Ends = sampler.EndsUnknown // the array masks the targets, so the ends are not needed
-	}
 	settings := s.Settings
 	settings.Schedule = schedule
 	if d.Sequence, err = d.newSequence(len(d.sources), settings); err != nil {
@@ -253,7 +249,7 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 	}
 	if documents := main.Documents(); documents != nil {
 		from.Documents = documents
-	} else if d.Split.Ends == sampler.EndsByIndex {
+	} else if d.Split.NeedsIndex() {
 		ways := `documents = "files" makes each file one document; batchfs index FILE --eot N writes an index of documents that end with token N`
 		needs := fmt.Sprintf("rows = %q needs documents", d.Split.Rows)
 		if d.Split.Rows == sampler.Windows {
@@ -301,7 +297,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n, settings := *d, *s
 	s = &settings
 	// The files decide how documents end, and may be newer than s.
-	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
+	s.EndOfText, s.HasEOT, s.EOT = d.Split.EndOfText, d.Split.HasEOT, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.StoredDType() // bindSettings chooses the same dtype
 	}

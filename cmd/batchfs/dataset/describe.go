@@ -223,7 +223,7 @@ func (d *Dataset) SizeSummary() string {
 func (d *Dataset) settings() map[string]any {
 	all := d.pathSettings()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Name, d.Split.Join, d.Sequence.StoredDType()
-	if d.Split.Ends != sampler.EndsUnknown || d.Split.MaskTargets {
+	if d.Split.HasEOT || d.Split.UsesDocuments() {
 		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargetsSetting(), d.Split.Rows, d.Split.EndOfText
 	}
 	if d.Sequence.BOS != nil {

@@ -107,32 +107,38 @@ func (d *Dataset) addOrder(all map[string]any) {
 
 func (d *Dataset) addDocuments(all map[string]any) {
 	q := d.Sequence
-	ofSegments := q.Rows != sampler.Windows
-	if ofSegments {
+	if q.Rows != sampler.Windows {
 		all["rows"] = q.Rows
 	}
-	if !q.Documents && !q.MaskTargets && !ofSegments {
+	if !q.UsesDocuments() {
 		return
 	}
 	all["mask_targets"] = d.Split.MaskTargetsSetting()
 	if q.MaskTargets && q.IgnoreIndex != sampler.DefaultIgnoreIndex {
 		all["ignore_index"] = q.IgnoreIndex
 	}
-	if q.Ends == sampler.EndsByIndex {
+	if slices.ContainsFunc(d.mains, hasDocuments) {
 		all["ends"] = d.Split.DocumentsSetting() == "files"
 	}
 	if q.BOS != nil {
 		all["bos"] = q.BOS
-	} else if dependsOnEOT(q) {
+	} else if d.dependsOnEOT() {
 		all["eot"] = q.EOT
 	}
 }
 
 // dependsOnEOT reports whether eot decides where documents end, or what fills a row.
-func dependsOnEOT(q *sampler.Sequence) bool {
-	pads := q.Rows != sampler.Windows && q.BOS == nil
-	return pads || q.Ends == sampler.EndsByToken && (q.Documents || q.MaskTargets)
+func (d *Dataset) dependsOnEOT() bool {
+	q := d.Sequence
+	for i := range d.mains {
+		if q.EndsByToken(i) {
+			return true
+		}
+	}
+	return q.Rows != sampler.Windows && q.BOS == nil
 }
+
+func hasDocuments(a *cache.Array) bool { return a.Documents() != nil }
 
 // rowSettings returns everything that decides the rows of a run, except batch_size and world, as
 // plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
@@ -159,7 +165,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	} else if q.Order != sampler.Sequential {
 		all["seed"] = q.Seed
 	}
-	if dependsOnEOT(q) {
+	if d.dependsOnEOT() {
 		all["eot"] = int64(q.EOT)
 	}
 	if q.MaskTargets {

@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -263,7 +264,7 @@ func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backo
 	old, began := v.dataset, clock.Now()
 	fresh, err := w.opener.open(old.Split, old.sources, &w.reloadProgress)
 	if err == nil {
-		err = checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
+		err = cmp.Or(checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch()), checkSameEnds(old.mains, fresh.mains))
 	}
 	if err != nil {
 		err = fmt.Errorf("the token files changed, and the new ones cannot be served: %w (%w)", err, syscall.ESTALE)
@@ -347,6 +348,20 @@ func checkSameArrays(old, fresh array.Batch) error {
 	}
 	if oldArrays, newArrays := described(old), described(fresh); !slices.Equal(oldArrays, newArrays) {
 		return fmt.Errorf("the arrays of a batch were %q and are now %q; mount again to serve them", oldArrays, newArrays)
+	}
+	return nil
+}
+
+// checkSameEnds returns an error unless the same sources have indexes of documents as before,
+// because saved states say whether eot decides where documents end.
+func checkSameEnds(old, fresh []*cache.Array) error {
+	for i, a := range fresh {
+		switch had, has := hasDocuments(old[i]), hasDocuments(a); {
+		case had && !has:
+			return fmt.Errorf("%s has no index of documents anymore; restore it, or mount again", a.Files()[0])
+		case has && !had:
+			return fmt.Errorf("%s has an index of documents now; mount again to use it, or remove it", a.Files()[0])
+		}
 	}
 	return nil
 }

@@ -33,6 +33,8 @@ type encodedTokens struct {
 	tokens []byte  // little-endian
 	mask   []byte  // one byte per token, if masked
 	ends   []int64 // ends of documents, in tokens
+
+	eotInside int64 // end-of-text tokens in the texts
 }
 
 // An encodeWorker encodes chunks. It belongs to one goroutine.
@@ -193,6 +195,11 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error
 		w.scratch = w.Append(w.scratch[:0], part)
 		if int64(slices.Max(w.scratch)) >= w.Size() {
 			return errChanged // has a character that was not counted
+		}
+		for _, token := range w.scratch {
+			if int64(token) == w.eot {
+				out.eotInside++
+			}
 		}
 		w.appendTokens(out, w.scratch, mask)
 	}

@@ -82,14 +82,14 @@ func TestPrepareMaskOfText(t *testing.T) {
 func TestPrepareSpecial(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
-		special int
-		said    string
+		special, inside int
+		said            string
 	}{
-		"--by cl100k":                                       {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
-		"--by cl100k --special --eot begin":                 {2, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
-		"--by cl100k --special --eot-token <|endofprompt|>": {2, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
-		"--by byte --eot none":                              {0, "tokens of byte: no token separates documents\nout/train.bin"},
-		"--by byte":                                         {0, "tokens of byte: no token separates documents\nwarning: byte has no known end-of-text token, so"},
+		"--by cl100k":                                       {0, 0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
+		"--by cl100k --special --eot begin":                 {2, 1, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
+		"--by cl100k --special --eot-token <|endofprompt|>": {2, 1, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
+		"--by byte --eot none":                              {0, 0, "tokens of byte: no token separates documents\nout/train.bin"},
+		"--by byte":                                         {0, 0, "tokens of byte: no token separates documents\nwarning: byte has no known end-of-text token, so"},
 	} {
 		said := prepared(t, "a.jsonl --val 0 --out out --force "+args)
 		special := 0
@@ -106,6 +106,10 @@ func TestPrepareSpecial(t *testing.T) {
 		}
 		if special != want.special || !strings.HasPrefix(said, want.said) {
 			t.Errorf("%s: %d special tokens, want %d; said %q, want %q", args, special, want.special, said, want.said)
+		}
+		const inside = "\ntrain: the end-of-text token occurs 1 time inside documents, so only the index says where they end\n"
+		if n := int(readManifest(t).Splits["train"].EOTInside); n != want.inside || strings.Contains(said, inside) != (n == 1) {
+			t.Errorf("%s: %d end-of-text tokens inside documents, want %d; said %q", args, n, want.inside, said)
 		}
 	}
 	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)

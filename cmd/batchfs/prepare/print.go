@@ -90,6 +90,9 @@ func (o *options) printResult() error {
 			o.printLine("%s/%s to %s: %d tokens in %d shards%s", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
 				split.Tokens, len(split.Shards), maskInWords(split))
 		}
+		if n := m.Splits[name].EOTInside; n > 0 {
+			o.printLine("%s: the end-of-text token occurs %s inside documents, so only the index says where they end", name, terminal.Plural(n, "time", "times"))
+		}
 	}
 	if left := m.LeftOut; left != nil {
 		o.printLine("left out because they are not text in UTF-8: %s; the first is %s", terminal.Plural(left.Documents, "document", "documents"), left.First)

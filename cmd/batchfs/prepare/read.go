@@ -70,7 +70,7 @@ var chunks = sync.Pool{New: func() any { return new(chunk) }}
 func (c *chunk) recycle() {
 	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
 	for i, e := range c.encoded {
-		c.encoded[i] = encodedTokens{e.tokens[:0], e.mask[:0], e.ends[:0]}
+		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0]}
 	}
 	chunks.Put(c)
 }

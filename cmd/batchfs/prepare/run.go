@@ -186,7 +186,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		if err := split.completeShard(); err != nil {
 			return err
 		}
-		sums[i].Shards = split.Shards
+		sums[i].Shards, sums[i].EOTInside = split.Shards, split.EOTInside
 		for _, shard := range split.Shards {
 			sums[i].Tokens += shard.Tokens
 			sums[i].Documents += shard.Documents

@@ -212,6 +212,7 @@ func TestPrepareGoesOn(t *testing.T) {
 	for _, args := range []string{
 		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron --val-files b.parquet",
 		"chats.jsonl --shard-tokens 30000 --by large --format llm.c --mask m[role=user].text:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+		"e.jsonl --shard-tokens 20000 --by special",
 	} {
 		os.RemoveAll("want")
 		os.RemoveAll("out")

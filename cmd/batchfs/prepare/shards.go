@@ -37,9 +37,10 @@ type split struct {
 
 type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`
-	Tokens    int64              `json:"tokens"`    // tokens in the current shard
-	Documents int64              `json:"documents"` // documents that end in the current shard
-	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
+	Tokens    int64              `json:"tokens"`     // tokens in the current shard
+	Documents int64              `json:"documents"`  // documents that end in the current shard
+	MaskOnes  int64              `json:"mask_ones"`  // tokens with mask 1 in the current shard
+	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all shards
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
@@ -99,6 +100,7 @@ func (s *split) shardHeader() []byte {
 
 // write appends tokens, completes full shards, and reports whether it completed one.
 func (s *split) write(e encodedTokens) (completed bool, err error) {
+	s.EOTInside += e.eotInside
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.width)
 		n, full := all, false
@@ -206,7 +208,7 @@ func (s *split) completeShard() error {
 		done.MaskOnes = s.MaskOnes
 		done.Arrays = []vocabulary.ArrayFile{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
-	s.splitState = splitState{Shards: append(s.Shards, done)}
+	s.splitState = splitState{Shards: append(s.Shards, done), EOTInside: s.EOTInside}
 	return nil
 }
 

@@ -27,14 +27,19 @@ import (
 )
 
 // A pairTokenizer merges lower-case letters in pairs from the beginning of a word, so cutting a
-// word changes its tokens. Tokens below 256 are bytes.
-type pairTokenizer struct{ size int64 }
+// word changes its tokens. Tokens below 256 are bytes. If special is set, a line feed is the
+// end-of-text token.
+type pairTokenizer struct {
+	size    int64
+	special bool
+}
 
 const pairsEOT = 256
 
 func init() {
-	tokenizers["pairs"] = func() (tokenizer, error) { return pairTokenizer{1000}, nil }
-	tokenizers["large"] = func() (tokenizer, error) { return pairTokenizer{100_000}, nil }
+	tokenizers["pairs"] = func() (tokenizer, error) { return pairTokenizer{size: 1000}, nil }
+	tokenizers["large"] = func() (tokenizer, error) { return pairTokenizer{size: 100_000}, nil }
+	tokenizers["special"] = func() (tokenizer, error) { return pairTokenizer{1000, true}, nil }
 }
 
 func (pairTokenizer) Name() string              { return "pairs" }
@@ -57,13 +62,16 @@ func (p pairTokenizer) Bytes(token uint32) []byte {
 	return []byte{'a' + byte(token/26), 'a' + byte(token%26)}
 }
 
-func (pairTokenizer) Append(tokens []uint32, text []byte) []uint32 {
+func (p pairTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 	small := func(i int) bool { return i < len(text) && 'a' <= text[i] && text[i] <= 'z' }
 	for i := 0; i < len(text); i++ {
-		if small(i) && small(i+1) {
+		switch {
+		case small(i) && small(i+1):
 			tokens = append(tokens, 257+26*uint32(text[i]-'a')+uint32(text[i+1]-'a'))
 			i++
-		} else {
+		case p.special && text[i] == '\n':
+			tokens = append(tokens, pairsEOT)
+		default:
 			tokens = append(tokens, uint32(text[i]))
 		}
 	}

@@ -44,6 +44,10 @@ type Report struct {
 	// a file of a split before it with the same content.
 	Repeated map[string]float64 `json:"repeated,omitempty"`
 
+	// EOTInside counts, for each split with an index of documents, the end-of-text tokens that do
+	// not end a document.
+	EOTInside map[string]int64 `json:"eot_inside,omitempty"`
+
 	Shared []Shared  `json:"shared"`
 	Common []Problem `json:"common"` // leaks that are too small to be problems
 }
@@ -57,6 +61,7 @@ const (
 	Overlap    = "overlap"    // a passage occurs twice
 	Leak       = "leak"       // tokens occur in two splits
 	Documents  = "documents"  // document ends do not increase, or documents lack bos
+	EndOfText  = "eot"        // documents do not end with eot
 	Rejected   = "split"      // mount rejects the split for another reason
 )
 
@@ -93,9 +98,10 @@ type checkedFile struct {
 	dtype      array.DType
 	size       int // bytes of a number
 	numbers    int64
-	offset     int64    // position of the first number in the concatenated main arrays
-	results    []result // one for each part
-	failed     bool     // whether a part could not be read
+	offset     int64            // position of the first number in the concatenated main arrays
+	results    []result         // one for each part
+	documents  *cache.Documents // nil unless each should end with EOT
+	failed     bool             // whether a part could not be read
 }
 
 type splitArray struct {
@@ -212,6 +218,7 @@ func (c *check) openArray(s *splitArray) {
 func (c *check) reportProblems() {
 	for _, f := range c.mainFiles() {
 		c.reportTokens(f)
+		c.reportEndOfText(f)
 	}
 	c.reportOverlaps(c.reportDuplicates())
 	c.countRepeated()
@@ -281,6 +288,11 @@ func (r *Report) Print(out io.Writer) {
 	for _, split := range r.Splits {
 		if share := r.Repeated[split]; share > 0 {
 			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)
+		}
+	}
+	for _, split := range r.Splits {
+		if n := r.EOTInside[split]; n > 0 {
+			printable.Fprintf(out, "the end-of-text token of %s occurs %s inside documents, where the index decides\n", split, terminal.Plural(n, "time", "times"))
 		}
 	}
 	for _, s := range r.Shared {

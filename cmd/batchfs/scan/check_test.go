@@ -190,6 +190,89 @@ func TestCheckFindsDocumentsWithoutBOS(t *testing.T) {
 	}
 }
 
+// Check finds documents that lack their end-of-text token, except the last of a file, and counts
+// the tokens inside documents. Where documents lie in parts and blocks makes no difference.
+func TestCheckFindsDocumentsWithoutEOT(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, test := range []struct {
+		name, settings string
+		lacking        float64 // fraction of documents without the token, or -1 for all
+		inside         float64 // fraction of other tokens that are the token
+		begins         bool    // whether documents begin with the token instead
+	}{
+		{"good", "eot = 0", 0, 0, false},
+		{"inside", "eot = 0", 0, 0.01, false},
+		{"from vocab.json", "", 0.1, 0.01, false},
+		{"some", "eot = 0\ndocuments = true", 0.1, 0.01, false},
+		{"some, packed", "eot = 0\nrows = 'packed'", 0.1, 0, false},
+		{"all", "eot = 0", -1, 0, false},
+		{"padding", "eot = 0\nrows = 'packed'", -1, 0, true},
+		{"begins", "eot = 0", -1, 0, true},
+		{"files", "eot = 0\ndocuments = 'files'", 0.1, 0.01, false},
+		{"unknown", "", 0.1, 0.01, false},
+	} {
+		all := writeRandomTokens(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
+		var want []string
+		var counted int64
+		for _, name := range []string{"a.bin", "b.bin"} {
+			tokens, index, first, lacking := all[name], []byte(nil), -1, 0
+			isEnd := func(i int) bool { return i == len(tokens)-1 }
+			for i, next := 0, 0; i < len(tokens); i++ {
+				begin := i == next
+				if begin {
+					next = min(i+2+rng.IntN(200), len(tokens))
+					index = binary.LittleEndian.AppendUint64(index, uint64(next))
+				}
+				switch end := i == next-1; {
+				case end && test.lacking >= 0 && rng.Float64() >= test.lacking, begin && test.begins:
+					tokens[i] = 0
+				case end && !isEnd(i):
+					if lacking++; first < 0 {
+						first = i
+					}
+				case !end && rng.Float64() < test.inside:
+					tokens[i], counted = 0, counted+1
+				}
+			}
+			saveTokens(t, name, tokens)
+			testfiles.Write(t, map[string]string{name + ".index": string(index)})
+			if lacking > 0 {
+				want = append(want, fmt.Sprintf("eot %s %d %d . 0\n", name, first, lacking))
+			}
+		}
+		if test.name == "from vocab.json" {
+			testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "ids", "vocab_size": 100, "token_dtype": "uint16", "eot": 0, "eot_at": "end"}`})
+		}
+		if slices.Contains([]string{"padding", "files", "unknown"}, test.name) {
+			want, counted = nil, 0
+		} else if test.begins {
+			counted = 0
+			for _, tokens := range all {
+				for _, token := range tokens {
+					if token == 0 {
+						counted++
+					}
+				}
+			}
+		}
+		c := &check{partSize: 8192, leakPart: leakPart, stderr: io.Discard}
+		testfiles.NoError(t, c.open(load(t, small+test.settings+"\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")))
+		testfiles.NoError(t, c.checkDocuments(t.Context()))
+		c.chooseWindow(0)
+		testfiles.NoError(t, c.readAll(t.Context()))
+		c.reportProblems()
+		if got := problemLines(&c.report); got != strings.Join(want, "") || c.report.EOTInside["train"] != counted {
+			t.Errorf("%s: %d inside and\n%swant %d and\n%s", test.name, c.report.EOTInside["train"], got, counted, strings.Join(want, ""))
+		}
+		var out strings.Builder
+		c.report.Splits = []string{"train"}
+		c.report.Print(&out)
+		if says := strings.Contains(out.String(), fmt.Sprintf("the end-of-text token of train occurs %d times inside documents, where", counted)); says != (counted > 0) {
+			t.Errorf("%s: %s", test.name, &out)
+		}
+	}
+}
+
 // Elements that are not tokens are compared too, and counted as elements.
 func TestCheckOfRows(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 8000, "b.bin": 4000})

@@ -16,6 +16,9 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		a, err := f.openDocuments()
 		if err == nil && a.Documents() != nil {
 			err = c.checkEnds(ctx, f, a)
+			if err == nil && f.splitArray.EOT >= 0 {
+				f.documents = a.Documents()
+			}
 		}
 		if ctx.Err() != nil {
 			return errInterrupted
@@ -68,4 +71,57 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 		c.addProblem(p, "%v (%d of %d documents in this file begin otherwise)", first, p.Count, document)
 	}
 	return err
+}
+
+// countEndOfText compares the ends of documents with the tokens of a block, which begins at index
+// at of the file. The last document of a file may lack its end-of-text token, because the next file
+// may continue it.
+func (r *result) countEndOfText(raw []byte, at int64) error {
+	f := r.file
+	end, last := at+int64(len(raw)/f.size), f.documents.Count()-1
+	document, err := f.documents.NumberAt(at)
+	for ends := make([]int64, 512); err == nil && document <= last; document += int64(len(ends)) {
+		ends = ends[:min(int64(len(ends)), last+1-document)]
+		err = f.documents.Ends(document, ends)
+		for i, n := range ends {
+			switch {
+			case err != nil || n > end:
+				return err
+			case int64(f.dtype.Bits(raw[(n-1-at)*int64(f.size):])) == f.splitArray.EOT:
+				r.ended++
+			case document+int64(i) < last:
+				if r.unended++; r.unended == 1 {
+					r.firstUnended = n - 1
+				}
+			}
+		}
+	}
+	return err
+}
+
+func (c *check) reportEndOfText(f *checkedFile) {
+	if f.documents == nil || f.failed {
+		return
+	}
+	p := f.problem(EndOfText)
+	var tokens, ended int64
+	for _, r := range f.results {
+		if p.Count == 0 {
+			p.Index = r.firstUnended
+		}
+		tokens, ended, p.Count = tokens+r.endOfTexts, ended+r.ended, p.Count+r.unended
+	}
+	if ended == 0 && f.splitArray.MayOnlyPad {
+		return
+	}
+	if inside := tokens - ended; inside > 0 {
+		if c.report.EOTInside == nil {
+			c.report.EOTInside = map[string]int64{}
+		}
+		c.report.EOTInside[f.splitArray.split] += inside
+	}
+	if p.Count > 0 {
+		c.addProblem(p, "%s: %d of %d documents in its index do not end with eot, %d; the first such end is at index %d; is eot right, and does the index belong to the file?",
+			f.path, p.Count, f.documents.Count(), f.splitArray.EOT, p.Index)
+	}
 }

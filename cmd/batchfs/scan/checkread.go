@@ -27,6 +27,9 @@ type result struct {
 	first           int64  // index of the first such token in the file
 	token           string // value of that token
 	zeros           int64  // zeros at the end of the part
+	endOfTexts      int64  // tokens that equal EOT
+	ended, unended  int64  // documents that end with EOT, and that should but do not
+	firstUnended    int64  // index of the last token of the first such document
 	hashes          []windowHash
 	err             error
 }
@@ -126,9 +129,17 @@ func (c *check) readPart(ctx context.Context, s part, progress *terminal.Progres
 		if !f.splitArray.main() {
 			return nil
 		}
+		if f.documents != nil {
+			if err := r.countEndOfText(raw, at); err != nil {
+				return err
+			}
+		}
 		for list := range d.batches(raw) {
 			r.hashes = winnower.add(list, r.hashes)
 			r.zeros = trailingZeros(list, r.zeros)
+			if f.documents != nil {
+				r.endOfTexts += count(list, uint64(f.splitArray.EOT))
+			}
 			if vocab > 0 && isTokens(f.array) {
 				r.countOutOfVocabulary(list, at, vocab, f.dtype)
 			}

@@ -23,6 +23,16 @@ func trailingZeros(list []uint64, before int64) int64 {
 	return before + int64(len(list))
 }
 
+// count returns how many numbers in list equal v.
+func count(list []uint64, v uint64) (n int64) {
+	for _, number := range list {
+		if number == v {
+			n++
+		}
+	}
+	return n
+}
+
 // countOutOfVocabulary counts the tokens that are not below vocab. list begins at index at of the
 // file.
 func (r *result) countOutOfVocabulary(list []uint64, at int64, vocab uint64, dtype array.DType) {

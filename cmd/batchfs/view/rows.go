@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/internal/jsontext"
 	"batchfs/sampler"
@@ -21,6 +22,7 @@ type row struct {
 	Source   int               `json:"source"`
 	Stage    int               `json:"stage"`
 	Segments []segment         `json:"segments"`
+	Begins   []int             `json:"begins"` // of a window with indexed documents: where they begin, from 0 to T
 	Text     []jsontext.String `json:"text"`   // one text per token of x, and that of the last y
 	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
 }
@@ -61,6 +63,11 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 		l := s.data.Arrays()[source][0].Locate(p.Start)
 		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsontext.String(l.Path), Start: l.Index})
 	}
+	if documents := s.data.Arrays()[source][0].Documents(); documents != nil && q.Rows == sampler.Windows {
+		if r.Begins, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {
+			return r, err
+		}
+	}
 	arrays := q.Batch().Arrays
 	for i, a := range arrays {
 		if r.Arrays[a.Name], err = readRow(q, i, k, j, at, n); err != nil {
@@ -77,6 +84,26 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 		r.Text = tokenTexts(decode, dtype, main)
 	}
 	return r, nil
+}
+
+// begins returns the indexes of a window, from at+1 to at+n-1, at which documents begin. The window
+// begins at position start of the source.
+func begins(documents *cache.Documents, start int64, at, n int) ([]int, error) {
+	list := []int{}
+	if n < 2 {
+		return list, nil
+	}
+	first, err := documents.NumberAt(start + int64(at))
+	ends := make([]int64, min(documents.Count()-first, int64(n)))
+	if err == nil {
+		err = documents.Ends(first, ends)
+	}
+	for _, end := range ends {
+		if end < start+int64(at+n) {
+			list = append(list, int(end-start))
+		}
+	}
+	return list, err
 }
 
 // readRow returns up to n numbers of row j of array i of batch k, beginning with number at.

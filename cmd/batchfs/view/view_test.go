@@ -2,6 +2,7 @@ package view
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -108,6 +109,41 @@ func TestRows(t *testing.T) {
 				t.Errorf("%s by %d: % x, want % x", d.Split.Name, n, b, want)
 			}
 		}
+	}
+}
+
+// A window begins documents where the index says, whatever eot is, in answers of any size.
+func TestBeginsOfDocuments(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 40})
+	var index []byte
+	for _, end := range []uint64{3, 9, 10, 31, 40} {
+		index = binary.LittleEndian.AppendUint64(index, end)
+	}
+	const lines = "[batch]\nbatch_size = 2\nblock_size = 12\ndtype = 'int64'\norder = 'sequential'\ntoken_dtype = 'uint32'\n"
+	testfiles.Write(t, map[string]string{"a.bin.index": string(index), "config.toml": lines + "[splits.a]\ntokens = 'a.bin'\nmask_targets = true\neot = 5\n" +
+		"[splits.b]\ntokens = 'a.bin'\neot = 5\n"})
+	v, _ := open(t, config.Flags{})
+	for _, n := range []int{2, 5, 100} {
+		got := make([][]int, 2)
+		for at := 0; at < 13; at += n {
+			var rows []row
+			decode(t, v, fmt.Sprintf("rows?s=0&k=0&n=9&at=%d&len=%d", max(at-1, 0), n+1), &rows)
+			for j, r := range rows {
+				for _, i := range r.Begins {
+					if i >= at && i < at+n {
+						got[j] = append(got[j], i)
+					}
+				}
+			}
+		}
+		if want := "[[3 9 10] []]"; fmt.Sprint(got) != want {
+			t.Errorf("by %d: documents begin at %v, want %s", n, got, want)
+		}
+	}
+	var rows []row
+	if decode(t, v, "rows?s=1&k=0&n=9&at=0&len=13", &rows); rows[0].Begins != nil {
+		t.Errorf("documents begin at %d, although the split does not use them", rows[0].Begins)
 	}
 }
 

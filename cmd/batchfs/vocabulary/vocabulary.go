@@ -66,7 +66,8 @@ type LeftOut struct {
 type Split struct {
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Shards    []Shard `json:"shards"` // ordered by name
+	EOTInside int64   `json:"eot_inside,omitempty"` // end-of-text tokens that neither begin nor end a document
+	Shards    []Shard `json:"shards"`               // ordered by name
 }
 
 // A Shard is one token file.
