@@ -31,12 +31,17 @@ func (t *tree) explainBadName(dir inode, name string) string {
 		return fmt.Sprintf("%s is not a batch number: batch numbers are below %d", digits, uint64(MaxBatches))
 	case len(digits) > 1 && digits[0] == '0':
 		return fmt.Sprintf("%s begins with a zero: write %d", digits, k)
+	case slices.Contains(names, name[len(digits):]): // see listDir
+		return fmt.Sprintf("single arrays have files only for batches below %d; read %d.npy or %[2]d.safetensors", 1<<arrayShift, k)
 	}
 	return fmt.Sprintf("%q cannot follow a batch number, but %s or nothing can", name[len(digits):], existing)
 }
 
 // A BadName is a path that was looked up but does not exist, and the reason.
-type BadName struct{ Path, Why string }
+type BadName struct {
+	Path, Why string
+	Sequence  int // number of the sequence of its directory, as in inodes; 0 for the mountpoint
+}
 
 // recordBadName records a name for status.json. It ignores names such as .git, because programs
 // look for them everywhere.
@@ -53,7 +58,7 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 	}
 	last := t.badNames.Load()
 	if !slices.ContainsFunc(*last, func(b BadName) bool { return b.Path == path }) {
-		latest := append([]BadName{{path, why}}, (*last)[:min(len(*last), 9)]...)
+		latest := append([]BadName{{path, why, dir.sequence()}}, (*last)[:min(len(*last), 9)]...)
 		t.badNames.CompareAndSwap(last, &latest) // may lose one of two concurrent names
 	}
 }

@@ -123,6 +123,7 @@ type LiveStatus struct {
 type LiveSplit struct {
 	*state.SequenceState
 	LastError string
+	Number    int // number of the sequence, as in inodes
 }
 
 func (t *tree) liveStatus() LiveStatus {
@@ -141,7 +142,7 @@ func (t *tree) liveStatus() LiveStatus {
 		case !isSplit && seq.Lookups.Load() == 0:
 			l.IdleSettings++
 		case isSplit || seq.CursorMoved() || seq.Reads.Load()+seq.Errors.Load() > 0:
-			l.Splits[name] = LiveSplit{seq, lastError}
+			l.Splits[name] = LiveSplit{seq, lastError, number}
 		}
 	}
 	return l

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,94 +8,124 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs"
 	"batchfs/fs/mount"
 )
+
+// maxTried limits the bytes that why reads, because batches.bin may be as large as all tokens.
+const maxTried = 256 << 20
 
 func whyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why PATH",
 		Short: "Explain why a path in a mount cannot be read",
-		Long: `Open PATH, read its first bytes, and explain the error if that fails. A program that
-reads the path sees only an errno, such as ENOENT, EINVAL, ESTALE or EIO. The files
-` + "`next`" + `, next.npy and so on are opened but not read, because a read would take the next
-batch. The exit status is 1 if the path cannot be read.
+		Long: `Read PATH, and explain the error if that fails. A program that reads the path sees
+only an errno, such as ENOENT, EINVAL, ESTALE or EIO. For ` + "`next`" + `, next.npy and so on,
+the same batch is read below batch/, because a read of next would take it. Of a file
+larger than 256 MiB, only the beginning is read. The exit status is 1 if the path
+cannot be read.
 
 The status.json of a mount lists the last ten paths that did not exist, and the path
 of the mount's log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			m, below, err := requireMount(args[0])
+			m, _, err := requireMount(args[0])
 			if err != nil {
 				return err
 			}
 			if _, err := diagnose(m); err != nil { // opening a file of a stuck mount would hang
 				return err
 			}
-			if err := tryRead(args[0]); err != nil {
-				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(recordedReason(m, filepath.Clean(below)+"/"), siblingNames(args[0])), err)
+			size, err := tryRead(args[0])
+			switch {
+			case err != nil:
+				return fmt.Errorf("%s: %s (%w)", args[0], reason(m, filepath.Clean(args[0]), err), err)
+			case size > maxTried:
+				printf(cmd.OutOrStdout(), "the first %s of %s can be read; try a batch for the rest, such as batch/17\n", terminal.FormatBytes(maxTried), args[0])
+			default:
+				printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			}
-			printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			return nil
 		}),
 	}
 }
 
-// tryRead opens a file and reads its first bytes, unless that would take a batch. Its error does
-// not name the path.
-func tryRead(path string) error {
+// tryRead reads the first maxTried bytes of a file, and returns its size. Its error does not name
+// the path.
+func tryRead(path string) (size int64, err error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return errors.Unwrap(err)
+		return 0, errors.Unwrap(err)
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err != nil || info.IsDir() || strings.HasPrefix(filepath.Base(path), "next") {
-		return errors.Unwrap(err)
+	info, err := file.Stat()
+	if err != nil || info.IsDir() {
+		return 0, errors.Unwrap(err)
 	}
-	if _, err = file.Read(make([]byte, 64<<10)); err == io.EOF {
-		return nil
+	dir, name := filepath.Split(path)
+	if suffix, isNext := strings.CutPrefix(name, "next"); isNext {
+		cursor, err := os.ReadFile(dir + "cursor")
+		if err != nil {
+			return 0, errors.Unwrap(err)
+		}
+		return tryRead(dir + "batch/" + strings.TrimSpace(string(cursor)) + suffix)
 	}
-	return errors.Unwrap(err)
+	_, err = io.Copy(io.Discard, io.LimitReader(file, maxTried))
+	return info.Size(), errors.Unwrap(err)
 }
 
-// recordedReason returns what status.json says about a path below the mount's root: why a name in
-// the path does not exist, or else the last error of its sequence. It returns an empty string if
-// there is neither.
-func recordedReason(m *mount.Mounted, below string) (why string) {
+// reason explains the error of tryRead: with what status.json says about a name in the path that
+// does not exist, or else with the last error of the path's sequence.
+func reason(m *mount.Mounted, path string, failure error) string {
 	var status struct {
-		BadNames []struct{ Path, Why string } `json:"bad_names"`
+		BadNames []fs.BadName `json:"bad_names"`
 		Splits   map[string]struct {
+			Sequence  int
 			LastError string `json:"last_error"`
 		}
 	}
 	text, _ := os.ReadFile(filepath.Join(m.Mountpoint, "status.json"))
 	json.Unmarshal(text, &status) // on an error, status stays empty
-	for _, bad := range status.BadNames {
-		if strings.HasPrefix(below, bad.Path+"/") {
-			return bad.Why
+	missing, stat := "", syscall.Stat_t{}
+	for syscall.Lstat(path, &stat) != nil && path != filepath.Dir(path) {
+		path, missing = filepath.Dir(path), filepath.Base(path)
+	}
+	// Compare numbers, because a path may write the settings of a sequence in many ways.
+	sequence := fs.SequenceOf(stat.Ino)
+	if errors.Is(failure, syscall.ENOENT) || errors.Is(failure, syscall.EINVAL) {
+		inBatch := filepath.Base(path) == "batch"
+		for _, bad := range status.BadNames {
+			dir, name := filepath.Split(bad.Path)
+			if bad.Sequence == sequence && name == missing && (filepath.Base(dir) == "batch") == inBatch {
+				return bad.Why
+			}
+		}
+		return siblingNames(path)
+	}
+	for _, s := range status.Splits {
+		if s.Sequence == sequence && s.LastError != "" {
+			return s.LastError
 		}
 	}
-	longest := ""
-	for name, s := range status.Splits {
-		if strings.HasPrefix(below, name+"/") && len(name) > len(longest) {
-			longest, why = name, s.LastError
-		}
-	}
-	return why
+	return "see the log of the mount"
 }
 
-// siblingNames lists the names in the deepest existing directory of a path. They explain a failed
-// lookup that status.json does not record because the kernel answered it from its cache.
-func siblingNames(path string) string {
+// siblingNames lists the names in a directory. They explain a failed lookup that status.json does
+// not record because the kernel answered it from its cache.
+func siblingNames(dir string) string {
+	if filepath.Base(dir) == "batch" {
+		return "files of batches are called 17, 17.npy, 17.safetensors and 17.json, or 17.mask.npy for an array mask"
+	}
 	var names []string
-	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		entries, _ := os.ReadDir(dir)
-		for _, e := range entries {
-			names = append(names, e.Name())
-		}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		names = append(names, e.Name())
 	}
 	return "there are " + strings.Join(names, ", ")
 }

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -235,6 +236,51 @@ func TestWhy(t *testing.T) {
 	}
 	e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
 	e2e.CheckFails(t, "train.bin", e2e.Batchfs, "why", m.Path("train/batch/0"))
+}
+
+// why says what a read of the whole file would say, however its path writes the settings, and takes
+// no batch.
+func TestWhySaysWhatAReadSays(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tokens := e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 100_001, 4)
+	// In the second row of batch 1, after 80 kB of each array, and not in the samples of mount.
+	raw := e2e.Content(t, tokens)
+	binary.LittleEndian.PutUint32(raw[4*90_800:], 200_000)
+	e2e.Write(t, tokens, raw)
+	m := e2e.Mount(t, "-c", e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(`
+[splits.train]
+tokens = "train.bin"
+token_dtype = "uint32"
+vocab_size = 150_000
+eot = 1
+documents = true
+order = "sequential"
+batch_size = 3
+block_size = 20_000
+`)))
+	for _, path := range []string{
+		"train/batch/1", "train/batch/1.npy", "train/batch/1.safetensors", "train/batch/1.positions.npy", "train/batch/1.cu_seqlens.npy",
+		"train/batches.npy", "train/batches.positions.npy", "train/start=1/next", "train/start=1/next.npy", "train/start=1/next.safetensors",
+		"train/world=2/rank=1/batch/0.positions.npy", "train/world=2/rank=1/next", "train/seed=9,rank=1,world=2/batch/0.cu_seqlens.npy",
+	} {
+		if _, _, err := e2e.Try(t, "cat", m.Path(path)); err == nil {
+			t.Errorf("%s can be read", path)
+		}
+		e2e.CheckFails(t, "train.bin: token 90800 is 200000, and tokens must be below vocab_size", e2e.Batchfs, "why", m.Path(path))
+	}
+	for path, want := range map[string]string{
+		"train/batch/.hidden":                   "files of batches are called 17, 17.npy",
+		"train/world=2/rank=1/Next":             `no file is called "Next": there are next, next.npy`,
+		"train/world=2/rank=1/batch/Next":       `"Next" does not begin with a batch number`,
+		"train/batch/68719476736.positions.npy": "single arrays have files only for batches below 68719476736; read 68719476736.npy or 68719476736.safetensors",
+	} {
+		e2e.CheckFails(t, want, e2e.Batchfs, "why", m.Path(path))
+	}
+	for _, path := range []string{"train/batch/0", "train/batch/0.positions.npy", "train/next", "train/tokens.bin", "train/start=1"} {
+		e2e.CheckOutput(t, path+" can be read", e2e.Batchfs, "why", m.Path(path))
+	}
+	e2e.Equal(t, "the cursors", m.Cursor(t, "train")+m.Cursor(t, "train/start=1"), "01")
 }
 
 // Each mount in the background has its own log.
