@@ -35,10 +35,11 @@ type Array struct {
 }
 
 type shard struct {
-	blob   blob.Blob
-	format format.Format
-	start  int64          // position of its first element
-	index  *documentIndex // nil if there is none
+	blob    blob.Blob
+	format  format.Format
+	matched bool           // see File.Matched
+	start   int64          // position of its first element
+	index   *documentIndex // nil if there is none
 
 	lastPass atomic.Int64 // latest Pass in which BlobsOf yielded the shard
 }

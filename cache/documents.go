@@ -33,11 +33,11 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 // none.
 func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
 	path := string(file.Path)
-	in, err := openSidecar(file.Format.IndexOf(path), previous, o.Remote)
+	in, err := openSidecar(file.Format.IndexOf(path), previous, o)
 	if in == nil {
 		return nil, err
 	}
-	defer in.content.Close()
+	defer in.close()
 	if err := file.checkWriters(in.Path, in.content, o); err != nil {
 		return nil, err
 	}

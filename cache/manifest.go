@@ -33,6 +33,9 @@ type Options struct {
 
 	AlignedArray string // name of an array aligned with the main one; empty for the main array
 
+	// Matched has the size in bytes of each file that only globs match: see [array.Extent].
+	Matched map[string]int64
+
 	// GuessedDType means that DType is only a guess. Open then rejects files that look like text or
 	// like another dtype.
 	GuessedDType bool
@@ -67,6 +70,7 @@ type File struct {
 	Sample   localfile.Sample // zero in a manifest of an older version
 	Format   format.Format
 	Index    *Index // nil if not requested, or missing
+	Matched  bool   // whether only globs match the path
 
 	// unleased is the path of the file or its index if its writers could not be determined. It is
 	// not part of a manifest.
@@ -132,27 +136,11 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 			oldIndex = previous.index.blob
 		}
 	}
-	stamp, content, err := blob.Open(path, oldFile, o.Remote)
+	in, err := openInput(path, oldFile, o)
 	if err != nil {
 		return file, err
 	}
-	opened := []blob.Content{content}
-	defer func() {
-		for _, c := range opened {
-			c.Close()
-		}
-	}()
-	in := &format.Input{Path: path, Size: stamp.Size, Content: content, Options: format.Options{
-		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, AlignedArray: o.AlignedArray,
-	}}
-	in.OpenSidecar = func(path string) (*format.Input, error) {
-		b, err := openSidecar(path, nil, o.Remote)
-		if b == nil {
-			return nil, err
-		}
-		opened = append(opened, b.content)
-		return &b.Input, nil
-	}
+	defer in.close()
 	found, formatErr := in.Format()
 	// For a headerless file, the inspection below gives a better error.
 	if formatErr != nil && found.Name != format.Headerless {
@@ -165,15 +153,16 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	}
 	// A file that opens may be unreadable: FUSE and network file systems may report an error only
 	// at the first read.
-	sample, err := sum.add(path, stamp.Size, content, inspection.Visit)
+	sample, err := sum.add(path, in.Size, in.content, inspection.Visit)
 	if err = cmp.Or(err, inspection.Err(), formatErr); err == nil && tokens && o.BOS != nil {
 		err = in.CheckBOS(found, *o.BOS)
 	}
 	if err != nil {
 		return file, err
 	}
-	file = File{Path: []byte(path), Identity: stamp, Sample: sample, Format: found}
-	if err := file.checkWriters(path, content, o); err != nil || o.Documents != DocumentsIndexed {
+	_, matched := o.Matched[path]
+	file = File{Path: []byte(path), Identity: in.stamp, Sample: sample, Format: found, Matched: matched}
+	if err := file.checkWriters(path, in.content, o); err != nil || o.Documents != DocumentsIndexed {
 		return file, err
 	}
 	file.Index, err = openIndex(&file, oldIndex, sum, o)
@@ -193,15 +182,45 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 	return err
 }
 
-type sidecarInput struct {
+// A fileInput is an open file, with the sidecars that its format has opened.
+type fileInput struct {
 	format.Input
-	stamp   localfile.Stamp
-	content blob.Content
+	stamp    localfile.Stamp
+	content  blob.Content
+	sidecars []*fileInput
+}
+
+// openInput opens a file. For previous, see [blob.Open].
+func openInput(path string, previous blob.Blob, o Options) (*fileInput, error) {
+	stamp, content, err := blob.Open(path, previous, o.Remote)
+	if err != nil {
+		return nil, err
+	}
+	in := &fileInput{stamp: stamp, content: content}
+	in.Input = format.Input{Path: path, Size: stamp.Size, Content: content, Options: format.Options{
+		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, AlignedArray: o.AlignedArray,
+	}}
+	in.OpenSidecar = func(path string) (*format.Input, error) {
+		sidecar, err := openSidecar(path, nil, o)
+		if sidecar == nil {
+			return nil, err
+		}
+		in.sidecars = append(in.sidecars, sidecar)
+		return &sidecar.Input, nil
+	}
+	return in, nil
+}
+
+func (in *fileInput) close() {
+	in.content.Close()
+	for _, sidecar := range in.sidecars {
+		sidecar.close()
+	}
 }
 
 // openSidecar opens a file next to another one, or returns nil if there is none.
-func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*sidecarInput, error) {
-	stamp, content, err := blob.Open(path, previous, remote)
+func openSidecar(path string, previous blob.Blob, o Options) (*fileInput, error) {
+	in, err := openInput(path, previous, o)
 	// If a bucket may not be listed, a store reports missing objects as forbidden.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
 	switch {
@@ -210,7 +229,51 @@ func openSidecar(path string, previous blob.Blob, remote *blob.Remote) (*sidecar
 	case err != nil:
 		return nil, err
 	}
-	return &sidecarInput{format.Input{Path: path, Size: stamp.Size, Content: content}, stamp, content}, nil
+	return in, nil
+}
+
+// maxEmpty is the size of the largest header after which WithoutEmpty looks for elements, in bytes.
+// It is small because WithoutEmpty opens such files in addition to Open.
+const maxEmpty = 4096
+
+// WithoutEmpty returns paths without the files of Options.Matched that have no elements. If none is
+// left, it returns all paths, and Open reports the first one.
+func WithoutEmpty(paths []string, o Options) []string {
+	empty := make([]bool, len(paths))
+	permits := make(chan struct{}, maxParallelOpens)
+	var all sync.WaitGroup
+	for i, path := range paths {
+		if size, ok := o.Matched[path]; ok && size <= maxEmpty {
+			permits <- struct{}{}
+			all.Go(func() {
+				defer func() { <-permits }()
+				empty[i] = isEmpty(path, o)
+			})
+		}
+	}
+	all.Wait()
+	var left []string
+	for i, path := range paths {
+		if !empty[i] {
+			left = append(left, path)
+		}
+	}
+	if left == nil {
+		return paths
+	}
+	return left
+}
+
+func isEmpty(path string, o Options) bool {
+	defer func() { recover() }() // opening the file will report the panic
+	in, err := openInput(path, nil, o)
+	if err != nil {
+		return false
+	}
+	defer in.close()
+	_, err = in.Format()
+	empty := format.EmptyError("")
+	return errors.As(err, &empty)
 }
 
 // Manifest returns a description from which Reopen recreates the array.
@@ -218,7 +281,7 @@ func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
 		s := &a.shards[i]
-		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Stamp(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifestIndex()}
+		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Stamp(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifestIndex(), Matched: s.matched}
 	}
 	return m
 }
@@ -245,11 +308,11 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.shards[i] = shard{blob: file, format: f.Format, start: start, index: x}
+		a.shards[i] = shard{blob: file, format: f.Format, matched: f.Matched, start: start, index: x}
 		if i > 0 && o.Join {
 			a.extents[0].Len += f.Format.Count
 		} else {
-			a.extents = append(a.extents, array.Extent{Name: file.Path(), Start: start, Len: f.Format.Count})
+			a.extents = append(a.extents, array.Extent{Name: file.Path(), Start: start, Len: f.Format.Count, Matched: f.Matched})
 		}
 		start += f.Format.Count
 	}

@@ -32,6 +32,8 @@ var corpora = []corpus{
 	{"one window", [][]int{{5}}, nil, false, nil, nil},
 	{"a file that ends with a window", [][]int{{41}}, nil, false, nil, nil},
 	{"files", [][]int{{26, 5, 33}}, nil, false, nil, nil},
+	{"short files", [][]int{{26, 1, 4, 5, 33, 3}}, nil, false, nil, nil},
+	{"short files, mixed", [][]int{{26, 1, 17}, {3, 9}}, []float64{3, 1}, false, nil, nil},
 	{"joined", [][]int{{26, 2, 33}}, nil, true, nil, nil},
 	{"mixed", [][]int{{26, 17}, {9}}, []float64{3, 1}, false, nil, nil},
 	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true, nil, nil},
@@ -48,7 +50,8 @@ var stagedCorpora = []corpus{
 // open returns 4-byte tokens that equal their positions among all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, writeSources(t, 4, c.fileLens...), cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Pread})
+	sources := writeSources(t, 4, c.fileLens...)
+	return openSources(t, sources, cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Pread, Matched: asMatched(sources...)})
 }
 
 func (c corpus) supports(o Order) bool {

@@ -54,6 +54,9 @@ func randomHosts(r *rand.Rand) hostsCase {
 	}
 	for range 1 + r.IntN(5) {
 		s.fileLens = append(s.fileLens, s.blockSize+1+r.IntN(1+r.IntN(400)))
+		if r.IntN(3) == 0 {
+			s.fileLens = append(s.fileLens, 1+r.IntN(s.blockSize))
+		}
 	}
 	return s
 }
@@ -63,7 +66,8 @@ func (s hostsCase) open(t *testing.T) []Source {
 	for i := range numbers {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
-	return openSources(t, [][]string{writeFiles(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread})
+	paths := writeFiles(t, 2, numbers...)
+	return openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread, Matched: asMatched(paths)})
 }
 
 // An epoch of a host has each window of its share once, whatever the number of ranks, and every

@@ -222,6 +222,18 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 
+// StartsOf returns the number of elements of source i at which a window may begin or, if rows are
+// made of documents, the number of its rows.
+func (q *Sequence) StartsOf(i int) int64 { return q.sources[i].starts.count }
+
+// TooShort returns the number of files that are too short for a row.
+func (q *Sequence) TooShort() (n int) {
+	for _, s := range q.sources {
+		n += s.starts.tooShort
+	}
+	return n
+}
+
 // NeededElements returns the elements [from, to) of source i that an epoch reads, on all ranks or,
 // with ShuffleBlock, on this rank's host.
 func (q *Sequence) NeededElements(i int) (from, to int64) {

@@ -29,6 +29,16 @@ func openSources(t testing.TB, sources [][]string, o cache.Options) (list []Sour
 	return list
 }
 
+// asMatched returns the files of sources as if a glob had matched them, so that they may be too
+// short for a row.
+func asMatched(sources ...[]string) map[string]int64 {
+	matched := map[string]int64{}
+	for _, path := range slices.Concat(sources...) {
+		matched[path] = 1 << 20
+	}
+	return matched
+}
+
 func length(s Source) int64 { return s.Main.Len() }
 
 func totalLen(sources []Source) (n int64) {

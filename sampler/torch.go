@@ -29,8 +29,8 @@ type numberedState struct {
 }
 
 func newTorch(s Settings, from *starts) (t *torch, err error) {
-	if len(from.extents) > 1 {
-		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(from.extents))
+	if n := len(from.extents) - from.tooShort; n > 1 {
+		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, n)
 	}
 	t = &torch{starts: from, rankRows: uint64(s.BatchSize), worldRows: uint64(s.BatchSize) * uint64(s.World), wordsPerDraw: 1}
 	if n := from.count; n >= 1<<32 || n >= 1<<28 && s.Order == Torch {

@@ -25,8 +25,11 @@ func (s *Settings) newWindowSpec() windowSpec {
 	return w
 }
 
+// startsIn returns how many windows begin in n elements, step apart.
+func (w windowSpec) startsIn(n, step int64) int64 { return max(n-w.len+step, 0) / step }
+
 // disjointIn returns how many disjoint windows there are in n elements.
-func (w windowSpec) disjointIn(n int64) int64 { return max(n-w.len+w.stride, 0) / w.stride }
+func (w windowSpec) disjointIn(n int64) int64 { return w.startsIn(n, w.stride) }
 
 // A rowContent says what the rows of a source hold. A row is identified by its start.
 type rowContent interface {
@@ -56,32 +59,42 @@ type starts struct {
 	windowSpec
 	rowContent
 	extents              []array.Extent
-	count, disjointCount int64                       // disjoint starts are step apart
-	disjointSums         *atomic.Pointer[prefixSums] // disjoint starts up to each extent's end
+	count, disjointCount int64                       // disjoint starts are stride apart
+	sums, disjointSums   *atomic.Pointer[prefixSums] // starts up to each extent's end
+	tooShort             int                         // extents without a start
 	tables               *Tables
 }
 
 func newStarts(extents []array.Extent, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
-	s := &starts{windowSpec: spec, rowContent: content, extents: extents, disjointSums: new(atomic.Pointer[prefixSums]), tables: tables}
+	s := &starts{windowSpec: spec, rowContent: content, extents: extents, tables: tables}
+	s.sums, s.disjointSums = new(atomic.Pointer[prefixSums]), new(atomic.Pointer[prefixSums])
+	var refused array.Extent // the first that is too short and not Matched, or else the longest
 	for _, r := range extents {
-		if r.Len < s.len {
-			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, s.len)
+		n := s.startsIn(r.Len, 1)
+		if n == 0 {
+			s.tooShort++
+			if s.tooShort == 1 || refused.Matched && (!r.Matched || r.Len > refused.Len) {
+				refused = r
+			}
 		}
-		s.count += r.Len - s.len + 1
+		s.count += n
 		s.disjointCount += s.disjointIn(r.Len)
+	}
+	if s.tooShort > 0 && (s.count == 0 || !refused.Matched) {
+		return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", refused.Name, refused.Len, s.len)
 	}
 	return s, nil
 }
 
-// nth returns start i. Each extent before it has len-1 positions at which no window begins.
+// nth returns start i.
 func (s *starts) nth(i int64) int64 {
-	extent := sort.Search(len(s.extents), func(n int) bool { return i < s.extents[n].Start+s.extents[n].Len-int64(n+1)*(s.len-1) })
-	return i + int64(extent)*(s.len-1)
+	extent, rest := s.loadSums(s.sums, 1).find(i)
+	return s.extents[extent].Start + rest
 }
 
 // nthDisjoint returns the start of disjoint window i.
 func (s *starts) nthDisjoint(i int64) int64 {
-	extent, rest := s.loadDisjointSums().find(i)
+	extent, rest := s.loadSums(s.disjointSums, s.stride).find(i)
 	return s.extents[extent].Start + rest*s.stride
 }
 
@@ -89,19 +102,20 @@ func (s *starts) nthDisjoint(i int64) int64 {
 // many disjoint windows precede it.
 func (s *starts) extentOf(pos int64) (extent array.Extent, before int64) {
 	i := sort.Search(len(s.extents), func(i int) bool { return s.extents[i].Start > pos }) - 1
-	return s.extents[i], s.loadDisjointSums().before(i)
+	return s.extents[i], s.loadSums(s.disjointSums, s.stride).before(i)
 }
 
-func (s *starts) loadDisjointSums() prefixSums {
-	if sums := s.disjointSums.Load(); sums != nil {
+// loadSums returns the sums of starts that are step apart, which are cached in p.
+func (s *starts) loadSums(p *atomic.Pointer[prefixSums], step int64) prefixSums {
+	if sums := p.Load(); sums != nil {
 		return *sums
 	}
 	sums, sum := make(prefixSums, len(s.extents)), int64(0)
 	for i, r := range s.extents {
-		sum += s.disjointIn(r.Len)
+		sum += s.startsIn(r.Len, step)
 		sums[i] = sum
 	}
-	cacheTable(s.tables, s.disjointSums, &sums, 8*int64(len(sums)))
+	cacheTable(s.tables, p, &sums, 8*int64(len(sums)))
 	return sums
 }
 

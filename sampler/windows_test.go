@@ -20,6 +20,58 @@ func windowStarts(runs []array.Extent, size int) (*starts, error) {
 	return newStarts(runs, tokenWindow(size), new(windowRows), NewTables(defaultTableBytes))
 }
 
+// Files that are too short for a row change no start within the others, in any order.
+func TestShortFilesHaveNoRows(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range attempts(100, 300) {
+		size, long, all, isShort := 1+r.IntN(12), []int64(nil), []int64(nil), []bool(nil)
+		for range 1 + r.IntN(8) {
+			n := 1 + r.Int64N(int64(size))
+			if isShort = append(isShort, r.IntN(2) == 0); !isShort[len(isShort)-1] {
+				n = int64(size) + 1 + r.Int64N(50)
+				long = append(long, n)
+			}
+			all = append(all, n)
+		}
+		with := stubSources(array.Uint16, all)
+		for i := range all {
+			with[0].Main.(*stubArray).extents[i].Matched = true
+		}
+		for _, order := range allOrders {
+			s := Settings{Name: "train", BatchSize: 3, BlockSize: size, DType: array.Uint16, Layout: XY, Order: order, Seed: r.Uint64(), World: 1}
+			got, err := New(with, s)
+			if len(long) == 0 {
+				if err == nil {
+					t.Fatalf("files of %d tokens have rows of %d", all, size)
+				}
+				continue
+			}
+			if len(long) > 1 && (order == Torch || order == Torch26) {
+				continue
+			}
+			must(t, err)
+			want, err := New(stubSources(array.Uint16, long), s)
+			must(t, err)
+			if got.TooShort() != len(all)-len(long) || got.RowsPerEpoch() != want.RowsPerEpoch() || got.StartsOf(0) != want.StartsOf(0) {
+				t.Fatalf("files of %d tokens, rows of %d: %d are too short, %d rows, %d starts", all, size, got.TooShort(), got.RowsPerEpoch(), got.StartsOf(0))
+			}
+			for k := range uint64(100) {
+				for j := range 3 {
+					start := rowStart(want, k, j) // and the short files before it
+					for i, before := 0, int64(0); i < len(all) && (isShort[i] || before+all[i] <= start); i++ {
+						if before += all[i]; isShort[i] {
+							start += all[i]
+						}
+					}
+					if got := rowStart(got, k, j); got != start {
+						t.Fatalf("%s, files of %d tokens, rows of %d: row %d of batch %d begins at %d, want %d", order, all, size, j, k, got, start)
+					}
+				}
+			}
+		}
+	}
+}
+
 func manyFiles(tables *Tables) Source {
 	lens := make([]int64, 10_000)
 	for i := range lens {

@@ -12,9 +12,10 @@ type Window struct {
 // An Extent is a stretch of an array that no window may leave: one file, or all files if they are
 // joined.
 type Extent struct {
-	Name  string // path of the first file
-	Start int64  // position of the first element
-	Len   int64  // elements
+	Name    string // path of the first file
+	Start   int64  // position of the first element
+	Len     int64  // elements
+	Matched bool   // whether a glob matched the file, which then may be shorter than a window
 }
 
 // A Location is the place of an element.

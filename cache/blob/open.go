@@ -2,6 +2,7 @@ package blob
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,49 +30,76 @@ func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, access loc
 }
 
 // Resolve returns the absolute paths and the URLs that patterns match, in the order of the
-// patterns. The matches of one pattern are sorted.
+// patterns. The matches of one pattern are sorted. matched has the size in bytes of each of them
+// that only globs match, if it is known.
 //
 // A pattern is a path or a glob (see [filepath.Match]), relative to dir, which is never a glob
 // itself. Without wildcards, it is a path and need not exist; with wildcards, it is a path if that
 // is exactly the name of a file. A pattern that begins with s3:// or gs:// names objects, and what
-// follows the bucket is a glob (see [path.Match]). Resolve fails if a pattern is malformed or
+// follows the bucket is a glob (see [path.Match]). A glob does not match empty directories, nor the
+// empty objects that stand for folders in a bucket. Resolve fails if a pattern is malformed or
 // matches nothing.
-func Resolve(dir string, patterns []string, remote *Remote) (paths []string, err error) {
+func Resolve(dir string, patterns []string, remote *Remote) (paths []string, matched map[string]int64, err error) {
+	var named []string
+	matched = map[string]int64{}
 	for _, pattern := range patterns {
+		var names []string
+		var sizes map[string]int64
 		if IsRemote(pattern) {
-			names, err := remote.resolve(pattern)
-			if err != nil {
-				return nil, err
-			}
-			paths = append(paths, names...)
-			continue
+			names, sizes, err = remote.resolve(pattern)
+		} else {
+			names, sizes, err = resolveLocal(dir, pattern)
 		}
-		path, glob := pattern, pattern
-		if !filepath.IsAbs(pattern) {
-			path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
-		}
-		// Names of files may contain wildcards.
-		if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
-			paths = append(paths, path)
-			continue
-		}
-		matches, err := filepath.Glob(glob)
 		if err != nil {
-			return nil, fmt.Errorf("must be a path or a glob: %w (got %q)", err, pattern)
+			return nil, nil, err
 		}
-		if len(matches) == 0 {
-			return nil, fmt.Errorf("must name files that exist (got %q, which matches none)", path)
+		paths = append(paths, names...)
+		if sizes == nil {
+			named = append(named, names...)
 		}
-		paths = append(paths, matches...)
+		maps.Copy(matched, sizes)
 	}
-	for i, path := range paths {
-		if !IsRemote(path) {
-			if paths[i], err = filepath.Abs(path); err != nil {
-				return nil, err
+	for _, path := range named {
+		delete(matched, path)
+	}
+	return paths, matched, nil
+}
+
+// resolveLocal returns the paths that a pattern matches, and their sizes in bytes if it is a glob.
+func resolveLocal(dir, pattern string) (paths []string, sizes map[string]int64, err error) {
+	path, glob := pattern, pattern
+	if !filepath.IsAbs(pattern) {
+		path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
+	}
+	// Names of files may contain wildcards.
+	if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
+		path, err = filepath.Abs(path)
+		return []string{path}, nil, err
+	}
+	matches, err := filepath.Glob(glob)
+	if err != nil {
+		return nil, nil, fmt.Errorf("must be a path or a glob: %w (got %q)", err, pattern)
+	}
+	sizes = map[string]int64{}
+	for _, match := range matches {
+		if match, err = filepath.Abs(match); err != nil {
+			return nil, nil, err
+		}
+		switch info, err := os.Stat(match); {
+		case err != nil: // opening it will report the error
+		case info.IsDir():
+			if entries, err := os.ReadDir(match); err == nil && len(entries) == 0 {
+				continue
 			}
+		default:
+			sizes[match] = info.Size()
 		}
+		paths = append(paths, match)
 	}
-	return paths, nil
+	if len(paths) == 0 {
+		return nil, nil, fmt.Errorf("must name files that exist (got %q, which matches none)", path)
+	}
+	return paths, sizes, nil
 }
 
 // EscapeGlob returns a glob that matches only path.

@@ -1,10 +1,18 @@
 package blob
 
 import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"batchfs/cache/store"
 )
 
 func TestResolve(t *testing.T) {
@@ -38,7 +46,7 @@ func TestResolve(t *testing.T) {
 		{dir, []string{"x["}, nil, `must be a path or a glob: syntax error in pattern (got "x[")`},
 		{"", []string{"*.bin"}, nil, `must name files that exist (got "*.bin", which matches none)`},
 	} {
-		got, err := Resolve(test.dir, test.patterns, nil)
+		got, _, err := Resolve(test.dir, test.patterns, nil)
 		if test.err != "" {
 			if err == nil || err.Error() != test.err {
 				t.Errorf("%q: error %v, want %s", test.patterns, err, test.err)
@@ -53,6 +61,58 @@ func TestResolve(t *testing.T) {
 		}
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%q in %q: %q, want %q", test.patterns, test.dir, got, test.want)
+		}
+	}
+}
+
+// The sizes of files that only globs match are known. Globs leave out empty directories.
+func TestMatchedFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, size := range map[string]int{"a": 0, "b": 3, "folder/c": 1} {
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		must(t, os.WriteFile(name, make([]byte, size), 0o600))
+	}
+	must(t, os.Mkdir("empty", 0o700))
+	for patterns, want := range map[string][2]string{
+		"?":        {"a b", "map[a:0 b:3]"},
+		"a ?":      {"a a b", "map[b:3]"},
+		"? b a":    {"a b b a", "map[]"},
+		"*":        {"a b folder", "map[a:0 b:3]"},
+		"*/c none": {"folder/c none", "map[folder/c:1]"},
+	} {
+		paths, matched, err := Resolve("", strings.Fields(patterns), nil)
+		must(t, err)
+		here, err := os.Getwd()
+		must(t, err)
+		if got := strings.ReplaceAll(fmt.Sprint(strings.Join(paths, " "), matched), here+"/", ""); got != want[0]+want[1] {
+			t.Errorf("%s: %s, want %s", patterns, got, want)
+		}
+	}
+	if _, _, err := Resolve("", []string{"empt*"}, nil); err == nil {
+		t.Error("a glob matches an empty directory")
+	}
+}
+
+// A glob of objects leaves out those that stand for folders, which are empty and end in a slash.
+func TestFolderMarkersAreNoTokens(t *testing.T) {
+	sizes := map[string]int{"web/": 0, "web/a": 2, "web/b": 0, "web/sub/": 0, "web/sub/c": 4, "odd/": 3}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "<ListBucketResult><IsTruncated>false</IsTruncated>")
+		for _, key := range slices.Sorted(maps.Keys(sizes)) {
+			if strings.HasPrefix(key, r.URL.Query().Get("prefix")) {
+				fmt.Fprintf(w, "<Contents><Key>%s</Key><Size>%d</Size></Contents>", key, sizes[key])
+			}
+		}
+		fmt.Fprint(w, "</ListBucketResult>")
+	}))
+	defer server.Close()
+	remote := &Remote{Store: store.Options{Endpoint: server.URL, Region: "us-east-1", PathStyle: true, Anonymous: true, Timeout: time.Minute}}
+	for pattern, want := range map[string]string{
+		"web/*": "map[web/a:2 web/b:0]", "web/*/*": "map[web/sub/c:4]", "*/*": "map[odd/:3 web/a:2 web/b:0]", "web/sub*/": "", "web/s*": "", "web/a": "map[]",
+	} {
+		_, matched, err := Resolve("", []string{"s3://bucket/" + pattern}, remote)
+		if got := strings.ReplaceAll(fmt.Sprint(matched), "s3://bucket/", ""); (err != nil) != (want == "") || err == nil && got != want {
+			t.Errorf("%s: %s, %v; want %s", pattern, got, err, want)
 		}
 	}
 }

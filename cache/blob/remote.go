@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -66,38 +67,39 @@ func IsRemote(name string) bool {
 	return ok
 }
 
-// resolve returns the sorted names of the objects that a pattern matches.
-func (r *Remote) resolve(pattern string) (names []string, err error) {
+// resolve returns the sorted names of the objects that a pattern matches, and their sizes in bytes
+// if it is a glob. It leaves out the empty objects with which tools mark folders.
+func (r *Remote) resolve(pattern string) (names []string, sizes map[string]int64, err error) {
 	o, _ := store.Parse(pattern)
 	switch {
 	case o.Bucket == "":
-		return nil, fmt.Errorf("must name a bucket, as in %s://bucket/train.bin (got %q)", o.Scheme, pattern)
+		return nil, nil, fmt.Errorf("must name a bucket, as in %s://bucket/train.bin (got %q)", o.Scheme, pattern)
 	case o.Key == "", strings.HasSuffix(o.Key, "/"):
-		return nil, fmt.Errorf("must name objects, as in %s/*.bin (got %q)", strings.TrimSuffix(pattern, "/"), pattern)
+		return nil, nil, fmt.Errorf("must name objects, as in %s/*.bin (got %q)", strings.TrimSuffix(pattern, "/"), pattern)
 	}
 	prefix := strings.IndexAny(o.Key, `*?[\`)
 	if prefix < 0 {
-		return []string{pattern}, nil
+		return []string{pattern}, nil, nil
 	}
 	if _, err := path.Match(o.Key, ""); err != nil {
-		return nil, fmt.Errorf("must be a URL or a glob: %w (got %q)", err, pattern)
+		return nil, nil, fmt.Errorf("must be a URL or a glob: %w (got %q)", err, pattern)
 	}
 	client, err := r.client(o.Scheme)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	keys, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
+	all, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	for _, key := range keys {
-		if ok, _ := path.Match(o.Key, key); ok {
-			names = append(names, store.Object{Scheme: o.Scheme, Bucket: o.Bucket, Key: key}.Name())
+	sizes = map[string]int64{}
+	for _, found := range all {
+		if ok, _ := path.Match(o.Key, found.Key); ok && (found.Size > 0 || !strings.HasSuffix(found.Key, "/")) {
+			sizes[found.Name()] = found.Size
 		}
 	}
-	if len(names) == 0 {
-		return nil, fmt.Errorf("must name objects that exist (got %q, which matches none)", pattern)
+	if len(sizes) == 0 {
+		return nil, nil, fmt.Errorf("must name objects that exist (got %q, which matches none)", pattern)
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Sorted(maps.Keys(sizes)), sizes, nil
 }

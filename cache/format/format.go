@@ -114,9 +114,6 @@ func (in *Input) hasPrefix(prefix string) (bool, error) {
 // Format finds the elements of the file. The error says that the file is damaged, or that it
 // contradicts Options.
 func (in *Input) Format() (f Format, err error) {
-	if in.Size <= 0 {
-		return f, fmt.Errorf("%s is empty", in.Path)
-	}
 	var found *parser
 	for i := 0; i < len(parsers) && found == nil && err == nil; i++ {
 		var matches bool
@@ -126,6 +123,8 @@ func (in *Input) Format() (f Format, err error) {
 		}
 	}
 	switch asked := cmp.Or(in.Options.Format, Auto); {
+	case found == nil && err == nil && in.Size == 0:
+		err = in.emptyError()
 	case found == nil && err != nil, found != nil && (asked == Auto || asked == found.name):
 	case found != nil && (asked != Headerless || !found.headerlessAlone):
 		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.requirement, found.name, asked)
@@ -135,6 +134,20 @@ func (in *Input) Format() (f Format, err error) {
 		err = in.missingFormatError(asked)
 	}
 	return f, cmp.Or(err, f.CheckFits(in.Path, in.Size), in.checkOptions(f))
+}
+
+// An EmptyError says that a file has no elements, although nothing is missing from it.
+type EmptyError string
+
+func (e EmptyError) Error() string { return string(e) }
+
+// emptyError returns the error for a file without bytes that no parser recognizes.
+func (in *Input) emptyError() error {
+	index, err := in.OpenSidecar(in.Path + IndexSuffix)
+	if index != nil && index.Size > 0 {
+		return fmt.Errorf("%s is empty, but %s says where its documents end; is it complete?", in.Path, index.Path)
+	}
+	return cmp.Or(err, error(EmptyError(in.Path+" is empty")))
 }
 
 // missingFormatError returns the error for a file that is not in the requested format.
@@ -233,8 +246,10 @@ func (f *Format) setShape(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
 	}
-	if slices.Min(shape) <= 0 {
-		return fmt.Errorf("%s: its shape is %d, which has no elements", path, shape)
+	if least := slices.Min(shape); least == 0 && size == 0 {
+		return EmptyError(fmt.Sprintf("%s: its shape is %d, which has no elements", path, shape))
+	} else if least <= 0 {
+		return fmt.Errorf("%s: its shape is %d, which has no elements, but the file has %d bytes of data; is it complete?", path, shape, size)
 	}
 	f.Count = shape[0]
 	for _, axis := range shape[1:] {

@@ -106,6 +106,9 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	n, d := head.Sequences, head.Documents
 	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d
+	if n == 0 && size == 0 && uint64(idx.Size) == want {
+		return f, ends, EmptyError(path + " is empty")
+	}
 	if n == 0 || d < 2 || n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
 		return f, ends, fmt.Errorf("%s has %d bytes, but its header announces %d sequences and %d documents; is it complete?",
 			idx.Path, idx.Size, n, max(d, 1)-1)

@@ -160,28 +160,29 @@ func (t countingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 
 // List returns the keys that begin with prefix. After an error it continues after the last key,
 // without a time limit as long as new keys arrive.
-func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
-	for before := 0; ; before = len(keys) {
+func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (all []Object, err error) {
+	byKey := func(a, b Object) int { return cmp.Compare(a.Key, b.Key) }
+	for before := 0; ; before = len(all) {
 		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
 			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
-			if !slices.IsSorted(keys) {
+			if !slices.IsSortedFunc(all, byKey) {
 				// A store that sorts differently may have more keys before the last one.
-				keys = nil
+				all = nil
 			}
-			if len(keys) > 0 {
-				options.StartAfter = keys[len(keys)-1]
+			if len(all) > 0 {
+				options.StartAfter = all[len(all)-1].Key
 			}
 			for info := range c.core.ListObjectsIter(ctx, bucket, options) {
 				if info.Err != nil {
 					return info.Err
 				}
-				keys = append(keys, info.Key)
+				all = append(all, Object{Scheme: scheme, Bucket: bucket, Key: info.Key, Size: info.Size})
 				progress()
 			}
 			return context.Cause(ctx) // if ctx is done, the iterator ends without an error
 		})
-		if err == nil || len(keys) <= before {
-			return keys, err
+		if err == nil || len(all) <= before {
+			return all, err
 		}
 	}
 }

@@ -74,9 +74,11 @@ says so. --all reads everything. Documents are counted if the file has an index.
 				files := []string{arg} // the shell expands globs of local files
 				if blob.IsRemote(arg) {
 					var err error
-					if files, err = blob.Resolve("", files, o.Open.Remote); err != nil {
+					open := o.Open
+					if files, open.Matched, err = blob.Resolve("", files, o.Open.Remote); err != nil {
 						bad = append(bad, err)
 					}
+					files = cache.WithoutEmpty(files, open)
 				}
 				for _, file := range files {
 					if err := s.AddFile(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {

@@ -279,14 +279,14 @@ class Source:
             lengths = [sum(lengths)]
         # size is the number of elements in a row, step that from one disjoint row to the next.
         size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
-        if min(lengths) < size:
-            raise ValueError("a file needs at least block_size + 1 tokens")
+        if max(lengths) < size:
+            raise ValueError("no file has block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
         self.rows = sum((n - size) // step + 1 for n in lengths)  # in an epoch
         # self.choices has the number of positions or windows before each file, and in all files;
         # self.begins has where each file begins.
         if self.order == "random":
-            self.step, choices = 1, [n - size + 1 for n in lengths]
+            self.step, choices = 1, [max(n - size + 1, 0) for n in lengths]
         else:
             self.step, choices = step, [(n - size) // step + 1 for n in lengths]
         self.choices = [0, *accumulate(choices)]

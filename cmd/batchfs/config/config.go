@@ -221,6 +221,9 @@ func (s *Split) IsRemote() bool {
 type SourceFiles struct {
 	Main    []string
 	Aligned [][]string // files of each aligned array
+
+	// Matched has the size in bytes of each file that only globs match.
+	Matched map[string]int64
 }
 
 // sources returns Sources, or a single source for Tokens.
@@ -239,16 +242,20 @@ func (s *Split) Files(from *blob.Remote) (all []SourceFiles, err error) {
 	if len(s.Sources) > 0 {
 		key, alignedKey, alignedDir = "sources", "sources", s.dir
 	}
-	resolve := func(dir, key string, patterns []string) (files []string) {
-		if err == nil {
-			if files, err = blob.Resolve(dir, patterns, from); err != nil {
+	for _, source := range s.sources() {
+		files := SourceFiles{Matched: map[string]int64{}}
+		resolve := func(dir, key string, patterns []string) (paths []string) {
+			if err != nil {
+				return nil
+			}
+			var matched map[string]int64
+			if paths, matched, err = blob.Resolve(dir, patterns, from); err != nil {
 				err = fmt.Errorf("%s: %w", s.MessagePrefix(key), err)
 			}
+			maps.Copy(files.Matched, matched)
+			return paths
 		}
-		return files
-	}
-	for _, source := range s.sources() {
-		files := SourceFiles{Main: resolve(s.dir, key, source.Tokens)}
+		files.Main = resolve(s.dir, key, source.Tokens)
 		for _, b := range source.Aligned {
 			if s.ArraysAreSet() {
 				files.Aligned = append(files.Aligned, resolve(alignedDir, alignedKey, b.Files))

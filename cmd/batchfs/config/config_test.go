@@ -339,7 +339,7 @@ func TestTokenFiles(t *testing.T) {
 			}
 		}
 		if !slices.Equal(got[0].Main, test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
-			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got, err, test.want, test.err)
+			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got[0].Main, err, test.want, test.err)
 		}
 	}
 

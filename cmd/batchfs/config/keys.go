@@ -73,7 +73,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 	{name: "block_size", initial: 1024, inPath: true,
 		valueType: wholeNumber(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
 		help: "T, the number of tokens in a row. Set it to the context length of the model. " +
-			"Each token file needs at least T+1 tokens, unless join is true."},
+			"Token files with fewer than T+1 tokens have no rows, unless join is true."},
 	{name: "format", initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
 		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
 			"other files as headerless. Name a format to reject files of any other."},
@@ -166,7 +166,7 @@ var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its 
 	"A split can have these keys and all keys of [batch].", keys: []key{
 	{name: "tokens", example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
 		help: "The token files, which form one array in this order. The matches of a glob are sorted. Objects are named " +
-			"s3://bucket/key or gs://bucket/key. Every split needs either tokens or sources."},
+			"s3://bucket/key or gs://bucket/key. Files without tokens that a glob matches are left out. Every split needs either tokens or sources."},
 	{name: "join", initial: false, valueType: boolean(func(c *Split) *bool { return &c.Join }),
 		help: "Whether a row may begin in one file and end in the next. Set it if the files are parts of one text, " +
 			"or shorter than T+1 tokens."},

@@ -3,6 +3,7 @@ package dataset
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"batchfs/cache"
@@ -26,16 +27,21 @@ type ArraySpec struct {
 }
 
 // ArraySpecs returns the arrays of all sources of a split, the main array of each source first.
+// Files that globs match and that have no elements are left out.
 func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
-	_, specs, _, err := o.resolveArrays(s)
+	_, specs, _, err := o.resolveArrays(s, nil)
 	return specs, err
 }
 
 // resolveArrays returns a split completed from vocab.json, its arrays, and what vocab.json says.
-func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, vocabHint, error) {
+// For previous, see open.
+func (o *Opener) resolveArrays(s *config.Split, previous [][]*cache.Array) (*config.Split, []ArraySpec, vocabHint, error) {
 	files, err := s.Files(o.Remote)
 	if err != nil {
 		return nil, nil, vocabHint{}, err
+	}
+	for i := range files {
+		o.leaveOutEmpty(s, i, &files[i], previous)
 	}
 	h, err := readVocabHint(s, files)
 	if err == nil {
@@ -64,11 +70,34 @@ func (o *Opener) resolveArrays(s *config.Split) (*config.Split, []ArraySpec, voc
 		}
 		for n, paths := range arrays {
 			spec := ArraySpec{Source: i, Files: paths, Options: cacheOptions(s, o, i, n, h), EOT: eot}
-			spec.Name, spec.MayOnlyPad = spec.Options.AlignedArray, s.IsSet("eot") && s.Rows != sampler.Windows
+			spec.Name, spec.Options.Matched = spec.Options.AlignedArray, from.Matched
+			spec.MayOnlyPad = s.IsSet("eot") && s.Rows != sampler.Windows
 			specs = append(specs, spec)
 		}
 	}
 	return s, specs, h, nil
+}
+
+// leaveOutEmpty removes the files without elements that globs match from source i. It keeps files
+// of previous arrays: one that has become empty is probably being overwritten.
+func (o *Opener) leaveOutEmpty(s *config.Split, i int, files *config.SourceFiles, previous [][]*cache.Array) {
+	matched := maps.Clone(files.Matched)
+	if i < len(previous) {
+		for _, a := range previous[i] {
+			for _, path := range a.Files() {
+				delete(matched, path)
+			}
+		}
+	}
+	for n := range 1 + len(files.Aligned) {
+		paths := &files.Main
+		if n > 0 {
+			paths = &files.Aligned[n-1]
+		}
+		opts := cacheOptions(s, o, i, n, vocabHint{})
+		opts.Matched = matched
+		*paths = cache.WithoutEmpty(*paths, opts)
+	}
 }
 
 // cacheOptions returns how to open array n of source i; array 0 is the main one.

@@ -120,7 +120,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 
 // openFiles opens the files of a split, and completes it from vocab.json; see open.
 func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progress) (_ *config.Split, f openedFiles, err error) {
-	s, specs, h, err := o.resolveArrays(s)
+	s, specs, h, err := o.resolveArrays(s, previous)
 	if err != nil {
 		return nil, f, err
 	}

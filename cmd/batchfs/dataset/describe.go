@@ -70,6 +70,7 @@ func (d *Dataset) Info() []byte {
 		"start":             d.Split.Start,
 		"steps":             d.Steps,
 		"max_steps":         d.maxSteps(),
+		"short_files":       d.Sequence.TooShort(),
 		"rows_per_epoch":    d.Sequence.RowsPerEpoch(),
 		"batches_per_epoch": d.Sequence.BatchesPerEpoch(),
 	})
@@ -200,24 +201,28 @@ func (d *Dataset) shuffleBlockText() (text string) {
 	return text
 }
 
-// SizeSummary describes the size for people: the number of tokens or rows, the number of files, and
-// the names of the first and last file.
+// SizeSummary describes the size for people: the number of tokens or rows, the number of files, how
+// many of them are too short, and the names of the first and last file.
 func (d *Dataset) SizeSummary() string {
 	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
 		what = "rows"
 	}
-	first, last := files[0], files[len(files)-1]
-	if filepath.Dir(first) == filepath.Dir(last) {
+	names, last := files[0], files[len(files)-1]
+	if filepath.Dir(names) == filepath.Dir(last) {
 		last = filepath.Base(last)
 	}
-	switch len(files) {
-	case 1:
-		return fmt.Sprintf("%d %s in 1 file: %s", d.Len(), what, first)
-	case 2:
-		return fmt.Sprintf("%d %s in 2 files: %s, %s", d.Len(), what, first, last)
+	if len(files) > 2 {
+		names += ", ..."
 	}
-	return fmt.Sprintf("%d %s in %d files: %s, ..., %s", d.Len(), what, len(files), first, last)
+	if len(files) > 1 {
+		names += ", " + last
+	}
+	count := terminal.Plural(int64(len(files)), "file", "files")
+	if n := d.Sequence.TooShort(); n > 0 {
+		count += fmt.Sprintf(" (%d too short for a row)", n)
+	}
+	return fmt.Sprintf("%d %s in %s: %s", d.Len(), what, count, names)
 }
 
 func (d *Dataset) settings() map[string]any {

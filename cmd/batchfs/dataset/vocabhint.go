@@ -58,9 +58,13 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 	}
 	v, shards, err := vocabulary.ForFiles(all)
 	for _, path := range slices.Sorted(maps.Keys(shards)) {
-		if _, statErr := os.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
+		switch info, statErr := os.Stat(path); {
+		case errors.Is(statErr, fs.ErrNotExist):
 			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
 				"or call batchfs.finish again, restore the file, or, to serve the other files without it, move vocab.json away", path)
+		case statErr == nil && info.Size() == 0 && shards[path].Tokens > 0 && !slices.Contains(all, path):
+			return h, fmt.Errorf("%s is empty, but vocab.json lists it with %d tokens: restore the file, or, to serve the other files without it, "+
+				"move vocab.json away", path, shards[path].Tokens)
 		}
 	}
 	for i := range files {

@@ -200,8 +200,7 @@ func (c *corpus) needsOf(block blockElements, steps uint64, r *rand.Rand) (needs
 	} else {
 		// Rows are drawn with replacement, so needs occur at random, at the rate at which windows
 		// touch the block.
-		a := c.sources[block.source].arrays[0]
-		starts := float64(a.Len()) - float64(len(a.Extents()))*c.stride()
+		starts := float64(c.sequence.StartsOf(block.source))
 		rate := c.rowsPerStep(block.source) * min((float64(block.end-block.begin)+c.stride())/starts, 1)
 		for step := r.ExpFloat64() / rate; step < float64(steps); step += r.ExpFloat64() / rate {
 			needs = append(needs, need{r.IntN(c.hosts), uint64(step)})

@@ -252,6 +252,31 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	wantError(t, args, ": already exists: replace it with --force")
 }
 
+// No shard is without tokens, even if the tokens fill the last one exactly.
+func TestNoShardIsEmpty(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"ABC", "ABCD", "", "A"})}) // 11 tokens
+	for _, format := range []string{"headerless", "llm.c", "megatron", "datatrove", "npy"} {
+		for n := 1; n <= 12; n++ {
+			prepared(t, fmt.Sprintf("a.jsonl --by pairs --val 0 --shard-tokens %d --force --out out --format %s", n, format))
+			shards, all := readManifest(t).Splits["train"].Shards, int64(0)
+			for i, shard := range shards {
+				if all += shard.Tokens; shard.Tokens == 0 || shard.Name != fmt.Sprintf("train_%06d%s", i+1, outputFormats[format].extension) {
+					t.Errorf("%s, %d tokens a shard: shard %s has %d", format, n, shard.Name, shard.Tokens)
+				}
+			}
+			var files int
+			for name := range filesOf(t, "out") {
+				if strings.HasSuffix(name, outputFormats[format].extension) {
+					files++
+				}
+			}
+			if all != 11 || files != len(shards) {
+				t.Errorf("%s, %d tokens a shard: %d tokens in %d shards, and %d files", format, n, all, len(shards), files)
+			}
+		}
+	}
+}
+
 // A document that two shards share has an end in both.
 func TestPrepareIndexOfShards(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})

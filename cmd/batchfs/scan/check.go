@@ -48,6 +48,9 @@ type Report struct {
 	// not end a document.
 	EOTInside map[string]int64 `json:"eot_inside,omitempty"`
 
+	// Short is the number of each split's files that are too short for a row.
+	Short map[string]int `json:"short_files"`
+
 	Shared []Shared  `json:"shared"`
 	Common []Problem `json:"common"` // leaks that are too small to be problems
 }
@@ -131,7 +134,7 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 	// Tables take most of the memory, and garbage must not double it.
 	defer debug.SetGCPercent(debug.SetGCPercent(20))
 	c := &check{partSize: partBytes, leakPart: leakPart, stderr: stderr}
-	c.report = Report{Splits: []string{}, Problems: []Problem{}, Shared: []Shared{}, Common: []Problem{}}
+	c.report = Report{Splits: []string{}, Problems: []Problem{}, Short: map[string]int{}, Shared: []Shared{}, Common: []Problem{}}
 	if err := c.open(openers); err != nil {
 		return nil, err
 	}
@@ -156,8 +159,10 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 			if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Name && rejectedByMount[p.Kind] }) {
 				continue
 			}
-			if _, err := opener.OpenSplit(s); err != nil {
+			if d, err := opener.OpenSplit(s); err != nil {
 				c.addProblem(Problem{Kind: Rejected, Split: s.Name}, "%v", err)
+			} else {
+				c.report.Short[s.Name] = d.Sequence.TooShort()
 			}
 		}
 	}
@@ -286,6 +291,9 @@ func (r *Report) Print(out io.Writer) {
 		fmt.Fprintln(out, "did not compare tokens with a vocabulary, because its size is unknown; set vocab_size")
 	}
 	for _, split := range r.Splits {
+		if n := r.Short[split]; n > 0 {
+			printable.Fprintf(out, "%s of %s have no row, because they are shorter than block_size+1 tokens\n", terminal.Plural(int64(n), "file", "files"), split)
+		}
 		if share := r.Repeated[split]; share > 0 {
 			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)
 		}

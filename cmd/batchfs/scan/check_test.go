@@ -83,6 +83,17 @@ func TestCheckOfGoodFiles(t *testing.T) {
 	}
 }
 
+// Files without tokens and without rows are no problems, and Print counts the latter.
+func TestCheckOfShortFiles(t *testing.T) {
+	writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 0, "c.bin": 16, "d.bin": 3})
+	r := checkAll(t, small+"[splits.train]\ntokens = '*.bin'\n")
+	var out strings.Builder
+	r.Print(&out)
+	if !r.OK || r.Files != 3 || r.Tokens != 5019 || r.Short["train"] != 2 || !strings.Contains(out.String(), "\n2 files of train have no row, because they are shorter than block_size+1 tokens\n") {
+		t.Errorf("%+v: %s", r, &out)
+	}
+}
+
 // Print says how much of each split is in others, and then shows each finding and the text of its
 // tokens.
 func TestCheckSumsUp(t *testing.T) {
