@@ -33,9 +33,22 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 // none.
 func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
 	path := string(file.Path)
-	in, err := openSidecar(file.Format.IndexOf(path), previous, o)
+	var in *fileInput
+	for _, index := range file.Format.IndexesOf(path) {
+		same := previous
+		if previous != nil && previous.Path() != index {
+			same = nil
+		}
+		var err error
+		if in, err = openSidecar(index, same, o); err != nil {
+			return nil, err
+		}
+		if in != nil {
+			break
+		}
+	}
 	if in == nil {
-		return nil, err
+		return nil, nil
 	}
 	defer in.close()
 	if err := file.checkWriters(in.Path, in.content, o); err != nil {
@@ -129,14 +142,14 @@ func (x *documentIndex) read(first int64, ends []int64) error {
 	return x.checkRising(all, first-before, 0)
 }
 
-// checkRising returns an error unless the ends of documents first, first+1, ... increase, exceed
-// previous, and lie within the shard.
+// checkRising returns an error unless the ends of documents first, first+1, ... are at least
+// previous, do not decrease, and lie within the shard.
 func (x *documentIndex) checkRising(ends []int64, first, previous int64) error {
 	for i, end := range ends {
 		switch document := first + int64(i); {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
-		case end <= previous:
+		case end < previous:
 			return format.NotRisingError(x.blob.Path(), document, end, previous)
 		}
 		previous = end

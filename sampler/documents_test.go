@@ -19,10 +19,7 @@ type documentEnds []int64
 func (d documentEnds) Count() int64 { return int64(len(d)) }
 
 func (d documentEnds) NumberAt(pos int64) (int64, error) {
-	n, found := slices.BinarySearch(d, pos)
-	if found {
-		n++
-	}
+	n, _ := slices.BinarySearch(d, pos+1)
 	return int64(n), nil
 }
 
@@ -206,6 +203,55 @@ func TestSegmentsBeginWithBOS(t *testing.T) {
 				if isFirst := source.Main.(*stubArray).values[i] == int64(testBOS); isFirst == (n == 1) || n > 1 {
 					t.Fatalf("%s: token %d is a target %d times", kind, i, n)
 				}
+			}
+		}
+	}
+}
+
+// Empty documents change no batch, wherever they are.
+func TestEmptyDocumentsAddNothing(t *testing.T) {
+	r := rand.New(rand.NewPCG(13, 14))
+	for range attempts(60, 300) {
+		ends := randomDocuments(r, 1+r.IntN(200), 30)
+		with := documentEnds{}
+		empty := func(end int64) {
+			for range []int{0, 0, 1, 2, r.IntN(100)}[r.IntN(5)] {
+				with = append(with, end)
+			}
+		}
+		empty(0)
+		for _, end := range ends {
+			with = append(with, end)
+			empty(end)
+		}
+		s := Settings{Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(int(min(ends[len(ends)-1], 40))), DType: Native, Layout: XY, World: 1, Seed: r.Uint64(),
+			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], Rows: append(slices.Clone(documentKinds), Windows)[r.IntN(4)], Documents: r.IntN(2) == 0}
+		if s.BlockSize == int(ends[len(ends)-1]) {
+			continue // no window
+		}
+		if s.Rows != Windows && r.IntN(2) == 0 {
+			s.BOS = new(testBOS)
+		}
+		var both []*Sequence
+		for _, list := range []documentEnds{ends, with} {
+			source := documentSource(array.Uint32, ends)
+			if s.BOS != nil {
+				source = documentSource(array.Uint32, ends, testBOS)
+			}
+			source.Documents = list
+			q, err := New([]Source{source}, s)
+			must(t, err)
+			both = append(both, q)
+		}
+		for k := range uint64(20) {
+			if !bytes.Equal(readBatch(t, both[0], k), readBatch(t, both[1], k)) {
+				t.Fatalf("%+v: batch %d is another with the ends %d than with %d", s, k, with, ends)
+			}
+		}
+		for pos := range min(ends[len(ends)-1], 50) {
+			want, got := find(t, both[0], 0, pos, 0, func(int64, int64) bool { return true }), find(t, both[1], 0, pos, 0, func(int64, int64) bool { return true })
+			if !slices.Equal(got, want) {
+				t.Fatalf("%+v: token %d is found in %v with the ends %d, and in %v with %d", s, pos, got, with, want, ends)
 			}
 		}
 	}

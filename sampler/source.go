@@ -35,7 +35,7 @@ type SourceArray interface {
 
 // Documents locates the documents of a source. It must be safe for concurrent use.
 type Documents interface {
-	// Count returns the number of documents. They hold all elements, and none is empty.
+	// Count returns the number of documents. They hold all elements, but some may be empty.
 	Count() int64
 
 	// NumberAt returns the number of the document that holds the element at pos.

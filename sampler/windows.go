@@ -153,7 +153,8 @@ func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
 		return list, err
 	}
 	var buf [16]int64
-	for count := w.documents.Count(); i < count; i += int64(len(buf)) {
+	last := start // end of the last document that is not empty
+	for count := w.documents.Count(); i < count; {
 		next := buf[:min(count-i, int64(len(buf)))]
 		if err := w.documents.Ends(i, next); err != nil {
 			return list, err
@@ -162,7 +163,16 @@ func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
 			if end >= start+w.len {
 				return list, nil
 			}
-			list = append(list, int(end-start))
+			if end > last {
+				list, last = append(list, int(end-start)), end
+			}
+		}
+		if i += int64(len(next)); next[0] == last { // many more documents may be empty
+			after, err := w.documents.NumberAt(last)
+			if err != nil {
+				return list, err
+			}
+			i = max(i, after)
 		}
 	}
 	return list, nil

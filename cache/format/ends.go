@@ -9,10 +9,10 @@ import (
 // writes it, the index has the position after each document's last token, as little-endian uint64.
 const IndexSuffix = ".index"
 
-// Ends says where an index lists the ends of documents, as little-endian int64 in increasing order.
-// An end is the position after the document's last element. If the index has sequences, an end is
-// instead the number of the sequence after the document's last one, and a second list has the byte
-// offset of each sequence in the token file. The field names are part of snapshots.
+// Ends says where an index lists the ends of documents, as little-endian int64 in nondecreasing
+// order. An end is the position after the document's last element. If the index has sequences, an
+// end is instead the number of the sequence after the document's last one, and a second list has
+// the byte offset of each sequence in the token file. The field names are part of snapshots.
 type Ends struct {
 	At, Count         int64 // offset of the ends in bytes, and their number
 	Starts, Sequences int64 // offset of the second list in bytes, and its length
@@ -30,52 +30,61 @@ func (e Ends) CheckFits(path string, size int64) error {
 	return nil
 }
 
-// IndexOf returns the path of the index of the file at path.
-func (f Format) IndexOf(path string) string {
+// IndexesOf returns the paths of the indexes that the file at path may have. The first that exists
+// counts.
+func (f Format) IndexesOf(path string) []string {
+	paths := []string{path + IndexSuffix}
 	if f.Name == "megatron" {
-		return MegatronIndexOf(path)
+		paths = append(paths, MegatronIndexOf(path))
 	}
-	return path + IndexSuffix
+	return paths
 }
 
 // Ends finds the ends of documents in the index of the file at path, which has the given format and
 // size in bytes.
 func (in *Input) Ends(file Format, path string, size int64) (ends Ends, err error) {
-	ends, limit := Ends{Count: in.Size / 8}, file.Count
-	if file.Name == "megatron" {
-		if _, ends, err = in.megatron(path, size); err != nil {
-			return ends, err
-		}
-		limit = ends.Sequences
-	} else if in.Size == 0 || in.Size%8 != 0 {
+	if file.Name == "megatron" && in.Path == MegatronIndexOf(path) {
+		return in.megatronEnds(path, size)
+	}
+	ends = Ends{Count: in.Size / 8}
+	if in.Size == 0 || in.Size%8 != 0 {
 		return ends, fmt.Errorf("%s has %d bytes, which is not a whole number of document ends of 8 bytes; is it complete?", in.Path, in.Size)
 	}
-	raw, err := in.read(ends.At+8*(ends.Count-1), 8)
-	if err != nil {
-		return ends, err
+	last, err := in.lastEnd(ends)
+	if err == nil && last != file.Count {
+		err = fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; do they belong together, and are both complete?",
+			in.Path, ends.Count-1, last, path, file.Count)
 	}
-	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
-		return ends, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; do they belong together, and are "+
-			"both complete?", in.Path, ends.Count-1, last, path, limit)
-	}
-	return ends, nil
+	return ends, err
 }
 
-// CheckRising returns an error unless the ends in block, which begins at byte off of the index,
-// increase.
+// lastEnd returns the end of the last document, or 0 if there is none.
+func (in *Input) lastEnd(e Ends) (int64, error) {
+	if e.Count < 1 {
+		return 0, nil
+	}
+	raw, err := in.read(e.At+8*(e.Count-1), 8)
+	if err != nil {
+		return 0, err
+	}
+	return int64(binary.LittleEndian.Uint64(raw)), nil
+}
+
+// CheckRising returns an error if the ends in block, which begins at byte off of the index,
+// decrease.
 func (e Ends) CheckRising(path string, off int64, block []byte) error {
 	i := (max(off-e.At, 0) + 7) / 8
 	for ; i+1 < e.Count && e.At+8*(i+2) <= off+int64(len(block)); i++ {
 		pair := block[e.At+8*i-off:]
-		if previous, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:]); previous >= end || i == 0 && previous == 0 {
+		if previous, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:]); previous > end {
 			return NotRisingError(path, i+1, int64(end), int64(previous))
 		}
 	}
 	return nil
 }
 
-// NotRisingError returns the error for a document that ends no later than the one before it.
+// NotRisingError returns the error for a document that ends before the one that precedes it.
 func NotRisingError(path string, document, end, previous int64) error {
-	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have at least one token",
+	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d; batchfs index FILE --eot N --force replaces the index",
 		path, document, end, previous)
 }

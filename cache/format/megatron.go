@@ -106,28 +106,46 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	n, d := head.Sequences, head.Documents
 	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d
-	if n == 0 && size == 0 && uint64(idx.Size) == want {
-		return f, ends, EmptyError(path + " is empty")
-	}
-	if n == 0 || d < 2 || n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
+	if n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
 		return f, ends, fmt.Errorf("%s has %d bytes, but its header announces %d sequences and %d documents; is it complete?",
 			idx.Path, idx.Size, n, max(d, 1)-1)
 	}
 	width := int64(f.DType.Size())
 	ends = Ends{
-		At: megatronHeader + 12*int64(n) + 8, Count: int64(d) - 1,
+		At: megatronHeader + 12*int64(n) + 8, Count: int64(max(d, 1)) - 1,
 		Starts: megatronHeader + 4*int64(n), Sequences: int64(n), Width: width,
 	}
 	if err := idx.checkContiguous(ends, path, size); err != nil {
 		return f, ends, err
 	}
+	if size == 0 {
+		return f, ends, EmptyError(path + " is empty")
+	}
 	f.Count = size / width
 	return f, ends, nil
+}
+
+// megatronEnds finds the ends of the documents of the file at path, which has size bytes.
+func (idx *Input) megatronEnds(path string, size int64) (Ends, error) {
+	_, ends, err := idx.megatron(path, size)
+	if err != nil {
+		return ends, err
+	}
+	last, err := idx.lastEnd(ends)
+	if err == nil && last != ends.Sequences {
+		err = fmt.Errorf("%s lists %d documents, which end with sequence %d of %d, as if an old tool had merged sequences but not documents; "+
+			"rows = \"windows\" without documents needs no list, and batchfs index %s --eot N --force makes an index that counts instead, "+
+			"where token N ends each document", idx.Path, ends.Count, last, ends.Sequences, path)
+	}
+	return ends, err
 }
 
 // checkContiguous returns an error unless sequences lie one after the other, from the first byte of
 // the file to the last. It checks only samples of a large index.
 func (idx *Input) checkContiguous(e Ends, path string, size int64) error {
+	if e.Sequences == 0 && size > 0 {
+		return fmt.Errorf("%s has %d bytes, but %s says that it has no sequences; do they belong together?", path, size, idx.Path)
+	}
 	const perSample, samples = 512, 16
 	count := min(e.Sequences, perSample)
 	last := e.Sequences - count

@@ -20,7 +20,8 @@ document too. A split whose rows are documents needs such an index next to each
 token file.
 
 The index gets its name only once it is complete. An existing index with different
-contents is replaced only with --force.`,
+contents is replaced only with --force. For files of Megatron-LM, FILE.index counts
+instead of the .idx, which stays as it is. It is written only with --force.`,
 		Example: `  batchfs index train.bin val.bin --eot 50256
   batchfs index ids.bin --token-dtype uint32 --eot 128001 --force`,
 		Args: cobra.MinimumNArgs(1),

@@ -26,7 +26,7 @@ NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64
 def cut(begin, end, t):
     """Returns the pieces of a document, each a (first token, length)."""
     if end - begin <= t + 1:
-        return [(begin, end - begin)]
+        return [(begin, end - begin)][:end - begin]
     return [(at, min(t + 1, end - at)) for at in range(begin, end - 1, t)]
 
 
@@ -51,7 +51,7 @@ def rows_of(kind, ends, t):
     for g in range(0, len(ends), GROUP):
         documents = [cut(b, e, t) for b, e in zip(begins[g:g + GROUP], ends[g:g + GROUP])]
         if kind == "document-first":
-            rows += [[pieces[0]] for pieces in documents]
+            rows += [[pieces[0]] for pieces in documents if pieces]
         elif kind == "document":
             rows += [[piece] for pieces in documents for piece in pieces]
         else:
@@ -216,11 +216,11 @@ def make(directory, seed):
             for f in range(chance.randrange(1, 4)):
                 path = f"{directory}/{n}-{i}-{f}.bin"
                 count = 5000 if n == f == 0 else chance.randrange(1, 300)
-                lengths = [1 + int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
-                lengths[-1] += 70  # at least one window
+                lengths = [int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
+                lengths[chance.randrange(count)] += 70  # at least one window
                 ends = np.cumsum(lengths)
                 tokens = np.array([chance.randrange(20) for _ in range(ends[-1])])
-                tokens[[0, *ends[:-1]]] = s.get("bos", tokens[0])
+                tokens[np.unique([0, *ends[ends < ends[-1]]])] = s.get("bos", tokens[0])
                 tokens.astype(NUMPY[token_dtype]).tofile(path)
                 if indexed:
                     ends.astype("<u8").tofile(path + ".index")

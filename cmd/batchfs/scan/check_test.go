@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -178,13 +179,17 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
-// Check finds every document that does not begin with BOS, and each file counts its own.
+// Check finds every document that does not begin with BOS, and each file counts its own. Empty
+// documents do not begin.
 func TestCheckFindsDocumentsWithoutBOS(t *testing.T) {
 	all := writeRandomTokens(t, map[string]int{"a.bin": 5000, "b.bin": 3000})
 	for name, tokens := range all {
 		var ends []byte
 		for i := 0; i < len(tokens); i += 100 {
 			tokens[i], ends = 0, binary.LittleEndian.AppendUint64(ends, uint64(i+100))
+		}
+		if name == "a.bin" {
+			ends = slices.Concat(make([]byte, 16), ends[:80], ends[72:], ends[len(ends)-8:])
 		}
 		testfiles.Write(t, map[string]string{name + ".index": string(ends)})
 	}
@@ -351,6 +356,37 @@ func TestWriteIndex(t *testing.T) {
 	}
 	if list, err := os.ReadDir("."); err != nil || len(list) != 2 {
 		t.Errorf("%v is left, %v", list, err)
+	}
+}
+
+// For Megatron-LM's files, WriteIndex writes an index with force, which counts instead of the .idx.
+func TestWriteIndexOfMegatron(t *testing.T) {
+	dir, err := filepath.Abs("../../../cache/testdata")
+	testfiles.NoError(t, err)
+	t.Chdir(t.TempDir())
+	for _, suffix := range []string{".bin", ".idx"} {
+		testfiles.Write(t, map[string]string{"a" + suffix: string(testfiles.Bytes(t, dir+"/a_text_document"+suffix, 0, 1<<20))})
+	}
+	o := cache.Options{Documents: cache.DocumentsIndexed}
+	a, err := cache.Open([]string{"a.bin"}, o)
+	testfiles.NoError(t, err)
+	eot := int64(0)
+	testfiles.NoError(t, a.Read([]array.Window{{Start: 41, Len: 1}}, func(_ int, raw []byte) error {
+		eot = int64(a.DType().Bits(raw))
+		return nil
+	}))
+	if _, err := WriteIndex(t.Context(), "a.bin", cache.Options{}, eot, false, io.Discard); err == nil || !strings.Contains(err.Error(), "use --force to write a.bin.index, which counts instead") {
+		t.Error(err)
+	}
+	if index, err := WriteIndex(t.Context(), "a.bin", cache.Options{}, eot, true, io.Discard); err != nil || index.Documents != 2 {
+		t.Error(index, err)
+	}
+	ends := make([]int64, 2)
+	a, err = cache.Open([]string{"a.bin"}, o)
+	testfiles.NoError(t, err)
+	testfiles.NoError(t, a.Documents().Ends(0, ends))
+	if !slices.Equal(ends, []int64{42, 100}) {
+		t.Errorf("documents end at %d", ends)
 	}
 }
 

@@ -49,9 +49,12 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 		if bos == nil {
 			return nil
 		}
-		windows := make([]array.Window, len(ends))
+		windows, numbers := make([]array.Window, 0, len(ends)), make([]int64, 0, len(ends))
 		for i, end := range ends {
-			windows[i], begin = array.Window{Start: begin, Len: 1}, end
+			if end > begin {
+				windows, numbers = append(windows, array.Window{Start: begin, Len: 1}), append(numbers, document+int64(i))
+			}
+			begin = end
 		}
 		err := a.Read(windows, func(i int, raw []byte) error {
 			token := a.DType().Bits(raw)
@@ -60,7 +63,7 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 			}
 			if p.Count++; first == nil || windows[i].Start < p.Index {
 				p.Index = windows[i].Start
-				first = array.BOSError(a.Locate(p.Index), document+int64(i), a.DType().Text(token), *bos)
+				first = array.BOSError(a.Locate(p.Index), numbers[i], a.DType().Text(token), *bos)
 			}
 			return nil
 		})

@@ -29,7 +29,8 @@ type Index struct {
 // WriteIndex writes the index of documents path.index next to a token file, in the format of
 // datatrove: the number of tokens up to the end of each document, as little-endian uint64. Each
 // document ends with the token eot, but the last one may end with the file. If eot is negative,
-// vocab.json provides it. An existing index with other content is only replaced if force is true.
+// vocab.json provides it. An existing index with other content, or the .idx of Megatron-LM, is only
+// replaced if force is true.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
 	if blob.IsRemote(path) {
 		return index, fmt.Errorf("%s: an index must be next to its token file, and batchfs never writes to a store: index a copy of the "+
@@ -45,15 +46,16 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	if err != nil {
 		return index, err
 	}
+	index.Path = path + format.IndexSuffix
 	switch {
-	case a.Manifest().Files[0].Format.Name == "megatron":
-		return index, fmt.Errorf("%s: Megatron-LM's .idx next to it already says where its documents end", path)
+	case a.Manifest().Files[0].Format.Name == "megatron" && !force:
+		return index, fmt.Errorf("%s: Megatron-LM's .idx next to it already says where its documents end; use --force to write %s, which counts instead",
+			path, index.Path)
 	case !isTokens(a):
 		return index, fmt.Errorf("%s holds %s, not tokens", path, a.DType())
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
 		return index, fmt.Errorf("%s: its tokens are %s, so none can be %d; is --eot right?", path, a.DType(), eot)
 	}
-	index.Path = path + format.IndexSuffix
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%d", filepath.Base(index.Path), os.Getpid()))
 	tmp, err := os.OpenFile(hidden, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
 	if err != nil {
