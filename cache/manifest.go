@@ -151,6 +151,9 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	if tokens {
 		inspection.VocabSize = o.VocabSize
 	}
+	if found.Name == format.Headerless && o.Format != format.Headerless {
+		inspection.Size = in.Size
+	}
 	// A file that opens may be unreadable: FUSE and network file systems may report an error only
 	// at the first read.
 	sample, err := sum.add(path, in.Size, in.content, inspection.Visit)

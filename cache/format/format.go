@@ -164,8 +164,8 @@ func (in *Input) missingFormatError(asked string) error {
 
 // checkForeign returns an error if the file begins like a format that is not served.
 func (in *Input) checkForeign() error {
-	first, err := in.head(firstBytes)
-	if known := describeMagic(first); err == nil && known != "" {
+	known, err := in.describeBeginning()
+	if err == nil && known != "" {
 		return fmt.Errorf("%s is %s", in.Path, known)
 	}
 	return err
@@ -206,6 +206,11 @@ func (in *Input) headerless() (f Format, err error) {
 			if file, err := in.OpenSidecar(described); file != nil || err != nil {
 				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name only that file", in.Path, described))
 			}
+		}
+	}
+	if in.Options.Format != Headerless {
+		if err := in.checkName(); err != nil {
+			return f, err
 		}
 	}
 	switch dtypes := `, or whichever of ` + fmt.Sprint(array.DTypes()) + " it is"; {

@@ -17,7 +17,11 @@ type Inspection struct {
 	Format    Format
 	Guessed   bool  // whether the dtype is only a guess
 	VocabSize int64 // all tokens are below it; 0 if unknown, or if there are no tokens
+	// Size is the size of the file in bytes if it is headerless only for want of another format, or
+	// else 0.
+	Size int64
 
+	foreign        string // what the end of the file says that it is, or empty
 	badToken       *array.VocabularyError
 	inspectedBytes int
 	notText        bool // whether a byte occurs that text does not contain
@@ -35,6 +39,9 @@ const (
 
 // Visit inspects the block at byte off of the file.
 func (s *Inspection) Visit(off int64, block []byte) {
+	if s.Size > 0 && off+int64(len(block)) == s.Size {
+		s.foreign = describeEnd(block, s.Size)
+	}
 	if s.badToken == nil && s.VocabSize > 0 {
 		s.badToken = s.findBadToken(off, block)
 	}
@@ -81,6 +88,8 @@ func (s *Inspection) trackExtremes(off int64, block []byte) {
 func (s *Inspection) Err() error {
 	judged := s.Guessed && s.inspectedBytes >= minContent
 	switch {
+	case s.foreign != "":
+		return fmt.Errorf("%s is %s", s.Path, s.foreign)
 	case judged && !s.notText:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR tokenizes it; "+
 			"if it does hold tokens, set token_dtype = %q", s.Path, s.Format.DType)
@@ -104,45 +113,4 @@ func (s *Inspection) looksWider() bool {
 		return !slices.ContainsFunc(lanes, func(i int) bool { return s.minima[i] != s.maxima[i] || s.maxima[i] != s.maxima[lanes[0]] })
 	}
 	return !s.notHalves && !same(0, 2) && (same(1, 3) || max(s.maxima[0], s.maxima[2]) > 0xff)
-}
-
-// magics are the first bytes of files that do not hold headerless tokens. A description continues
-// "FILE is", and may suggest a fix.
-var magics = []struct{ prefix, description string }{
-	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
-	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
-	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
-	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
-	{"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it: unzstd FILE"},
-	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
-	{"BZh91AY&SY", "compressed with bzip2; decompress it: bunzip2 FILE"},
-	{"\x04\x22\x4d\x18", "compressed with lz4; decompress it: unlz4 FILE"},
-	{"PK\x03\x04", "a zip archive, as .npz and .pt files are, not tokens; write only the elements of one of its arrays, as NumPy's tofile does"},
-	{"7z\xbc\xaf\x27\x1c", "a 7z archive, not tokens; extract the files"},
-	{"PAR1", "a Parquet file, not tokens; batchfs prepare tokenizes the column of text that --field names; write a column of tokens on its own, as NumPy's tofile does"},
-	{"ARROW1\x00\x00", "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"},
-	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write one of its data sets on its own, as NumPy's tofile does"},
-	{"SQLite format 3\x00", "an SQLite database, not tokens"},
-	{"GGUF", "a GGUF file of model weights, not tokens"},
-	{"\x7fELF", "a program (ELF), not tokens"},
-	{"%PDF-", "a PDF document, not tokens"},
-	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
-	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
-	{"<html", "an HTML page, not tokens; did a download go wrong?"},
-}
-
-// describeMagic describes a file by its first bytes. It returns "" if they may be tokens.
-func describeMagic(first []byte) string {
-	for _, magic := range magics {
-		if bytes.HasPrefix(first, []byte(magic.prefix)) {
-			return magic.description
-		}
-	}
-	switch {
-	case len(first) > 262 && string(first[257:262]) == "ustar":
-		return "a tar archive, not tokens; extract the files"
-	case len(first) > 11 && (string(first[:3]) == "\x80\x04\x95" || string(first[:3]) == "\x80\x05\x95") && string(first[8:11]) == "\x00\x00\x00":
-		return "a Python pickle, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
-	}
-	return ""
 }

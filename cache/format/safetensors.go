@@ -1,6 +1,7 @@
 package format
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -21,8 +22,8 @@ type tensor struct {
 
 // parseSafetensors reads the format of https://huggingface.co/docs/safetensors/index#format.
 func parseSafetensors(in *Input) (f Format, matches bool, err error) {
-	first, err := in.head(10)
-	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || string(first[8:]) != `{"` {
+	first, err := in.head(firstBytes)
+	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || !beginsJSONObject(first[8:]) {
 		return f, false, err
 	}
 	header := 8 + int64(binary.LittleEndian.Uint64(first))
@@ -65,6 +66,14 @@ func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 		return f, true, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	return f, true, nil
+}
+
+// beginsJSONObject reports whether a JSON object begins after white space.
+func beginsJSONObject(text []byte) bool {
+	const space = " \t\r\n"
+	inside, ok := bytes.CutPrefix(bytes.TrimLeft(text, space), []byte("{"))
+	inside = bytes.TrimLeft(inside, space)
+	return ok && len(inside) > 0 && (inside[0] == '"' || inside[0] == '}')
 }
 
 // tensorName returns the one of names that Options select.

@@ -76,7 +76,8 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"Token files with fewer than T+1 tokens have no rows, unless join is true."},
 	{name: "format", initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
 		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
-			"other files as headerless. Name a format to reject files of any other."},
+			"other files as headerless, unless they begin, end or are named like files of another kind. Name a format to reject files of any other. " +
+			"Set headerless for files that are only named like others."},
 	{name: "tensor", example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read from a file that has several. Set it for .safetensors files with more than one tensor."},
 	{name: "token_dtype", example: "uint16", valueType: oneOf(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),

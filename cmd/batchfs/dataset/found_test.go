@@ -26,7 +26,7 @@ func writePrepared(t *testing.T) {
 		"again":   `{"name": "mask", "file": "a.mask.bin", "dtype": "uint8"}`,
 		"weights": `{"name": "weights", "file": "a.mask.bin", "dtype": "uint8"}`,
 		"gone":    `{"name": "mask", "file": "none.bin", "dtype": "uint8"}`,
-		"short":   `{"name": "mask", "file": "vocab.json", "dtype": "uint8"}`,
+		"short":   `{"name": "mask", "file": "few.bin", "dtype": "uint8"}`,
 		"outside": `{"name": "../mask", "file": "a.mask.bin", "dtype": "uint8"}`,
 		"pairs":   `{"name": "mask", "file": "a.bin", "dtype": "uint8", "shape": [2]}`,
 		"plain":   "",
@@ -36,7 +36,7 @@ func writePrepared(t *testing.T) {
 			dir + "/vocab.json": fmt.Sprintf(`{"splits": {"train": {"shards": [{"name": "a.bin", "arrays": [%s]}]}}, %s`, array, chars[1:]),
 		})
 	}
-	testfiles.Write(t, map[string]string{"ones.bin": strings.Repeat("\x01", 120)})
+	testfiles.Write(t, map[string]string{"ones.bin": strings.Repeat("\x01", 120), "short/few.bin": "\x01"})
 }
 
 func mask(files string) string {
@@ -120,8 +120,8 @@ func TestArraysNextToTokensThatDoNotSuit(t *testing.T) {
 	const fix = arraysAdvice
 	for text, want := range map[string][]string{
 		"tokens = 'gone/a.bin'":                              {abs(t, "gone/none.bin"), "no such file"},
-		"tokens = 'short/a.bin'":                             {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
-		"join = true\ntokens = ['sft/a.bin', 'short/a.bin']": {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
+		"tokens = 'short/a.bin'":                             {abs(t, "short/few.bin") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
+		"join = true\ntokens = ['sft/a.bin', 'short/a.bin']": {abs(t, "short/few.bin") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
 		"tokens = 'outside/a.bin'":                           {"vocab.json next to " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
 		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] next to ` + abs(t, "sft/a.bin"), "[] next to " + abs(t, "plain/a.bin")},
 		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] next to " + abs(t, "plain/a.bin"), `["mask of uint8"] next to ` + abs(t, "sft/a.bin")},

@@ -40,7 +40,8 @@ var shardFormats = map[string]shardFormat{
 		if len(tokens) == 0 {
 			return map[string]string{".bin": "", ".idx": index + strings.Repeat("\x00", 8) + "\x01" + strings.Repeat("\x00", 7+8)}
 		}
-		index += "\x01" + strings.Repeat("\x00", 7) + "\x02" + strings.Repeat("\x00", 7) // sequences, and documents plus one
+		// the numbers of sequences, and of documents plus one
+		index += "\x01" + strings.Repeat("\x00", 7) + "\x02" + strings.Repeat("\x00", 7)
 		index += string(binary.LittleEndian.AppendUint32(nil, uint32(len(tokens)))) + strings.Repeat("\x00", 8+8) + "\x01" + strings.Repeat("\x00", 7)
 		return map[string]string{".bin": rawTokens(tokens), ".idx": index}
 	}},

@@ -254,7 +254,8 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 
 // No shard is without tokens, even if the tokens fill the last one exactly.
 func TestNoShardIsEmpty(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"ABC", "ABCD", "", "A"})}) // 11 tokens
+	// 11 tokens
+	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"ABC", "ABCD", "", "A"})})
 	for _, format := range []string{"headerless", "llm.c", "megatron", "datatrove", "npy"} {
 		for n := 1; n <= 12; n++ {
 			prepared(t, fmt.Sprintf("a.jsonl --by pairs --val 0 --shard-tokens %d --force --out out --format %s", n, format))

@@ -1,0 +1,218 @@
+package format
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"path"
+	"slices"
+	"strings"
+)
+
+const (
+	zstdMagic = "\x28\xb5\x2f\xfd"
+	lz4Magic  = "\x04\x22\x4d\x18"
+)
+
+// magics are the first bytes of files that do not hold headerless tokens. A description continues
+// "FILE is", and may suggest a fix.
+var magics = []struct{ prefix, description string }{
+	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
+	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
+	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
+	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
+	{zstdMagic, "compressed with zstd; decompress it: unzstd FILE"},
+	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
+	{lz4Magic, "compressed with lz4; decompress it: unlz4 FILE"},
+	{"\x02\x21\x4c\x18", "compressed with lz4; decompress it: unlz4 FILE"},
+	{"LZIP\x01", "compressed with lzip; decompress it: lzip -d FILE"},
+	{"\x89LZO\x00\r\n\x1a\n", "compressed with lzop; decompress it: lzop -d FILE"},
+	{"\xff\x06\x00\x00sNaPpY", "compressed with Snappy; decompress it"},
+	{"PK\x03\x04", zipDescription},
+	{"PK\x05\x06", zipDescription},
+	{"PK\x07\x08", zipDescription},
+	{"7z\xbc\xaf\x27\x1c", "a 7z archive, not tokens; extract the files"},
+	{"Rar!\x1a\x07", "a RAR archive, not tokens; extract the files"},
+	{"PAR1", parquetDescription},
+	{"PARE", parquetDescription},
+	{"ARROW1\x00\x00", arrowDescription},
+	{"FEA1\x00\x00\x00\x00", arrowDescription},
+	{"ORC\n", "an ORC file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
+	{"Obj\x01", "an Avro file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
+	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write one of its data sets on its own, as NumPy's tofile does"},
+	{"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save, not headerless tokens; write the array in it on its own, as NumPy's tofile does"},
+	{"SQLite format 3\x00", "an SQLite database, not tokens"},
+	{"GGUF", "a GGUF file of model weights, not tokens"},
+	{"\x7fELF", "a program (ELF), not tokens"},
+	{"%PDF-", "a PDF document, not tokens"},
+	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
+	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
+	{"<html", "an HTML page, not tokens; did a download go wrong?"},
+}
+
+const (
+	zipDescription     = "a zip archive, as .npz and .pt files are, not tokens; write only the elements of one of its arrays, as NumPy's tofile does"
+	parquetDescription = "a Parquet file, not tokens; batchfs prepare tokenizes the column of text that --field names; " +
+		"write a column of tokens on its own, as NumPy's tofile does"
+	arrowDescription = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
+)
+
+// describeBeginning describes a file by its beginning. It returns "" if that may be tokens.
+func (in *Input) describeBeginning() (string, error) {
+	first, err := in.head(firstBytes)
+	if err != nil {
+		return "", err
+	}
+	for _, magic := range magics {
+		if bytes.HasPrefix(first, []byte(magic.prefix)) {
+			return magic.description, nil
+		}
+	}
+	switch {
+	case len(first) > 9 && string(first[:3]) == "BZh" && string(first[4:10]) == "1AY&SY":
+		return "compressed with bzip2; decompress it: bunzip2 FILE", nil
+	case len(first) > 262 && string(first[257:262]) == "ustar":
+		return "a tar archive, not tokens; extract the files", nil
+	case isPickle(first):
+		return "a Python pickle, not headerless tokens; write the array in it on its own, as NumPy's tofile does", nil
+	case isArrowStream(first):
+		return "an Arrow stream, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does", nil
+	case in.isTFRecord(first):
+		return "a TFRecord file, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", nil
+	}
+	if sharded, err := in.isSampleShard(first); sharded || err != nil {
+		return "a shard of LitData or MosaicML Streaming, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", err
+	}
+	if skippable, err := in.isSkippable(first); skippable || err != nil {
+		return "compressed with zstd or lz4; decompress it: unzstd FILE, or unlz4 FILE", err
+	}
+	return "", nil
+}
+
+func isPickle(first []byte) bool {
+	if len(first) < 12 || first[0] != 0x80 {
+		return false
+	}
+	switch first[1] {
+	case 2, 3: // begins with a list, a dictionary, or the name of a function
+		rest := string(first[2:])
+		return strings.HasPrefix(rest, "]q\x00") || strings.HasPrefix(rest, "}q\x00") || strings.HasPrefix(rest, "cnumpy") || strings.HasPrefix(rest, "ctorch")
+	case 4, 5: // begins with the length of a frame
+		return first[2] == 0x95 && string(first[8:11]) == "\x00\x00\x00"
+	}
+	return false
+}
+
+// isArrowStream reports whether a file begins with a schema, as Arrow's IPC streams do: the length
+// of a flatbuffer, after a mark since Arrow 0.15, and the flatbuffer, whose root is a Message.
+func isArrowStream(first []byte) bool {
+	b := bytes.TrimPrefix(first, []byte("\xff\xff\xff\xff"))
+	if len(b) < 36 {
+		return false
+	}
+	length, b := binary.LittleEndian.Uint32(b), b[4:]
+	root := int64(binary.LittleEndian.Uint32(b))
+	if length < 32 || length > 1<<28 || root > int64(len(b))-4 {
+		return false
+	}
+	at := func(pos int64) int64 { // the uint16 at pos, or a number that is too large below
+		if pos < 0 || pos > int64(len(b))-2 {
+			return 1 << 16
+		}
+		return int64(binary.LittleEndian.Uint16(b[pos:]))
+	}
+	// A table of offsets says where the fields of the Message lie.
+	table := root - int64(int32(binary.LittleEndian.Uint32(b[root:])))
+	size, version, kind := at(table), at(table+4), at(table+6)
+	const schema = 1
+	return size >= 10 && size <= 14 && version < 64 && kind < 64 && kind > 0 && at(root+version) < 5 && at(root+kind)&0xff == schema
+}
+
+// isTFRecord reports whether a file begins with the length of a record and its checksum.
+func (in *Input) isTFRecord(first []byte) bool {
+	if len(first) < 12 {
+		return false
+	}
+	length, sum := binary.LittleEndian.Uint64(first), crc32.Checksum(first[:8], crc32.MakeTable(crc32.Castagnoli))
+	return length < uint64(in.Size) && (sum>>15|sum<<17)+0xa282ead8 == binary.LittleEndian.Uint32(first[8:])
+}
+
+// isSampleShard reports whether a file begins with the number of samples in it and their offsets,
+// of which the last is the size of the file.
+func (in *Input) isSampleShard(first []byte) (bool, error) {
+	if len(first) < 12 {
+		return false, nil
+	}
+	samples, begin := int64(binary.LittleEndian.Uint32(first)), int64(binary.LittleEndian.Uint32(first[4:]))
+	end := 4 * (samples + 2) // of the offsets
+	if samples < 1 || begin < end || begin > in.Size || end > in.Size {
+		return false, nil
+	}
+	last, err := in.read(end-4, 4)
+	return err == nil && int64(binary.LittleEndian.Uint32(last)) == in.Size, err
+}
+
+// isSkippable reports whether a file begins with a skippable frame, and another frame of zstd or
+// lz4 or the end of the file follows.
+func (in *Input) isSkippable(first []byte) (bool, error) {
+	if !isSkippableMagic(first) || len(first) < 8 {
+		return false, nil
+	}
+	next := 8 + int64(binary.LittleEndian.Uint32(first[4:]))
+	if next >= in.Size-4 {
+		return next == in.Size, nil
+	}
+	magic, err := in.read(next, 4)
+	return string(magic) == zstdMagic || string(magic) == lz4Magic || isSkippableMagic(magic), err
+}
+
+func isSkippableMagic(b []byte) bool {
+	return len(b) >= 4 && b[0]>>4 == 5 && string(b[1:4]) == "\x2a\x4d\x18"
+}
+
+// describeEnd describes a file of size bytes by its last bytes. It returns "" if they may be
+// tokens.
+func describeEnd(last []byte, size int64) string {
+	n := len(last)
+	footer := func(magic string) bool { // a footer and its length come before the magic number
+		rest, ok := bytes.CutSuffix(last, []byte(magic))
+		return ok && len(rest) >= 4 && int64(binary.LittleEndian.Uint32(rest[len(rest)-4:]))+4+2*int64(len(magic)) <= size
+	}
+	switch {
+	case footer("PAR1"), footer("PARE"):
+		return parquetDescription
+	case footer("ARROW1"):
+		return arrowDescription
+	case n >= 22 && string(last[n-22:n-18]) == "PK\x05\x06" && string(last[n-2:]) == "\x00\x00":
+		return zipDescription
+	case n >= 9 && string(last[n-4:]) == "\xb1\xea\x92\x8f":
+		return "compressed with zstd; decompress it: unzstd FILE"
+	}
+	return ""
+}
+
+// Extensions of the names of files that are not headerless, by what they are.
+var (
+	containerExtensions = []string{
+		".safetensors", ".npz", ".arrow", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mds",
+		".gz", ".tgz", ".zst", ".zstd", ".xz", ".bz2", ".lz4", ".lz", ".lzma", ".lzo", ".br", ".sz", ".snappy", ".z", ".zip", ".7z", ".rar", ".tar",
+		".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".onnx", ".sqlite", ".mdb", ".pdf", ".idx", ".crc",
+	}
+	textExtensions = []string{
+		".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".html", ".xml", ".yaml", ".yml", ".toml", ".py", ".log",
+	}
+)
+
+// checkName returns an error if the name of the file is that of another kind of file, whose content
+// was not recognized.
+func (in *Input) checkName() error {
+	const headerless = "if it holds nothing but tokens, set format = \"headerless\""
+	switch extension := path.Ext(in.Path); {
+	case slices.Contains(containerExtensions, strings.ToLower(extension)):
+		return fmt.Errorf("%s is named %s, but does not look like a complete file of that kind; %s", in.Path, extension, headerless)
+	case slices.Contains(textExtensions, strings.ToLower(extension)):
+		return fmt.Errorf("%s is named %s, like a file of text, not of tokens; batchfs prepare tokenizes text; %s", in.Path, extension, headerless)
+	}
+	return nil
+}
