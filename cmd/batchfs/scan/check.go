@@ -292,7 +292,7 @@ func (r *Report) Print(out io.Writer) {
 	}
 	for _, split := range r.Splits {
 		if n := r.Short[split]; n > 0 {
-			printable.Fprintf(out, "%s of %s have no row, because they are shorter than block_size+1 tokens\n", terminal.Plural(int64(n), "file", "files"), split)
+			printable.Fprintf(out, "%s: %s too short for a row of block_size+1 tokens\n", split, terminal.Plural(int64(n), "file is", "files are"))
 		}
 		if share := r.Repeated[split]; share > 0 {
 			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)

@@ -90,7 +90,7 @@ func TestCheckOfShortFiles(t *testing.T) {
 	r := checkAll(t, small+"[splits.train]\ntokens = '*.bin'\n")
 	var out strings.Builder
 	r.Print(&out)
-	if !r.OK || r.Files != 3 || r.Tokens != 5019 || r.Short["train"] != 2 || !strings.Contains(out.String(), "\n2 files of train have no row, because they are shorter than block_size+1 tokens\n") {
+	if !r.OK || r.Files != 3 || r.Tokens != 5019 || r.Short["train"] != 2 || !strings.Contains(out.String(), "\ntrain: 2 files are too short for a row of block_size+1 tokens\n") {
 		t.Errorf("%+v: %s", r, &out)
 	}
 }
