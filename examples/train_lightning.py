@@ -56,5 +56,6 @@ class Model(L.LightningModule):
 L.seed_everything(1337)
 saved = ModelCheckpoint("checkpoints", every_n_train_steps=20, save_last=True)
 trainer = L.Trainer(max_steps=60, callbacks=[saved], logger=False, enable_progress_bar=False)
-V = batchfs.split(sys.argv[1]).info["vocab_size"]
+# Processes do not know their ranks yet, and the vocabulary is the same on all of them.
+V = batchfs.split(sys.argv[1], rank=0, world=1).info["vocab_size"]
 trainer.fit(Model(V), datamodule=Batches(), ckpt_path="last")

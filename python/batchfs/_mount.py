@@ -87,11 +87,13 @@ def split(path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsI
 
     Args:
         path: the split's directory, or a settings directory below it.
-        rank, world: default: RANK and WORLD_SIZE, if torchrun sets them and the path does not.
+        rank, world: which rows this process reads. Default, unless the path sets them: those of torch.distributed if it is initialized,
+            or torchrun's RANK and WORLD_SIZE. rank=0, world=1 reads all rows.
         settings: the settings that a path may have: batch_size (rows of one rank), block_size, dtype, layout, order, seed, shuffle_block, steps.
 
     Raises:
         MountError: nothing is mounted there, or a setting is invalid.
+        ArgumentError: there are several processes, and nothing says which one this is; or an argument is wrong.
     """
     found, info = resolve_split(os.path.abspath(path), rank, world, settings, _info)
     return Split(info, FileReader(found, info))

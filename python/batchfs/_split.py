@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="StepIterator")
 
 _MAX_RANKS = 2**24
+_PASS = "pass rank and world to split, or rank=0, world=1 to read all rows on purpose"
 
 
 class Reader(Protocol):
@@ -275,10 +277,11 @@ def resolve_split(
 ) -> tuple[str, dict[str, Any]]:
     """Returns the path of a split under settings, and describe(path).
 
-    rank and world default to torchrun's environment variables, and so does local_world if it matters.
+    Unless the path sets them, rank and world default to those of torch.distributed or torchrun's environment variables, and so does
+    local_world if it matters. Call this from a function that users call, because of its warning.
 
     Raises:
-        ArgumentError: only one of rank and world is given, or a number is wrong.
+        ArgumentError: only one of rank and world is given or set, or a number is wrong.
     """
     if (rank is None) != (world is None):
         raise ArgumentError("rank and world: give both, or none")
@@ -286,14 +289,13 @@ def resolve_split(
     path = base + "/" + path_settings(settings) if settings else base
     parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
     given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
-    env = os.environ
-    if rank is None and not given & {"rank", "world"} and "RANK" in env and "WORLD_SIZE" in env:
-        rank, world = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+    if rank is None and not given & {"rank", "world"}:
+        rank, world = _process_rank(lambda: describe(path)["world"] > 1) or (None, None)
     if rank is None or world is None:
         return path, describe(path)
     world = integer("world", world, 1, _MAX_RANKS)
     ranks: dict[str, Setting] = {"rank": integer("rank", rank, 0, _MAX_RANKS - 1), "world": world}
-    local = _from_environment("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in env else 1
+    local = _from_environment("LOCAL_WORLD_SIZE", 1) or 1
     if local > 1 and world % local == 0 and "local_world" not in given:
         info = describe(path)
         if info.get("shuffle_block") and info.get("local_world") == 1:
@@ -303,8 +305,44 @@ def resolve_split(
     return path, describe(path)
 
 
-def _from_environment(name: str, low: int) -> int:
-    value = os.environ[name]
+def _process_rank(is_set: Callable[[], bool]) -> tuple[int, int] | None:
+    """Returns the rank and world of this process, or None if it reads by the mount's settings.
+
+    It raises an error or warns if there are other processes and nothing says which one this is. is_set reports whether the mount does.
+
+    Raises:
+        ArgumentError: only one of RANK and WORLD_SIZE is set, and there are other processes; or a variable is malformed.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist and dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, world = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+    unknown = ""
+    if rank is None and world is not None and world > 1:
+        unknown = f"WORLD_SIZE is {world}, and RANK is not set"
+    elif world is None and rank:
+        unknown = f"RANK is {rank}, and WORLD_SIZE is not set"
+    if unknown and not is_set():
+        raise ArgumentError(f"{unknown}, so nothing says which rows this process reads: {_PASS}")
+    if world in (None, 1) and (why := _other_processes()) and not is_set():
+        warnings.warn(f"{why}, and nothing says which of the processes this is, so it reads all rows: {_PASS}", RuntimeWarning, stacklevel=4)
+    return None if rank is None or world is None else (rank, world)
+
+
+def _other_processes() -> str:
+    """Returns what suggests that a launcher other than torchrun started several processes, or an empty string."""
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) > 1:
+            return f"{name} is {value}"
+    jax = getattr(sys.modules.get("jax"), "distributed", None)
+    return "jax.distributed is initialized" if jax and jax.is_initialized() else ""
+
+
+def _from_environment(name: str, low: int) -> int | None:
+    if (value := os.environ.get(name)) is None:
+        return None
     try:
         return integer(name, int(value), low, _MAX_RANKS)
     except ValueError as e:

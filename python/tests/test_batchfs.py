@@ -211,6 +211,55 @@ class TestSplit(Case):
         self.assertEqual(sorted(set(seen)), [T * i for i in range(3 * B, 6 * B)])
         self.assertRaises(ValueError, lambda: self.m.split("train", rank=1))
 
+    def test_unknown_rank(self) -> None:
+        """If there are other processes, and nothing says which one this is, split raises an error or warns."""
+        launchers = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+        def clean(**env: str) -> Any:
+            kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", *launchers)}
+            return mock.patch.dict(os.environ, {**kept, **env}, clear=True)
+
+        def initialized(rank: int, world: int) -> Any:
+            dist = mock.Mock(**{"get_rank.return_value": rank, "get_world_size.return_value": world})
+            return mock.patch.dict(sys.modules, {"torch.distributed": dist})
+
+        jax = mock.patch.dict(sys.modules, {"jax": mock.Mock()})
+        with batchfs.mount(config=self.config, rank=0, world=2) as m:
+            known: list[Callable[[], batchfs.Split]] = [
+                lambda: self.m.split("train", rank=0, world=1),
+                lambda: batchfs.split(f"{self.m.mountpoint}/train/rank=0,world=1"),
+                lambda: m.split("train"),
+            ]
+            unknown: list[Callable[[], batchfs.Split]] = [
+                lambda: self.m.split("train"),
+                lambda: self.piped.split("train"),
+                lambda: batchfs.split(f"{self.m.mountpoint}/train/seed=3"),
+            ]
+            for env in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "NODE_RANK": "0"}, {"RANK": "1"}, {"RANK": "3", "LOCAL_RANK": "3"}):
+                with clean(**env), warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    for split in unknown:
+                        self.assertRaisesRegex(batchfs.ArgumentError, "(RANK|WORLD_SIZE) is not set.*rank=0, world=1 to read all", split)
+                    self.assertEqual([split().info["rank"] for split in known], [0, 0, 0])
+                    with initialized(1, 3):
+                        self.assertEqual([(split().info["rank"], split().info["world"]) for split in unknown], [(1, 3)] * 3)
+            launched: list[tuple[str, Any]] = [(f"{name} is {n}", clean(**{name: str(n)})) for n, name in enumerate(launchers, 2)]
+            for words, others in [*launched, ("jax.distributed is initialized", jax), ("PMI_SIZE is 2", clean(WORLD_SIZE="1", RANK="0", PMI_SIZE="2"))]:
+                with clean(), others:
+                    for split in unknown:
+                        with self.assertWarnsRegex(RuntimeWarning, f"{words}, and .*reads all rows: pass rank") as warned:
+                            self.assertEqual(split().info["world"], 1)
+                        self.assertEqual(warned.filename, __file__)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        self.assertEqual([split().info["rank"] for split in known], [0, 0, 0])
+                        with initialized(2, 3):
+                            self.assertEqual(self.m.split("train").info["rank"], 2)
+            for env in ({}, {"WORLD_SIZE": "1"}, {"RANK": "0"}, {name: "1" for name in launchers}, {"SLURM_NTASKS": "2", "PMI_SIZE": "x"}):
+                with clean(**env), warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    self.assertEqual(self.m.split("train").info["world"], 1)
+
     def test_hosts(self) -> None:
         with mock.patch.dict(os.environ, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}):
             common: dict[str, Any] = {"order": "shuffle", "shuffle_block": "64KiB", "batch_size": 1}
