@@ -5,7 +5,7 @@ A run mounts its data, reads batches in order, and unmounts at the end, whatever
     import batchfs
 
     with batchfs.mount("data", batch_size=12, block_size=1024) as m:
-        train = m.split("train", order="shuffle")          # rank and world from RANK and WORLD_SIZE
+        train = m.split("train", order="shuffle")          # rank and world as torchrun sets them
         for step, batch in train.steps(start):             # start: the number of batches read
             loss = train_step(batch.x, batch.y)            # NumPy arrays of shape (12, 1024)
 

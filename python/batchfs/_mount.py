@@ -13,12 +13,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._pipe import Piped
 from ._files import FileReader, hint, reason
 from ._program import Log, MountError, PathLike, Setting, flags, parse_info, program, run
 from ._split import Split, resolve_split
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _READY = b"stop with Ctrl-C"
 _UNMOUNT_LIMIT = 10.0  # seconds
@@ -82,20 +85,26 @@ def open(
         return piped
 
 
-def split(path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
+def split(
+    path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting
+) -> Split:
     """Returns a split of an existing mount: ``batchfs.split("/mnt/batches/train", order="shuffle")``.
 
     Args:
         path: the split's directory, or a settings directory below it.
-        rank, world: which rows this process reads. Default, unless the path sets them: those of torch.distributed if it is initialized,
-            or torchrun's RANK and WORLD_SIZE. rank=0, world=1 reads all rows.
+        rank, world: the rank of this process in data parallelism, and the number of such ranks. Processes that share one replica of the
+            model, by tensor, pipeline or context parallelism, need the same rows, and so the same rank. rank=0, world=1 reads all
+            rows. Default, unless the path sets them: those of torch.distributed if it is initialized, or torchrun's RANK and
+            WORLD_SIZE, which is right without such parallelism.
+        mesh: instead of rank and world, a PyTorch DeviceMesh of all data-parallel dimensions, such as ``mesh["dp"]`` or
+            ``mesh["dp_replicate", "dp_shard"]``, in row-major order.
         settings: the settings that a path may have: batch_size (rows of one rank), block_size, dtype, layout, order, seed, shuffle_block, steps.
 
     Raises:
         MountError: nothing is mounted there, or a setting is invalid.
         ArgumentError: there are several processes, and nothing says which one this is; or an argument is wrong.
     """
-    found, info = resolve_split(os.path.abspath(path), rank, world, settings, _info)
+    found, info = resolve_split(os.path.abspath(path), rank, world, mesh, settings, _info, is_own=False)
     return Split(info, FileReader(found, info))
 
 
@@ -123,9 +132,11 @@ class Mount:
         self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, made, process, os.getpid(), self._readers)
         """Unmounts, and returns when nothing is mounted. In a forked process, it does nothing."""
 
-    def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
+    def split(
+        self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting
+    ) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
-        path, info = resolve_split(os.path.join(self.mountpoint, name), rank, world, settings, _info)
+        path, info = resolve_split(os.path.join(self.mountpoint, name), rank, world, mesh, settings, _info)
         reader = FileReader(path, info)
         self._readers.add(reader)
         return Split(info, reader, self)

@@ -8,12 +8,15 @@ import itertools
 import os
 import subprocess
 import weakref
-from typing import IO, Any, SupportsIndex
+from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 
 from ._batch import layouts
 from ._lock import Locked
 from ._program import Log, MountError, ReadError, Setting, parse_info, program, run
 from ._split import Split, read_rest, resolve_split
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -31,13 +34,15 @@ class Piped:
         self._directory = os.getcwd()
         self._readers: weakref.WeakSet[PipeReader] = weakref.WeakSet()
 
-    def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
+    def split(
+        self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting
+    ) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`.
 
         Raises:
             MountError: the token files or the settings are wrong.
         """
-        path, info = resolve_split(name, rank, world, settings, self._info)
+        path, info = resolve_split(name, rank, world, mesh, settings, self._info)
         reader = PipeReader([path, *self._flags], self._directory, info)
         self._readers.add(reader)
         return Split(info, reader, self)

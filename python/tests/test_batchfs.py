@@ -228,12 +228,13 @@ class TestSplit(Case):
             known: list[Callable[[], batchfs.Split]] = [
                 lambda: self.m.split("train", rank=0, world=1),
                 lambda: batchfs.split(f"{self.m.mountpoint}/train/rank=0,world=1"),
-                lambda: m.split("train"),
+                lambda: m.split("train"),  # a mount of this process says which one this is
             ]
             unknown: list[Callable[[], batchfs.Split]] = [
                 lambda: self.m.split("train"),
                 lambda: self.piped.split("train"),
                 lambda: batchfs.split(f"{self.m.mountpoint}/train/seed=3"),
+                lambda: batchfs.split(f"{m.mountpoint}/train"),
             ]
             for env in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "NODE_RANK": "0"}, {"RANK": "1"}, {"RANK": "3", "LOCAL_RANK": "3"}):
                 with clean(**env), warnings.catch_warnings():
@@ -242,13 +243,13 @@ class TestSplit(Case):
                         self.assertRaisesRegex(batchfs.ArgumentError, "(RANK|WORLD_SIZE) is not set.*rank=0, world=1 to read all", split)
                     self.assertEqual([split().info["rank"] for split in known], [0, 0, 0])
                     with initialized(1, 3):
-                        self.assertEqual([(split().info["rank"], split().info["world"]) for split in unknown], [(1, 3)] * 3)
+                        self.assertEqual([(split().info["rank"], split().info["world"]) for split in unknown], [(1, 3)] * 4)
             launched: list[tuple[str, Any]] = [(f"{name} is {n}", clean(**{name: str(n)})) for n, name in enumerate(launchers, 2)]
             for words, others in [*launched, ("jax.distributed is initialized", jax), ("PMI_SIZE is 2", clean(WORLD_SIZE="1", RANK="0", PMI_SIZE="2"))]:
                 with clean(), others:
                     for split in unknown:
                         with self.assertWarnsRegex(RuntimeWarning, f"{words}, and .*reads all rows: pass rank") as warned:
-                            self.assertEqual(split().info["world"], 1)
+                            self.assertEqual(split().info["rank"], 0)
                         self.assertEqual(warned.filename, __file__)
                     with warnings.catch_warnings():
                         warnings.simplefilter("error")
@@ -259,6 +260,42 @@ class TestSplit(Case):
                 with clean(**env), warnings.catch_warnings():
                     warnings.simplefilter("error")
                     self.assertEqual(self.m.split("train").info["world"], 1)
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_mesh(self) -> None:
+        """The ranks of a mesh are those of its dimensions, in row-major order, and other dimensions than data-parallel ones are rejected."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        sizes = {"dp_replicate": 2, "pp": 2, "dp_shard": 3, "cp": 1, "tp": 2}
+        for me in (0, 1, 2, 13, 23):  # one process is each of these ranks in turn
+            dist.init_process_group("fake", store=FakeStore(), rank=me, world_size=24)
+            try:
+                mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+                i, _, j, _, _ = map(int, np.unravel_index(me, tuple(sizes.values())))
+                good: dict[Any, tuple[int, int]] = {("dp_replicate", "dp_shard"): (3 * i + j, 6), "dp_shard": (j, 3), "dp_replicate": (i, 2)}
+                with mock.patch.dict(os.environ, {"RANK": str(me), "WORLD_SIZE": "24", "LOCAL_WORLD_SIZE": "3"}):
+                    for names, want in good.items():
+                        for train in self.both("train", mesh=mesh[names]):
+                            self.assertEqual((train.info["rank"], train.info["world"]), want)
+                    # A host has three processes here, but not all of them are ranks.
+                    hosts = self.m.split("train", order="shuffle", shuffle_block="64KiB", mesh=mesh["dp_shard"])
+                    self.assertEqual((hosts.info["world"], hosts.info["local_world"]), (3, 1))
+                bad: dict[Any, str] = {name: name for name in ("pp", "tp", "cp")}
+                bad.update({("dp_shard", "tp"): "tp", ("dp_replicate", "cp"): "cp", ("dp_replicate", "pp", "dp_shard"): "pp"})
+                for names, name in bad.items():
+                    self.assertRaisesRegex(batchfs.ArgumentError, f"mesh has the dimension {name}, ", self.m.split, "train", mesh=mesh[names])
+                others: list[Any] = [init_device_mesh("cpu", (24,)), "dp", 3]
+                for other in others:
+                    self.assertRaisesRegex(batchfs.ArgumentError, "whose dimensions have names", self.m.split, "train", mesh=other)
+                self.assertRaisesRegex(batchfs.ArgumentError, "not both", self.m.split, "train", mesh=mesh["dp_shard"], rank=0, world=1)
+            finally:
+                dist.destroy_process_group()
+        for name, is_good in {"dp": 1, "data_parallel": 1, "dp_replicate_dp_shard": 1, "dp_cp": 0, "dp_shard_cp": 0, "fsdp": 0, "model": 0, "ep": 0}.items():
+            elsewhere: Any = mock.Mock(mesh_dim_names=(name,), **{"get_coordinate.return_value": None})
+            words = "not part of" if is_good else f"has the dimension {name}, "
+            self.assertRaisesRegex(batchfs.ArgumentError, words, self.m.split, "train", mesh=elsewhere)
 
     def test_hosts(self) -> None:
         with mock.patch.dict(os.environ, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}):
