@@ -17,7 +17,8 @@ Batch k depends only on the tokens, the settings and k, so a checkpoint needs on
 `Split` is a sequence: ``len(train)`` is the setting ``steps``, one epoch by default, ``train[k]`` is batch k. PyTorch's DataLoader, with
 ``batch_size=None``, and Grain's ``MapDataset.source`` accept it directly.
 
-`Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. PyTorch's DataLoader and StatefulDataLoader accept
+`Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. A range, ``steps(0, 60)``, begins again in the loop after its
+end. PyTorch's DataLoader and StatefulDataLoader accept
 it as an iterable dataset; their workers divide the numbers among themselves. Only the StatefulDataLoader can save the state of its
 workers. `Split.torch` returns tensors on a device.
 
@@ -31,7 +32,7 @@ mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an
 `writer` makes token files from documents that a program has as ids, and `finish` joins those of several processes. `save_tokenizer`
 writes a tokenizer.json for ``batchfs prepare``.
 
-Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while its
+Threads may share a split, or an iterator over its steps, whose ``next`` gives each number to one of them. A process may fork while its
 threads read, and the child may read too.
 
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import struct
-from collections.abc import Sequence
 from typing import Any
 
-_LAYOUT = "3q"
+
+class Numbers(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("begun", "loaded", "step", "loop", "is_reading", "has_warned")]
+
+    begun: int  # how often a worker has begun a loop
+    loaded: int  # how often a state was loaded outside workers
+    step: int  # in the state that was loaded last
+    loop: int  # the first loop of workers since then, or 0
+    is_reading: int  # whether worker 0 has begun its last loop and not ended it
+    has_warned: int  # whether a worker has warned of a loop that did not end
 
 
 class Shared:
@@ -17,34 +25,12 @@ class Shared:
     A copy made in any other way, such as with pickle, has its own numbers.
     """
 
-    def __init__(self, numbers: Sequence[int] = (0, 0, 0), fd: int = -1) -> None:
+    def __init__(self, content: bytes = b"", fd: int = -1) -> None:
         self._fd = fd
         if fd < 0:
             self._fd = os.memfd_create("batchfs-steps")
-            os.pwrite(self._fd, struct.pack(_LAYOUT, *numbers), 0)
-        self._numbers = memoryview(mmap.mmap(self._fd, struct.calcsize(_LAYOUT))).cast("q")
-
-    @property
-    def begun(self) -> int:
-        """The number of times that a worker has begun to read."""
-        return self._numbers[0]
-
-    @property
-    def loaded(self) -> int:
-        """The number of times that a state was loaded outside workers."""
-        return self._numbers[1]
-
-    @property
-    def step(self) -> int:
-        """The step in the state that was loaded last."""
-        return self._numbers[2]
-
-    def begin(self) -> None:
-        self._numbers[0] += 1
-
-    def load(self, step: int) -> None:
-        self._numbers[2] = step
-        self._numbers[1] += 1
+            os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
+        self.numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -56,7 +42,7 @@ class Shared:
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:
-            return Shared, (self._numbers.tolist(),)
+            return Shared, (bytes(self.numbers),)
         return _attach, (DupFd(self._fd),)
 
 

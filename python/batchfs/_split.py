@@ -121,7 +121,7 @@ class Split(Sequence[Batch[Array]]):
     def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None, *, row: SupportsIndex | None = None) -> Steps:
         """Returns an iterator over (step, batch), from batch start up to but not including batch stop, or without end.
 
-        With row, it begins with the batch whose first row, over all ranks, is that global row. It has ``state_dict()`` and
+        A loop over a range that was read to its end begins it again. With row, it begins with the batch whose first row, over all ranks, is that global row. It has ``state_dict()`` and
         ``load_state_dict()``. The caller may keep or change its batches.
 
         Raises:
@@ -171,6 +171,9 @@ class StepIterator(Locked):
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
 
+    Any loop continues where the previous one stopped. Once all steps of a range were read, the next loop begins it again. Only workers
+    of a DataLoader, which read ahead of their loop, begin each loop at the start, except the first one and that after a loaded state.
+
     ``state_dict()`` returns plain ints and strings, the same on all ranks: "step", the number of the next batch; "row", the global
     number of its first row on rank 0; and everything that decides which rows follow, such as "seed" and "fingerprint".
     """
@@ -178,34 +181,80 @@ class StepIterator(Locked):
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__()
         self.split = split
-        self.step: int = integer("start", start, 0, MAX_BATCHES)
+        self.start: int = integer("start", start, 0, MAX_BATCHES)
         self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
+        self.step: int = self.start
         self.worker, self.workers = 0, 1
         self.shared = Shared()
         self._begun = self._loaded = 0  # values of shared that this process saw last
-        self._first: int | None = None  # the step at which this worker begins each loop
+        self._iterated = -1  # the step of the last iter
+        self._resumed = -1  # the step of a loaded state, until its loop has ended
+        self._loops = 0  # that this worker has begun
+        self._is_again = False  # whether this worker's loop begins at the start again
+        self._limit = self.stop  # 0 before the first batch of a worker's loop
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
 
     def __iter__(self: S) -> S:
-        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch.
-
-        When a loop ends, workers may have read batches that it never got. Persistent workers therefore begin each loop where they
-        began the first one, as new workers do, or at a state that was loaded since.
-        """
+        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch."""
         worker = worker_info()
-        if worker is None:
-            self.worker, self.workers = 0, 1
-            self._begun = self.shared.begun
-            return self
-        self.worker, self.workers = worker.id, worker.num_workers
-        if self._loaded != self.shared.loaded:
-            self._first, self._loaded = self.shared.step, self.shared.loaded
-        elif self._first is None:
-            self._first = self.step
-        self.step = self._first
-        self.shared.begin()
+        with self.lock:
+            if worker is None:
+                self.worker, self.workers = 0, 1
+                self._begun = self.shared.numbers.begun
+            else:
+                self._begin_in(worker)
+            if self._is_again or (self.step >= self.stop and self.step != self._resumed):
+                self.step = self.start
+            self._iterated = self.step
         return self
+
+    def _begin_in(self, worker: Any) -> None:
+        """Begins a loop in a worker."""
+        from multiprocessing import current_process  # only programs with workers need it
+
+        self.worker, self.workers = worker.id, worker.num_workers
+        shared = self.shared.numbers
+        if self._loaded != shared.loaded:  # while this worker was running
+            self.step = self._resumed = shared.step
+            self._loaded = shared.loaded
+        # The workers of a loader are consecutive processes. Nothing else says which loop begins.
+        self._loops += 1
+        first = current_process()._identity[-1] - worker.id  # pyright: ignore
+        loop = first << 32 | self._loops
+        shared.loop = shared.loop or loop
+        self._is_again = shared.loop != loop
+        self._limit = 0
+        shared.begun += 1
+
+    def _at_limit(self, k: int) -> None:
+        """Raises StopIteration at the end of the range.
+
+        It is also called for the first batch of a worker's loop, and warns or raises Error if workers began it again although the loop
+        before it did not end. iter cannot, because a StatefulDataLoader loads a state after it.
+        """
+        shared = self.shared.numbers
+        if self._is_again and self._limit != self.stop:
+            if self.stop == MAX_BATCHES:
+                raise Error(
+                    f"steps({self.start}) has no end, and with workers of a DataLoader, another loop begins again at batch {self.start}, which repeats "
+                    f"batches: keep one iterator, batches = iter(loader); or pass a range, such as steps({self.start}, {self.start + 1000}); or use torchdata's "
+                    "StatefulDataLoader and call loader.load_state_dict(loader.state_dict()) before the next loop"
+                )
+            if self.worker == 0 and shared.is_reading and not shared.has_warned:
+                shared.has_warned = 1
+                warnings.warn(
+                    f"a loop over steps({self.start}, {self.stop}) did not end, and the next one begins again at batch {self.start}, because the workers of "
+                    "a DataLoader read ahead; to continue instead, use torchdata's StatefulDataLoader and call "
+                    "loader.load_state_dict(loader.state_dict()) before the next loop",
+                    RuntimeWarning,
+                )
+        self._limit = self.stop
+        if self.worker == 0:
+            shared.is_reading = k < self.stop
+        if k >= self.stop:
+            self._resumed = -1
+            raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state to save. The batch that was returned last counts as completed.
@@ -213,7 +262,7 @@ class StepIterator(Locked):
         Raises:
             Error: the workers of a DataLoader read the batches, so this process does not know the step.
         """
-        if self._begun != self.shared.begun and worker_info() is None:
+        if self._begun != self.shared.numbers.begun and worker_info() is None:
             raise Error(
                 "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
@@ -237,10 +286,17 @@ class StepIterator(Locked):
         worker = worker_info()
         step = step_of(self.split.info, state_dict, worker.num_workers if worker else 0)
         with self.lock:
-            self.step = step
             if worker is None:
-                self.shared.load(step)
-                self._begun, self._loaded = self.shared.begun, self.shared.loaded
+                # A StatefulDataLoader without workers first calls iter. If its state is that of a
+                # loop that has ended, it calls iter once more, and the range begins again.
+                self._resumed = step if self.step != self._iterated else -1
+                self._iterated = -1
+                shared = self.shared.numbers
+                shared.step, shared.loop = step, 0
+                shared.loaded += 1
+                self._begun, self._loaded = shared.begun, shared.loaded
+            self._is_again = False
+            self.step = step
 
 
 def worker_info() -> Any:
@@ -261,8 +317,8 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
         lock.acquire()  # a with statement takes 0.1 microseconds longer
         try:
             k = self.step + self.worker
-            if k >= self.stop:
-                raise StopIteration
+            if k >= self._limit:
+                self._at_limit(k)
             memory = self._pool.memory()
             self.split.reader.fill(k, memory.buffers)
             self.step += self.workers

@@ -52,8 +52,8 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
     def __next__(self) -> tuple[int, Tensors]:
         with self.lock:
             k = self.step + self.worker
-            if k >= self.stop:
-                raise StopIteration
+            if k >= self._limit:
+                self._at_limit(k)
             self.split.reader.fill(k, self.memory.buffers)
             self.step += self.workers
             return k, self.send()
@@ -82,8 +82,8 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = super().__getstate__()
-        kept = {name: state[name] for name in ("worker", "workers", "shared", "_begun", "_loaded", "_first")}
-        return type(self), (self.split, self.device, self.step, self.stop), kept
+        names = "step worker workers shared _begun _loaded _iterated _resumed _loops _is_again _limit"
+        return type(self), (self.split, self.device, self.start, self.stop), {name: state[name] for name in names.split()}
 
 
 class CPUSteps(TorchSteps):
@@ -121,7 +121,7 @@ class CudaSteps(TorchSteps):
             for k in range(self.step + len(self.sent), min(self.step + 2, self.stop)):
                 self.prefetch(k)
             if not self.sent:
-                raise StopIteration
+                self._at_limit(self.step)
             k, batch, sent = self.sent.popleft()
             now = torch.cuda.current_stream(self.device)
             now.wait_event(sent)

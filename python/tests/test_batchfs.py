@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import signal
 import subprocess
@@ -92,6 +93,18 @@ def loader_of(dataset: Any, stateful: bool = False, **options: Any) -> Any:
 def read_all(loader: Any, most: int | None = None) -> list[Any]:
     """Returns the items of a loop over a loader, or only the first ``most`` of them."""
     return [*itertools.islice(loader, most)]
+
+
+# Every form of loop over steps: the steps themselves, or a loader with options.
+FORMS: dict[str, dict[str, Any] | None] = {"steps": None}
+for _stateful in [{}, *([{"stateful": True}] if has_torchdata else [])]:
+    for _workers in ({}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}):
+        _fork = {"multiprocessing_context": "fork", "prefetch_factor": 1} if _workers else {}
+        FORMS[f"{_stateful} {_workers}"] = {**_stateful, **_workers, **_fork}
+
+
+def form_of(steps: Any, options: dict[str, Any] | None) -> Any:
+    return steps if options is None else loader_of(steps, **options)
 
 
 class Case(waiting.Case):
@@ -622,6 +635,13 @@ class TestOtherRuns(waiting.Case):
 
 
 class TestProcesses(Case):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if has_torch:
+            # Steps register with it only if it is there.
+            importlib.import_module("torch.utils.data")
+
     def test_fork_and_spawn(self) -> None:
         for train in self.both("more"):
             steps = train.steps()
@@ -644,8 +664,9 @@ class TestProcesses(Case):
             for steps in [train.steps(0, n), *([train.torch("cpu", 0, n)] if has_torch else [])]:
                 got: list[list[tuple[int, Any]]] = []
 
+                # A loop that begins after all steps were read would begin again, but next does not.
                 def read(steps: Any = steps, got: list[list[tuple[int, Any]]] = got) -> None:
-                    got.append([*steps])
+                    got.append([*iter(lambda: next(steps, None), None)])
 
                 threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
                 interval = sys.getswitchinterval()
@@ -716,13 +737,12 @@ class TestProcesses(Case):
         self.loops(piped.torch("cpu", 2, 13), multiprocessing_context="forkserver", **ways[1])
 
     def loops(self, steps: Any, **options: Any) -> None:
-        """Tests loops over a loader: one that ends early, one that does not, and one after a state was loaded."""
+        """Tests the batches of a loop over a loader, and of one after a state was loaded."""
         train = steps.split
         with self.subTest(f"{train.reader} {steps}", **options), warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             loader = loader_of(steps, **options)
-            self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(2, 7)])
             got = read_all(loader)
             self.assertEqual([int(k) for k, _ in got], [*range(2, 13)])
             self.assertTrue(all(same(batch, train[int(k)]) for k, batch in got))
@@ -732,21 +752,82 @@ class TestProcesses(Case):
             steps.load_state_dict(state)
             self.assertEqual(steps.state_dict(), state)
             self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(9, 13)])
+            self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(2, 13)])
             self.assertRaises(batchfs.Error, steps.state_dict)
             self.assertEqual(next(iter(steps))[0], 9)  # from now on this process reads
             self.assertEqual(steps.state_dict()["step"], 10)
 
     @unittest.skipUnless(has_torch, "no torch")
-    def test_loops_without_workers(self) -> None:
-        for train in self.both("more"):
-            both: list[Any] = [train.steps(2, 13), train.torch("cpu", 2, 13)]
-            for steps in both:
-                loader = loader_of(steps)
-                got: list[tuple[int, Any]] = read_all(loader, 5)
-                self.assertEqual(steps.state_dict()["step"], 7)
-                got += read_all(loader)
-                self.assertEqual([k for k, _ in got], [*range(2, 13)])
-                self.assertTrue(all(same(batch, train[k]) for k, batch in got))
+    def test_loops(self) -> None:
+        """Any sequence of loops, whole or not, and of loaded states returns the steps that docs/python.md lists, in every form of loop."""
+        rng = random.Random(7)
+        start, stop = 2, 32  # workers read ahead, but not to the end
+        for form, options in FORMS.items():
+            train = self.m.split("train")
+            steps: Any = rng.choice([train.steps(start, stop), train.torch("cpu", start, stop)])
+            loader, has_workers = form_of(steps, options), bool(options and options.get("num_workers"))
+            position, is_first, last = start, True, start  # is_first: no loop began at position
+            said: list[str] = []
+            with self.subTest(form), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # test_loops_that_end_early tests it
+                for op in ["loop", "loop", "load", "loop", "break", *rng.choices(["loop", "break", "load", "resume"], k=8), "loop", "loop"]:
+                    n = rng.randrange(1, 6) if op == "break" else None
+                    if op == "load":
+                        position, is_first = rng.choice([start, 9, stop - 1, stop]), True
+                        steps.load_state_dict(train.steps(position).state_dict())
+                    elif op == "resume" and "stateful" in (options or {}) and said:
+                        loader.load_state_dict(loader.state_dict())
+                        if has_workers:
+                            position, is_first = last, last < stop
+                    elif op != "resume":
+                        begins_again = not is_first if has_workers else position >= stop and not is_first
+                        begin = start if begins_again else position
+                        want = [*range(begin, stop)][:n]
+                        said.append(f"{op} {n} from {begin}")
+                        self.assertEqual([int(k) for k, _ in read_all(loader, n)], want, said)
+                        last, is_first = begin + len(want), False
+                        position = position if has_workers else last
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_loops_that_end_early(self) -> None:
+        """Workers begin such a loop again, and warn once. Without an end, another loop is an error, unless a state says where it begins."""
+        for form, options in FORMS.items():
+            train = self.m.split("train")
+            has_workers = bool(options and options.get("num_workers"))
+            with self.subTest(form), warnings.catch_warnings():
+                warnings.filterwarnings("error", category=RuntimeWarning)  # in workers, too
+                loader = form_of(train.steps(2, 32), options)
+                self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(2, 7)])
+                if has_workers:
+                    words = r"steps\(2, 32\) did not end, and the next one begins again at batch 2,.*StatefulDataLoader"
+                    self.assertRaisesRegex(RuntimeWarning, words, read_all, loader)
+                    self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(2, 7)])
+                self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(2 if has_workers else 7, 32)])
+
+                steps = train.steps(2)
+                loader = form_of(steps, options)
+                self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(2, 7)])
+                if has_workers and options and "stateful" in options:
+                    loader.load_state_dict(loader.state_dict())
+                elif has_workers:
+                    for _ in range(2):
+                        self.assertRaisesRegex(batchfs.Error, r"steps\(2\) has no end.*StatefulDataLoader", read_all, loader, 5)
+                    steps.load_state_dict(train.steps(7).state_dict())
+                self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(7, 12)])
+                if has_workers:
+                    self.assertRaisesRegex(batchfs.Error, "StatefulDataLoader", read_all, loader, 5)
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_loop_beside_another(self) -> None:
+        """Only the first loop after a loaded state begins at its step, even if that loop is not over, and some of its workers have not begun."""
+        steps = self.m.split("train").steps(2, 13)
+        steps.load_state_dict(steps.split.steps(9).state_dict())
+        loader = loader_of(steps, num_workers=2, prefetch_factor=1, multiprocessing_context="fork")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first = iter(loader)
+            self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(2, 13)])
+            self.assertEqual([int(k) for k, _ in first], [*range(9, 13)])
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_cannot_send_to_a_device(self) -> None:
@@ -758,8 +839,7 @@ class TestProcesses(Case):
 
     @unittest.skipUnless(has_torchdata, "no torchdata")
     def test_stateful_workers(self) -> None:
-        """Another loader resumes a loop that ended early. Every loop of one loader begins at the same step."""
-        importlib.import_module("torch.utils.data")  # steps register with it only if it is there
+        """Another loader resumes a loop that ended early."""
         fork = {"multiprocessing_context": "fork"}
         ways: list[dict[str, Any]] = [{}, {"num_workers": 1, **fork}, {"num_workers": 2, **fork}]
         ways += [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5, **fork}]
@@ -770,8 +850,6 @@ class TestProcesses(Case):
                 loader = loader_of(begin(), stateful=True, **way)
                 got = read_all(loader, 5)
                 state = loader.state_dict()
-                if way:
-                    self.assertEqual([int(k) for k, _ in read_all(loader, 4)], [3, 4, 5, 6])
                 loader = loader_of(begin(), stateful=True, **way)
                 loader.load_state_dict(state)
                 got += read_all(loader)
