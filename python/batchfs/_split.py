@@ -256,6 +256,13 @@ class StepIterator(Locked):
             self._resumed = -1
             raise StopIteration
 
+    def __len__(self) -> int:
+        """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
+        raise TypeError("steps have no length; to pass them to a DataLoader, import torch before you call steps()")
+
+    def __bool__(self) -> bool:
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state to save. The batch that was returned last counts as completed.
 

@@ -830,6 +830,23 @@ class TestProcesses(Case):
             self.assertEqual([int(k) for k, _ in first], [*range(9, 13)])
 
     @unittest.skipUnless(has_torch, "no torch")
+    def test_steps_before_torch(self) -> None:
+        """A DataLoader says why it rejects steps that were made before torch was imported."""
+        out, err = waiting.end(
+            python(f"""
+            steps = batchfs.split({self.m.mountpoint + "/train"!r}).steps(0, 3)
+            print(len(list(steps)), bool(steps), "torch" in sys.modules)
+            from torch.utils.data import DataLoader
+            try:
+                list(DataLoader(steps, batch_size=None))
+            except TypeError as e:
+                print(e)
+            print(len(list(DataLoader(batchfs.split({self.m.mountpoint + "/train"!r}).steps(0, 3), batch_size=None))))
+            """)
+        )
+        self.assertRegex(out, "^3 True False\nsteps have no length; .* import torch before .*\n3\n$", err)
+
+    @unittest.skipUnless(has_torch, "no torch")
     def test_workers_cannot_send_to_a_device(self) -> None:
         # With uint16, torch would import its compiler, which takes seconds.
         steps = self.m.split("train", dtype="int64").torch("meta")
