@@ -7,13 +7,14 @@ import errno
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ._pipe import Piped
 from ._files import FileReader, hint, reason
@@ -120,17 +121,13 @@ class Mount:
         self.mountpoint = mountpoint
         self._log = Log()
         self._readers: weakref.WeakSet[FileReader] = weakref.WeakSet()
-        try:
-            # The program creates and removes the directory, because this process may be killed at
-            # any time.
-            own = ["--make-mountpoint"] if made else []
-            process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log)
-        except BaseException:
-            if made:
-                _remove(mountpoint)
-            raise
-        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, made, process, os.getpid(), self._readers)
-        """Unmounts, and returns when nothing is mounted. In a forked process, it does nothing."""
+        # The program creates and removes the directory, because this process may be killed at any
+        # time.
+        own = ["--make-mountpoint"] if made else []
+        directory = mountpoint if made else ""
+        process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log, directory)
+        self.close: Callable[[], object] = weakref.finalize(self, _unmount, directory, process, os.getpid(), self._readers)
+        """Unmounts, and returns when nothing is mounted, or raises MountError. In a forked process, it does nothing."""
 
     def split(
         self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting
@@ -162,8 +159,8 @@ def _info(path: str) -> dict[str, Any]:
         raise MountError(why) from e
 
 
-def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
-    """Starts the program and returns when the mount can be read."""
+def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]:
+    """Starts the program and returns when the mount can be read. If it fails, nothing is mounted, and directory, if any, is gone."""
     # In a session of its own, the program does not get Ctrl-C, so the trainer can still read while
     # it saves its state.
     try:
@@ -182,11 +179,12 @@ def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
     except BaseException:
         process.terminate()
         process.wait()
+        _clear(process, directory)
         raise
 
 
-def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
-    """Ends a mount that process parent made, and waits until it is gone."""
+def _unmount(directory: str, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
+    """Ends a mount that process parent made, waits until it is gone, and removes directory, if any."""
     if os.getpid() != parent:
         process.returncode = 0  # only the program's parent can wait for it
         return
@@ -200,12 +198,27 @@ def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], pare
         process.wait()
         raise
     finally:
-        if process.poll() != 0:  # it may have been killed, which leaves a dead mount
-            run("unmount", "--force", mountpoint, timeout=_UNMOUNT_LIMIT)
-        if made:
-            _remove(mountpoint)
+        _clear(process, directory)
 
 
-def _remove(directory: str) -> None:
+def _clear(process: subprocess.Popen[bytes], directory: str) -> None:
+    """Unmounts what a program left mounted because it was killed or failed, and removes directory, if any.
+
+    Raises:
+        MountError: it is still mounted.
+    """
+    why = ""
+    for place in _mounted_by(process.pid):
+        # Meanwhile, another program may be installed.
+        _, why = run("unmount", "--force", place, timeout=_UNMOUNT_LIMIT, path=cast("list[str]", process.args)[0])
     with contextlib.suppress(OSError):
         os.rmdir(directory)
+    for place in _mounted_by(process.pid):
+        raise MountError(f"{place} is still mounted: {why}; as root, run: umount -l {shlex.quote(place)}")
+
+
+def _mounted_by(pid: int) -> list[str]:
+    """Returns the mountpoints of a supervisor, which may be in a moved directory, without touching them."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")
+    escaped = [line.split(" ")[4] for line in lines if f" - fuse.batchfs batchfs:{pid}:" in line]
+    return [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place) for place in escaped]

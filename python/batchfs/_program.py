@@ -150,12 +150,14 @@ class Log:
         return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
 
 
-def run(*args: str, timeout: float | None = None, directory: str | None = None) -> tuple[bytes, str]:
-    """Runs the program, in the given directory if any, and returns its output and its error, which is empty if it succeeded."""
+def run(*args: str, timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, str]:
+    """Runs the program, or the one at path, and returns its output and its error, which is empty if it succeeded."""
     try:
-        done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
+        done = subprocess.run([path or program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:
         return b"", f"batchfs {args[0]} did not respond within {timeout} seconds"
+    except OSError as e:
+        return b"", f"the program could not be started: {e}"
     if done.returncode == 0:
         return done.stdout, ""
     why = done.stderr.decode(errors="replace").strip().removeprefix("batchfs: ")

@@ -32,6 +32,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
 from batchfs._files import FileReader
+from batchfs._program import program, run
 from batchfs._split import read_rest
 from tests import waiting
 from tests.waiting import python
@@ -948,6 +949,13 @@ class Place(waiting.Case):
         self.config = make_data(self.directory / "data")
         self.place = self.directory / "mnt"
         self.place.mkdir()
+        self.addCleanup(self.unmount)
+
+    def unmount(self) -> None:
+        """Unmounts what a failed test left."""
+        for place in mounts():
+            if place.startswith(str(self.directory)):
+                subprocess.run(["umount", "-l", place.encode().decode("unicode_escape")], timeout=waiting.LIMIT, check=False)
 
     def mounted(self) -> bool:
         return str(self.place) in mounts()
@@ -1251,6 +1259,55 @@ class TestErrors(Place):
         self.assertFalse(self.mounted())
         with batchfs.mount(config=self.config, mountpoint=self.place) as m:
             self.assertTrue(same(m.split("train")[0], first))
+
+    def killed(self, mountpoint: Path) -> batchfs.Mount:
+        """Returns a mount whose supervisor was killed."""
+        m = batchfs.mount(config=self.config, mountpoint=mountpoint)
+        (keeper,) = (p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_keeper(p, str(mountpoint)))
+        os.kill(keeper, signal.SIGKILL)
+        return m
+
+    def test_nothing_stays_mounted(self) -> None:
+        """Whatever happened to the supervisor, nothing is mounted after close, or it raises an error."""
+        before = mounts()
+        parent = self.directory / "a b\\c"
+        (parent / "mnt").mkdir(parents=True)
+        with self.killed(parent / "mnt"):
+            parent.rename(self.directory / "moved d")
+        self.assertEqual(mounts(), before)
+        with self.killed(self.place), mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(self.directory / "none")}):
+            pass
+        self.assertEqual(mounts(), before)
+        m = self.killed(self.place)
+        with mock.patch("batchfs._mount.run", return_value=(b"", "permission denied")):
+            words = f"{self.place} is still mounted: permission denied; as root, run: umount -l {self.place}"
+            with self.assertRaisesRegex(batchfs.MountError, words), m:
+                pass
+        self.assertTrue(self.mounted())
+        self.assertEqual(run("unmount", str(self.place), timeout=waiting.LIMIT)[1], "")
+
+    def test_killed_before_it_is_ready(self) -> None:
+        """If the program is killed between mounting and saying so, nothing stays mounted."""
+        silent = self.directory / "silent"
+        silent.write_text(f"#!/bin/sh\nexec {program()} \"$@\" >/dev/null\n")
+        silent.chmod(0o755)
+        (places := self.directory / "tmp").mkdir()
+
+        def kill() -> None:
+            def look() -> tuple[bool, object]:
+                return any(place.startswith(str(places)) for place in mounts()), mounts()
+
+            waiting.until("a mount", look)
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+                if is_keeper(pid, str(next(places.iterdir()))):
+                    os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=kill, daemon=True)
+        thread.start()
+        with mock.patch.object(tempfile, "tempdir", str(places)), mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(silent)}):
+            self.assertRaisesRegex(batchfs.MountError, "ended with status -9|mounted", batchfs.mount, config=self.config)
+        waiting.join(thread)
+        self.assertEqual([*places.iterdir()], [])
 
     def test_open_without_a_mount(self) -> None:
         with batchfs.open(config=self.config) as m:
