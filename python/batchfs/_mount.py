@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _READY = b"stop with Ctrl-C"
+# Errors of machines that cannot mount. Paths in errors must not match.
+_CANNOT_MOUNT = re.compile(r"[:;] here, batchfs\.open\(\.\.\.\) in Python|^cannot mount .*: (no such device|function not implemented)(:|$)")
 _UNMOUNT_LIMIT = 10.0  # seconds
 
 
@@ -79,7 +81,7 @@ def open(
     try:
         return mount(data, config=config, mountpoint=mountpoint, log=log, set=set, **batch)
     except MountError as e:
-        if not re.search("/dev/fuse|fusermount3|cannot mount .*: (no such device|function not implemented)", str(e)):
+        if not _CANNOT_MOUNT.search(str(e)):
             raise
         piped = Piped(flags(data, config, batch, set or {}))
         warnings.warn(f"batches are read from pipes, because there is no mount: {e}", RuntimeWarning, stacklevel=2)

@@ -1309,6 +1309,14 @@ class TestErrors(Place):
         waiting.join(thread)
         self.assertEqual([*places.iterdir()], [])
 
+    def test_paths_are_no_reason_for_pipes(self) -> None:
+        for name in ("fusermount3", "dev/fuse", "cannot mount x: no such device", "root may not mount", "batchfs.open"):
+            missing = self.directory / name / "none"
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.assertRaisesRegex(batchfs.MountError, re.escape(name), batchfs.open, missing)
+                self.assertRaisesRegex(batchfs.MountError, "does not exist", batchfs.open, config=self.config, mountpoint=missing)
+
     def test_open_without_a_mount(self) -> None:
         with batchfs.open(config=self.config) as m:
             self.assertIsInstance(m, batchfs.Mount)
