@@ -434,8 +434,9 @@ def _other_processes() -> str:
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) > 1:
             return f"{name} is {value}"
-    jax = getattr(sys.modules.get("jax"), "distributed", None)
-    return "jax.distributed is initialized" if jax and jax.is_initialized() else ""
+    # JAX before 0.5 may lack is_initialized.
+    is_initialized = getattr(getattr(sys.modules.get("jax"), "distributed", None), "is_initialized", None)
+    return "jax.distributed is initialized" if is_initialized and is_initialized() else ""
 
 
 def _from_environment(name: str, low: int) -> int | None:

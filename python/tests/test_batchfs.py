@@ -237,7 +237,7 @@ class TestSplit(Case):
             dist = mock.Mock(**{"get_rank.return_value": rank, "get_world_size.return_value": world})
             return mock.patch.dict(sys.modules, {"torch.distributed": dist})
 
-        jax = mock.patch.dict(sys.modules, {"jax": mock.Mock()})
+        jax, old_jax = (mock.patch.dict(sys.modules, {"jax": jax}) for jax in (mock.Mock(), mock.Mock(distributed=object())))
         with batchfs.mount(config=self.config, rank=0, world=2) as m:
             known: list[Callable[[], batchfs.Split]] = [
                 lambda: self.m.split("train", rank=0, world=1),
@@ -271,7 +271,7 @@ class TestSplit(Case):
                         with initialized(2, 3):
                             self.assertEqual(self.m.split("train").info["rank"], 2)
             for env in ({}, {"WORLD_SIZE": "1"}, {"RANK": "0"}, {name: "1" for name in launchers}, {"SLURM_NTASKS": "2", "PMI_SIZE": "x"}):
-                with clean(**env), warnings.catch_warnings():
+                with clean(**env), old_jax, warnings.catch_warnings():
                     warnings.simplefilter("error")
                     self.assertEqual(self.m.split("train").info["world"], 1)
 
