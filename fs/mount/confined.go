@@ -46,7 +46,7 @@ type pathDir struct {
 	path           string
 	uid, gid, mode uint32
 	fsType         string
-	ofUser         bool // whether the kernel lets only the user who mounted this FUSE file system in
+	ofUser         bool // whether only the user who mounted this FUSE file system may enter it
 }
 
 // dirsAbove returns the directories that lead to a mountpoint, without it.

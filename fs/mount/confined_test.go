@@ -16,7 +16,7 @@ func TestClosedToRoot(t *testing.T) {
 	root := pathDir{path: "/", mode: 0o755, fsType: "ext4"}
 	for _, test := range []struct {
 		dir                 pathDir
-		passes, withoutCaps bool // whether fusermount3 may enter, with its usual capabilities and without
+		passes, withoutCaps bool // whether fusermount3 may enter, with its capabilities and without
 	}{
 		{pathDir{uid: user, gid: user, mode: 0o700, fsType: "ext4"}, true, false},
 		{pathDir{uid: user, gid: user, mode: 0o711, fsType: "ext4"}, true, true},

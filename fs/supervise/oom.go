@@ -15,7 +15,8 @@ const neverKill = -1000
 // had before, or 0 if that was neverKill already. It may need CAP_SYS_RESOURCE, and does nothing
 // without it.
 //
-// In a cgroup with memory.oom.group, as on Kubernetes, the kernel kills all other processes at once.
+// In a cgroup with memory.oom.group, as on Kubernetes, the kernel kills all other processes at
+// once.
 func surviveOOM() (before int64) {
 	if text, err := os.ReadFile(oomScoreFile); err == nil {
 		fmt.Sscan(string(text), &before)

@@ -42,8 +42,8 @@ func TestKilledSupervisor(t *testing.T) {
 	}
 }
 
-// A supervisor that has ended is dead for every user, even if nobody waits for it, as in a container
-// whose first process does not.
+// A supervisor that has ended is dead for every user, even if nobody waits for it, as in a
+// container whose first process does not.
 func TestSupervisorNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "other users see the mount of root")

@@ -206,7 +206,7 @@ func included(path string, patterns []string) bool {
 type tree struct {
 	root     string
 	real     map[string]string // paths of directories without links, keyed by name
-	followed map[string]string // names of followed links, keyed by the link's path without other links
+	followed map[string]string // names of followed links, keyed by path without other links
 }
 
 func newTree(root string) *tree {

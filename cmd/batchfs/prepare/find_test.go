@@ -91,7 +91,8 @@ func TestFindFollowsLinks(t *testing.T) {
 	}
 }
 
-// Many directories with links to each other are searched in time that does not grow with the number of paths.
+// Many directories with links to each other are searched in time that does not grow with the number
+// of paths.
 func TestFindEndsWithManyLinks(t *testing.T) {
 	const n = 12
 	writeFilesHere(t, nil)

@@ -40,7 +40,7 @@ type splitState struct {
 	Tokens    int64              `json:"tokens"`     // tokens in the current shard
 	Documents int64              `json:"documents"`  // documents that end in the current shard
 	MaskOnes  int64              `json:"mask_ones"`  // tokens with mask 1 in the current shard
-	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all shards
+	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.

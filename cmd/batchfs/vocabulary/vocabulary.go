@@ -66,7 +66,7 @@ type LeftOut struct {
 type Split struct {
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	EOTInside int64   `json:"eot_inside,omitempty"` // end-of-text tokens that neither begin nor end a document
+	EOTInside int64   `json:"eot_inside,omitempty"` // end-of-text tokens inside documents
 	Shards    []Shard `json:"shards"`               // ordered by name
 }
 
