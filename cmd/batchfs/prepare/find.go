@@ -65,13 +65,16 @@ func findInputs(args, include []string, as inputFormat) (inputs []*input, leftOu
 	return inputs, leftOut, nil
 }
 
-// statInput describes the file of an input. If the path is a symbolic link to a file that does not
-// exist, the error says so.
+// statInput describes the file of an input. If the path leads through a symbolic link to a file that
+// does not exist, the error says so and is not fs.ErrNotExist.
 func statInput(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if to, _ := os.Readlink(path); to != "" {
-			err = fmt.Errorf("%s: is a symbolic link to %s, which does not exist: restore that file, or remove the link", path, to)
+	for link := path; errors.Is(err, fs.ErrNotExist) && link != filepath.Dir(link); link = filepath.Dir(link) {
+		if _, exists := os.Stat(link); exists == nil {
+			break
+		}
+		if to, _ := os.Readlink(link); to != "" {
+			err = fmt.Errorf("%s: is a symbolic link to %s, which does not exist: restore that file, or remove the link", link, to)
 		}
 	}
 	return info, err
@@ -98,22 +101,27 @@ func argumentFiles(arg string, include []string) (paths, leftOut []string, err e
 	}
 	for _, name := range names {
 		name = filepath.Clean(name)
-		dir := filepath.Dir(name)
-		switch info, err := statInput(name); {
+		dir := name
+		info, err := statInput(name)
+		if err == nil && !info.IsDir() {
+			dir = filepath.Dir(name)
+		}
+		switch {
 		case err != nil:
 			return nil, nil, err
-		case !info.IsDir() && !strings.Contains(arg, "blobs") && filepath.Base(dir) == "blobs" && isHubRepository(filepath.Dir(dir)):
+		case !strings.Contains(arg, "blobs") && filepath.Base(dir) == "blobs" && isHubRepository(filepath.Dir(dir)):
 			return nil, nil, hubRepositoryError(filepath.Dir(dir))
 		case !info.IsDir():
 			paths = append(paths, name)
 			continue
 		}
-		below, left, err := filesBelow(name, include)
+		below, err := filesBelow(name, include)
 		if err != nil {
 			return nil, nil, err
 		}
-		paths, leftOut = append(paths, below...), append(leftOut, left...)
+		paths = append(paths, below...)
 	}
+	paths, leftOut = leaveOutSideFiles(paths, include)
 	return paths, leftOut, nil
 }
 
@@ -140,9 +148,8 @@ func glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// filesBelow returns the regular files in a directory tree that match include, sorted by path. If
-// include is empty, it leaves out the side files of a dataset.
-func filesBelow(dir string, include []string) (paths, sideFiles []string, err error) {
+// filesBelow returns the regular files in a directory tree that match include, sorted by path.
+func filesBelow(dir string, include []string) (paths []string, err error) {
 	err = fs.WalkDir(newTree(dir), ".", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -155,6 +162,9 @@ func filesBelow(dir string, include []string) (paths, sideFiles []string, err er
 			return hubRepositoryError(filepath.Join(dir, path))
 		case (d.Type().IsRegular() || d.Type() == fs.ModeSymlink) && included(path, include):
 			paths = append(paths, filepath.Join(dir, path))
+		case d.Type() == fs.ModeSymlink && mayBeDirectory(path):
+			_, err = statInput(filepath.Join(dir, path))
+			return err
 		}
 		return nil
 	})
@@ -164,11 +174,33 @@ func filesBelow(dir string, include []string) (paths, sideFiles []string, err er
 		err = fmt.Errorf("%s: no file in this directory matches --include %s", dir, strings.Join(include, " --include "))
 	case err == nil && len(paths) == 0:
 		err = fmt.Errorf("%s: no file in this directory, apart from names that begin with \".\"", dir)
-	case len(include) == 0 && slices.ContainsFunc(paths, isDataset):
-		sideFiles = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !isSideFile(path) })
-		paths = slices.DeleteFunc(paths, isSideFile)
 	}
-	return paths, sideFiles, err
+	return paths, err
+}
+
+// leaveOutSideFiles removes the side files from paths if these include a dataset. It keeps those
+// that a pattern of include names, which is one that matches no file of the dataset.
+func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
+	var dataset []string
+	for _, path := range paths {
+		if isDataset(path) {
+			dataset = append(dataset, path)
+		}
+	}
+	for _, path := range paths {
+		isNamed := func(pattern string) bool {
+			last := func(path string) bool {
+				return doublestar.PathMatchUnvalidated(filepath.Base(pattern), filepath.Base(path))
+			}
+			return last(path) && !slices.ContainsFunc(dataset, last)
+		}
+		if len(dataset) > 0 && isSideFile(path) && !slices.ContainsFunc(include, isNamed) {
+			leftOut = append(leftOut, path)
+		} else {
+			kept = append(kept, path)
+		}
+	}
+	return kept, leftOut
 }
 
 // isDataset reports whether a name is that of a file with many documents.
@@ -218,11 +250,19 @@ func (t *tree) path(name string) string { return filepath.Join(t.root, name) }
 func (t *tree) Open(name string) (fs.File, error) { return os.Open(t.path(name)) }
 
 // Stat opens nothing, because opening a pipe would wait for a writer.
-func (t *tree) Stat(name string) (fs.FileInfo, error) { return os.Stat(t.path(name)) }
+func (t *tree) Stat(name string) (fs.FileInfo, error) {
+	if mayBeDirectory(name) {
+		return statInput(t.path(name))
+	}
+	return os.Stat(t.path(name))
+}
 
 func (t *tree) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := os.ReadDir(t.path(name))
 	if err != nil {
+		if _, isDangling := statInput(t.path(name)); isDangling != nil {
+			err = isDangling
+		}
 		return nil, err
 	}
 	kept := entries[:0]
@@ -268,6 +308,10 @@ func (t *tree) realPath(name string) string {
 	}
 	return real
 }
+
+// mayBeDirectory reports whether the name of a dangling link may be that of a directory whose files
+// would be missed.
+func mayBeDirectory(name string) bool { return fileExtension(name) == "" }
 
 // isHubRepository reports whether a directory is that of a repository in the cache of the Hugging
 // Face Hub, whose files have their names only in its snapshots.

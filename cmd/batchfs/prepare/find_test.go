@@ -123,6 +123,13 @@ func TestFindNamesDanglingLinks(t *testing.T) {
 	if got := foundPaths("a", "1*"); got != "a/1.txt" {
 		t.Errorf("with another --include: %s", got)
 	}
+	links(t, "b/1", "../a", "b/2", "gone", "c.txt", "gone/c.txt")
+	testfiles.NoError(t, os.Remove("a/2.txt"))
+	for args, include := range map[string]string{"b": "*.txt", "b/*/*.txt": "", "b/**/*.txt": "", "b/?/1.txt": "", "b/2/*.txt": "", "b/2/1.txt": ""} {
+		if got, want := foundPaths(args, strings.Fields(include)...), "b/2: is a symbolic link to gone,"; !strings.Contains(got, want) {
+			t.Errorf("%s, a link that may be that of a directory: %s", args, got)
+		}
+	}
 	if got := foundPaths("loop"); !strings.HasPrefix(got, "stat loop/1: too many") {
 		t.Errorf("a link to itself: %s", got)
 	}
@@ -149,6 +156,7 @@ func TestFindInHubCache(t *testing.T) {
 		"hub/*/snapshots/r1/data/a*":    x + "/snapshots/r1/data/a.jsonl",
 		x:                               x + ": is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as " + x + "/snapshots/r1",
 		x + "/**/*.jsonl":               x + "/snapshots/r1/data/a.jsonl " + x + "/snapshots/r1/data/b.jsonl",
+		x + "/*":                        x + ": is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as " + x + "/snapshots/r1",
 		x + "/**":                       x + ": is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as " + x + "/snapshots/r1",
 		"hub/datasets--y":               "hub/datasets--y: is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as hub/datasets--y/snapshots/r3",
 		"hub":                           x + ": is a repository in the cache of the Hugging Face Hub, which may hold several versions: name one, such as " + x + "/snapshots/r1",
@@ -182,6 +190,11 @@ func TestFindLeavesOutSideFiles(t *testing.T) {
 		}
 		if got, want := foundPaths(".", "README.md", "*"+filepath.Base(data)), []string{"README.md", data}; got != strings.Join(slices.Sorted(slices.Values(want)), " ") {
 			t.Errorf("with --include: %s", got)
+		}
+		for _, got := range []string{foundPaths("*"), foundPaths("**"), foundPaths(".", "*")} {
+			if got != want {
+				t.Errorf("with a pattern for all files: %s", got)
+			}
 		}
 		if got := foundPaths("LICENSE ./" + data); got != "LICENSE "+data {
 			t.Errorf("named: %s", got)

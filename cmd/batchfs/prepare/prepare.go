@@ -61,9 +61,9 @@ A TEXT is a file, a directory (all files below it, sorted by path), a glob, in
 which ** matches any number of directories, or - for standard input. Directories
 and globs skip names that begin with "."; directories also skip files that no
 --include matches. Symbolic links are followed; a file that one TEXT leads to in
-several ways counts once. Without --include, a directory with JSON lines, .parquet
-or .arrow files skips README.md, LICENSE, and the .json files with which the
-library datasets describes them.
+several ways counts once. A directory or glob with JSON lines, .parquet or .arrow
+files skips README.md, LICENSE, and the .json files with which the library datasets
+describes them, unless an --include matches only those.
 
 A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row of a
 .parquet file. Each file may be compressed with gzip or zstd. JSON lists, tables
