@@ -100,7 +100,8 @@ func atMostMountpoint(_ *cobra.Command, args []string) error {
 
 func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 	if f.makesMountpoint && len(args) == 1 {
-		if err := os.Mkdir(args[0], 0o700); err != nil {
+		// A fusermount3 that lacks the capabilities of root must be able to enter it.
+		if err := os.Mkdir(args[0], 0o755); err != nil {
 			return fmt.Errorf("cannot create the mountpoint: %w; set TMPDIR to a directory with free space, or name a mountpoint", err)
 		}
 		// This process removes the directory, because its caller may die first.

@@ -19,7 +19,7 @@ func CheckHelper(mountpoint, etc string) error {
 	if p := readAppArmor(etc); !p.allows(mountpoint) {
 		return fmt.Errorf("%s: %w", mountpoint, p.error())
 	}
-	dirs, err := dirsAbove(mountpoint)
+	dirs, err := dirsTo(mountpoint)
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func CheckHelper(mountpoint, etc string) error {
 	}
 	mayPass := hasBounding(unix.CAP_DAC_OVERRIDE) || hasBounding(unix.CAP_DAC_READ_SEARCH)
 	if closed := closedToRoot(dirs, append(groups, os.Getegid()), mayPass); closed != nil {
-		return fmt.Errorf("%s: fusermount3 runs as root, which may be unable to enter %s (mode %04o, on %s), so the mount could not be ended: "+
+		return fmt.Errorf("%s: fusermount3 runs as root, which may be unable to enter %s (mode %04o, on %s), so it could not mount or unmount: "+
 			"choose a local directory that others may enter, such as /tmp/batchfs-%d", mountpoint, closed.path, closed.mode&07777, closed.fsType, os.Getuid())
 	}
 	return nil
@@ -41,7 +41,7 @@ func hasBounding(capability int) bool {
 	return err != nil || has == 1
 }
 
-// A pathDir is a directory on the way to a mountpoint.
+// A pathDir is a directory on the way to a mountpoint, or the mountpoint.
 type pathDir struct {
 	path           string
 	uid, gid, mode uint32
@@ -49,9 +49,10 @@ type pathDir struct {
 	ofUser         bool // whether only the user who mounted this FUSE file system may enter it
 }
 
-// dirsAbove returns the directories that lead to a mountpoint, without it.
-func dirsAbove(mountpoint string) (dirs []pathDir, err error) {
-	for path := filepath.Dir(mountpoint); ; path = filepath.Dir(path) {
+// dirsTo returns the directories that lead to a mountpoint, and the mountpoint, in which
+// fusermount3 mounts on the current directory.
+func dirsTo(mountpoint string) (dirs []pathDir, err error) {
+	for path := mountpoint; ; path = filepath.Dir(path) {
 		dirs = append(dirs, pathDir{path: path})
 		if path == "/" {
 			break

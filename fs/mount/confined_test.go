@@ -43,8 +43,8 @@ func TestClosedToRoot(t *testing.T) {
 }
 
 // Each directory on the way to a mountpoint has the type of the file system that it is in.
-func TestDirsAbove(t *testing.T) {
-	dirs, err := dirsAbove("/proc/self/task/mnt")
+func TestDirsTo(t *testing.T) {
+	dirs, err := dirsTo("/proc/self/task")
 	if err != nil {
 		t.Fatal(err)
 	}

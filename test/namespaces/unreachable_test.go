@@ -10,8 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// If fusermount3 could not unmount, because it may not enter a directory above the mountpoint, it
-// is not asked to mount. Here it lacks the capabilities with which root enters any directory; on
+// If fusermount3 may not enter the mountpoint or a directory above it, so that it could not unmount,
+// it is not asked to mount. Here it lacks the capabilities with which root enters any directory; on
 // NFS, root_squash has the same effect.
 func TestUnreachableMountpoint(t *testing.T) {
 	letUsersMount(t)
@@ -27,14 +27,23 @@ func TestUnreachableMountpoint(t *testing.T) {
 	e2e.Run(t, "chown", "-R", "65534:65534", home)
 	e2e.NoError(t, os.Chmod(home, 0o755))
 	e2e.NoError(t, os.Chmod(filepath.Dir(closed), 0o700))
-	run := func(args ...string) (string, error) {
+	runProgram := func(args ...string) (string, error) {
 		return e2e.RunAs(t, 0, 0, append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-dac_override,-dac_read_search",
-			"env", "HOME=" + home, "XDG_STATE_HOME=" + home, e2e.Batchfs}, args...)...)
+			"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}
+	run := func(args ...string) (string, error) { return runProgram(append([]string{e2e.Batchfs}, args...)...) }
 	if out, err := run("mount", "-d", "--data", data, open); err != nil {
 		t.Errorf("a directory that everyone may enter: %v: %s", err, out)
 	} else if out, err := run("unmount", open); err != nil {
 		t.Errorf("unmount: %v: %s", err, out)
+	}
+	const untilReady = `mkfifo ready && { "$@" --parent $$ >ready & } && grep -m 1 "stop with Ctrl-C" ready`
+	if out, err := runProgram("sh", "-c", "cd $HOME && "+untilReady, "sh", e2e.Batchfs, "mount", "--make-mountpoint", "--data", data, "made"); err != nil {
+		t.Errorf("a mountpoint that the program makes: %v: %s", err, out)
+	}
+	e2e.NoError(t, os.Chmod(open, 0o700))
+	if out, err := run("mount", "-d", "--data", data, open); err == nil || !strings.Contains(out, "may be unable to enter "+open+" (mode 0700") {
+		t.Errorf("a mountpoint that is closed itself: %v: %s", err, out)
 	}
 	for _, args := range [][]string{{"mount", "-d", "--data", data, closed}, {"mount", "--data", data, closed}, {"doctor", closed}} {
 		out, err := run(args...)
