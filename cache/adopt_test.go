@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/localfile"
 	"batchfs/internal/testwait"
 )
 
@@ -107,4 +109,19 @@ func TestCopiesUnderReaders(t *testing.T) {
 		stop.Store(true)
 		testwait.End(t, "the goroutines", wg.Wait)
 	})
+}
+
+// The mapping of a replaced file is no longer read, because a process that has the old file open
+// may write to it.
+func TestReplacedMappingIsNotRead(t *testing.T) {
+	paths := writeFiles(t, 2, 10_000)
+	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Advise})
+	must(t, readOne(tokens))
+	old, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+	must(t, err)
+	defer old.Close()
+	copyOver(t, paths[0], noChange)
+	_, err = old.Write(bytes.Repeat([]byte{0xee}, 20_000))
+	must(t, err)
+	must(t, readAll(tokens, []array.Window{{Start: 0, Len: 10_000}}))
 }

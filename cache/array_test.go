@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -72,7 +73,7 @@ func rounds(n int) int {
 }
 
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
-	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
 				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
@@ -189,6 +190,32 @@ func TestOverwrittenFileIsRejectedUntilItsWriterCloses(t *testing.T) {
 			must(t, f.Close())
 			open(t, paths, Options{DType: array.Uint16, Previous: was})
 		})
+	}
+}
+
+// Arrays that are no longer used keep no mappings, and neither do those that were released.
+func TestMappingsGoWithTheirTokens(t *testing.T) {
+	paths := writeFiles(t, 2, 10_000)
+	mappings := func() int {
+		maps, err := os.ReadFile("/proc/self/maps")
+		must(t, err)
+		return strings.Count(string(maps), paths[0])
+	}
+	var held []*Array
+	for range 10 {
+		o := Options{DType: array.Uint16, Access: localfile.Advise, DropPageCache: true}
+		must(t, readOne(open(t, paths, o)))
+		released := open(t, paths, o)
+		must(t, readOne(released))
+		released.Release()
+		held = append(held, released)
+	}
+	testwait.Until(t, "no mapping", func() (any, bool) {
+		runtime.GC()
+		return mappings(), mappings() == 0
+	})
+	for _, tokens := range held {
+		must(t, readOne(tokens))
 	}
 }
 

@@ -31,7 +31,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 	}
 	read := func(ws []array.Window, mapped, busy int64, visit func()) {
 		t.Helper()
-		localfile.Remaps = new(counts.Remaps)
+		localfile.Maps = new(counts.Maps)
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
 			if w := ws[i]; !bytes.Equal(raw, tokenBytes(int(w.Start), w.Len, 2)) {
 				return fmt.Errorf("window %+v holds %x", w, raw)
@@ -39,7 +39,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 			visit()
 			return nil
 		}))
-		if m, b := localfile.Remaps.Mapped.Load(), localfile.Remaps.Busy.Load(); m != mapped || b != busy {
+		if m, b := localfile.Maps.Mapped.Load(), localfile.Maps.Busy.Load(); m != mapped || b != busy {
 			t.Errorf("%d windows: %d reads of a file mapped it, and %d found another mapping; want %d and %d", len(ws), m, b, mapped, busy)
 		}
 	}

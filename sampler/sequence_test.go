@@ -217,7 +217,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
 	paths := writeFiles(t, 2, 100_000)
-	for _, access := range []localfile.Access{localfile.Remap, localfile.Pread} {
+	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			q := openSequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
 			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)

@@ -34,8 +34,9 @@ type Writes struct {
 	Slow    atomic.Int64 // blocks given up because the disk was slow or the directory stayed locked
 }
 
-// Remaps counts reads of token files under access = "remap".
-type Remaps struct {
-	Mapped atomic.Int64 // reads that mapped a file
-	Busy   atomic.Int64 // reads that used pread because another read was mapping a file
+// Maps counts reads of token files under access = "remap" and "advise".
+type Maps struct {
+	Mapped   atomic.Int64 // reads from a mapping
+	Busy     atomic.Int64 // reads that used pread because another read was mapping a file
+	Unmapped atomic.Int64 // reads that used pread because the file could not be mapped
 }

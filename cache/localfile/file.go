@@ -26,8 +26,11 @@ type File struct {
 	access        Access
 	dropPageCache bool
 
-	mu     sync.Mutex  // guards opened, and is held while a read opens the file
-	opened *openedFile // nil if no descriptor is kept between reads
+	// mu guards opened and mapping, which are nil unless they are kept between reads. It is held
+	// while a read opens or maps the file.
+	mu      sync.Mutex
+	opened  *openedFile
+	mapping *keptMapping
 
 	settle settleTimer // how long the file, if overwritten, has stayed unchanged
 }
@@ -202,7 +205,10 @@ func (f *File) adopt(fd int, old, current Stamp) error {
 }
 
 func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
-	if f.access == StayOpen {
+	switch f.access {
+	case Advise:
+		return f.readAdvised(ranges, visit)
+	case StayOpen:
 		if o, err := f.ensureOpen(); err == nil {
 			defer runtime.KeepAlive(o)
 			return f.visitUnchanged(o.fd, f.Stamp(), ranges, visit)

@@ -2,17 +2,21 @@ package localfile
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"batchfs/internal/require"
+	"batchfs/internal/testwait"
 )
 
 var must = require.NoError
@@ -100,6 +104,32 @@ func TestSettled(t *testing.T) {
 	}
 }
 
+// Mappings are bounded, because a process may have 65,530 by default.
+func TestKeptMappingsAreBounded(t *testing.T) {
+	path, stamp := writeCounting(t, 10)
+	all := make([]*File, 3*maxTables)
+	for i := range all {
+		var err error
+		all[i], err = New(path, stamp, Sample{}, Advise, false)
+		must(t, err)
+		must(t, all[i].Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {
+			if string(raw) != "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09" {
+				t.Errorf("bytes are %x", raw)
+			}
+			return nil
+		}))
+		if n := kept.byUse.Len(); n != min(i+1, maxTables) {
+			t.Fatalf("%d mappings are kept after reads of %d files", n, i+1)
+		}
+	}
+	for _, f := range all {
+		f.Release()
+	}
+	if kept.byUse.Len() != 0 || kept.tables != 0 {
+		t.Errorf("%d mappings with %d page tables are left", kept.byUse.Len(), kept.tables)
+	}
+}
+
 // More files may be read than a process may have descriptors.
 func TestKeptDescriptorsAreBounded(t *testing.T) {
 	path, stamp := writeCounting(t, 10)
@@ -122,4 +152,46 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 		t.Errorf("%d descriptors are kept, of up to %d", n, maxDescriptors)
 	}
 	runtime.KeepAlive(all) // a descriptor is closed once its File is collected
+}
+
+// After concurrent reads, no page of a kept mapping is resident, although the kernel maps pages
+// around those that are touched.
+func TestAdvisedPagesAreReleased(t *testing.T) {
+	const size = 64 << 20
+	path, stamp := writeCounting(t, size)
+	f, err := New(path, stamp, Sample{}, Advise, false)
+	must(t, err)
+	defer f.Release()
+	var readers sync.WaitGroup
+	for r := range 8 {
+		readers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(r), 0))
+			for range 200 {
+				var ranges []Range
+				for range 12 {
+					from := random.Int64N(size - 10_000)
+					ranges = append(ranges, Range{from, from + 1 + random.Int64N(9_000), int(from)})
+				}
+				err := f.Read(ranges, func(from int, raw []byte) error {
+					if raw[0] != byte(from) || raw[len(raw)-1] != byte(from+len(raw)-1) {
+						return fmt.Errorf("bytes at %d are wrong", from)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	testwait.End(t, "the readers", readers.Wait)
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	must(t, err)
+	_, mapping, found := strings.Cut(string(smaps), path)
+	var resident int
+	_, err = fmt.Sscan(strings.SplitN(mapping, "\nRss:", 2)[1], &resident)
+	must(t, err)
+	if !found || resident > 0 {
+		t.Errorf("the file is mapped: %v, with %d KiB resident; want none", found, resident)
+	}
 }

@@ -18,6 +18,8 @@ const (
 	// Remap opens, maps, copies and unmaps the file in every read, one read of the process at a
 	// time. Other reads meanwhile work like Pread.
 	Remap Access = "remap"
+	// Advise keeps a mapping of the file, and releases the pages that a read has touched.
+	Advise Access = "advise"
 	// Pread opens the file in every read, and reads each range with pread(2).
 	Pread Access = "pread"
 	// StayOpen keeps a descriptor and reads with pread(2). It suits files with many small reads,

@@ -2,6 +2,7 @@ package localfile
 
 import (
 	"errors"
+	"log/slog"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -19,9 +20,11 @@ import (
 // with the lock held.
 var remapping sync.Mutex
 
-// Remaps counts the reads of this process under Remap. A worker replaces it with the counters of
-// its mount before the first read.
-var Remaps = new(counts.Remaps)
+// A worker replaces these before the first read.
+var (
+	Maps = new(counts.Maps) // reads of this process under Remap and Advise
+	Log  = slog.New(slog.DiscardHandler)
+)
 
 const (
 	// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones
@@ -49,17 +52,24 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		return f.visitCopies(fd, ranges, visit)
 	}
 	if !remapping.TryLock() {
-		Remaps.Busy.Add(1)
+		Maps.Busy.Add(1)
 		return f.visitCopies(fd, ranges, visit)
 	}
 	defer remapping.Unlock()
-	Remaps.Mapped.Add(1)
 	willNeed(fd, ranges)
+	visited := 0
 	for chunk := range slices.Chunk(ranges, maxRanges) {
-		if err := f.visitWhole(fd, chunk, visit); err != nil {
+		err := f.visitWhole(fd, chunk, visit)
+		if unmapped, ok := err.(unmappedError); ok {
+			f.recordUnmapped(unmapped)
+			return f.visitCopies(fd, ranges[visited:], visit)
+		}
+		if err != nil {
 			return err
 		}
+		visited += len(chunk)
 	}
+	Maps.Mapped.Add(1)
 	for _, r := range ranges { // only after munmap: mapped pages are not dropped
 		f.dropPages(fd, r)
 	}
@@ -69,24 +79,22 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 // visitWhole maps the whole file once and visits ranges of it. The mapping is private, so that a
 // write fault (MADV_POPULATE_WRITE) copies one page and maps none around it.
 func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
-	// unix.Mmap would record the mapping in a table guarded by a lock.
-	var first unsafe.Pointer
-	err := eintr.Retry(func() (err error) {
-		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
-		return err
-	})
-	if err != nil {
-		return f.pathError("mmap", err)
+	populateOne := unix.MADV_POPULATE_WRITE
+	mapping, err := f.mmap(fd, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err == unmappedError(unix.ENOMEM) {
+		// If the kernel may not overcommit memory, it reserves all that could be written.
+		populateOne = unix.MADV_POPULATE_READ
+		mapping, err = f.mmap(fd, unix.PROT_READ, unix.MAP_SHARED)
 	}
-	defer unix.MunmapPtr(first, uintptr(f.size))
-	mapping := unsafe.Slice((*byte)(first), f.size)
-	unix.Madvise(mapping, unix.MADV_RANDOM)   // no readahead, because windows are random
-	unix.Madvise(mapping, unix.MADV_DONTDUMP) // not in core dumps
+	if err != nil {
+		return err
+	}
+	defer munmap(mapping)
 	sparse := int64(len(ranges))*faultAround < f.size
 	for _, r := range ranges {
 		populate := unix.MADV_POPULATE_READ
 		if from, to := r.pages(); sparse && to-from <= maxCopied {
-			populate = unix.MADV_POPULATE_WRITE
+			populate = populateOne
 		}
 		if err := f.visitMapped(mapping, fd, r, populate, visit); err != nil {
 			return err
@@ -95,14 +103,59 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
+// An unmappedError means that mmap(2) failed: the address space is limited, a sandbox forbids it, or
+// the file system does not support it.
+type unmappedError unix.Errno
+
+func (e unmappedError) Error() string { return "mmap: " + unix.Errno(e).Error() }
+
+// mmap maps the whole file. The error is an unmappedError.
+func (f *File) mmap(fd, prot, flags int) (mapping []byte, err error) {
+	// unix.Mmap would record the mapping in a table guarded by a lock.
+	var first unsafe.Pointer
+	err = eintr.Retry(func() (err error) {
+		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), prot, flags)
+		return err
+	})
+	if err != nil {
+		return nil, unmappedError(err.(unix.Errno))
+	}
+	mapping = unsafe.Slice((*byte)(first), f.size)
+	unix.Madvise(mapping, unix.MADV_RANDOM)   // no readahead, because windows are random
+	unix.Madvise(mapping, unix.MADV_DONTDUMP) // not in core dumps
+	return mapping, nil
+}
+
+func munmap(mapping []byte) {
+	unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mapping)), uintptr(len(mapping)))
+}
+
+var logUnmapped sync.Once
+
+// recordUnmapped counts a read that uses pread because its file could not be mapped, and logs the
+// first one.
+func (f *File) recordUnmapped(err unmappedError) {
+	Maps.Unmapped.Add(1)
+	logUnmapped.Do(func() {
+		Log.Warn("a token file cannot be mapped, so it is read with pread, which returns the same bytes; status.json counts such reads",
+			"file", f.Path(), "err", error(err))
+	})
+}
+
 // visitMapped maps the pages of a range with madvise(2), using the advice populate, and visits the
 // range. If a page cannot be mapped, perhaps only because the file system interrupted the page
-// fault, it reads the range with pread from fd. The caller must check afterwards that the file has
-// not changed.
+// fault, it reads the range with pread from fd, or from the path if fd is -1. The caller must check
+// afterwards that the file has not changed.
 func (f *File) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {
 		return err
+	}
+	if fd < 0 {
+		if fd, err = f.openUnchanged(); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
 	}
 	return f.visitCopies(fd, []Range{r}, visit)
 }

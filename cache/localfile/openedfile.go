@@ -54,9 +54,10 @@ func (f *File) ensureOpen() (*openedFile, error) {
 	return f.opened, nil
 }
 
-// Release drops the descriptor, which frees the space of a deleted file.
+// Release drops the descriptor and the mapping, which frees the space of a deleted file.
 func (f *File) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.opened = nil
+	f.dropMapping()
 }

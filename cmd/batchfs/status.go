@@ -31,7 +31,7 @@ var statusTemplate = template.Must(template.New("status.json").Funcs(template.Fu
 }).Parse(statusText))
 
 func (r *statusReport) json(live fs.LiveStatus) []byte {
-	mapped, busy := live.Shared.Remaps.Mapped.Load(), live.Shared.Remaps.Busy.Load()
+	mapped, busy := live.Shared.Maps.Mapped.Load(), live.Shared.Maps.Busy.Load()
 	var b bytes.Buffer
 	err := statusTemplate.Execute(&b, map[string]any{
 		"Live":     live,

@@ -17,8 +17,8 @@ func TestStatus(t *testing.T) {
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	shared.Remaps.Mapped.Store(8)
-	shared.Remaps.Busy.Store(1)
+	shared.Maps.Mapped.Store(8)
+	shared.Maps.Busy.Store(1)
 	r := statusReport{tableBytes: func() int64 { return 0 }, blockBytes: func() int64 { return 7 }}
 	text := r.json(fs.LiveStatus{
 		Shared:   shared,

@@ -79,7 +79,8 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	o := dataset.NewOpener(c)
 	o.Remote.Log = log
 	o.Remote.Store.Counts = &w.Shared.Store
-	localfile.Remaps = &w.Shared.Remaps
+	localfile.Maps = &w.Shared.Maps
+	localfile.Log = log
 	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &w.Shared.Blocks, Writes: &w.Shared.Writes}
 	served, err := snapshot.Sequences(o, log, w.Publish)
 	if err != nil {

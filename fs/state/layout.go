@@ -94,7 +94,7 @@ type mountState struct {
 type Counters struct {
 	Replies     atomic.Uint64 // requests with a reply
 	TextHandles atomic.Uint64 // opened text files
-	Remaps      counts.Remaps
+	Maps        counts.Maps
 
 	Store  counts.Store
 	Blocks counts.Blocks
@@ -103,7 +103,7 @@ type Counters struct {
 
 	ReplyBytes atomic.Int64 // memory reserved for large replies, in bytes
 
-	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // for later builds: 256 words, less those above
+	_ [256 - 5 - 22 - 4 - 7 - 3 - 1]uint64 // for later builds: 256 words, less those above
 }
 
 // Gauges are current values that the serving worker updates.

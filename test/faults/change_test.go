@@ -222,7 +222,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 	}
 	const undisturbed = "keeps:val/next"
 	for n, change := range changes {
-		access := []string{"remap", "pread"}[n%2]
+		access := []string{"remap", "advise", "pread"}[n%3]
 		t.Run(change.name+","+access, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

@@ -21,7 +21,7 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	settings := []string{"--data", dir, "--set", "batch.batch_size=25", "--set", "batch.block_size=32"}
 	want := ""
-	for _, access := range []string{"remap", "pread"} {
+	for _, access := range []string{"remap", "advise", "pread"} {
 		for _, pages := range []string{"keep", "drop"} {
 			t.Run(access+","+pages, func(t *testing.T) {
 				limited := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), e2e.Batchfs)

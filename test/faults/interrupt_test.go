@@ -22,7 +22,7 @@ func TestInterruptedFileSystem(t *testing.T) {
 	}
 	settings := []string{"-c", "/dev/null", "--set", "batch.batch_size=12", "--set"}
 	want := e2e.Digests(t, "train", 0, batches, append(settings, "splits.train.tokens="+source+"/*.bin")...)
-	for _, access := range []string{"remap", "pread"} {
+	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			t.Parallel()
 			slow := e2e.NewSlowFS(t, source)

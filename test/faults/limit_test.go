@@ -18,7 +18,7 @@ import (
 // fail, because a read that does not hang may take seconds on a busy machine.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	for _, access := range []string{"pread", "remap"} {
+	for _, access := range []string{"pread", "remap", "advise"} {
 		t.Run(access, func(t *testing.T) {
 			if access != "pread" {
 				e2e.SkipIfShort(t)
@@ -82,6 +82,34 @@ func TestTimeLimit(t *testing.T) {
 			e2e.CheckOutput(t, fmt.Sprintf("\nbatchfs_batches_total{settings=\"\",split=\"train\"} %d\n", delivered), "cat", m.Path("metrics"))
 		})
 	}
+}
+
+// Many readers of the same windows, of a file that stays mapped and whose pages are dropped, fail in
+// time if the disk hangs, and do not hold up others.
+func TestSameWindowsOfAHangingDisk(t *testing.T) {
+	t.Parallel()
+	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))
+	intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.TokensOfVersion(2, changeTokens))
+	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+intact,
+		"--set", "memory.access=advise", "--set", "memory.page_cache=drop", "--set", "mount.timeout=5s")
+	want := e2e.FileDigest(t, m, "train/batch/1")
+	serving := m.Worker(t)
+	d.Set(t, e2e.Hang)
+	var running sync.WaitGroup
+	for range 64 {
+		running.Go(func() {
+			if out, err := e2e.Command(t, "dd", "if="+m.Path("train/batch/1"), "of=/dev/null", "iflag=direct").CombinedOutput(); err == nil || !strings.Contains(string(out), "Connection timed out") {
+				t.Errorf("error %v, output %s, want a timeout", err, out)
+			}
+		})
+	}
+	d.AwaitHanging(t, 1)
+	e2e.Run(t, "cat", m.Path("well/next"), m.Path("status.json"))
+	testwait.End(t, "the timeouts", running.Wait)
+	d.Set(t, e2e.Healthy)
+	e2e.AwaitRun(t, "cat", m.Path("train/batch/1"))
+	e2e.Equal(t, "batch 1", e2e.FileDigest(t, m, "train/batch/1"), want)
+	e2e.Equal(t, "the worker", m.Worker(t), serving)
 }
 
 // checkReadsFail reads n files of train, whose token files do not respond. Each read must fail,

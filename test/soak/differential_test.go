@@ -343,7 +343,7 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	}
 	t.Logf("the configuration:\n%s", splits.config)
 	config := e2e.Write(t, filepath.Join(splits.dir, "config.toml"), splits.config)
-	for _, access := range []string{"remap", "pread"} {
+	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			t.Parallel()
 			m := e2e.Mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")

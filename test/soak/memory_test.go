@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -17,39 +16,75 @@ import (
 	"batchfs/test/e2e"
 )
 
+// readAndMeasure is a Python program that reads next in some processes, and prints by how many KiB
+// the worker and a reader, with their page tables, have grown between the first batches and the end.
+const readAndMeasure = `
+import os, re, sys
+path, worker, first, batches, readers = sys.argv[1], *map(int, sys.argv[2:])
+def read(n):
+    for _ in range(n):
+        open(path, "rb", buffering=0).read()
+def memory(pid):
+    status = open(f"/proc/{pid}/status").read()
+    return sum(int(re.search(rf"{name}:\s*(\d+)", status)[1]) for name in ("VmRSS", "VmPTE"))
+def read_all(n):
+    children = []
+    for _ in range(readers - 1):
+        if (pid := os.fork()) == 0:
+            read(n // readers)
+            os._exit(0)
+        children.append(pid)
+    read(n // readers)
+    assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+    return [memory(worker), memory("self")]
+before = read_all(first)
+print(*(b - a for a, b in zip(before, read_all(batches - first))))
+`
+
 // The memory of batchfs and its trainers does not grow with what was read. With page_cache =
 // "drop", neither does the page cache.
 func TestMemoryStaysFlat(t *testing.T) {
 	e2e.SkipUnlessSoak(t)
 	e2e.NeedFUSE(t)
-	const MiB = 1 << 20
-	path := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "tokens.bin"), 32*MiB, 2)
-	file := e2e.Must(os.Open(path))(t)
+	const GiB = 1 << 30
+	const bytes = 4 * GiB
+	dir := t.TempDir()
+	one := e2e.WriteTokens(t, filepath.Join(dir, "one.bin"), bytes/4, 4)
+	for i := range 3000 {
+		e2e.WriteTokens(t, filepath.Join(dir, fmt.Sprintf("shard_%04d.bin", i)), bytes/4/3000, 4)
+	}
+	file := e2e.Must(os.Open(one))(t)
 	defer file.Close()
-	const code = `
-import re, sys
-path, worker = sys.argv[1:]
-def read(n):
-    for _ in range(n):
-        open(path, "rb").read()
-    return [int(re.search(r"VmRSS:\s*(\d+)", open(f"/proc/{pid}/status").read())[1]) for pid in ("self", worker)]
-before = read(1)
-print(*(b - a for a, b in zip(before, read(599))))
-`
 	cached := map[string]uint64{}
-	for access, keep := range map[string]string{"remap": "keep", "pread": "drop"} {
+	for _, test := range []struct {
+		access, pages, tokens string
+		readers, descriptors  int
+	}{
+		{"remap", "keep", one, 1, 20_000},
+		{"pread", "drop", one, 1, 20_000},
+		{"advise", "keep", one, 1, 20_000},
+		{"advise", "drop", one, 16, 20_000},
+		{"remap", "keep", filepath.Join(dir, "shard_*.bin"), 64, 256},
+		{"advise", "keep", filepath.Join(dir, "shard_*.bin"), 64, 256},
+		{"advise", "drop", filepath.Join(dir, "shard_*.bin"), 64, 256},
+	} {
 		e2e.NoError(t, errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)))
-		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path,
-			"--set", "memory.access="+access, "--set", "memory.page_cache="+keep)
-		var trainer, worker int
-		e2e.Must(fmt.Sscan(e2e.RunJob(t, e2e.Python, "-c", code, m.Path("train/next"), strconv.Itoa(m.Worker(t))), &trainer, &worker))(t)
-		// The heap grows a little until the first garbage collections.
-		if trainer > 4<<10 || worker > 20<<10 {
-			t.Errorf("%s: the trainer grew by %d KiB and batchfs by %d, want at most 4 MiB and 20 MiB with a file of 64", access, trainer, worker)
+		limited := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, test.descriptors), e2e.PlainBatchfs)
+		m := e2e.MountProgram(t, limited, "--set", "splits.train.tokens="+test.tokens, "--set", "splits.train.token_dtype=uint32",
+			"--set", "memory.access="+test.access, "--set", "memory.page_cache="+test.pages)
+		var worker, trainer int
+		const first, batches = 1000, 30_000
+		e2e.Must(fmt.Sscan(e2e.RunJob(t, e2e.Python, "-c", readAndMeasure, m.Path("train/next"), fmt.Sprint(m.Worker(t)),
+			fmt.Sprint(first), fmt.Sprint(batches), fmt.Sprint(test.readers)), &worker, &trainer))(t)
+		t.Logf("%+v: the worker grew by %d KiB and a trainer by %d", test, worker, trainer)
+		if trainer > 8<<10 || worker > 8<<10 {
+			t.Errorf("%+v: the worker grew by %d KiB and a trainer by %d after the first %d batches, want at most 8 MiB", test, worker, trainer, first)
 		}
 		var pages unix.Cachestat_t
 		e2e.NoError(t, unix.Cachestat(uint(file.Fd()), &unix.CachestatRange{}, &pages, 0))
-		cached[keep] = pages.Cache
+		if test.tokens == one {
+			cached[test.pages] = pages.Cache
+		}
 		m.Stop(t)
 	}
 	if keep, drop := cached["keep"], cached["drop"]; drop >= keep/2 {
@@ -72,7 +107,7 @@ func TestElementsLargerThanTheBudget(t *testing.T) {
 		}
 	}
 	e2e.NoError(t, file.Close()) // mount rejects a file that is open for writing
-	for _, access := range []string{"pread", "remap"} {
+	for _, access := range []string{"pread", "remap", "advise"} {
 		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 			"--set", "splits.train.token_dtype=float32", "--set", "splits.train.shape=[4096, 4096]", "--set", "batch.batch_size=1",
 			"--set", "batch.order=shuffle", "--set", "memory.budget=33554432", "--set", "memory.access="+access)

@@ -62,7 +62,7 @@ func TestStore(t *testing.T) {
 		return b.Config(t, dir+"/?.bin", strings.ReplaceAll(text, "AT", dir))
 	}
 	modified := make(map[string]string) // times of batches in stores, keyed by path
-	for _, access := range []string{"remap", "pread"} {
+	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			args := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=3", "--set", "batch.block_size=7"}
 			local := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), append(args, "-c", config(dir))...)

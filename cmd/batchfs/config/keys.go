@@ -233,11 +233,13 @@ var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is alig
 var memoryTable = table{name: "[memory]", help: "How token files are read. These keys affect speed and memory, but never what is read. " +
 	"batchfs restart applies changes to all of them.", keys: []key{
 	{name: "access", initial: "remap",
-		valueType: oneOf(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Pread),
+		valueType: oneOf(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread),
 		help: "How a read of a batch gets its tokens.\n" +
 			"  remap: map the file, copy the rows and unmap it, like nanoGPT.\n" +
+			"  advise: keep the file mapped, and release its pages after each read (MADV_DONTNEED).\n" +
 			"  pread: read row by row; faster with several readers.\n" +
-			"With both, resident memory stays at the size of a batch. With remap, aligned arrays are read with pread."},
+			"With all of them, resident memory stays at the size of a batch. With remap, aligned arrays are read with pread, " +
+			"and so is a file that cannot be mapped."},
 	{name: "page_cache", initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		help: "Whether tokens stay in the kernel's page cache after a read. Set drop on machines with little memory. " +
 			"Reading the same tokens again then has to read the disk."},

@@ -81,6 +81,7 @@ var mountMetrics = []metric[shared]{
 	counter("requests", "Kernel requests that were answered.", func(s shared) uint64 { return s.Replies.Load() }),
 	counter("takeovers", "Number of times that another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
 	counter("worker_crashes", "Workers that crashed or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
+	counter("unmapped_reads", "Reads of token files that could not be mapped, and were read with pread.", func(s shared) int64 { return s.Maps.Unmapped.Load() }),
 	gauge("requests_waiting", "Requests that wait until other requests have finished using token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
 	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if more than a second.", longestWait),
 	gauge("cache_bytes", "Bytes in the block cache, which other mounts may share.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
