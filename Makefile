@@ -8,6 +8,8 @@
 #                beside BUSY=6 busy loops, with ONE=1 on one processor, with SHUFFLE=1 in random order
 # make times     writes the seconds of the last make test into CONTRIBUTING.md
 # make build     builds ./batchfs
+# make memory    shows how memory grows with a map that is kept, and not with the two fixes and a mount:
+#                a table, a chart, and examples/memory.svg; MEMORY="--tokens FILE" uses another file
 # make bench     measures how long a trainer waits for batches of the demo's tokens
 # make wheel     builds the Python package, which contains the program, for this machine, in dist/;
 #                make wheels builds it for x86_64 and arm64
@@ -63,7 +65,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
+.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux.
 build:
@@ -74,6 +76,11 @@ demo:
 	@.ci/setup demo
 	@CGO_ENABLED=0 .ci/progress build -o batchfs ./cmd/batchfs
 	@examples/demo $(DEMO)
+
+memory:
+	@.ci/setup memory
+	@CGO_ENABLED=0 .ci/progress build -o batchfs ./cmd/batchfs
+	@python=$$(.ci/memory) && BATCHFS_PROGRAM=$(CURDIR)/batchfs $$python examples/memory.py $(MEMORY)
 
 bench:
 	@.ci/setup demo
