@@ -78,7 +78,7 @@ type storm struct {
 func TestStorm(t *testing.T) {
 	onDisk, _ := e2e.StormConfig(t, "")
 	skipped := 0 // numbers that seeks skip
-	for _, s := range []storm{
+	for n, s := range []storm{
 		{"strike", e2e.PlainBatchfs, nil, "", e2e.KillOrRestart, false, false},
 		// The short form has no restarts: the command gives up on batches that take seconds, as may
 		// happen on a busy machine.
@@ -116,7 +116,8 @@ func TestStorm(t *testing.T) {
 			}
 			cmd, temporary := exec.Command(s.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+s.faults, "TMPDIR="+temporary)
-			m := e2e.MountProgram(t, cmd, append(s.args, "-c", config, "--set", "memory.access=pread")...)
+			access := []string{"pread", "advise", "remap"}[n%3]
+			m := e2e.MountProgram(t, cmd, append(s.args, "-c", config, "--set", "memory.access="+access)...)
 			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
