@@ -37,16 +37,19 @@ type Estimate struct {
 	LaterEpochs       Traffic   `json:"later_epochs"`
 	Requests          float64   `json:"requests"`      // sum over hosts, with mounting
 	Fetched           float64   `json:"fetched_bytes"` // sum over hosts
+	Price             float64   `json:"price"`         // dollars, for Requests and Fetched
 	HostRequests      float64   `json:"host_requests"` // of one host, without mounting
 	HostFetched       float64   `json:"host_fetched_bytes"`
 	CacheBytes        int64     `json:"cache_bytes"`
 	WorkingSetBytes   float64   `json:"share_bytes"` // size of the blocks needed in the run
+	Caches            []Cache   `json:"caches"`
 	MountRequests     int       `json:"mount_requests"`
 	MountSeconds      float64   `json:"mount_seconds"`       // one host mounts alone
 	FleetMountSeconds float64   `json:"fleet_mount_seconds"` // all hosts mount at once
 	FirstBatchSeconds float64   `json:"first_batch_seconds"`
 	Sources           []Source  `json:"sources"`
 	Stages            []Stage   `json:"stages"`
+	Timeline          []Part    `json:"timeline"`
 	Verdicts          []Verdict `json:"verdicts"`
 }
 
@@ -56,6 +59,22 @@ type Traffic struct {
 	PeakBytes    float64 `json:"bytes_peak"`
 	Requests     float64 `json:"requests_mean"`
 	PeakRequests float64 `json:"requests_peak"`
+}
+
+// A Cache is a size of the block cache in bytes, and the fraction of the blocks needed again in
+// later epochs that it holds. An Estimate has none if the corpus ends with its first epoch.
+type Cache struct {
+	Bytes float64 `json:"bytes"`
+	Hits  float64 `json:"hits"`
+}
+
+// A Part is a part of the run: the mean rates in it, and what the block cache holds at its end. If
+// the run is longer than its parts, further epochs are like the last one.
+type Part struct {
+	End      uint64  `json:"step"` // the first step after it
+	Bytes    float64 `json:"bytes"`
+	Requests float64 `json:"requests"`
+	Cached   float64 `json:"cached_bytes"`
 }
 
 // A Source is one source of the corpus, and how many epochs of it the run reads.
@@ -89,7 +108,8 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// epochParts is how many parts of an epoch are compared to find the peak, if it has enough steps.
+// epochParts is how many parts an epoch has, if it has enough steps. The peak is the highest of
+// their means.
 const epochParts = 10
 
 func (e *Estimate) addStages(c *corpus) {
@@ -139,45 +159,51 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 	}
 	e.addStages(c)
 	e.estimateTraffic(counted)
+	e.estimateCaches(counted)
 	e.estimateOpening(c, counted, o.latency.Seconds(), limits)
 
 	hosts := float64(c.hosts)
 	e.Requests = hosts * (e.HostRequests + float64(e.MountRequests))
 	e.Fetched = hosts * e.HostFetched
+	e.Price = e.Requests/1000*o.getPrice + e.Fetched/1e9*o.gbPrice
 	if !c.local {
 		e.addVerdicts(c, o.latency.Seconds(), limits)
 	}
 	return e
 }
 
-// estimateTraffic estimates what the configured block cache leaves to fetch, and the size of one
-// that holds everything.
+// estimateTraffic estimates what the configured block cache leaves to fetch.
 func (e *Estimate) estimateTraffic(counted *blockCounts) {
-	for _, m := range counted.misses {
-		if m.step == m.firstNeed && m.step < e.Steps {
-			e.WorkingSetBytes += m.bytes
-		}
-	}
 	bins := min(epochParts, e.EpochSteps)
-	parts := make([]Traffic, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
+	parts := make([]Part, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
 	counted.visitFetches(e.CacheBytes, func(m memoryMiss) {
 		bin := &parts[m.step*bins/e.EpochSteps]
 		bin.Bytes += m.bytes
 		bin.Requests += m.blocks
+		if m.step == m.firstNeed {
+			bin.Cached += m.bytes
+		}
 		if m.step < e.Steps {
 			e.HostFetched += m.bytes
 			e.HostRequests += m.blocks
 		}
 	})
 	binSeconds := float64(e.EpochSteps) * e.StepSeconds / float64(bins)
+	cached := 0.0
 	for i, bin := range parts {
 		traffic, count := &e.FirstEpoch, float64(bins)
 		if uint64(i) >= bins {
 			traffic, count = &e.LaterEpochs, float64(len(parts))-float64(bins)
 		}
-		traffic.Bytes += bin.Bytes / binSeconds / count
-		traffic.Requests += bin.Requests / binSeconds / count
-		traffic.PeakBytes, traffic.PeakRequests = max(traffic.PeakBytes, bin.Bytes/binSeconds), max(traffic.PeakRequests, bin.Requests/binSeconds)
+		bin.Bytes, bin.Requests = bin.Bytes/binSeconds, bin.Requests/binSeconds
+		traffic.Bytes += bin.Bytes / count
+		traffic.Requests += bin.Requests / count
+		traffic.PeakBytes, traffic.PeakRequests = max(traffic.PeakBytes, bin.Bytes), max(traffic.PeakRequests, bin.Requests)
+		// The cache keeps the blocks that were needed first.
+		cached = min(cached+bin.Cached, float64(e.CacheBytes))
+		if begin := uint64(i) * e.EpochSteps / bins; begin < e.Steps {
+			e.Timeline = append(e.Timeline, Part{min(uint64(i+1)*e.EpochSteps/bins, e.Steps), bin.Bytes, bin.Requests, cached})
+		}
 	}
 	// All caches are empty at first.
 	most := counted.newBlocksPerStep / e.StepSeconds
@@ -186,6 +212,33 @@ func (e *Estimate) estimateTraffic(counted *blockCounts) {
 		rest := float64(e.Steps-counted.steps) * e.StepSeconds
 		e.HostFetched += e.LaterEpochs.Bytes * rest
 		e.HostRequests += e.LaterEpochs.Requests * rest
+	}
+}
+
+// estimateCaches estimates the size of a block cache that holds everything, and what smaller ones
+// would do.
+func (e *Estimate) estimateCaches(counted *blockCounts) {
+	neededAgain := 0.0
+	for _, m := range counted.misses {
+		if m.step == m.firstNeed && m.step < e.Steps {
+			e.WorkingSetBytes += m.bytes
+		}
+		if m.step >= e.EpochSteps {
+			neededAgain += m.blocks
+		}
+	}
+	for _, fraction := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
+		if neededAgain == 0 {
+			break
+		}
+		cache, missed := Cache{Bytes: fraction * e.WorkingSetBytes}, 0.0
+		counted.visitFetches(int64(math.Ceil(cache.Bytes)), func(m memoryMiss) {
+			if m.step >= e.EpochSteps {
+				missed += m.blocks
+			}
+		})
+		cache.Hits = 1 - missed/neededAgain
+		e.Caches = append(e.Caches, cache)
 	}
 }
 

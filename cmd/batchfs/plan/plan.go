@@ -4,7 +4,7 @@
 // It builds the sequences of all ranks, over the corpus of a configuration or one described by its
 // size, and counts the blocks in which their batches lie (count.go). As in a mount, the sampler
 // picks the rows, and the block cache determines their blocks. From these counts, plan computes
-// rates and sizes (estimate.go).
+// rates, sizes and prices (estimate.go).
 package plan
 
 import (
@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/chart"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/sampler"
@@ -34,8 +35,10 @@ type options struct {
 
 	bandwidth, requests string
 	latency             time.Duration
+	getPrice, gbPrice   float64
 
 	json bool
+	plot string
 }
 
 // Command returns `batchfs plan`.
@@ -45,9 +48,10 @@ func Command() *cobra.Command {
 		Use:   "plan [SPLIT]",
 		Short: "Estimate what a run will need from the network, the object store and the disks",
 		Long: `Estimate what a run will need while its tokens are in an object store: bandwidth
-and requests in the first and in later epochs, the block cache of each host, the time
-to mount, and the epochs of each source. Plan also says which of these exceed a limit,
-and which key helps.
+and requests over time, in the first and in later epochs, their price, the block cache
+of each host, the time to mount, and the epochs of each source. Plan also says which of
+these exceed a limit, and which key helps. --plot draws bandwidth, requests and the
+block cache over the run.
 
 Describe the corpus with --tokens or several --source; it need not exist, and its
 settings are those of [batch]. Or name a SPLIT of the configuration, with or without
@@ -57,9 +61,10 @@ as in a mount. Each host has one mount for all its GPUs.
 
 Plan picks the rows as a mount does, and counts the blocks that they need in two
 samples: for some steps, it counts all blocks; for some blocks, it counts all steps
-that need them.`,
+that need them. The default prices are those of AWS S3 Standard in us-east-1 in
+November 2026, read from within the region; yours may differ.`,
 		Example: `  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s
-  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit
+  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit --plot plan.svg
   batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
   batchfs plan train/order=shuffle,batch_size=32 -c config.toml --hosts 4 --gpus 8 --step 300ms --epochs 3 --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -78,10 +83,15 @@ that need them.`,
 	f.StringVar(&o.bandwidth, "bandwidth", "", "the `rate` at which a host can receive, such as 25Gbit or 3GB (default: no limit)")
 	f.StringVar(&o.requests, "requests", "5500", "the `number` of requests that the store answers per second; AWS promises 5500 for each prefix")
 	f.DurationVar(&o.latency, "latency", 150*time.Millisecond, "duration of a request for a block")
+	f.Float64Var(&o.getPrice, "get-price", 0.0004, "the `price` of 1,000 requests, in dollars")
+	f.Float64Var(&o.gbPrice, "gb-price", 0, "the `price` of a gigabyte that leaves the store, in dollars")
 	f.BoolVar(&o.json, "json", false, "print JSON")
+	f.StringVar(&o.plot, "plot", "", "draw bandwidth, requests and cache over the run to this `file`, .svg or .png")
 	cmd.MarkFlagsMutuallyExclusive("tokens", "source", "data")
 	cmd.MarkFlagsMutuallyExclusive("steps", "epochs")
-	for _, name := range []string{"tokens", "source", "shard-tokens", "hosts", "gpus", "step", "steps", "epochs", "bandwidth", "requests", "latency"} {
+	cmd.MarkFlagFilename("plot", "svg", "png")
+	for _, name := range []string{"tokens", "source", "shard-tokens", "hosts", "gpus", "step", "steps", "epochs", "bandwidth", "requests", "latency",
+		"get-price", "gb-price"} {
 		cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 	return cmd
@@ -104,6 +114,11 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	progress.Finish()
 	if err != nil {
 		return err
+	}
+	if o.plot != "" {
+		if err := n.savePlot(o.plot); err != nil {
+			return err
+		}
 	}
 	if o.json {
 		return terminal.WriteJSON(cmd.OutOrStdout(), n)
@@ -130,8 +145,12 @@ func (o *options) check(args []string) error {
 		return fmt.Errorf("--steps: must be at most %d (got %d)", uint64(sampler.MaxBatches), o.steps)
 	case o.latency < 0:
 		return fmt.Errorf("--latency: must not be below 0 (got %v)", o.latency)
+	case !(o.getPrice >= 0 && o.getPrice <= 1e6):
+		return fmt.Errorf("--get-price: must be from 0 to 1000000 (got %g)", o.getPrice)
+	case !(o.gbPrice >= 0 && o.gbPrice <= 1e6):
+		return fmt.Errorf("--gb-price: must be from 0 to 1000000 (got %g)", o.gbPrice)
 	}
-	return nil
+	return chart.CheckPath(o.plot)
 }
 
 // computeEstimate estimates what a run over the corpus needs. progress receives the fraction of the

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -86,6 +87,72 @@ func TestOrders(t *testing.T) {
 	checkNear(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
 }
 
+// The hit rate of a cache is the fraction of the working set that fits in the cache.
+func TestCaches(t *testing.T) {
+	n := runEstimate(t, "--tokens", "10G", "--hosts", "2", "--set", "batch.order=shuffle")
+	if len(n.Caches) != 5 {
+		t.Errorf("%d caches, want 5", len(n.Caches))
+	}
+	for _, c := range n.Caches {
+		checkNear(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.WorkingSetBytes)
+	}
+}
+
+// The parts of the timeline add up to what the run fetches, and end with the run or with what was
+// counted. The block cache fills up to its limit.
+func TestTimeline(t *testing.T) {
+	for _, test := range []struct {
+		args   string
+		epochs float64 // in the timeline
+		parts  int
+	}{{"--epochs 0.35", 0.35, 4}, {"--epochs 2", 2, 20}, {"--epochs 50", 4, 40}} {
+		n := runEstimate(t, append(strings.Fields(test.args), "--tokens", "500M", "--hosts", "2", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=700000000")...)
+		fetched, end, cached := 0.0, uint64(0), 0.0
+		for _, p := range n.Timeline {
+			if p.End <= end || p.Cached < cached {
+				t.Errorf("%s: %+v follows step %d and %g cached bytes", test.args, p, end, cached)
+			}
+			fetched += p.Bytes * float64(p.End-end) * n.StepSeconds
+			end, cached = p.End, p.Cached
+		}
+		checkNear(t, test.args+": last step", float64(end), test.epochs*float64(n.EpochSteps))
+		checkNear(t, test.args+": bytes in the cache", cached, min(n.WorkingSetBytes, 7e8))
+		if n.Epochs <= 4 {
+			checkNear(t, test.args+": fetched bytes", fetched, n.HostFetched)
+		}
+		if len(n.Timeline) != test.parts {
+			t.Errorf("%s: %d parts, want %d", test.args, len(n.Timeline), test.parts)
+		}
+	}
+}
+
+// The price is that of the requests and bytes of all hosts, mounting included.
+func TestPrice(t *testing.T) {
+	corpus := []string{"--tokens", "100M", "--hosts", "2"}
+	n := runEstimate(t, append(corpus, "--get-price", "0.5", "--gb-price", "0.25")...)
+	checkNear(t, "price", n.Price, n.Requests/1000*0.5+n.Fetched/1e9*0.25)
+	checkNear(t, "price by default", runEstimate(t, corpus...).Price, n.Requests*4e-7)
+}
+
+// Charts go to the file, and the text has bars for the same rates and caches.
+func TestPictures(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plan.svg")
+	out, err := runPlan(t, "--tokens", "100M", "--step", "1s", "--epochs", "2", "--plot", file)
+	testfiles.NoError(t, err)
+	for _, want := range []string{"\nBytes a second from the store to a host, up to each step", "█ ", "\nBlocks that later epochs find in the block cache", "the run: price"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%s\nlacks %q", out, want)
+		}
+	}
+	text, err := os.ReadFile(file)
+	testfiles.NoError(t, err)
+	for _, want := range []string{">Bytes a second from the store to a host<", ">Requests a second of a host<", ">Bytes in the block cache of a host<"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the chart lacks %s", want)
+		}
+	}
+}
+
 // Without a cache, each step fetches all of its blocks.
 func TestNoCache(t *testing.T) {
 	uncached := runEstimate(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
@@ -142,6 +209,10 @@ func TestErrors(t *testing.T) {
 		{"--tokens 1G --step 1s --hosts 1000000 --gpus 8", []string{"batch_size", "12"}},
 		{"--tokens 1G --step 1s --bandwidth fast", []string{"--bandwidth", `"fast"`, "25Gbit"}},
 		{"--tokens 1G --step 1s --requests -1", []string{"--requests", `"-1"`}},
+		{"--tokens 1G --step 1s --plot a.pdf", []string{"a.pdf", ".svg"}},
+		{"--tokens 1G --step 1s --plot none/a.svg", []string{"--plot", "none"}},
+		{"--tokens 1G --step 1s --get-price -1", []string{"--get-price", "-1"}},
+		{"--tokens 1G --step 1s --gb-price NaN", []string{"--gb-price", "NaN"}},
 		{"train --tokens 1G --step 1s", []string{"train", "--set"}},
 		{"--tokens 1G --step 1s --set batch.rows=packed", []string{"rows"}},
 		{"--step 1s", []string{"config.toml"}},

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"batchfs/cmd/batchfs/chart"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/printable"
 )
@@ -34,6 +35,13 @@ func (e *Estimate) print(out io.Writer) {
 	}
 	if len(e.Stages) > 1 {
 		e.printStages(&text)
+	}
+	e.printTimeline(&text)
+	if len(e.Caches) > 0 {
+		fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
+	}
+	for _, c := range e.Caches {
+		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
 	for _, v := range e.Verdicts {
@@ -83,6 +91,39 @@ func (e *Estimate) printRates(out io.Writer) {
 	epoch("later epochs", e.LaterEpochs)
 	line("the run: bytes", e.HostFetched, formatBytes)
 	line("the run: requests", e.Requests/hosts, formatCount)
+	line("the run: price", e.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
 	line("each mount: requests", float64(e.MountRequests), formatCount)
 	line("block cache to hold all a host needs", e.WorkingSetBytes, formatBytes)
+}
+
+// printTimeline draws the first two epochs. Later ones are like the second, unless the block cache
+// is filled late.
+func (e *Estimate) printTimeline(out io.Writer) {
+	parts, most := e.Timeline[:min(2*epochParts, len(e.Timeline))], 0.0
+	for _, p := range parts {
+		most = max(most, p.Bytes)
+	}
+	fmt.Fprintln(out, "\nBytes a second from the store to a host, up to each step, from a sample of its blocks")
+	for _, p := range parts {
+		fmt.Fprintf(out, "  %8s  %s %s\n", formatCount(float64(p.End)), terminal.Bar(p.Bytes, most), formatBytes(p.Bytes))
+	}
+}
+
+func (e *Estimate) savePlot(path string) error {
+	steps := "steps, from a sample of the blocks"
+	if last := e.Timeline[len(e.Timeline)-1].End; last < e.Steps {
+		steps += fmt.Sprintf("; epochs after the first %s are like the last of these", formatCount(float64(last)/float64(e.EpochSteps)))
+	}
+	var charts []chart.Chart
+	draw := func(title string, isMean bool, format func(float64) string, value func(Part) float64) {
+		line := chart.Line{Title: title, XLabel: steps, FormatX: formatCount, FormatY: format, IsMean: isMean, Points: []chart.Point{{}}}
+		for _, p := range e.Timeline {
+			line.Points = append(line.Points, chart.Point{X: float64(p.End), Y: value(p)})
+		}
+		charts = append(charts, line)
+	}
+	draw("Bytes a second from the store to a host", true, formatBytes, func(p Part) float64 { return p.Bytes })
+	draw("Requests a second of a host", true, formatCount, func(p Part) float64 { return p.Requests })
+	draw("Bytes in the block cache of a host", false, formatBytes, func(p Part) float64 { return p.Cached })
+	return chart.Save(path, charts...)
 }

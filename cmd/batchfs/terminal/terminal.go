@@ -1,4 +1,4 @@
-// Package terminal formats the output of commands: progress, sizes and JSON. A command writes
+// Package terminal formats the output of commands: progress, sizes, bars and JSON. A command writes
 // its results through an [Output] and shows a [Progress] on standard error.
 package terminal
 
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,17 @@ func Plural(n int64, one, several string) string {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, several)
+}
+
+// Bar returns a bar for n, with 40 columns if n equals most. For any n above 0, the bar has at
+// least an eighth of a column.
+func Bar(n, most float64) string {
+	const width = 40
+	if n <= 0 {
+		return ""
+	}
+	eighths := int(math.Ceil(8 * width * n / most))
+	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 
 // A Progress shows how much of some work is done. It is safe for concurrent use.
