@@ -59,7 +59,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/terminal", "internal/printable", "sampler"},
 		"cmd/batchfs/top":   {"cmd/batchfs/metrics", "cmd/batchfs/terminal", "fs/mount", "fs/state", "internal/printable", "internal/process"},
-		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/terminal"},
+		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/terminal"},
 		"cmd/batchfs/scan": {"cache", "cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsontext", "internal/printable"},
 		"cmd/batchfs/view": {"cache", "cache/array", "cmd/batchfs/dataset", "cmd/batchfs/prepare/bpe", "cmd/batchfs/vocabulary", "internal/jsontext",

@@ -23,7 +23,7 @@ func TestBench(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
-	cmd := benchCommand(t, dir, "--steps", "3", "--json", file)
+	cmd := benchCommand(t, dir, "--steps", "3", "--all", "--json", file, "--plot", file+".svg")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -62,7 +62,9 @@ func TestBench(t *testing.T) {
 		}
 	}
 	e2e.Equal(t, "scenes", len(report.Scenes), 3)
-	e2e.Contains(t, "the output", string(out), "\nCOLD, AFTER 5 MS OF COMPUTE: ")
+	e2e.Contains(t, "the output", string(out), "\nBACK TO BACK: ")
+	e2e.Contains(t, "the output", string(out), "\nWait for a batch of 12 rows of 1024 tokens, after 3 ms of compute\n")
+	e2e.Contains(t, "the chart", string(e2e.Content(t, file+".svg")), ">Wait for a batch, after 3 ms of compute<")
 }
 
 // An interrupted bench fails, and leaves nothing behind.

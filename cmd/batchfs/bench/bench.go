@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/chart"
 )
 
 type options struct {
@@ -21,7 +23,9 @@ type options struct {
 	dir    string
 	python string
 	sets   []string
+	all    bool
 	json   string
+	plot   string
 
 	rounds, steps int // limits for tests; 0 keeps those of each scene
 	bytes         int64
@@ -39,12 +43,19 @@ get_batch, a fast loader in the trainer's own process, and PyTorch's DataLoader.
 take turns, round after round in random order. Bench takes a minute or two. The
 Python interpreter must have NumPy, and should have PyTorch.
 
+Bench draws a bar for each loader, and the last line says what to read and how long a
+trainer then waits. The bar of a way to read a mount is that of remap, or of another
+memory.access that is at least 1.25 times as fast. --all prints every measurement.
+
 Only ratios within one run are meaningful. Don't compare numbers from different runs,
 and run nothing else in the meantime.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
-  batchfs bench --tokens data/train.bin --json bench.json`,
+  batchfs bench --tokens data/train.bin --all --json bench.json --plot bench.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := chart.CheckPath(o.plot); err != nil {
+				return err
+			}
 			if o.tokens != "" {
 				if _, err := os.Stat(o.tokens); err != nil {
 					return fmt.Errorf("--tokens: %w", err)
@@ -63,7 +74,10 @@ and run nothing else in the meantime.`,
 	cmd.Flags().StringVar(&o.dir, "dir", "/var/tmp", "put gigabytes of temporary files in this `directory`, on the disk to measure")
 	cmd.Flags().StringVar(&o.python, "python", cmp.Or(os.Getenv("PYTHON"), "python3"), "run the trainer with this Python `program`")
 	cmd.Flags().StringArrayVar(&o.sets, "set", nil, "set one key of every mount, `key=value`; can be repeated")
+	cmd.Flags().BoolVar(&o.all, "all", false, "print all measurements")
 	cmd.Flags().StringVar(&o.json, "json", "", "write all measurements to this `file`")
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw waits by loader and scenario to this `file`, .svg or .png")
+	cmd.MarkFlagFilename("plot", "svg", "png")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")
 	cmd.Flags().IntVar(&o.steps, "steps", 0, "")
 	cmd.Flags().Int64Var(&o.bytes, "bytes", 2<<30, "")
@@ -78,13 +92,25 @@ func (o *options) run(s *stage, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	figures, err := o.runBatches(s, out)
-	if err != nil || o.json == "" {
-		return err
-	}
-	text, err := json.MarshalIndent(figures, "", "  ")
+	r, err := o.runBatches(s)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(o.json, append(text, '\n'), 0o666)
+	if o.all {
+		r.printAll(out)
+	}
+	r.print(out)
+	if o.json != "" {
+		text, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.json, append(text, '\n'), 0o666); err != nil {
+			return err
+		}
+	}
+	if o.plot != "" {
+		return r.savePlot(o.plot)
+	}
+	return nil
 }

@@ -4,7 +4,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -43,7 +42,7 @@ type hostInfo struct {
 	WarmBytes int64   `json:"warm_file_bytes"`
 }
 
-func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
+func (o *options) runBatches(s *stage) (*report, error) {
 	b := &bench{stage: s, sets: o.sets, host: hostInfo{Cores: runtime.NumCPU(), Go: runtime.Version()}}
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -65,9 +64,7 @@ func (o *options) runBatches(s *stage, out io.Writer) (*report, error) {
 			return nil, err
 		}
 	}
-	r := &report{Host: b.host, ColdWasCached: b.coldWasCached, Scenes: scenes}
-	r.print(out)
-	return r, nil
+	return &report{Host: b.host, ColdWasCached: b.coldWasCached, Scenes: scenes}, nil
 }
 
 // prepareFiles sets the token files. Warm scenes read the given file or a new one, and cold scenes

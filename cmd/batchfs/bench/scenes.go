@@ -6,7 +6,10 @@ import (
 	"time"
 )
 
-const batchSize, blockSize = 12, 1024
+const (
+	batchSize, blockSize = 12, 1024
+	defaultAccess        = "remap"
+)
 
 // A scene is a workload for which ways of getting batches are compared.
 type scene struct {
@@ -55,7 +58,7 @@ func (o *options) scenes(torch bool) []*scene {
 		if torch {
 			add("PyTorch DataLoader, 2 workers", "dataloader", "")
 		}
-		for _, access := range []string{"pread", "remap"} {
+		for _, access := range []string{defaultAccess, "pread"} {
 			add("batches.bin in order, "+access, "batches_bin", access)
 			add("next kept open, "+access, "next_kept", access)
 			add("next opened for each batch, "+access, "next_opened", access)

@@ -68,17 +68,21 @@ func newPlot(title string) *plot.Plot {
 
 func (b Bars) plot() (*plot.Plot, vg.Length, error) {
 	p := newPlot(b.Title)
-	n := len(b.Bars)
+	n, longest := len(b.Bars), 0.0
+	for _, bar := range b.Bars {
+		longest = max(longest, bar.Value)
+	}
+	// Names and values begin at fixed places, with room for wider fonts than the one measured here.
+	left := -0.8 * longest
 	plain, highlighted := make(plotter.Values, n), make(plotter.Values, n)
-	names, labels := make([]string, n), plotter.XYLabels{}
+	texts := plotter.XYLabels{}
 	for i, bar := range b.Bars {
 		row := n - 1 - i // rows are counted from the bottom
-		names[row] = bar.Name
 		if plain[row] = bar.Value; bar.Highlight {
 			plain[row], highlighted[row] = 0, bar.Value
 		}
-		labels.XYs = append(labels.XYs, plotter.XY{X: bar.Value, Y: float64(row)})
-		labels.Labels = append(labels.Labels, bar.Label)
+		texts.XYs = append(texts.XYs, plotter.XY{X: left, Y: float64(row)}, plotter.XY{X: bar.Value, Y: float64(row)})
+		texts.Labels = append(texts.Labels, bar.Name, bar.Label)
 	}
 	for i, values := range []plotter.Values{plain, highlighted} {
 		bars, err := plotter.NewBarChart(values, 13)
@@ -88,19 +92,18 @@ func (b Bars) plot() (*plot.Plot, vg.Length, error) {
 		bars.Horizontal, bars.Color, bars.LineStyle.Width = true, []color.Color{blue, orange}[i], 0
 		p.Add(bars)
 	}
-	values, err := plotter.NewLabels(labels)
+	labels, err := plotter.NewLabels(texts)
 	if err != nil {
 		return nil, 0, err
 	}
-	values.Offset.X = 5
-	for i := range values.TextStyle {
-		values.TextStyle[i] = p.Y.Tick.Label
-		values.TextStyle[i].XAlign, values.TextStyle[i].YAlign = draw.XLeft, draw.YCenter
+	labels.Offset.X = 5
+	for i := range labels.TextStyle {
+		labels.TextStyle[i] = p.Y.Tick.Label
+		labels.TextStyle[i].XAlign, labels.TextStyle[i].YAlign = draw.XLeft, draw.YCenter
 	}
-	p.Add(values)
-	p.NominalY(names...)
-	p.HideX()
-	p.X.Min = 0
+	p.Add(labels)
+	p.HideAxes()
+	p.X.Min, p.X.Max = left, 1.05*longest
 	return p, 40 + 20*vg.Length(n), nil
 }
 
@@ -137,7 +140,7 @@ func (format ticks) Ticks(least, most float64) []plot.Tick {
 	all := plot.DefaultTicks{}.Ticks(least, most)
 	for i := range all {
 		if all[i].Label != "" {
-			all[i].Label = format(all[i].Value)
+			all[i].Label = format(all[i].Value) + " " // room for wider fonts
 		}
 	}
 	return all

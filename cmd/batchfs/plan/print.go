@@ -41,7 +41,7 @@ func (e *Estimate) print(out io.Writer) {
 		fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
 	}
 	for _, c := range e.Caches {
-		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1), formatPercent(c.Hits))
+		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1, 40), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
 	for _, v := range e.Verdicts {
@@ -105,7 +105,7 @@ func (e *Estimate) printTimeline(out io.Writer) {
 	}
 	fmt.Fprintln(out, "\nBytes a second from the store to a host, up to each step, from a sample of its blocks")
 	for _, p := range parts {
-		fmt.Fprintf(out, "  %8s  %s %s\n", formatCount(float64(p.End)), terminal.Bar(p.Bytes, most), formatBytes(p.Bytes))
+		fmt.Fprintf(out, "  %8s  %s %s\n", formatCount(float64(p.End)), terminal.Bar(p.Bytes, most, 40), formatBytes(p.Bytes))
 	}
 }
 

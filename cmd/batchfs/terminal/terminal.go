@@ -47,14 +47,13 @@ func Plural(n int64, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// Bar returns a bar for n, with 40 columns if n equals most. For any n above 0, the bar has at
+// Bar returns a bar for n, with width columns if n equals most. For any n above 0, the bar has at
 // least an eighth of a column.
-func Bar(n, most float64) string {
-	const width = 40
+func Bar(n, most float64, width int) string {
 	if n <= 0 {
 		return ""
 	}
-	eighths := int(math.Ceil(8 * width * n / most))
+	eighths := int(math.Ceil(8 * float64(width) * n / most))
 	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 

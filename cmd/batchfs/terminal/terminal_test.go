@@ -35,3 +35,11 @@ func TestProgressInLines(t *testing.T) {
 		}
 	})
 }
+
+func TestBar(t *testing.T) {
+	for n, want := range map[float64]string{0: "", 1e-9: "▏", 1: "██▌", 1.01: "██▋", 4: "██████████"} {
+		if got := Bar(n, 4, 10); got != want {
+			t.Errorf("%g of 4: %q, want %q", n, got, want)
+		}
+	}
+}
