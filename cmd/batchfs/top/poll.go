@@ -29,8 +29,29 @@ type Mount struct {
 	Uptime    float64           `json:"uptime_seconds,omitempty"`
 	Takeovers uint64            `json:"takeovers"`
 	Waiting   int64             `json:"requests_waiting"` // requests waiting for others to end
+	Store     *StoreStats       `json:"store,omitempty"`  // nil if no store has been used
 	Processes []metrics.Process `json:"processes,omitempty"`
 	Sequences []*SequenceStats  `json:"sequences,omitempty"`
+}
+
+// StoreStats holds the counters of the stores that a mount reads, and of its block cache.
+type StoreStats struct {
+	Fetched  int64 `json:"fetched_bytes"`
+	Requests int64 `json:"requests"`
+	Retries  int64 `json:"retries"`
+	Errors   int64 `json:"errors"`
+	Hits     int64 `json:"cache_hits"`          // reads of blocks in the cache
+	Waits    int64 `json:"cache_waits"`         // reads that waited for a block
+	Unstored int64 `json:"cache_unkept_blocks"` // dropped: the cache was full
+	Failed   int64 `json:"cache_failed_blocks"` // dropped: the disk failed
+	Slow     int64 `json:"cache_slow_blocks"`   // dropped: the disk was too slow
+	Used     int64 `json:"cache_bytes"`
+	Limit    int64 `json:"cache_limit_bytes"`  // 0 without a cache directory
+	Needed   int64 `json:"cache_needed_bytes"` // bytes needed in an epoch
+	Stored   int64 `json:"cache_kept_bytes"`   // the cached part of Needed
+
+	// Rates is nil at the first poll.
+	Rates *StoreRates `json:"rates,omitempty"`
 }
 
 // Resident returns the resident memory of all processes of the mount, in bytes.
@@ -128,6 +149,7 @@ func (w *watchedMount) poll() *Mount {
 	}
 	m.Version, m.Uptime = s.Program(), time.Since(time.Unix(0, s.Began)).Seconds()
 	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
+	m.Store = storeStatsOf(s)
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.OpenSequences(s) {
@@ -149,6 +171,17 @@ func (w *watchedMount) state() string {
 		return "stuck"
 	}
 	return "serving"
+}
+
+func storeStatsOf(s *state.Shared) *StoreStats {
+	if s.Store.Requests.Load() == 0 {
+		return nil
+	}
+	return &StoreStats{
+		Fetched: s.Store.Bytes.Load(), Requests: s.Store.Requests.Load(), Retries: s.Store.Retries.Load(), Errors: s.Store.Errors.Load(),
+		Hits: s.Blocks.Hits.Load(), Waits: s.Blocks.Waits.Load(), Unstored: s.Blocks.Full.Load(), Failed: s.Writes.Failed.Load(), Slow: s.Writes.Slow.Load(),
+		Used: s.Gauges.CacheUsed.Load(), Limit: s.Gauges.CacheLimit.Load(), Needed: s.Gauges.CacheNeeded.Load(), Stored: s.Gauges.CacheStored.Load(),
+	}
 }
 
 func sequenceStatsOf(shared *state.Shared, open metrics.OpenSequence, readers []*Reader) *SequenceStats {

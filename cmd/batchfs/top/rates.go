@@ -23,20 +23,53 @@ type Rates struct {
 	WaitedFraction *float64 `json:"waited_share"` // the largest among readers of next
 }
 
+// StoreRates holds the rates of the stores of a mount since an earlier poll.
+type StoreRates struct {
+	Fetched  float64 `json:"fetched_bytes_per_second"`
+	Requests float64 `json:"requests_per_second"`
+	Errors   float64 `json:"errors_per_second"`
+}
+
+// computeRates sets the rates since an earlier frame, for what that has too.
 func (f *frame) computeRates(earlier *frame) {
-	old := map[string]*SequenceStats{}
+	seconds := f.time.Sub(earlier.time).Seconds()
+	old, oldStores := map[string]*SequenceStats{}, map[string]*StoreStats{}
 	for _, m := range earlier.mounts {
+		oldStores[m.Mountpoint] = m.Store
 		for _, s := range m.Sequences {
 			old[m.Mountpoint+"\x00"+s.Name] = s
 		}
 	}
 	for _, m := range f.mounts {
+		if s, old := m.Store, oldStores[m.Mountpoint]; s != nil && old != nil && old.Requests <= s.Requests {
+			s.Rates = &StoreRates{float64(s.Fetched-old.Fetched) / seconds, float64(s.Requests-old.Requests) / seconds, float64(s.Errors-old.Errors) / seconds}
+		}
 		for _, s := range m.Sequences {
 			if old := old[m.Mountpoint+"\x00"+s.Name]; old != nil && old.Reads <= s.Reads {
-				s.Rates = s.ratesSince(old, f.time.Sub(earlier.time).Seconds())
+				s.Rates = s.ratesSince(old, seconds)
 			}
 		}
 	}
+}
+
+// A sample is what the readers of a mount did in one interval.
+type sample struct {
+	batches float64 // per second
+	// waited is the largest fraction of the time that a reader of next waited; nil without readers.
+	waited *float64
+}
+
+func (m *Mount) sample() (s sample) {
+	for _, q := range m.Sequences {
+		if q.Rates == nil {
+			continue
+		}
+		s.batches += q.Rates.Batches
+		if w := q.Rates.WaitedFraction; w != nil && (s.waited == nil || *w > *s.waited) {
+			s.waited = w
+		}
+	}
+	return s
 }
 
 // ratesSince returns the rates since old, which is seconds older than s. It also sets the

@@ -26,6 +26,11 @@ is, whether any process that reads ` + "`next`" + ` spends more than 5% of its t
 cannot see how long readers of numbered files wait, because the kernel serves those
 files from its page cache.
 
+Two lines of blocks show the last minute of each mount: batches per second, of which
+the highest block is the most in that minute, and the fraction of the time that a
+reader of ` + "`next`" + ` waited, of which a full block is all. If token files are in a store, two
+more lines show what is fetched from it and how much of it the block cache has.
+
 Scroll with the arrow keys, and quit with q. If the output is not a terminal, top
 prints one JSON object per second.`,
 		Example: `  batchfs top
@@ -54,7 +59,7 @@ prints one JSON object per second.`,
 			if !terminal.Is(cmd.OutOrStdout()) {
 				return printLines(cmd, first, poll)
 			}
-			m := &model{poll: poll, width: 80, height: 24}
+			m := &model{poll: poll, history: map[string][]sample{}, width: 80, height: 24}
 			m.addFrame(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // stopped by a signal
@@ -99,17 +104,29 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 // A model is the state of the terminal display, a [tea.Model].
 type model struct {
 	poll          func() (*frame, error)
-	frames        []*frame // oldest first, at most windowFrames
+	frames        []*frame            // oldest first, at most windowFrames
+	history       map[string][]sample // the last minute by mountpoint, oldest first
 	width, height int
 	scroll        int // lines below the headline that are scrolled out
 	err           error
 }
 
-const windowFrames = 10 // frames over which rates are averaged
+const (
+	windowFrames  = 10 // frames over which rates are averaged
+	historyLength = int(time.Minute / pollInterval)
+)
 
-// addFrame appends a frame and computes its rates over the window.
+// addFrame appends a frame and computes its rates: over one interval for the history, and over the
+// window for the figures.
 func (m *model) addFrame(f *frame) {
-	if len(m.frames) > 0 {
+	if n := len(m.frames); n > 0 {
+		f.computeRates(m.frames[n-1])
+		history := map[string][]sample{}
+		for _, mount := range f.mounts {
+			samples := append(m.history[mount.Mountpoint], mount.sample())
+			history[mount.Mountpoint] = samples[max(0, len(samples)-historyLength):]
+		}
+		m.history = history
 		f.computeRates(m.frames[0])
 	}
 	m.frames = append(m.frames, f)
@@ -147,7 +164,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.width) }
+func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history, m.width) }
 
 func (m *model) View() tea.View {
 	v := tea.NewView(screen(m.lines(), m.scroll, m.width, m.height, "\x1b[31m", "\x1b[0m"))

@@ -2,11 +2,13 @@ package top
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/state"
 	"batchfs/internal/printable"
 )
@@ -20,8 +22,8 @@ type line struct {
 // badWaitFraction is the largest fraction of time that a reader may wait without being highlighted.
 const badWaitFraction = 0.05
 
-// lines renders a frame for a screen of the given width.
-func (f *frame) lines(width int) []line {
+// lines renders a frame for a screen of the given width. history has the last minute by mountpoint.
+func (f *frame) lines(history map[string][]sample, width int) []line {
 	all := []line{f.headline()}
 	nameWidth := min(max(width-60, 12), 40)
 	for _, m := range f.mounts {
@@ -30,6 +32,10 @@ func (f *frame) lines(width int) []line {
 			continue
 		}
 		all = append(all, m.summaryLine())
+		all = append(all, m.historyLines(history[m.Mountpoint], width)...)
+		if m.Store != nil {
+			all = append(all, m.storeLines()...)
+		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s",
 			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH")})
 		for _, s := range m.Sequences {
@@ -74,6 +80,70 @@ func (m *Mount) summaryLine() line {
 		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
 	}
 	return line{text, m.Waiting > 0}
+}
+
+// historyLines draws the last samples that fit the width, next to the current rates.
+func (m *Mount) historyLines(samples []sample, width int) []line {
+	const others = 20 // columns
+	samples = samples[max(0, len(samples)-max(width-others, 0)):]
+	most, batches, waited := 0.0, make([]float64, len(samples)), make([]float64, len(samples))
+	for i, s := range samples {
+		most, batches[i] = max(most, s.batches), s.batches
+		if s.waited != nil {
+			waited[i] = *s.waited
+		}
+	}
+	now := m.sample()
+	return []line{
+		{text: fmt.Sprintf("  batches/s %s %.1f", sparkline(batches, most), now.batches)},
+		{fmt.Sprintf("  waiting   %s %s", sparkline(waited, 1), percent(now.waited)), now.waited != nil && *now.waited > badWaitFraction},
+	}
+}
+
+// sparkline draws a block for each value, which is full if the value equals most. A value above 0
+// has at least an eighth of a block.
+func sparkline(values []float64, most float64) string {
+	var b strings.Builder
+	for _, v := range values {
+		eighths := 0
+		if v > 0 {
+			eighths = min(max(int(math.Round(8*v/most)), 1), 8)
+		}
+		b.WriteRune([]rune(" ▁▂▃▄▅▆▇█")[eighths])
+	}
+	return b.String()
+}
+
+// storeLines says what comes from the store, and how the block cache fares, if there is one.
+func (m *Mount) storeLines() []line {
+	s, served := m.Store, uint64(0)
+	for _, q := range m.Sequences {
+		served += q.Bytes
+	}
+	r := s.Rates
+	if r == nil {
+		r = &StoreRates{}
+	}
+	text := fmt.Sprintf("  store: %.1f MB/s, %.1f requests/s; fetched %s, %s of the bytes served", r.Fetched/1e6, r.Requests, terminal.FormatBytes(s.Fetched),
+		percent(fraction(float64(s.Fetched), float64(served))))
+	if s.Errors > 0 {
+		text += fmt.Sprintf("; %s, %s", terminal.Plural(s.Errors, "error", "errors"), terminal.Plural(s.Retries, "retry", "retries"))
+	}
+	all := []line{{text, r.Errors > 0}}
+	if s.Limit == 0 {
+		return all
+	}
+	text = fmt.Sprintf("  cache: has %s of the %s needed; %s of %s used; %s of block reads hit", percent(fraction(float64(s.Stored), float64(s.Needed))),
+		terminal.FormatBytes(s.Needed), terminal.FormatBytes(s.Used), terminal.FormatBytes(s.Limit), percent(fraction(float64(s.Hits), float64(s.Hits+s.Waits))))
+	for _, dropped := range []struct {
+		blocks int64
+		why    string
+	}{{s.Unstored, "did not fit"}, {s.Failed, "could not be written"}, {s.Slow, "not written in time, because the disk is slow"}} {
+		if dropped.blocks > 0 {
+			text += fmt.Sprintf("; %s %s", terminal.Plural(dropped.blocks, "block", "blocks"), dropped.why)
+		}
+	}
+	return append(all, line{text, s.Unstored+s.Failed+s.Slow > 0})
 }
 
 // lines renders a sequence: its name in nameWidth columns, and its rates.

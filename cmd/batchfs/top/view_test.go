@@ -25,6 +25,7 @@ func twoFrames(waited float64, readers ...*Reader) (first, second *frame) {
 		}
 		return &frame{time.Unix(int64(second), 0), []*Mount{
 			{Mountpoint: "/mnt/a", State: "serving", Version: "v1",
+				Store:     &StoreStats{Fetched: 5e6 * int64(second), Requests: 3 * int64(second), Errors: 2 * int64(second), Retries: 1, Hits: 3, Waits: 1, Unstored: 1, Limit: 1e9, Needed: 4e9, Stored: 3e9},
 				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*SequenceStats{s}},
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
@@ -78,8 +79,10 @@ func TestScreen(t *testing.T) {
 	for range 40 {
 		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1,steps=1099511627776"})
 	}
+	half := 0.5
+	history := map[string][]sample{"/mnt/a": append(make([]sample, 56), sample{batches: 1, waited: &half}, sample{batches: 2}, sample{}, sample{batches: 4, waited: &half})}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
-		all := f.lines(size[0])
+		all := f.lines(history, size[0])
 		for _, from := range []int{0, 7, len(all), len(all) + 3} {
 			shown := screen(all, from, size[0], size[1], "", "")
 			lines := strings.Split(shown, "\n")
@@ -93,13 +96,46 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
-	if shown := screen(f.lines(80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
+	if shown := screen(f.lines(history, 80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
 		t.Errorf("80 columns do not show the name that is longer than its column:\n%s", shown)
 	}
-	red := screen(f.lines(200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max "} {
+	red := screen(f.lines(history, 200), 0, 200, 60, "<", ">")
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max ",
+		" ▂▄ █ 50.0\n", "<  waiting   " + strings.Repeat(" ", 56) + "▄  ▄ 40.0%>\n",
+		"<  store: 5.0 MB/s, 3.0 requests/s; fetched 10.0 MB, 500.0% of the bytes served; 4 errors, 1 retry>\n",
+		"<  cache: has 75.0% of the 4.0 GB needed; 0 bytes of 1.0 GB used; 75.0% of block reads hit; 1 block did not fit>\n"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
+	}
+}
+
+// The history has a sample for each second of the last minute, without the window's smoothing. A
+// mount that has gone is forgotten.
+func TestHistory(t *testing.T) {
+	m := &model{history: map[string][]sample{}}
+	poll := func(second int, mountpoint string) *frame {
+		s := &SequenceStats{Name: "train", Batches: uint64(second * second), Reads: uint64(second)}
+		s.Readers = []*Reader{{PID: 1, Waited: float64(second) / 4, Gap: float64(second) * 3 / 4}}
+		return &frame{time.Unix(int64(second), 0), []*Mount{{Mountpoint: mountpoint, Sequences: []*SequenceStats{s}}}}
+	}
+	for second := range 71 {
+		m.addFrame(poll(second, "/mnt/a"))
+	}
+	h := m.history["/mnt/a"]
+	if len(h) != 60 {
+		t.Fatalf("%d samples, want 60", len(h))
+	}
+	for i, s := range h {
+		if want := float64(2*(11+i) - 1); s.batches != want || s.waited == nil || math.Abs(*s.waited-0.25) > 1e-9 {
+			t.Errorf("sample %d: %v batches per second, want %v, and a reader that waited for a quarter of the time", i, s.batches, want)
+		}
+	}
+	if now := m.frames[len(m.frames)-1].mounts[0].sample().batches; now != 130 {
+		t.Errorf("the current rate is %v, want the mean of the window, 130", now)
+	}
+	m.addFrame(poll(71, "/mnt/b"))
+	if len(m.history["/mnt/a"]) != 0 || len(m.history["/mnt/b"]) != 1 {
+		t.Errorf("after another mount has taken its place: %v", m.history)
 	}
 }
