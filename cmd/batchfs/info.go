@@ -52,13 +52,18 @@ func infoCommand() *cobra.Command {
 	o := scan.InfoOptions{}
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
-		Short: "Describe token files: format, number of tokens, range of ids, documents",
+		Short: "Describe token files: format, number of tokens, ids, lengths of documents",
 		Long: `Print the format, dtype, shape, number of tokens, number of documents and largest id
 of each file. FILE can also be the URL of an object; the environment configures its
 store (AWS_ENDPOINT_URL, AWS_REGION).
 
+Info then draws the distributions of token ids and of the lengths of documents, over
+all files. The lengths show which block_size holds most documents, and what packing
+would save. They come from the indexes of files that have one.
+
 If a file is larger than 64 MiB, info reads only a sample, 16 blocks of 4 MiB, and
-says so. --all reads everything. Documents are counted if the file has an index.`,
+says so; of more than 2,097,152 documents, it reads the lengths of as many. --all
+reads everything.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --all
   batchfs info ids.bin --token-dtype uint32 --json

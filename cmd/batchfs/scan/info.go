@@ -18,6 +18,15 @@ import (
 // A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
+	// IDs and Numbers are histograms over all files: of token ids, and of integers that are no
+	// tokens. Lengths describes documents of indexed files.
+	IDs     []Bin    `json:"token_ids,omitempty"`
+	Numbers []Bin    `json:"numbers,omitempty"`
+	Lengths *Lengths `json:"document_lengths,omitempty"`
+
+	ids, numbers histogram
+	lengths      lengths
+	documents    int64 // number of documents, which may be more than those in lengths
 }
 
 // A File describes one file. If only samples of it were read, Largest covers only them.
@@ -93,30 +102,65 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if hasTokens {
 		f.Tokens = a.Len()
 	}
-	if err := f.findLargest(ctx, a, o, stderr); err != nil {
+	counted := &s.numbers
+	if hasTokens {
+		counted = &s.ids
+	}
+	if err := f.countNumbers(ctx, a, o, stderr, counted); err != nil {
 		return err
 	}
 	var wrong error
 	if f.Tokens > 0 {
-		wrong = f.countDocuments(path, o)
+		wrong = s.countDocuments(ctx, f, o)
 	}
 	s.Files = append(s.Files, f)
+	s.IDs, s.Numbers, s.Lengths = s.ids.bins(), s.numbers.bins(), s.lengths.describe()
 	return wrong
 }
 
-// countDocuments takes the number of documents from the index, if there is one.
-func (f *File) countDocuments(path string, o InfoOptions) error {
+// countDocuments takes the number of documents and their lengths from the index, if there is one.
+// Of many documents, it reads the lengths of evenly spaced blocks of them.
+func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
-	a, err := cache.Open([]string{path}, o.Open)
+	a, err := cache.Open([]string{string(f.Path)}, o.Open)
 	if err != nil || a.Documents() == nil {
 		return err
 	}
-	f.Documents = a.Documents().Count()
+	d := a.Documents()
+	f.Documents = d.Count()
+	s.documents += f.Documents
+	if s.lengths == nil {
+		s.lengths = lengths{}
+	}
+	blocks := (f.Documents + endsPerBlock - 1) / endsPerBlock
+	gap := int64(endsPerBlock)
+	if !o.All && blocks > sampledBlocks {
+		blocks, gap = sampledBlocks, (f.Documents-endsPerBlock)/(sampledBlocks-1)
+	}
+	for i := range blocks {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		first := i * gap
+		// The first of these is the end of the document before.
+		ends := make([]int64, min(endsPerBlock, f.Documents-first)+1)
+		if first > 0 {
+			err = d.Ends(first-1, ends)
+		} else {
+			err = d.Ends(0, ends[1:])
+		}
+		if err != nil {
+			return err
+		}
+		for i, end := range ends[1:] {
+			s.lengths[end-ends[i]]++
+		}
+	}
 	return nil
 }
 
-// findLargest reads a file, or a sample of it, and finds its largest number.
-func (f *File) findLargest(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer) error {
+// countNumbers reads a file, or a sample of it. It counts the integers, and finds the largest.
+func (f *File) countNumbers(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer, counted *histogram) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
@@ -129,7 +173,9 @@ func (f *File) findLargest(ctx context.Context, a *cache.Array, o InfoOptions, s
 	for i := range blocks {
 		err := read(ctx, a, i*gap, i*gap+block, func(_ int64, raw []byte) error {
 			if a.DType().IsInteger() || a.DType() == array.Bool {
-				f.updateLargest(d.decode(raw))
+				list := d.decode(raw)
+				f.updateLargest(list)
+				counted.add(list, f.DType.IsSigned())
 			}
 			f.Read += int64(len(raw))
 			progress.Add(len(raw))
@@ -160,8 +206,29 @@ func (f *File) updateLargest(list []uint64) {
 // Print writes s in human-readable form.
 func (s *Survey) Print(out io.Writer) {
 	var text strings.Builder
+	sampled := map[bool]string{} // by whether the file has tokens
 	for _, f := range s.Files {
 		f.print(&text)
+		if f.Read < f.Bytes {
+			sampled[f.Tokens > 0] = ", in a sample"
+		}
+	}
+	draw := func(title string, bins []Bin) {
+		if len(bins) > 0 {
+			fmt.Fprintf(&text, "\n%s\n", title)
+			drawBins(&text, bins)
+		}
+	}
+	draw("token ids"+sampled[true], s.IDs)
+	draw("numbers"+sampled[false], s.Numbers)
+	if l := s.Lengths; l != nil {
+		sample := ""
+		if l.Documents < s.documents {
+			sample = fmt.Sprintf(", in a sample of %s (--all reads everything)", terminal.Plural(l.Documents, "document", "documents"))
+		}
+		draw("tokens per document"+sample, l.Bins)
+		fmt.Fprintf(&text, "  shortest %d, 10%% up to %d, median %d, 90%% up to %d, 99%% up to %d, longest %d, mean %d\n",
+			l.Shortest, l.P10, l.Median, l.P90, l.P99, l.Longest, l.Mean)
 	}
 	io.WriteString(out, text.String())
 }
