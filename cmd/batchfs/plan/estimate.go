@@ -108,9 +108,9 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// epochParts is how many parts an epoch has, if it has enough steps. The peak is the highest of
-// their means.
-const epochParts = 10
+// An epoch has epochParts parts, if it has enough steps, and partBlocks sampled blocks for each:
+// with fewer, chance would decide their rates. The peak is the highest rate of a part.
+const epochParts, partBlocks = 10, 16
 
 func (e *Estimate) addStages(c *corpus) {
 	stages := c.sequence.Stages()
@@ -174,7 +174,13 @@ func (o *options) newEstimate(c *corpus, counted *blockCounts, epoch, steps uint
 
 // estimateTraffic estimates what the configured block cache leaves to fetch.
 func (e *Estimate) estimateTraffic(counted *blockCounts) {
-	bins := min(epochParts, e.EpochSteps)
+	sampled := uint64(0)
+	for _, m := range counted.misses {
+		if m.step == m.firstNeed {
+			sampled++
+		}
+	}
+	bins := min(epochParts, e.EpochSteps, max(sampled/partBlocks, 1))
 	parts := make([]Part, (counted.steps+e.EpochSteps-1)/e.EpochSteps*bins)
 	counted.visitFetches(e.CacheBytes, func(m memoryMiss) {
 		bin := &parts[m.step*bins/e.EpochSteps]

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -99,7 +100,7 @@ func (e *Estimate) printRates(out io.Writer) {
 // printTimeline draws the first two epochs. Later ones are like the second, unless the block cache
 // is filled late.
 func (e *Estimate) printTimeline(out io.Writer) {
-	parts, most := e.Timeline[:min(2*epochParts, len(e.Timeline))], 0.0
+	parts, most := slices.DeleteFunc(slices.Clone(e.Timeline), func(p Part) bool { return p.End > 2*e.EpochSteps }), 0.0
 	for _, p := range parts {
 		most = max(most, p.Bytes)
 	}
