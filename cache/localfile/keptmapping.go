@@ -48,9 +48,9 @@ var kept struct {
 	tables int       // sum of their tables
 }
 
-// maxTables bounds page tables, of a page each, and with them mappings. Before Linux 6.14, releasing
-// pages does not free their table, and those of a file take a 512th of its size. Unmapping the file
-// frees them.
+// maxTables bounds page tables, of a page each, and with them mappings. Before Linux 6.14,
+// releasing pages does not free their table, and those of a file take a 512th of its size.
+// Unmapping the file frees them.
 const maxTables = 1 << 10
 
 // readAdvised reads from the kept mapping.

@@ -103,8 +103,8 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// An unmappedError means that mmap(2) failed: the address space is limited, a sandbox forbids it, or
-// the file system does not support it.
+// An unmappedError means that mmap(2) failed: the address space is limited, a sandbox forbids it,
+// or the file system does not support it.
 type unmappedError unix.Errno
 
 func (e unmappedError) Error() string { return "mmap: " + unix.Errno(e).Error() }

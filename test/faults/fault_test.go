@@ -123,8 +123,8 @@ func TestFaults(t *testing.T) {
 			t.Logf("%d reads: %v", len(lines), seen)
 			for _, way := range ways[4:] {
 				_, f := faultOf(way)
-				// A file that is already mapped needs no permission, and the kernel has cached part of
-				// batch/.
+				// A file that is already mapped needs no permission, and the kernel has cached part
+				// of batch/.
 				blind := f.name == "denied" && access == "advise" || f.mayGoUnnoticed && strings.HasPrefix(way, "numbered:")
 				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
 					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.description)

@@ -84,8 +84,8 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// Many readers of the same windows, of a file that stays mapped and whose pages are dropped, fail in
-// time if the disk hangs, and do not hold up others.
+// Many readers of the same windows, of a file that stays mapped and whose pages are dropped, fail
+// in time if the disk hangs, and do not hold up others.
 func TestSameWindowsOfAHangingDisk(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 2_000_000))

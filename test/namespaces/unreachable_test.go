@@ -10,9 +10,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// If fusermount3 may not enter the mountpoint or a directory above it, so that it could not unmount,
-// it is not asked to mount. Here it lacks the capabilities with which root enters any directory; on
-// NFS, root_squash has the same effect.
+// If fusermount3 may not enter the mountpoint or a directory above it, so that it could not
+// unmount, it is not asked to mount. Here it lacks the capabilities with which root enters any
+// directory; on NFS, root_squash has the same effect.
 func TestUnreachableMountpoint(t *testing.T) {
 	letUsersMount(t)
 	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)

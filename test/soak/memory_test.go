@@ -17,7 +17,8 @@ import (
 )
 
 // readAndMeasure is a Python program that reads next in some processes, and prints by how many KiB
-// the worker and a reader, with their page tables, have grown between the first batches and the end.
+// the worker and a reader, with their page tables, have grown between the first batches and the
+// end.
 const readAndMeasure = `
 import os, re, sys
 path, worker, first, batches, readers = sys.argv[1], *map(int, sys.argv[2:])

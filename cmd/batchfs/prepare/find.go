@@ -65,8 +65,8 @@ func findInputs(args, include []string, as inputFormat) (inputs []*input, leftOu
 	return inputs, leftOut, nil
 }
 
-// statInput describes the file of an input. If the path leads through a symbolic link to a file that
-// does not exist, the error says so and is not fs.ErrNotExist.
+// statInput describes the file of an input. If the path leads through a symbolic link to a file
+// that does not exist, the error says so and is not fs.ErrNotExist.
 func statInput(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	for link := path; errors.Is(err, fs.ErrNotExist) && link != filepath.Dir(link); link = filepath.Dir(link) {
