@@ -82,6 +82,9 @@ func resolveLocal(dir, pattern string) (paths []string, sizes map[string]int64, 
 	}
 	sizes = map[string]int64{}
 	for _, match := range matches {
+		if isHidden(filepath.Clean(glob), match) {
+			continue
+		}
 		if match, err = filepath.Abs(match); err != nil {
 			return nil, nil, err
 		}
@@ -100,6 +103,18 @@ func resolveLocal(dir, pattern string) (paths []string, sizes map[string]int64, 
 		return nil, nil, fmt.Errorf("must name files that exist (got %q, which matches none)", path)
 	}
 	return paths, sizes, nil
+}
+
+// isHidden reports whether a glob matches path only because a wildcard matches the dot that begins
+// a name, as in .DS_Store. In shells and in Python, wildcards don't.
+func isHidden(glob, path string) bool {
+	patterns := strings.Split(glob, "/")
+	for i, name := range strings.Split(path, "/") {
+		if strings.HasPrefix(name, ".") && i < len(patterns) && !strings.HasPrefix(strings.TrimPrefix(patterns[i], `\`), ".") {
+			return true
+		}
+	}
+	return false
 }
 
 // EscapeGlob returns a glob that matches only path.

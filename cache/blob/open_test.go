@@ -95,7 +95,7 @@ func TestMatchedFiles(t *testing.T) {
 
 // A glob of objects leaves out those that stand for folders, which are empty and end in a slash.
 func TestFolderMarkersAreNoTokens(t *testing.T) {
-	sizes := map[string]int{"web/": 0, "web/a": 2, "web/b": 0, "web/sub/": 0, "web/sub/c": 4, "odd/": 3}
+	sizes := map[string]int{"web/": 0, "web/a": 2, "web/b": 0, "web/sub/": 0, "web/sub/c": 4, "odd/": 3, "web/.c": 2, ".web/d": 2}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "<ListBucketResult><IsTruncated>false</IsTruncated>")
 		for _, key := range slices.Sorted(maps.Keys(sizes)) {
@@ -114,6 +114,30 @@ func TestFolderMarkersAreNoTokens(t *testing.T) {
 		if got := strings.ReplaceAll(fmt.Sprint(matched), "s3://bucket/", ""); (err != nil) != (want == "") || err == nil && got != want {
 			t.Errorf("%s: %s, %v; want %s", pattern, got, err, want)
 		}
+	}
+}
+
+// Wildcards don't match the dot that begins a name.
+func TestGlobsSkipHiddenNames(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"a", ".DS_Store", ".cache/b", ".cache/.c", "d/e", "d/.e.crc"} {
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		must(t, os.WriteFile(name, []byte{1}, 0o600))
+	}
+	here, err := os.Getwd()
+	must(t, err)
+	for pattern, want := range map[string]string{
+		"*": "a d", "?*": "a d", "[.a]*": "a", "*/*": "d/e", ".cache/*": ".cache/b", ".c*/*": ".cache/b", "d/.*": "d/.e.crc", "*/.*": "d/.e.crc", `\.D*`: ".DS_Store",
+		here + "/./d/../*": "a d",
+	} {
+		paths, _, err := Resolve("", []string{pattern}, nil)
+		must(t, err)
+		if got := strings.ReplaceAll(strings.Join(paths, " "), here+"/", ""); got != want {
+			t.Errorf("%s: %s, want %s", pattern, got, want)
+		}
+	}
+	if _, _, err := Resolve("", []string{"*_Store"}, nil); err == nil {
+		t.Error("a wildcard matches a dot")
 	}
 }
 

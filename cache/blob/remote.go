@@ -94,7 +94,7 @@ func (r *Remote) resolve(pattern string) (names []string, sizes map[string]int64
 	}
 	sizes = map[string]int64{}
 	for _, found := range all {
-		if ok, _ := path.Match(o.Key, found.Key); ok && (found.Size > 0 || !strings.HasSuffix(found.Key, "/")) {
+		if ok, _ := path.Match(o.Key, found.Key); ok && !isHidden(o.Key, found.Key) && (found.Size > 0 || !strings.HasSuffix(found.Key, "/")) {
 			sizes[found.Name()] = found.Size
 		}
 	}

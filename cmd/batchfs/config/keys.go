@@ -166,7 +166,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its directory in the mount. There can be any number of splits. " +
 	"A split can have these keys and all keys of [batch].", keys: []key{
 	{name: "tokens", example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
-		help: "The token files, which form one array in this order. The matches of a glob are sorted. Objects are named " +
+		help: "The token files, which form one array in this order. The matches of a glob are sorted; wildcards skip names that begin with a dot. Objects are named " +
 			"s3://bucket/key or gs://bucket/key. Files without tokens that a glob matches are left out. Every split needs either tokens or sources."},
 	{name: "join", initial: false, valueType: boolean(func(c *Split) *bool { return &c.Join }),
 		help: "Whether a row may begin in one file and end in the next. Set it if the files are parts of one text, " +
