@@ -77,26 +77,28 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 }
 
 // countEndOfText compares the ends of documents with the tokens of a block, which begins at index
-// at of the file. The last document of a file may lack its end-of-text token, because the next file
-// may continue it.
+// at of the file. Empty documents don't count. The last of the others may lack its end-of-text
+// token, because the next file may continue it.
 func (r *result) countEndOfText(raw []byte, at int64) error {
 	f := r.file
-	end, last := at+int64(len(raw)/f.size), f.documents.Count()-1
+	begin, end, documents := at, at+int64(len(raw)/f.size), f.documents.Count()
 	document, err := f.documents.NumberAt(at)
-	for ends := make([]int64, 512); err == nil && document <= last; document += int64(len(ends)) {
-		ends = ends[:min(int64(len(ends)), last+1-document)]
+	for ends := make([]int64, 512); err == nil && document < documents; document += int64(len(ends)) {
+		ends = ends[:min(int64(len(ends)), documents-document)]
 		err = f.documents.Ends(document, ends)
-		for i, n := range ends {
+		for _, n := range ends {
 			switch {
 			case err != nil || n > end:
 				return err
+			case n == begin: // an empty document
 			case int64(f.dtype.Bits(raw[(n-1-at)*int64(f.size):])) == f.splitArray.EOT:
 				r.ended++
-			case document+int64(i) < last:
+			case n < f.numbers:
 				if r.unended++; r.unended == 1 {
 					r.firstUnended = n - 1
 				}
 			}
+			begin = n
 		}
 	}
 	return err
