@@ -144,7 +144,11 @@ func (e EmptyError) Error() string { return string(e) }
 // emptyError returns the error for a file without bytes that no parser recognizes.
 func (in *Input) emptyError() error {
 	index, err := in.OpenSidecar(in.Path + IndexSuffix)
-	if index != nil && index.Size > 0 {
+	last := int64(0)
+	if index != nil && err == nil {
+		last, err = index.lastEnd(Ends{Count: index.Size / 8})
+	}
+	if last != 0 {
 		return fmt.Errorf("%s is empty, but %s says where its documents end; is it complete?", in.Path, index.Path)
 	}
 	return cmp.Or(err, error(EmptyError(in.Path+" is empty")))

@@ -166,7 +166,8 @@ func TestMarkersAreNotTokens(t *testing.T) {
 	}
 }
 
-// An empty file is refused if something says that it should have tokens.
+// An empty file is refused if something says that it should have tokens, and not if an index says
+// that its documents are empty.
 func TestFilesThatWereEmptied(t *testing.T) {
 	const listed = `{"kind": "ids", "vocab_size": 65536, "splits": {"train": {"shards": [{"name": "train_000000.bin"}, {"name": "train_000001.bin", "tokens": 50}]}}}`
 	for _, test := range []struct{ format, file, content, want string }{
@@ -174,6 +175,7 @@ func TestFilesThatWereEmptied(t *testing.T) {
 		{"npy", "", "", ""},
 		{"headerless", "vocab.json", listed, "vocab.json lists it with 50 tokens"},
 		{"headerless", "train_000001.bin.index", "\x32" + strings.Repeat("\x00", 7), "train_000001.bin.index says where its documents end"},
+		{"headerless", "train_000001.bin.index", strings.Repeat("\x00", 16), ""},
 		{"megatron", "", "", "train_000001.bin"},
 		{"datatrove", "", "", "train_000001.ds.metadata"},
 	} {
