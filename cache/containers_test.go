@@ -136,7 +136,7 @@ func TestBlanksInSafetensors(t *testing.T) {
 		}
 		return text
 	}
-	headers := []string{line, indented.String(), strings.Repeat(" ", 3000) + line}
+	headers := []string{line, indented.String(), strings.Repeat(" ", 3000) + line, strings.Repeat("\n", 4088) + line, strings.Repeat(" \t", 5000) + line}
 	for range 100 {
 		header := blank()
 		for _, c := range line {

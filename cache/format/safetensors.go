@@ -23,10 +23,16 @@ type tensor struct {
 // parseSafetensors reads the format of https://huggingface.co/docs/safetensors/index#format.
 func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	first, err := in.head(firstBytes)
-	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader || !beginsJSONObject(first[8:]) {
+	if err != nil || len(first) < 10 || binary.LittleEndian.Uint64(first) > maxSafetensorsHeader {
 		return f, false, err
 	}
-	header := 8 + int64(binary.LittleEndian.Uint64(first))
+	header, start := 8+int64(binary.LittleEndian.Uint64(first)), first[8:]
+	if len(bytes.TrimLeft(start, jsonSpace)) == 0 && header <= in.Size { // the object begins later
+		start, err = in.read(8, header-8)
+	}
+	if err != nil || !beginsJSONObject(start) {
+		return f, false, err
+	}
 	text, err := in.read(8, header-8)
 	if err != nil {
 		return f, true, err
@@ -68,11 +74,12 @@ func parseSafetensors(in *Input) (f Format, matches bool, err error) {
 	return f, true, nil
 }
 
+const jsonSpace = " \t\r\n"
+
 // beginsJSONObject reports whether a JSON object begins after white space.
 func beginsJSONObject(text []byte) bool {
-	const space = " \t\r\n"
-	inside, ok := bytes.CutPrefix(bytes.TrimLeft(text, space), []byte("{"))
-	inside = bytes.TrimLeft(inside, space)
+	inside, ok := bytes.CutPrefix(bytes.TrimLeft(text, jsonSpace), []byte("{"))
+	inside = bytes.TrimLeft(inside, jsonSpace)
 	return ok && len(inside) > 0 && (inside[0] == '"' || inside[0] == '}')
 }
 
