@@ -60,8 +60,11 @@ func TestContainersByBeginning(t *testing.T) {
 		{u32(2, 16, 60, 2000), "a shard of LitData"},
 		{u32(1, 200, 2000) + `{"version":2}`, "MosaicML"},
 		{"BZh11AY&SY", "compressed with bzip2"}, {"BZh91AY&SY", "compressed with bzip2"},
-		{"PK\x05\x06", "a zip archive"}, {"PARE", "a Parquet file"}, {"FEA1\x00\x00\x00\x00", "an Arrow file"}, {"ORC\n", "an ORC file"}, {"Obj\x01", "an Avro file"},
-		{"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save"}, {"\x80\x03cnumpy.core.multiarray\n", "a Python pickle"}, {"\x80\x04\x95\x50\x00\x00\x00\x00\x00\x00\x00", "a Python pickle"},
+		{"PK\x05\x06", "a zip archive"}, {"PARE", "a Parquet file"}, {"FEA1\x00\x00\x00\x00", "an Arrow file"}, {"ORC\x0a\x04", "an ORC file"}, {"ORC\x08\x01", "an ORC file"}, {"Obj\x01", "an Avro file"},
+		{"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save"}, {"\x80\x03cnumpy.core.multiarray\n_reconstruct\nq\x00", "a Python pickle"}, {"\x80\x02c__builtin__\nset\nq\x00", "a Python pickle"}, {"\x80\x03carray\n_array_reconstructor\nq", "a Python pickle"}, {"\x80\x04\x95\x50\x00\x00\x00\x00\x00\x00\x00", "a Python pickle"},
+		{"\x1f\x9d\x90", "compressed with compress"}, {"\x5d\x00\x00\x80\x00" + strings.Repeat("\xff", 8), "compressed with lzma"},
+		{"MATLAB 5.0 MAT-file, Platform: GLNXA64", "a MATLAB file"}, {"MATLAB 7.3 MAT-file, Platform: GLNXA64", "a MATLAB file"}, {"CDF\x02", "a NetCDF file"},
+		{"\x89PNG\r\n\x1a\n", "an image"}, {"\xff\xd8\xff\xe0\x00\x10JFIF\x00", "an image"}, {"RIFF\xd0\x07\x00\x00WAVEfmt ", "sound"}, {"\x00\x00\x00\x01Bud1", ".DS_Store"},
 		{string(binary.LittleEndian.AppendUint64(nil, 2)) + "{}", "has no tensors"},
 	} {
 		raw := append([]byte(test.beginning), tokensThatTellNothing(r, 1000)...)[:2000]
@@ -102,7 +105,8 @@ func TestContainersByEnd(t *testing.T) {
 func TestContainersByName(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for extension := range strings.FieldsSeq(".safetensors .npz .arrow .feather .parquet .orc .avro .h5 .hdf5 .tfrecord .mds .gz .tgz .tar.gz .zst .xz .bz2 .lz4 .zip .7z .tar " +
-		".pt .pth .ckpt .pkl .pickle .gguf .txt .md .json .jsonl .csv .html .GZ .Parquet .bin.zst .idx") {
+		".pt .pth .ckpt .pkl .pickle .gguf .txt .md .json .jsonl .csv .html .GZ .Parquet .bin.zst .idx " +
+		".arrows .lance .mat .nc .msgpack .pb .gzip .joblib .dill .model .db .index .metadata .png .jpg .wav .mp4 .htm .ipynb .md5") {
 		for _, n := range []int{1, 4, 300, 5000} {
 			raw := tokensThatTellNothing(r, n)
 			for _, o := range headerlessOptions {
@@ -118,8 +122,13 @@ func TestContainersByName(t *testing.T) {
 		}
 	}
 	for _, o := range headerlessOptions[1:] {
-		_, err := openBytes(t, "train.npy", tokensThatTellNothing(r, 300), o)
-		must(t, err)
+		for _, name := range []string{"train.npy", "train.NPY"} {
+			_, err := openBytes(t, name, tokensThatTellNothing(r, 300), o)
+			must(t, err)
+			if _, err := openBytes(t, name, tokensThatTellNothing(r, 300), headerlessOptions[0]); err == nil || !strings.Contains(err.Error(), "has no header") {
+				t.Errorf("%s without token_dtype: error %v", name, err)
+			}
+		}
 	}
 }
 

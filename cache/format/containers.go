@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -22,6 +23,7 @@ var magics = []struct{ prefix, description string }{
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
 	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
 	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
+	{"\x1f\x9d\x90", "compressed with compress; decompress it: uncompress FILE"},
 	{zstdMagic, "compressed with zstd; decompress it: unzstd FILE"},
 	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
 	{lz4Magic, "compressed with lz4; decompress it: unlz4 FILE"},
@@ -38,14 +40,22 @@ var magics = []struct{ prefix, description string }{
 	{"PARE", parquetDescription},
 	{"ARROW1\x00\x00", arrowDescription},
 	{"FEA1\x00\x00\x00\x00", arrowDescription},
-	{"ORC\n", "an ORC file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
+	{"ORC", "an ORC file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
 	{"Obj\x01", "an Avro file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
 	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write one of its data sets on its own, as NumPy's tofile does"},
 	{"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save, not headerless tokens; write the array in it on its own, as NumPy's tofile does"},
+	{"MATLAB 5.0 MAT-file", matlabDescription},
+	{"MATLAB 7.3 MAT-file", matlabDescription},
+	{"CDF\x01", netCDFDescription},
+	{"CDF\x02", netCDFDescription},
+	{"CDF\x05", netCDFDescription},
 	{"SQLite format 3\x00", "an SQLite database, not tokens"},
 	{"GGUF", "a GGUF file of model weights, not tokens"},
 	{"\x7fELF", "a program (ELF), not tokens"},
 	{"%PDF-", "a PDF document, not tokens"},
+	{"\x89PNG\r\n\x1a\n", "an image (PNG), not tokens"},
+	{"\xff\xd8\xff\xe0\x00\x10JFIF", "an image (JPEG), not tokens"},
+	{"\x00\x00\x00\x01Bud1", "what macOS keeps about a folder (.DS_Store), not tokens"},
 	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
 	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
 	{"<html", "an HTML page, not tokens; did a download go wrong?"},
@@ -55,7 +65,9 @@ const (
 	zipDescription     = "a zip archive, as .npz and .pt files are, not tokens; write only the elements of one of its arrays, as NumPy's tofile does"
 	parquetDescription = "a Parquet file, not tokens; batchfs prepare tokenizes the column of text that --field names; " +
 		"write a column of tokens on its own, as NumPy's tofile does"
-	arrowDescription = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
+	matlabDescription = "a MATLAB file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
+	netCDFDescription = "a NetCDF file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
+	arrowDescription  = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
 )
 
 // describeBeginning describes a file by its beginning. It returns "" if that may be tokens.
@@ -72,6 +84,10 @@ func (in *Input) describeBeginning() (string, error) {
 	switch {
 	case len(first) > 9 && string(first[:3]) == "BZh" && string(first[4:10]) == "1AY&SY":
 		return "compressed with bzip2; decompress it: bunzip2 FILE", nil
+	case len(first) >= 13 && string(first[:3]) == "\x5d\x00\x00" && string(first[5:13]) == "\xff\xff\xff\xff\xff\xff\xff\xff":
+		return "compressed with lzma; decompress it: unlzma FILE", nil
+	case len(first) >= 12 && string(first[:4]) == "RIFF" && string(first[8:12]) == "WAVE":
+		return "sound (WAV), not tokens", nil
 	case len(first) > 262 && string(first[257:262]) == "ustar":
 		return "a tar archive, not tokens; extract the files", nil
 	case isPickle(first):
@@ -90,14 +106,17 @@ func (in *Input) describeBeginning() (string, error) {
 	return "", nil
 }
 
+// oldPickle matches what follows the version of a pickle before version 4: a list, a dictionary, or
+// the module and the name of a class or function.
+var oldPickle = regexp.MustCompile(`^([\]}]q\x00|c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n)`)
+
 func isPickle(first []byte) bool {
 	if len(first) < 12 || first[0] != 0x80 {
 		return false
 	}
 	switch first[1] {
-	case 2, 3: // begins with a list, a dictionary, or the name of a function
-		rest := string(first[2:])
-		return strings.HasPrefix(rest, "]q\x00") || strings.HasPrefix(rest, "}q\x00") || strings.HasPrefix(rest, "cnumpy") || strings.HasPrefix(rest, "ctorch")
+	case 2, 3:
+		return oldPickle.Match(first[2:])
 	case 4, 5: // begins with the length of a frame
 		return first[2] == 0x95 && string(first[8:11]) == "\x00\x00\x00"
 	}
@@ -195,12 +214,14 @@ func describeEnd(last []byte, size int64) string {
 // Extensions of the names of files that are not headerless, by what they are.
 var (
 	containerExtensions = []string{
-		".safetensors", ".npz", ".arrow", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mds",
-		".gz", ".tgz", ".zst", ".zstd", ".xz", ".bz2", ".lz4", ".lz", ".lzma", ".lzo", ".br", ".sz", ".snappy", ".z", ".zip", ".7z", ".rar", ".tar",
-		".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".onnx", ".sqlite", ".mdb", ".pdf", ".idx", ".crc",
+		".safetensors", ".npz", ".arrow", ".arrows", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".lance", ".h5", ".hdf5", ".mat", ".nc",
+		".tfrecord", ".tfrecords", ".mds", ".msgpack", ".pb",
+		".gz", ".gzip", ".tgz", ".zst", ".zstd", ".xz", ".bz2", ".lz4", ".lz", ".lzma", ".lzo", ".br", ".sz", ".snappy", ".z", ".zip", ".7z", ".rar", ".tar",
+		".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".gguf", ".onnx", ".model", ".sqlite", ".db", ".mdb", ".idx", ".index", ".metadata", ".crc",
+		".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".wav", ".mp3", ".flac", ".mp4",
 	}
 	textExtensions = []string{
-		".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".html", ".xml", ".yaml", ".yml", ".toml", ".py", ".log",
+		".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".html", ".htm", ".xml", ".yaml", ".yml", ".toml", ".py", ".ipynb", ".log", ".md5", ".sha256",
 	}
 )
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 
@@ -218,7 +219,7 @@ func (in *Input) headerless() (f Format, err error) {
 		}
 	}
 	switch dtypes := `, or whichever of ` + fmt.Sprint(array.DTypes()) + " it is"; {
-	case !in.isConfigured() && strings.HasSuffix(in.Path, ".npy"):
+	case !in.isConfigured() && strings.EqualFold(path.Ext(in.Path), ".npy"):
 		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; set %s = \"uint16\"%s",
 			in.Path, in.dtypeKey(), dtypes)
 	case !in.isConfigured() && (in.Options.AlignedArray != "" || in.Options.Axes != nil):
