@@ -25,8 +25,10 @@ func checkCommand() *cobra.Command {
   files that end in zeros, as if they were allocated in full but not written to the end
   identical files, and passages that occur twice, in one file or in two
   arrays that do not have one element for each token
-  document indexes that do not increase, and documents that do not begin with bos
-  or end with eot, except the last of a file; eot inside a document is only counted
+  document indexes that decrease
+  documents that do not begin with bos or, except the last of a file, end with eot
+
+Tokens inside documents that equal eot are only counted.
 
 If you name several splits, check finds every run of 64 or more tokens of one that
 also occurs in a larger one, such as validation data inside the training data. It

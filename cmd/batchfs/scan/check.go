@@ -63,7 +63,7 @@ const (
 	Duplicate  = "duplicate"  // two files have the same content
 	Overlap    = "overlap"    // a passage occurs twice
 	Leak       = "leak"       // tokens occur in two splits
-	Documents  = "documents"  // document ends do not increase, or documents lack bos
+	Documents  = "documents"  // document ends decrease, or documents lack bos
 	EndOfText  = "eot"        // documents do not end with eot
 	Rejected   = "split"      // mount rejects the split for another reason
 )
