@@ -60,7 +60,7 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 	}
 	var endsErr error
 	sample, err := sum.add(in.Path, in.Size, in.content, func(off int64, block []byte) {
-		endsErr = cmp.Or(endsErr, ends.CheckRising(in.Path, off, block))
+		endsErr = cmp.Or(endsErr, ends.CheckSorted(in.Path, off, block))
 	})
 	if err = cmp.Or(err, endsErr); err != nil {
 		return nil, err
@@ -123,12 +123,12 @@ func (x *documentIndex) documentAt(token int64) (document int64, ends []int64, e
 	case x.ends.Sequences > 0:
 		return document, nil, nil
 	}
-	return document, ends, x.checkRising(ends, document, token)
+	return document, ends, x.checkSorted(ends, document, token)
 }
 
 // read sets ends to the ends of documents first, first+1, ... of the shard.
 func (x *documentIndex) read(first int64, ends []int64) error {
-	before := min(first, 1) // one earlier end, if any, with which checkRising compares
+	before := min(first, 1) // one earlier end, if any, with which checkSorted compares
 	all := make([]int64, before+int64(len(ends)))
 	if err := x.documentEnds.read(x.blob, first-before, all); err != nil {
 		return err
@@ -139,18 +139,18 @@ func (x *documentIndex) read(first int64, ends []int64) error {
 		}
 	}
 	copy(ends, all[before:])
-	return x.checkRising(all, first-before, 0)
+	return x.checkSorted(all, first-before, 0)
 }
 
-// checkRising returns an error unless the ends of documents first, first+1, ... are at least
+// checkSorted returns an error unless the ends of documents first, first+1, ... are at least
 // previous, do not decrease, and lie within the shard.
-func (x *documentIndex) checkRising(ends []int64, first, previous int64) error {
+func (x *documentIndex) checkSorted(ends []int64, first, previous int64) error {
 	for i, end := range ends {
 		switch document := first + int64(i); {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
 		case end < previous:
-			return format.NotRisingError(x.blob.Path(), document, end, previous)
+			return format.UnsortedError(x.blob.Path(), document, end, previous)
 		}
 		previous = end
 	}

@@ -70,21 +70,21 @@ func (in *Input) lastEnd(e Ends) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(raw)), nil
 }
 
-// CheckRising returns an error if the ends in block, which begins at byte off of the index,
+// CheckSorted returns an error if the ends in block, which begins at byte off of the index,
 // decrease.
-func (e Ends) CheckRising(path string, off int64, block []byte) error {
+func (e Ends) CheckSorted(path string, off int64, block []byte) error {
 	i := (max(off-e.At, 0) + 7) / 8
 	for ; i+1 < e.Count && e.At+8*(i+2) <= off+int64(len(block)); i++ {
 		pair := block[e.At+8*i-off:]
 		if previous, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:]); previous > end {
-			return NotRisingError(path, i+1, int64(end), int64(previous))
+			return UnsortedError(path, i+1, int64(end), int64(previous))
 		}
 	}
 	return nil
 }
 
-// NotRisingError returns the error for a document that ends before the one that precedes it.
-func NotRisingError(path string, document, end, previous int64) error {
+// UnsortedError returns the error for a document that ends before the one that precedes it.
+func UnsortedError(path string, document, end, previous int64) error {
 	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d; batchfs index FILE --eot N --force replaces the index",
 		path, document, end, previous)
 }
