@@ -30,7 +30,7 @@ type StoreRates struct {
 	Errors   float64 `json:"errors_per_second"`
 }
 
-// computeRates sets the rates since an earlier frame, for what that has too.
+// computeRates sets the rates of the stores and sequences that an earlier frame has, too.
 func (f *frame) computeRates(earlier *frame) {
 	seconds := f.time.Sub(earlier.time).Seconds()
 	old, oldStores := map[string]*SequenceStats{}, map[string]*StoreStats{}
@@ -52,14 +52,14 @@ func (f *frame) computeRates(earlier *frame) {
 	}
 }
 
-// A sample is what the readers of a mount did in one interval.
-type sample struct {
+// An interval is what the readers of a mount did between two polls.
+type interval struct {
 	batches float64 // per second
 	// waited is the largest fraction of the time that a reader of next waited; nil without readers.
 	waited *float64
 }
 
-func (m *Mount) sample() (s sample) {
+func (m *Mount) interval() (s interval) {
 	for _, q := range m.Sequences {
 		if q.Rates == nil {
 			continue

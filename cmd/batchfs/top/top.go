@@ -59,7 +59,7 @@ prints one JSON object per second.`,
 			if !terminal.Is(cmd.OutOrStdout()) {
 				return printLines(cmd, first, poll)
 			}
-			m := &model{poll: poll, history: map[string][]sample{}, width: 80, height: 24}
+			m := &model{poll: poll, history: map[string][]interval{}, width: 80, height: 24}
 			m.addFrame(first)
 			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // stopped by a signal
@@ -104,8 +104,8 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 // A model is the state of the terminal display, a [tea.Model].
 type model struct {
 	poll          func() (*frame, error)
-	frames        []*frame            // oldest first, at most windowFrames
-	history       map[string][]sample // the last minute by mountpoint, oldest first
+	frames        []*frame              // oldest first, at most windowFrames
+	history       map[string][]interval // the last minute by mountpoint, oldest first
 	width, height int
 	scroll        int // lines below the headline that are scrolled out
 	err           error
@@ -121,10 +121,10 @@ const (
 func (m *model) addFrame(f *frame) {
 	if n := len(m.frames); n > 0 {
 		f.computeRates(m.frames[n-1])
-		history := map[string][]sample{}
+		history := map[string][]interval{}
 		for _, mount := range f.mounts {
-			samples := append(m.history[mount.Mountpoint], mount.sample())
-			history[mount.Mountpoint] = samples[max(0, len(samples)-historyLength):]
+			intervals := append(m.history[mount.Mountpoint], mount.interval())
+			history[mount.Mountpoint] = intervals[max(0, len(intervals)-historyLength):]
 		}
 		m.history = history
 		f.computeRates(m.frames[0])

@@ -23,7 +23,7 @@ type line struct {
 const badWaitFraction = 0.05
 
 // lines renders a frame for a screen of the given width. history has the last minute by mountpoint.
-func (f *frame) lines(history map[string][]sample, width int) []line {
+func (f *frame) lines(history map[string][]interval, width int) []line {
 	all := []line{f.headline()}
 	nameWidth := min(max(width-60, 12), 40)
 	for _, m := range f.mounts {
@@ -82,18 +82,18 @@ func (m *Mount) summaryLine() line {
 	return line{text, m.Waiting > 0}
 }
 
-// historyLines draws the last samples that fit the width, next to the current rates.
-func (m *Mount) historyLines(samples []sample, width int) []line {
-	const others = 20 // columns
-	samples = samples[max(0, len(samples)-max(width-others, 0)):]
-	most, batches, waited := 0.0, make([]float64, len(samples)), make([]float64, len(samples))
-	for i, s := range samples {
+// historyLines draws the last intervals that fit the width, next to the current rates.
+func (m *Mount) historyLines(intervals []interval, width int) []line {
+	const others = 20 // columns of text beside the blocks
+	intervals = intervals[max(0, len(intervals)-max(width-others, 0)):]
+	most, batches, waited := 0.0, make([]float64, len(intervals)), make([]float64, len(intervals))
+	for i, s := range intervals {
 		most, batches[i] = max(most, s.batches), s.batches
 		if s.waited != nil {
 			waited[i] = *s.waited
 		}
 	}
-	now := m.sample()
+	now := m.interval()
 	return []line{
 		{text: fmt.Sprintf("  batches/s %s %.1f", sparkline(batches, most), now.batches)},
 		{fmt.Sprintf("  waiting   %s %s", sparkline(waited, 1), percent(now.waited)), now.waited != nil && *now.waited > badWaitFraction},
@@ -114,7 +114,7 @@ func sparkline(values []float64, most float64) string {
 	return b.String()
 }
 
-// storeLines says what comes from the store, and how the block cache fares, if there is one.
+// storeLines renders what comes from the store and, if there is a block cache, how much it helps.
 func (m *Mount) storeLines() []line {
 	s, served := m.Store, uint64(0)
 	for _, q := range m.Sequences {

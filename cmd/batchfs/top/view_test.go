@@ -80,7 +80,7 @@ func TestScreen(t *testing.T) {
 		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1,steps=1099511627776"})
 	}
 	half := 0.5
-	history := map[string][]sample{"/mnt/a": append(make([]sample, 56), sample{batches: 1, waited: &half}, sample{batches: 2}, sample{}, sample{batches: 4, waited: &half})}
+	history := map[string][]interval{"/mnt/a": append(make([]interval, 56), interval{batches: 1, waited: &half}, interval{batches: 2}, interval{}, interval{batches: 4, waited: &half})}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
 		all := f.lines(history, size[0])
 		for _, from := range []int{0, 7, len(all), len(all) + 3} {
@@ -110,10 +110,10 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// The history has a sample for each second of the last minute, without the window's smoothing. A
+// The history has an interval for each second of the last minute, without the window's smoothing. A
 // mount that has gone is forgotten.
 func TestHistory(t *testing.T) {
-	m := &model{history: map[string][]sample{}}
+	m := &model{history: map[string][]interval{}}
 	poll := func(second int, mountpoint string) *frame {
 		s := &SequenceStats{Name: "train", Batches: uint64(second * second), Reads: uint64(second)}
 		s.Readers = []*Reader{{PID: 1, Waited: float64(second) / 4, Gap: float64(second) * 3 / 4}}
@@ -124,14 +124,14 @@ func TestHistory(t *testing.T) {
 	}
 	h := m.history["/mnt/a"]
 	if len(h) != 60 {
-		t.Fatalf("%d samples, want 60", len(h))
+		t.Fatalf("%d intervals, want 60", len(h))
 	}
 	for i, s := range h {
 		if want := float64(2*(11+i) - 1); s.batches != want || s.waited == nil || math.Abs(*s.waited-0.25) > 1e-9 {
-			t.Errorf("sample %d: %v batches per second, want %v, and a reader that waited for a quarter of the time", i, s.batches, want)
+			t.Errorf("interval %d: %v batches per second, want %v, and a reader that waited for a quarter of the time", i, s.batches, want)
 		}
 	}
-	if now := m.frames[len(m.frames)-1].mounts[0].sample().batches; now != 130 {
+	if now := m.frames[len(m.frames)-1].mounts[0].interval().batches; now != 130 {
 		t.Errorf("the current rate is %v, want the mean of the window, 130", now)
 	}
 	m.addFrame(poll(71, "/mnt/b"))
