@@ -46,11 +46,11 @@ type pathDir struct {
 	path           string
 	uid, gid, mode uint32
 	fsType         string
-	ofUser         bool // whether only the user who mounted this FUSE file system may enter it
+	ownerOnly      bool // whether only the user who mounted this FUSE file system may enter it
 }
 
-// dirsTo returns the directories that lead to a mountpoint, and the mountpoint, in which
-// fusermount3 mounts on the current directory.
+// dirsTo returns the directories from / to a mountpoint, both included: fusermount3 enters the
+// mountpoint, too, to mount on its current directory.
 func dirsTo(mountpoint string) (dirs []pathDir, err error) {
 	for path := mountpoint; ; path = filepath.Dir(path) {
 		dirs = append(dirs, pathDir{path: path})
@@ -69,13 +69,13 @@ func dirsTo(mountpoint string) (dirs []pathDir, err error) {
 	for i := range dirs {
 		d := &dirs[i]
 		if i > 0 {
-			d.fsType, d.ofUser = dirs[i-1].fsType, dirs[i-1].ofUser
+			d.fsType, d.ownerOnly = dirs[i-1].fsType, dirs[i-1].ownerOnly
 		}
 		for _, m := range mounts { // the last one hides the others
 			if m.Mountpoint == d.path {
 				options := strings.Split(m.VFSOptions, ",")
 				d.fsType = m.FSType
-				d.ofUser = isFUSE(m.FSType) && !slices.Contains(options, "user_id=0") && !slices.Contains(options, "allow_other")
+				d.ownerOnly = isFUSE(m.FSType) && !slices.Contains(options, "user_id=0") && !slices.Contains(options, "allow_other")
 			}
 		}
 		var st syscall.Stat_t
@@ -93,8 +93,8 @@ func isFUSE(fsType string) bool { return fsType == "fuse" || strings.HasPrefix(f
 // as nobody (root_squash of NFS).
 var serverDecides = regexp.MustCompile(`^(nfs4?|cifs|smb3?|ceph|lustre|gpfs|beegfs.*|afs|9p|glusterfs|panfs|wekafs|orangefs|pvfs2|fuse(\..*)?)$`)
 
-// closedToRoot returns the first directory that a program which is setuid root may be unable to
-// enter, or nil. groups are those of the user who runs it, which it keeps. If mayPass is set, its
+// closedToRoot returns the first directory that a setuid-root program may be unable to enter, or
+// nil. groups are those of the user who runs the program, which it keeps. If mayPass is true, its
 // capabilities override permissions, except those that a server checks.
 func closedToRoot(dirs []pathDir, groups []int, mayPass bool) *pathDir {
 	for i := range dirs {
@@ -107,17 +107,16 @@ func closedToRoot(dirs []pathDir, groups []int, mayPass bool) *pathDir {
 		case slices.Contains(groups, int(d.gid)):
 			bit = unix.S_IXGRP
 		}
-		if d.ofUser || d.mode&bit == 0 && (isRemote || !mayPass) {
+		if d.ownerOnly || d.mode&bit == 0 && (isRemote || !mayPass) {
 			return d
 		}
 	}
 	return nil
 }
 
-// An appArmor describes the profile with which AppArmor confines fusermount3, as Ubuntu does from
-// 24.10 on.
+// An appArmor describes the AppArmor profile that confines fusermount3, as on Ubuntu from 24.10 on.
 type appArmor struct {
-	file    string   // where the profile is; empty if there is none
+	file    string   // path of the profile; empty if there is none
 	targets []string // patterns of the directories on which it allows mounts
 }
 
@@ -146,8 +145,8 @@ func readAppArmor(etc string) (p appArmor) {
 	return p
 }
 
-// allows reports whether the profile may allow a mount. It looks only at the beginning of patterns,
-// and takes one that it does not understand for a match.
+// allows reports whether the profile may allow a mount. It compares only the part of a pattern
+// before the first wildcard or unknown variable.
 func (p appArmor) allows(mountpoint string) bool {
 	if len(p.targets) == 0 {
 		return true
@@ -163,7 +162,7 @@ func (p appArmor) allows(mountpoint string) bool {
 	})
 }
 
-// error says where the profile allows mounts, and how to allow more.
+// error returns an error that says where the profile allows mounts, and how to allow more.
 func (p appArmor) error() error {
 	return fmt.Errorf("AppArmor lets fusermount3 mount only on %s: choose such a directory; or allow another one with lines "+
 		"such as those of %s in %s/local/fusermount3, and as root, run: apparmor_parser -r %[2]s",

@@ -29,7 +29,7 @@ func TestClosedToRoot(t *testing.T) {
 		{pathDir{uid: 0, gid: 0, mode: 0o700, fsType: "nfs4"}, false, false},
 		{pathDir{uid: user, gid: user, mode: 0o711, fsType: "nfs4"}, true, true},
 		{pathDir{uid: user, gid: 50, mode: 0o710, fsType: "nfs4"}, true, true},
-		{pathDir{uid: user, gid: user, mode: 0o755, fsType: "fuse.sshfs", ofUser: true}, false, false},
+		{pathDir{uid: user, gid: user, mode: 0o755, fsType: "fuse.sshfs", ownerOnly: true}, false, false},
 		{pathDir{uid: user, gid: user, mode: 0o755, fsType: "fuse.sshfs"}, true, true},
 		{pathDir{uid: user, gid: user, mode: 0o700, fsType: "fuse.sshfs"}, false, false},
 	} {
