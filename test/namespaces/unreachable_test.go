@@ -38,9 +38,15 @@ func TestUnreachableMountpoint(t *testing.T) {
 		t.Errorf("unmount: %v: %s", err, out)
 	}
 	const untilReady = `mkfifo ready && { "$@" --parent $$ >ready & } && grep -m 1 "stop with Ctrl-C" ready`
-	if out, err := runProgram("sh", "-c", "cd $HOME && "+untilReady, "sh", e2e.Batchfs, "mount", "--make-mountpoint", "--data", data, "made"); err != nil {
+	made := filepath.Join(home, "made")
+	t.Cleanup(func() { syscall.Unmount(made, syscall.MNT_DETACH) })
+	if out, err := runProgram("sh", "-c", "cd $HOME && "+untilReady, "sh", e2e.Batchfs, "mount", "--make-mountpoint", "--data", data, made); err != nil {
 		t.Errorf("a mountpoint that the program makes: %v: %s", err, out)
 	}
+	e2e.Await(t, "the mountpoint that the program made to be removed", func() (any, bool) {
+		_, err := os.Lstat(made)
+		return err, os.IsNotExist(err)
+	})
 	e2e.NoError(t, os.Chmod(open, 0o700))
 	if out, err := run("mount", "-d", "--data", data, open); err == nil || !strings.Contains(out, "may be unable to enter "+open+" (mode 0700") {
 		t.Errorf("a mountpoint that is closed itself: %v: %s", err, out)
