@@ -29,7 +29,7 @@ func TestTimesIdentifyBatches(t *testing.T) {
 	config, _ := e2e.SmallConfig(t, 1)
 	tokens := filepath.Join(filepath.Dir(config), "train.bin")
 	written := time.Unix(1_700_000_000, 123_456_789)
-	e2e.Must(0, os.Chtimes(tokens, written, written))(t)
+	e2e.NoError(t, os.Chtimes(tokens, written, written))
 	numbered := []string{"train/batch/0", "train/batch/1.npy", "train/batch/2.json", "train/batches.bin", "train/batches.npy"}
 	mount := func(args ...string) (found map[string]string, ofMount string) {
 		m := e2e.Mount(t, append([]string{"-c", config}, args...)...)
