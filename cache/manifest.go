@@ -33,7 +33,7 @@ type Options struct {
 
 	AlignedArray string // name of an array aligned with the main one; empty for the main array
 
-	// Matched has the size in bytes of each file that only globs match: see [array.Extent].
+	// Matched maps each file that only globs match to its size in bytes: see [array.Extent].
 	Matched map[string]int64
 
 	// GuessedDType means that DType is only a guess. Open then rejects files that look like text or
@@ -235,8 +235,8 @@ func openSidecar(path string, previous blob.Blob, o Options) (*fileInput, error)
 	return in, nil
 }
 
-// maxEmpty is the size of the largest header after which WithoutEmpty looks for elements, in bytes.
-// It is small because WithoutEmpty opens such files in addition to Open.
+// maxEmpty is the size in bytes of the largest file that WithoutEmpty opens. It is small because
+// Open opens the same files again, and suffices for a header without elements.
 const maxEmpty = 4096
 
 // WithoutEmpty returns paths without the files of Options.Matched that have no elements. If none is

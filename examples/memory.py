@@ -53,7 +53,7 @@ def reader(way, path):
 
 
 def train(way, path):
-    """Is the trainer: reads batches, and waits for a line at each mark."""
+    """Runs in the trainer: reads batches, and waits for a line at each mark."""
     read, done = reader(way, path), 0
     for mark in MARKS:
         for _ in range(mark - done):
@@ -75,8 +75,8 @@ def resident(pids):
 
 
 def measure(way, path, pids):
-    """Runs a trainer. Returns what memory_profiler says of it and of other processes at each mark, in
-    MiB, and resident() of both at the marks that are shown."""
+    """Runs a trainer. Returns the memory that memory_profiler reports for it and for other processes at
+    each mark, in MiB, and resident() of both at the marks that the table shows."""
     from memory_profiler import memory_usage
 
     curves, table = ([], []), ({}, {})
@@ -128,9 +128,9 @@ def chart(series, path):
         print("".join("▁▂▃▄▅▆▇█"[min(int(value / most * 8), 7)] for value in curve), f" {name}")
 
     figure, axes = plt.subplots(figsize=(8, 4.5))
-    colours = {"kept": "#d55e00", "recreated": "#0072b2", "advised": "#56b4e9", "remap": "#009e73", "advise": "#cc79a7", "pread": "#7f7f7f"}
+    colors = {"kept": "#d55e00", "recreated": "#0072b2", "advised": "#56b4e9", "remap": "#009e73", "advise": "#cc79a7", "pread": "#7f7f7f"}
     for way, name, curve, _ in series:
-        axes.plot(MARKS, curve, label=name, color=colours[way], linestyle="--" if name.endswith("the mount") else "-", linewidth=2.5 if way == "kept" else 1.5)
+        axes.plot(MARKS, curve, label=name, color=colors[way], linestyle="--" if name.endswith("the mount") else "-", linewidth=2.5 if way == "kept" else 1.5)
     axes.set(xscale="log", xlabel="batches read", ylabel="resident memory, MiB", title="Random batches of one large file")
     axes.set_ylim(bottom=0)
     axes.set_xticks(SHOWN, [f"{mark:,}" for mark in SHOWN])

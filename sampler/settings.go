@@ -48,7 +48,7 @@ type Settings struct {
 
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        Rows           // contents of a row; "" is Windows
-	EOT         uint64         // last token of each document in a source without Documents; padding
+	EOT         uint64         // last token of documents in a source without Documents, and padding
 	HasEOT      bool           // whether EOT is known; otherwise it is 0
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
 	Documents   bool           // whether a batch has the arrays cu_seqlens and positions

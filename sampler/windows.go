@@ -167,7 +167,7 @@ func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
 				list, last = append(list, int(end-start)), end
 			}
 		}
-		if i += int64(len(next)); next[0] == last { // many more documents may be empty
+		if i += int64(len(next)); next[0] == last { // skip any other empty documents that end here
 			after, err := w.documents.NumberAt(last)
 			if err != nil {
 				return list, err

@@ -15,7 +15,7 @@ type Extent struct {
 	Name    string // path of the first file
 	Start   int64  // position of the first element
 	Len     int64  // elements
-	Matched bool   // whether a glob matched the file, which then may be shorter than a window
+	Matched bool   // whether only globs match the first file; it may then be shorter than a window
 }
 
 // A Location is the place of an element.

@@ -30,8 +30,8 @@ func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, access loc
 }
 
 // Resolve returns the absolute paths and the URLs that patterns match, in the order of the
-// patterns. The matches of one pattern are sorted. matched has the size in bytes of each of them
-// that only globs match, if it is known.
+// patterns. The matches of one pattern are sorted. matched maps each of them that only globs match
+// to its size in bytes, if that is known.
 //
 // A pattern is a path or a glob (see [filepath.Match]), relative to dir, which is never a glob
 // itself. Without wildcards, it is a path and need not exist; with wildcards, it is a path if that

@@ -123,8 +123,9 @@ func isPickle(first []byte) bool {
 	return false
 }
 
-// isArrowStream reports whether a file begins with a schema, as Arrow's IPC streams do: the length
-// of a flatbuffer, after a mark since Arrow 0.15, and the flatbuffer, whose root is a Message.
+// isArrowStream reports whether a file begins with a schema, as Arrow's IPC streams do. They begin
+// with a marker (since Arrow 0.15), the length of a flatbuffer, and the flatbuffer, whose root is a
+// Message.
 func isArrowStream(first []byte) bool {
 	b := bytes.TrimPrefix(first, []byte("\xff\xff\xff\xff"))
 	if len(b) < 36 {
@@ -135,7 +136,7 @@ func isArrowStream(first []byte) bool {
 	if length < 32 || length > 1<<28 || root > int64(len(b))-4 {
 		return false
 	}
-	at := func(pos int64) int64 { // the uint16 at pos, or a number that is too large below
+	at := func(pos int64) int64 { // the uint16 at pos, or a number that no check below accepts
 		if pos < 0 || pos > int64(len(b))-2 {
 			return 1 << 16
 		}
@@ -211,7 +212,7 @@ func describeEnd(last []byte, size int64) string {
 	return ""
 }
 
-// Extensions of the names of files that are not headerless, by what they are.
+// Extensions of files that are not headerless.
 var (
 	containerExtensions = []string{
 		".safetensors", ".npz", ".arrow", ".arrows", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".lance", ".h5", ".hdf5", ".mat", ".nc",

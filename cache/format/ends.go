@@ -83,7 +83,7 @@ func (e Ends) CheckSorted(path string, off int64, block []byte) error {
 	return nil
 }
 
-// UnsortedError returns the error for a document that ends before the one that precedes it.
+// UnsortedError returns the error for a document that ends before the previous one does.
 func UnsortedError(path string, document, end, previous int64) error {
 	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d; batchfs index FILE --eot N --force replaces the index",
 		path, document, end, previous)

@@ -137,7 +137,7 @@ func (in *Input) Format() (f Format, err error) {
 	return f, cmp.Or(err, f.CheckFits(in.Path, in.Size), in.checkOptions(f))
 }
 
-// An EmptyError says that a file has no elements, although nothing is missing from it.
+// An EmptyError is the error for a file that is complete, but has no elements.
 type EmptyError string
 
 func (e EmptyError) Error() string { return string(e) }

@@ -17,11 +17,11 @@ type Inspection struct {
 	Format    Format
 	Guessed   bool  // whether the dtype is only a guess
 	VocabSize int64 // all tokens are below it; 0 if unknown, or if there are no tokens
-	// Size is the size of the file in bytes if it is headerless only for want of another format, or
-	// else 0.
+	// Size is the size of the file in bytes if its end is to be inspected, because the file is
+	// headerless only by default. Otherwise, it is 0.
 	Size int64
 
-	foreign        string // what the end of the file says that it is, or empty
+	foreign        string // description of the file by its end; empty if that may be tokens
 	badToken       *array.VocabularyError
 	inspectedBytes int
 	notText        bool // whether a byte occurs that text does not contain

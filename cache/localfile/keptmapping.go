@@ -22,14 +22,15 @@ type keptMapping struct {
 	// These are guarded by kept.mu.
 	element *list.Element // in kept.byUse; nil once dropped
 	readers int           // reads that use the mapping; after the last one, it can be unmapped
-	tables  int           // page tables that reads have used, counted each time
+	tables  int           // page tables used by reads, summed over all reads
 
-	// mu guards the fields below, and is held while pages are released, so that no read populates
-	// them in between: a page fault that waits for the disk stops Go's garbage collector.
+	// mu guards the fields below. It is held while pages are released, so that no read begins to
+	// use them meanwhile. If a read copied released pages, a page fault would wait for the disk,
+	// which stops Go's garbage collector.
 	mu   sync.Mutex
 	used map[int]int // number of reads that use each page table, by its index in the address space
-	// undropped are ranges of ended reads that are in page tables which others use. Mapped pages
-	// cannot be dropped from the page cache.
+	// undropped holds ranges that are still to be dropped from the page cache, which is impossible
+	// while pages are mapped: their reads have ended, but others use the same page tables.
 	undropped []Range
 }
 
@@ -48,9 +49,9 @@ var kept struct {
 	tables int       // sum of their tables
 }
 
-// maxTables bounds page tables, of a page each, and with them mappings. Before Linux 6.14,
-// releasing pages does not free their table, and those of a file take a 512th of its size.
-// Unmapping the file frees them.
+// maxTables limits the page tables of all kept mappings, and with them the number of mappings. Page
+// tables take up to a 512th of the size of a file. Before Linux 6.14, releasing pages does not free
+// their table, but unmapping the file does.
 const maxTables = 1 << 10
 
 // readAdvised reads from the kept mapping.
@@ -173,8 +174,8 @@ func (m *keptMapping) drop() {
 	}
 }
 
-// unlist removes the mapping from kept, and reports whether it is to be unmapped now. The caller
-// holds kept.mu.
+// unlist removes the mapping from kept, and reports whether the caller must unmap it, because no
+// read uses it. The caller holds kept.mu.
 func (m *keptMapping) unlist() bool {
 	if m.element == nil {
 		return false

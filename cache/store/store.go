@@ -158,8 +158,8 @@ func (t countingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return resp, err
 }
 
-// List returns the keys that begin with prefix. After an error it continues after the last key,
-// without a time limit as long as new keys arrive.
+// List returns the objects whose keys begin with prefix, without their ETags. After an error it
+// continues after the last key, without a time limit as long as new keys arrive.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (all []Object, err error) {
 	byKey := func(a, b Object) int { return cmp.Compare(a.Key, b.Key) }
 	for before := 0; ; before = len(all) {

@@ -28,10 +28,11 @@ func surviveOOM() (before int64) {
 	return before
 }
 
-// preferForOOM makes the kernel kill this worker, because no reader notices that, before processes
-// with the score that its supervisor had, and a serving worker before a standby.
-func preferForOOM(ofSupervisor int64, isServing bool) {
-	score := ofSupervisor + 250
+// preferForOOM makes the kernel kill this worker before other processes if memory runs out, because
+// no reader notices when a worker dies. supervisorScore is the score that the supervisor began
+// with; that of a standby is higher, and that of a serving worker higher still.
+func preferForOOM(supervisorScore int64, isServing bool) {
+	score := supervisorScore + 250
 	if isServing {
 		score += 250
 	}

@@ -17,10 +17,9 @@ Batch k depends only on the tokens, the settings and k, so a checkpoint needs on
 `Split` is a sequence: ``len(train)`` is the setting ``steps``, one epoch by default, ``train[k]`` is batch k. PyTorch's DataLoader, with
 ``batch_size=None``, and Grain's ``MapDataset.source`` accept it directly.
 
-`Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. A range, ``steps(0, 60)``, begins again in the loop after its
-end. PyTorch's DataLoader and StatefulDataLoader accept
-it as an iterable dataset; their workers divide the numbers among themselves. Only the StatefulDataLoader can save the state of its
-workers. `Split.torch` returns tensors on a device.
+`Split.steps` returns an iterator with ``state_dict`` and ``load_state_dict``. A loop over a range that was read to its end, such as
+``steps(0, 60)``, begins it again. PyTorch's DataLoader and StatefulDataLoader accept it as an iterable dataset; their workers divide the
+numbers among themselves. Only the StatefulDataLoader can save the state of its workers. `Split.torch` returns tensors on a device.
 
 `Batch` is a dict of arrays whose keys are also attributes: x and y; or tokens (``layout="tokens"``); or rows (``layout="rows"``); and
 all other arrays of the split, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files, usually uint16,

@@ -151,7 +151,7 @@ class Log:
 
 
 def run(*args: str, timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, str]:
-    """Runs the program, or the one at path, and returns its output and its error, which is empty if it succeeded."""
+    """Runs the program, or the one at path, in directory if given. Returns its output, and its error, which is empty if it succeeded."""
     try:
         done = subprocess.run([path or program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ class Numbers(ctypes.Structure):
 
     begun: int  # how often a worker has begun a loop
     loaded: int  # how often a state was loaded outside workers
-    step: int  # in the state that was loaded last
+    step: int  # the step in the state that was loaded last
     loop: int  # the first loop of workers since then, or 0
     is_reading: int  # whether worker 0 has begun its last loop and not ended it
     has_warned: int  # whether a worker has warned of a loop that did not end

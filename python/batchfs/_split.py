@@ -121,8 +121,8 @@ class Split(Sequence[Batch[Array]]):
     def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None, *, row: SupportsIndex | None = None) -> Steps:
         """Returns an iterator over (step, batch), from batch start up to but not including batch stop, or without end.
 
-        A loop over a range that was read to its end begins it again. With row, it begins with the batch whose first row, over all ranks, is that global row. It has ``state_dict()`` and
-        ``load_state_dict()``. The caller may keep or change its batches.
+        A loop over a range that was read to its end begins it again. With row, the iterator begins with the batch whose first row, over
+        all ranks, is that global row. It has ``state_dict()`` and ``load_state_dict()``. The caller may keep or change its batches.
 
         Raises:
             ArgumentError: a number is wrong, or no batch begins at the row.
@@ -187,9 +187,9 @@ class StepIterator(Locked):
         self.worker, self.workers = 0, 1
         self.shared = Shared()
         self._begun = self._loaded = 0  # values of shared that this process saw last
-        self._iterated = -1  # the step of the last iter
+        self._iterated = -1  # the step at the last call of iter
         self._resumed = -1  # the step of a loaded state, until its loop has ended
-        self._loops = 0  # that this worker has begun
+        self._loops = 0  # the number of loops that this worker has begun
         self._is_again = False  # whether this worker's loop begins at the start again
         self._limit = self.stop  # 0 before the first batch of a worker's loop
         if torch := sys.modules.get("torch"):
@@ -218,7 +218,8 @@ class StepIterator(Locked):
         if self._loaded != shared.loaded:  # while this worker was running
             self.step = self._resumed = shared.step
             self._loaded = shared.loaded
-        # The workers of a loader are consecutive processes. Nothing else says which loop begins.
+        # Nothing else identifies a loop. The workers of a loader have consecutive process numbers,
+        # so all of them compute that of worker 0.
         self._loops += 1
         first = current_process()._identity[-1] - worker.id  # pyright: ignore
         loop = first << 32 | self._loops
@@ -230,8 +231,8 @@ class StepIterator(Locked):
     def _at_limit(self, k: int) -> None:
         """Raises StopIteration at the end of the range.
 
-        It is also called for the first batch of a worker's loop, and warns or raises Error if workers began it again although the loop
-        before it did not end. iter cannot, because a StatefulDataLoader loads a state after it.
+        It is also called before the first batch of each loop in a worker. If the loop begins the range again although the one before did
+        not end, it then warns or raises Error. iter cannot do so, because a StatefulDataLoader loads a state after calling it.
         """
         shared = self.shared.numbers
         if self._is_again and self._limit != self.stop:

@@ -1,7 +1,8 @@
 /* storm PATH B T STEPS
  *
  * Opens a `next` of uint32 tokens once and reads it until standard input ends. It checks and prints the
- * same as storm.py, and can be sent the same signals; if one interrupts a read, that fails. A batch is x and then y, each with B rows of T tokens; an epoch has STEPS batches.
+ * same as storm.py, and can be sent the same signals; a read that one interrupts counts as failed. A
+ * batch is x and then y, each with B rows of T tokens; an epoch has STEPS batches.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -131,7 +131,7 @@ func TestStorm(t *testing.T) {
 			strikes := s.strikeWorkers(t, m, least, lasts, apart)
 			stop()
 			if s.signals {
-				// Python hides interrupted reads: it repeats them.
+				// Python repeats interrupted reads, so only this metric would show them.
 				e2e.CheckOutput(t, "\nbatchfs_returned_numbers_total{settings=\"\",split=\"train\"} 0\n", "cat", m.Path("metrics"))
 			}
 			got := e2e.EndStorms(t, m, readers)

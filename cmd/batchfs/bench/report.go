@@ -16,7 +16,7 @@ type report struct {
 	Scenes        []*scene `json:"scenes"`
 }
 
-// measured returns the scenes whose figures mean something.
+// measured returns the scenes without the cold one if its file was in the page cache.
 func (r *report) measured() []*scene {
 	return slices.DeleteFunc(slices.Clone(r.Scenes), func(sc *scene) bool { return sc.Cold && r.ColdWasCached })
 }

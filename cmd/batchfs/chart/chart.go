@@ -18,7 +18,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A Chart is one drawing of a file: [Bars] or a [Line].
+// A Chart is one of the drawings in a file: [Bars] or a [Line].
 type Chart interface {
 	plot() (p *plot.Plot, height vg.Length, err error)
 }
@@ -29,11 +29,11 @@ type Bars struct {
 	Bars  []Bar
 }
 
-// A Bar is a value above 0, and words for it.
+// A Bar is a value above 0, with a name to its left and a label to its right.
 type Bar struct {
 	Name, Label string
 	Value       float64
-	Highlight   bool // whether it has another color
+	Highlight   bool // whether the bar has another color
 }
 
 // A Line is a chart with a line through points, whose X increases.
@@ -183,7 +183,7 @@ func Save(path string, charts ...Chart) error {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144))}
 	}
 	page := draw.New(canvas)
-	page.SetColor(color.White) // dark text on a transparent ground is invisible on a dark page
+	page.SetColor(color.White) // on a dark page, the text would be invisible without a background
 	page.Fill(page.Rectangle.Path())
 	for i, row := range plot.Align(plots, tiles, page) {
 		plots[i][0].Draw(row[0])

@@ -21,7 +21,8 @@ var charts = []Chart{
 	Line{Title: "Nothing", XLabel: "steps", FormatX: format, FormatY: format, Points: []Point{{0, 0}, {20, 0}}},
 }
 
-// An SVG is well-formed XML with all texts, and the same each time. Its first shape is the ground.
+// An SVG is well-formed XML with all texts, and the same each time. Its first shape is the
+// background.
 func TestSVG(t *testing.T) {
 	t.Chdir(t.TempDir())
 	var saved [2][]byte
@@ -58,7 +59,7 @@ func TestSVG(t *testing.T) {
 		}
 	}
 	if !strings.Contains(paths[0], "#FFFFFF") {
-		t.Errorf("the first shape is %s, want a white ground", paths[0])
+		t.Errorf("the first shape is %s, want a white background", paths[0])
 	}
 }
 

@@ -222,7 +222,7 @@ type SourceFiles struct {
 	Main    []string
 	Aligned [][]string // files of each aligned array
 
-	// Matched has the size in bytes of each file that only globs match.
+	// Matched maps each file that only globs match to its size in bytes.
 	Matched map[string]int64
 }
 

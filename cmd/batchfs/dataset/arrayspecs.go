@@ -21,7 +21,7 @@ type ArraySpec struct {
 	Options cache.Options
 
 	// EOT is the token that ends each document, or -1 if it is unknown or each file is one
-	// document. If MayOnlyPad is set, EOT may be configured only to fill up rows.
+	// document. If MayOnlyPad is true, EOT may have been configured only to pad rows.
 	EOT        int64
 	MayOnlyPad bool
 }

@@ -340,14 +340,14 @@ func (d *Dataset) Bytes() (n int64) {
 func (d *Dataset) TokensModified() time.Time { return latestModified(d.mains) }
 
 // BatchesModified returns the modification time that programs such as rsync see for batches: the
-// latest time of the files, less up to a year that depends on the settings. Equal settings have the
-// same time in every mount, and others have another.
+// latest time of the files, less an offset of up to a year that depends on the settings. With equal
+// settings, it is the same in every mount; with others, it differs.
 func (d *Dataset) BatchesModified() time.Time {
 	const year = 365 * 24 * time.Hour
 	sum := sha256.Sum256([]byte(d.Identity()))
 	offset := time.Duration(binary.LittleEndian.Uint64(sum[:])%uint64(year/time.Second)) * time.Second
 	latest := latestModified(d.arrays)
-	if latest.Unix() < int64(year/time.Second) { // of a reproducible build: keep it after 1970
+	if latest.Unix() < int64(year/time.Second) { // as in a reproducible build; keep it after 1970
 		return latest.Add(offset)
 	}
 	return latest.Add(-offset)

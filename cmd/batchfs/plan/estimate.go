@@ -62,7 +62,7 @@ type Traffic struct {
 }
 
 // A Cache is a size of the block cache in bytes, and the fraction of the blocks needed again in
-// later epochs that it holds. An Estimate has none if the corpus ends with its first epoch.
+// later epochs that it holds. An Estimate has none if no epoch follows the first.
 type Cache struct {
 	Bytes float64 `json:"bytes"`
 	Hits  float64 `json:"hits"`
@@ -108,8 +108,9 @@ type Verdict struct {
 
 type resourceLimits struct{ bandwidth, requests float64 }
 
-// An epoch has epochParts parts, if it has enough steps, and partBlocks sampled blocks for each:
-// with fewer, chance would decide their rates. The peak is the highest rate of a part.
+// An epoch is divided into epochParts parts, or into fewer if it has fewer steps or if a part would
+// have less than partBlocks sampled blocks, so that chance would decide its rates. The peak is the
+// highest rate of a part.
 const epochParts, partBlocks = 10, 16
 
 func (e *Estimate) addStages(c *corpus) {
@@ -221,8 +222,8 @@ func (e *Estimate) estimateTraffic(counted *blockCounts) {
 	}
 }
 
-// estimateCaches estimates the size of a block cache that holds everything, and what smaller ones
-// would do.
+// estimateCaches estimates the size of a block cache that holds everything, and the hit rates of
+// smaller ones.
 func (e *Estimate) estimateCaches(counted *blockCounts) {
 	neededAgain := 0.0
 	for _, m := range counted.misses {

@@ -178,8 +178,8 @@ func filesBelow(dir string, include []string) (paths []string, err error) {
 	return paths, err
 }
 
-// leaveOutSideFiles removes the side files from paths if these include a dataset. It keeps those
-// that a pattern of include names, which is one that matches no file of the dataset.
+// leaveOutSideFiles removes the side files from paths if these include a dataset. It keeps a side
+// file that matches a pattern of include, unless the pattern also matches a file of the dataset.
 func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
 	var dataset []string
 	for _, path := range paths {
@@ -209,7 +209,7 @@ func isDataset(path string) bool {
 }
 
 // isSideFile reports whether a name is that of a file which describes a dataset on the Hugging Face
-// Hub, or one that the library datasets has saved.
+// Hub, or one that the datasets library has saved.
 func isSideFile(path string) bool {
 	switch filepath.Base(path) {
 	case "README", "README.md", "README.txt", "LICENSE", "LICENSE.md", "LICENSE.txt",
@@ -230,15 +230,15 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// A tree is a directory tree in which a symbolic link is what it leads to, so that a walk follows
-// it. A link that leads nowhere stays a link.
+// A tree is a directory tree in which a symbolic link looks like what it leads to, so that a walk
+// follows it. A link that leads nowhere stays a link.
 //
-// Walks end, because a link to a directory is left out if that contains the link, and is followed
-// only on the first of several paths that lead to it.
+// To let every walk end, a tree omits a link to a directory that contains the link, and a link that
+// a walk has already found on another path.
 type tree struct {
 	root     string
 	real     map[string]string // paths of directories without links, keyed by name
-	followed map[string]string // names of followed links, keyed by path without other links
+	followed map[string]string // first names of followed links, keyed by path without other links
 }
 
 func newTree(root string) *tree {

@@ -74,10 +74,10 @@ func drawBins(out io.Writer, bins []Bin) {
 // lengths have at least n²/2 tokens.
 type lengths map[int64]int64
 
-// Lengths describes the lengths of documents in tokens. Percentiles are lengths that this part of
-// the documents does not exceed.
+// Lengths describes the lengths of documents in tokens. P10 is the length that 10% of the documents
+// do not exceed, and so on.
 type Lengths struct {
-	Documents int64 `json:"documents"` // those whose length was read
+	Documents int64 `json:"documents"` // number of documents whose length was read
 	Shortest  int64 `json:"min"`
 	P10       int64 `json:"p10"`
 	Median    int64 `json:"p50"`

@@ -18,8 +18,8 @@ import (
 // A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// IDs and Numbers are histograms over all files: of token ids, and of integers that are no
-	// tokens. Lengths describes documents of indexed files.
+	// IDs and Numbers are histograms over all files: of token ids, and of integers that are not
+	// tokens. Lengths describes the documents of files with an index.
 	IDs     []Bin    `json:"token_ids,omitempty"`
 	Numbers []Bin    `json:"numbers,omitempty"`
 	Lengths *Lengths `json:"document_lengths,omitempty"`

@@ -22,7 +22,7 @@ type row struct {
 	Source   int               `json:"source"`
 	Stage    int               `json:"stage"`
 	Segments []segment         `json:"segments"`
-	Begins   []int             `json:"begins"` // where indexed documents begin, from 0 to T
+	Begins   []int             `json:"begins"` // where documents begin, if an index says so
 	Text     []jsontext.String `json:"text"`   // one text per token of x, and that of the last y
 	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
 }
