@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -61,15 +62,40 @@ func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+prin
 func printf(out io.Writer, format string, args ...any) { printable.Fprintf(out, format, args...) }
 
 func run(args []string, out io.Writer) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	// After the first signal, the default action is restored, so a second one kills the process.
-	context.AfterFunc(ctx, stop)
+	ctx := untilSignal(context.Background())
+	defer stopNotifying(ctx)
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(out)
 	return root.ExecuteContext(ctx)
 }
+
+type stopKey struct{} // key of the function behind stopNotifying
+
+// untilSignal returns a context that ends with the first signal. Then, the default action is
+// restored, so a second one kills the process.
+func untilSignal(ctx context.Context) context.Context {
+	first := make(chan os.Signal, 1)
+	signal.Notify(first, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, ok := <-first; ok {
+			signal.Stop(first)
+			cancel()
+		}
+	}()
+	return context.WithValue(ctx, stopKey{}, sync.OnceFunc(func() {
+		signal.Stop(first)
+		close(first)
+		<-done
+	}))
+}
+
+// stopNotifying leaves further signals to others than a context of untilSignal. If a signal has
+// arrived, the context has ended when stopNotifying returns.
+func stopNotifying(ctx context.Context) { ctx.Value(stopKey{}).(func())() }
 
 var errInterrupted = errors.New("interrupted")
 

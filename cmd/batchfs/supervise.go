@@ -81,7 +81,8 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 		debug.SetGCPercent(50) // this process makes little garbage and lives as long as the mount
 	}
 	restart, stop := signals()
-	if ctx.Err() != nil {
+	// Each signal ends ctx or is in one of the channels, or both.
+	if stopNotifying(ctx); ctx.Err() != nil {
 		return errInterrupted
 	}
 	var listener net.Listener // nil without metrics
