@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/process"
 	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
@@ -127,6 +129,47 @@ func TestKeptMappingsAreBounded(t *testing.T) {
 	}
 	if kept.byUse.Len() != 0 || kept.tables != 0 {
 		t.Errorf("%d mappings with %d page tables are left", kept.byUse.Len(), kept.tables)
+	}
+}
+
+// If the address space is limited, mappings leave some of it to the heap: Go ends a process that
+// finds none. The limit is set in another process.
+func TestMappingsLeaveAddressSpace(t *testing.T) {
+	if os.Getenv("LIMITED") == "" {
+		command := exec.Command(os.Args[0], "-test.run=^TestMappingsLeaveAddressSpace$")
+		command.Env = append(os.Environ(), "LIMITED=1")
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
+	const size = 4 << 20
+	path, stamp := writeCounting(t, size)
+	limit := uint64(process.AddressSpace(os.Getpid()) + 512<<20)
+	must(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit}))
+	for _, access := range []Access{Advise, Remap} {
+		var all []*File
+		for range 512 << 20 / size {
+			f, err := New(path, stamp, Sample{}, access, false)
+			must(t, err)
+			must(t, f.Read([]Range{{0, size, 0}}, func(_ int, raw []byte) error {
+				if len(raw) != size || raw[size-1] != 255 {
+					t.Error("bytes are wrong")
+				}
+				return nil
+			}))
+			all = append(all, f)
+		}
+		runtime.KeepAlive(make([]byte, 100<<20))
+		for _, f := range all {
+			f.Release()
+		}
+		if n := mapped.Load(); n != 0 {
+			t.Errorf("%d bytes stay mapped", n)
+		}
+	}
+	if Maps.Mapped.Load() == 0 || Maps.Unmapped.Load() == 0 {
+		t.Errorf("%d reads mapped the file, and %d could not; want both", Maps.Mapped.Load(), Maps.Unmapped.Load())
 	}
 }
 

@@ -116,7 +116,11 @@ func (f *File) acquireMapping() (*keptMapping, error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	m := &keptMapping{stamp: f.Stamp(), used: make(map[int]int)}
+	m := &keptMapping{used: make(map[int]int)}
+	// Another read may have adopted a newer copy by now, so f.Stamp() may be that of another file.
+	if m.stamp, err = stampOf(fd, f.Path()); err != nil {
+		return nil, err
+	}
 	if m.bytes, err = f.mmap(fd, unix.PROT_READ, unix.MAP_SHARED); err != nil {
 		return nil, err
 	}

@@ -3,15 +3,18 @@ package localfile
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/counts"
 	"batchfs/internal/eintr"
+	"batchfs/internal/process"
 )
 
 // remapping is held by the read that maps a file under Remap. An address space has one lock, and
@@ -103,14 +106,35 @@ func (f *File) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// An unmappedError means that mmap(2) failed: the address space is limited, a sandbox forbids it,
-// or the file system does not support it.
+// mapped counts the bytes of all mappings, up to maxMapped in the process. Go ends a process that
+// finds no address space for its heap, so if the address space is limited (ulimit -v), half of what
+// is left at the first mapping stays free.
+var (
+	mapped atomic.Int64
+
+	maxMapped = sync.OnceValue(func() int64 {
+		var limit unix.Rlimit
+		// If Getrlimit fails, limit stays 0.
+		unix.Getrlimit(unix.RLIMIT_AS, &limit)
+		return (int64(min(limit.Cur, addressSpace)) - process.AddressSpace(os.Getpid())) / 2
+	})
+)
+
+// addressSpace is that of a process on x86-64, in bytes.
+const addressSpace = 1 << 47
+
+// An unmappedError means that a file cannot be mapped: the address space is limited, a sandbox
+// forbids it, or the file system does not support it.
 type unmappedError unix.Errno
 
 func (e unmappedError) Error() string { return "mmap: " + unix.Errno(e).Error() }
 
 // mmap maps the whole file. The error is an unmappedError.
 func (f *File) mmap(fd, prot, flags int) (mapping []byte, err error) {
+	if mapped.Add(f.size) > maxMapped() {
+		mapped.Add(-f.size)
+		return nil, unmappedError(unix.ENOMEM)
+	}
 	// unix.Mmap would record the mapping in a table guarded by a lock.
 	var first unsafe.Pointer
 	err = eintr.Retry(func() (err error) {
@@ -118,6 +142,7 @@ func (f *File) mmap(fd, prot, flags int) (mapping []byte, err error) {
 		return err
 	})
 	if err != nil {
+		mapped.Add(-f.size)
 		return nil, unmappedError(err.(unix.Errno))
 	}
 	mapping = unsafe.Slice((*byte)(first), f.size)
@@ -127,6 +152,7 @@ func (f *File) mmap(fd, prot, flags int) (mapping []byte, err error) {
 }
 
 func munmap(mapping []byte) {
+	mapped.Add(-int64(len(mapping)))
 	unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mapping)), uintptr(len(mapping)))
 }
 

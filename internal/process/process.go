@@ -149,8 +149,20 @@ func ReadStat(dir string) (Stat, error) {
 
 // Resident returns the resident memory of a process in bytes, or 0 if there is no such process.
 func Resident(pid int) int64 {
+	_, resident := memory(pid)
+	return resident
+}
+
+// AddressSpace returns how much of its address space a process uses, in bytes, or 0 if there is no
+// such process.
+func AddressSpace(pid int) int64 {
+	size, _ := memory(pid)
+	return size
+}
+
+func memory(pid int) (size, resident int64) {
 	statm, _ := os.ReadFile(Dir(pid) + "/statm")
-	var size, pages int64
-	fmt.Sscan(string(statm), &size, &pages)
-	return pages * int64(os.Getpagesize())
+	fmt.Sscan(string(statm), &size, &resident)
+	page := int64(os.Getpagesize())
+	return size * page, resident * page
 }
