@@ -30,7 +30,7 @@ func TestImports(t *testing.T) {
 		"cache/array":     nil,
 		"cache/counts":    nil,
 		"cache/store":     {"cache/counts"},
-		"cache/localfile": {"cache/counts", "internal/clock", "internal/eintr"},
+		"cache/localfile": {"cache/counts", "internal/clock", "internal/eintr", "internal/process"},
 		"cache/blocks":    {"cache/counts", "cache/localfile", "cache/store", "internal/clock", "internal/eintr", "internal/privatedir"},
 		"cache/format":    {"cache/array"},
 		"cache/blob":      {"cache/blocks", "cache/localfile", "cache/store", "internal/clock"},
