@@ -18,6 +18,16 @@ func benchCommand(t testing.TB, dir string, args ...string) *exec.Cmd {
 	return e2e.Job(t, e2e.PlainBatchfs, append([]string{"bench", "--python", e2e.Python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
 }
 
+// A file that cannot be written is an error before bench measures anything.
+func TestBenchChecksFiles(t *testing.T) {
+	for _, flag := range []string{"--json", "--plot"} {
+		_, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "bench", flag, filepath.Join(t.TempDir(), "none/bench.svg"))
+		if err == nil || !strings.HasPrefix(stderr, "batchfs: "+flag+": ") {
+			t.Errorf("%s: error %v: %s", flag, err, stderr)
+		}
+	}
+}
+
 // bench measures every way to read batches, cold and warm, and leaves nothing behind.
 func TestBench(t *testing.T) {
 	e2e.SkipIfShort(t)

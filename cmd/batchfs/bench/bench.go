@@ -53,7 +53,7 @@ and run nothing else in the meantime.`,
   batchfs bench --tokens data/train.bin --all --json bench.json --plot bench.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := chart.CheckPath(o.plot); err != nil {
+			if err := errors.Join(chart.CheckPath(o.plot), chart.CheckWritable("--json", o.json)); err != nil {
 				return err
 			}
 			if o.tokens != "" {

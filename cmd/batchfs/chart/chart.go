@@ -3,12 +3,16 @@ package chart
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"image/color"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"golang.org/x/sys/unix"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
@@ -151,11 +155,29 @@ func CheckPath(path string) error {
 	if path == "" {
 		return nil
 	}
-	if ext := filepath.Ext(path); ext != ".svg" && ext != ".png" {
+	if ext := extension(path); ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("--plot: the name of the file must end in .svg or .png (got %q)", path)
 	}
-	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("--plot: %w", err)
+	return CheckWritable("--plot", path)
+}
+
+func extension(path string) string { return strings.ToLower(filepath.Ext(path)) }
+
+// CheckWritable checks that the file that a flag names can be written later, without creating it.
+// An empty path is valid.
+func CheckWritable(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return fmt.Errorf("%s: %s is a directory", flag, path)
+	case errors.Is(err, fs.ErrNotExist):
+		path = filepath.Dir(path)
+	}
+	if err := unix.Access(path, unix.W_OK); err != nil {
+		return fmt.Errorf("%s: cannot write to %s: %w", flag, path, err)
 	}
 	return nil
 }
@@ -179,7 +201,7 @@ func Save(path string, charts ...Chart) error {
 		io.WriterTo
 	}
 	canvas = vgsvg.New(width, height)
-	if filepath.Ext(path) == ".png" {
+	if extension(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144))}
 	}
 	page := draw.New(canvas)
@@ -193,7 +215,7 @@ func Save(path string, charts ...Chart) error {
 		return err
 	}
 	text := b.Bytes()
-	if filepath.Ext(path) == ".svg" { // adds fonts of the same widths, for hosts without Liberation
+	if extension(path) == ".svg" { // adds fonts of the same widths, for hosts without Liberation
 		text = bytes.ReplaceAll(text, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arimo,Helvetica,Arial,sans-serif;"))
 	}
 	return os.WriteFile(path, text, 0o666)

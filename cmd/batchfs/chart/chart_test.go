@@ -94,10 +94,27 @@ func TestPNG(t *testing.T) {
 
 func TestCheckPath(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for path, want := range map[string]string{"": "", "a.svg": "", "a.b.png": "", "a.pdf": ".svg or .png", "svg": ".svg or .png", "none/a.svg": "none"} {
+	if err := os.Mkdir("directory.svg", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"": "", "a.svg": "", "a.b.png": "", "A.SVG": "", "A.Png": "", "a.pdf": ".svg or .png",
+		"svg": ".svg or .png", "none/a.svg": "none", "directory.svg": "is a directory"} {
 		err := CheckPath(path)
 		if want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", path, err, want)
+		}
+	}
+}
+
+// The case of a name's end does not matter.
+func TestUpperCase(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for path, want := range map[string]string{"A.SVG": "<?xml", "A.PNG": "\x89PNG"} {
+		if err := Save(path, charts...); err != nil {
+			t.Fatal(err)
+		}
+		if content, _ := os.ReadFile(path); !bytes.HasPrefix(content, []byte(want)) {
+			t.Errorf("%s begins with %q, want %q", path, content[:5], want)
 		}
 	}
 }
