@@ -11,6 +11,7 @@ import argparse
 import json
 import mmap
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS, LENGTH = 12, 1025  # as nanoGPT's batches of 12 times 1,024, and one token more for y
 GIB, MIB = 1 << 30, 1 << 20
+LEAST = 64 * MIB  # size of a file; the first batch alone can make 24 MiB of it resident
 SHOWN = [1, 10, 100, 1000, 10_000]  # batches after which the table shows memory
 MARKS = sorted({round(10 ** (n / 10)) for n in range(41)})  # those of the chart
 
@@ -54,13 +56,15 @@ def reader(way, path):
 
 def train(way, path):
     """Runs in the trainer: reads batches, and waits for a line at each mark."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ends with the process that measures it
     read, done = reader(way, path), 0
     for mark in MARKS:
         for _ in range(mark - done):
             read()
         done = mark
         print(mark, flush=True)
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            return
 
 
 def resident(pids):
@@ -140,6 +144,20 @@ def chart(series, path):
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
+def size_of(tokens):
+    """Returns the size of the file that --tokens names, or says why it cannot show anything."""
+    try:
+        with open(tokens, "rb") as file:
+            size = file.seek(0, 2)
+    except OSError as e:
+        sys.exit(f"--tokens: {tokens}: {e.strerror}")
+    if size % 2:
+        sys.exit(f"--tokens: {tokens} has an odd number of bytes, so it has no 16-bit tokens")
+    if size < LEAST:
+        sys.exit(f"--tokens: {tokens} has {size / MIB:.1f} MiB; only with {LEAST // MIB} or more can one see memory grow")
+    return size
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", help="a file of 16-bit tokens without a header (default: one of 2 GiB that this makes)")
@@ -148,24 +166,31 @@ def main():
     o = parser.parse_args()
     if o.train:
         return train(*o.train)
+    size = size_of(o.tokens) if o.tokens else 2 * GIB
+    if not (directory := pathlib.Path(o.svg).resolve().parent).is_dir():
+        sys.exit(f"--svg: there is no directory {directory}")
     import psutil
 
     free, made = psutil.virtual_memory().available, None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         if not o.tokens:
-            size = 2 * GIB
-            while free < 2 * size:
+            while free < 2 * size and size > LEAST:
                 size //= 2
             if size < 2 * GIB:
                 print(f"{free / GIB:.1f} GiB of memory are free, so the file has {size / GIB:g} GiB instead of 2: it should fit into half of the memory")
             (ROOT / "demo").mkdir(exist_ok=True)
             made = ROOT / "demo/memory.bin"
-            block = np.random.default_rng(0).integers(0, 50_000, 32 * MIB, np.uint16).tobytes()
-            with open(made, "wb") as file:
-                for _ in range(size // len(block)):
-                    file.write(block)
+            block = np.random.default_rng(0).integers(0, 50_000, LEAST // 2, np.uint16).tobytes()
+            try:
+                with open(made, "wb") as file:
+                    for _ in range(size // len(block)):
+                        file.write(block)
+            except OSError as e:
+                sys.exit(f"{made}: {e.strerror}; --tokens names a file of your own")
             o.tokens = made
-        elif free < 2 * (size := pathlib.Path(o.tokens).stat().st_size):
+        elif free < 2 * size:
             print(f"{free / GIB:.1f} GiB of memory are free, less than twice the size of {o.tokens} ({size / GIB:.1f} GiB): the kernel may reclaim pages, so curves rise less")
         series = list(run(str(pathlib.Path(o.tokens).resolve())))
     finally:
@@ -186,11 +211,14 @@ def main():
         if way in ("remap", "advise", "pread") and grown > 8:
             print(f"FAILED: {name}: grew by {grown:.0f} MiB after the first 1,000 batches, more than 8")
             failed = True
-        if way == "kept" and curve[-1] < curve[0] + size / MIB / 4:
+        if way == "kept" and curve[-1] < curve[0] + min(size, GIB) / MIB / 4:
             print(f"FAILED: {name}: grew by only {curve[-1] - curve[0]:.0f} MiB, so this shows nothing; is the memory of this machine limited?")
             failed = True
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
