@@ -56,8 +56,9 @@ block cache over the run.
 Describe the corpus with --tokens or several --source; it need not exist, and its
 settings are those of [batch]. Or name a SPLIT of the configuration, with or without
 settings, such as train/order=shuffle (default: train); plan opens its files. If they
-are local, plan says so, and estimates for objects of the same sizes. store.block_bytes, store.cache_bytes and memory.ahead_bytes count
-as in a mount. Each host has one mount for all its GPUs.
+are local, plan says so, and estimates for objects of the same sizes. store.block_bytes,
+store.cache_bytes and memory.ahead_bytes count as in a mount. Each host has one mount for
+all its GPUs.
 
 Plan picks the rows as a mount does, and counts the blocks that they need in two
 samples: for some steps, it counts all blocks; for some blocks, it counts all steps
