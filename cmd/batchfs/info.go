@@ -91,6 +91,7 @@ reads everything.`,
 					}
 				}
 			}
+			s.Finish()
 			switch {
 			case len(s.Files) > 0 && asJSON:
 				err = terminal.WriteJSON(cmd.OutOrStdout(), s)

@@ -45,7 +45,7 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 	bos, p := f.splitArray.Options.BOS, f.problem(Documents)
 	var first error // for the first document that does not begin with bos
 	document, begin := int64(0), int64(0)
-	err := readEnds(ctx, a.Documents(), a.Documents().Count(), func(ends []int64) error {
+	err := readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func(ends []int64) error {
 		if bos == nil {
 			return nil
 		}

@@ -18,8 +18,8 @@ import (
 // A Survey describes token files. The zero value is empty. It belongs to one goroutine.
 type Survey struct {
 	Files []*File `json:"files"`
-	// IDs and Numbers are histograms over all files: of token ids, and of integers that are not
-	// tokens. Lengths describes the documents of files with an index.
+	// These are set by Finish. IDs and Numbers are histograms over all files: of token ids, and of
+	// integers that are not tokens. Lengths describes the documents of files with an index.
 	IDs     []Bin    `json:"token_ids,omitempty"`
 	Numbers []Bin    `json:"numbers,omitempty"`
 	Lengths *Lengths `json:"document_lengths,omitempty"`
@@ -78,6 +78,16 @@ const (
 	sampledBytes  = 4 << 20
 )
 
+// sample divides n numbers or documents into the blocks to read. It returns the length of a block,
+// the number of blocks, and the distance between their starts. If all is set or n is small, one
+// block has all n.
+func sample(n, perBlock int64, all bool) (block, blocks, every int64) {
+	if all || n <= sampledBlocks*perBlock {
+		return n, 1, 0
+	}
+	return perBlock, sampledBlocks, (n - perBlock) / (sampledBlocks - 1)
+}
+
 // AddFile reads a file, or samples of a large one. It shows progress on stderr. If only the index
 // of documents is wrong, it still adds the file, and returns an error.
 func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr io.Writer) (err error) {
@@ -114,8 +124,12 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 		wrong = s.countDocuments(ctx, f, o)
 	}
 	s.Files = append(s.Files, f)
-	s.IDs, s.Numbers, s.Lengths = s.ids.bins(), s.numbers.bins(), s.lengths.describe()
 	return wrong
+}
+
+// Finish computes the distributions over all files that were added.
+func (s *Survey) Finish() {
+	s.IDs, s.Numbers, s.Lengths = s.ids.bins(), s.numbers.bins(), s.lengths.describe()
 }
 
 // countDocuments takes the number of documents and their lengths from the index, if there is one.
@@ -132,28 +146,24 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) err
 	if s.lengths == nil {
 		s.lengths = lengths{}
 	}
-	blocks := (f.Documents + endsPerBlock - 1) / endsPerBlock
-	gap := int64(endsPerBlock)
-	if !o.All && blocks > sampledBlocks {
-		blocks, gap = sampledBlocks, (f.Documents-endsPerBlock)/(sampledBlocks-1)
-	}
+	block, blocks, every := sample(f.Documents, endsPerBlock, o.All)
 	for i := range blocks {
-		if ctx.Err() != nil {
-			return errInterrupted
-		}
-		first := i * gap
-		// The first of these is the end of the document before.
-		ends := make([]int64, min(endsPerBlock, f.Documents-first)+1)
+		first := i * every
+		var previous [1]int64 // end of the document before
 		if first > 0 {
-			err = d.Ends(first-1, ends)
-		} else {
-			err = d.Ends(0, ends[1:])
+			if err := d.Ends(first-1, previous[:]); err != nil {
+				return err
+			}
 		}
+		err := readEnds(ctx, d, first, first+block, func(ends []int64) error {
+			for _, end := range ends {
+				s.lengths[end-previous[0]]++
+				previous[0] = end
+			}
+			return nil
+		})
 		if err != nil {
 			return err
-		}
-		for i, end := range ends[1:] {
-			s.lengths[end-ends[i]]++
 		}
 	}
 	return nil
@@ -161,17 +171,13 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) err
 
 // countNumbers reads a file, or a sample of it. It counts the integers, and finds the largest.
 func (f *File) countNumbers(ctx context.Context, a *cache.Array, o InfoOptions, stderr io.Writer, counted *histogram) error {
-	numbers, size := numbersOf(a), int64(a.DType().Size())
-	block, blocks, gap := numbers, int64(1), int64(0)
-	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
-		block, blocks = sampledBytes/size, sampledBlocks
-		gap = (numbers - block) / (blocks - 1)
-	}
+	size := int64(a.DType().Size())
+	block, blocks, every := sample(numbersOf(a), sampledBytes/size, o.All)
 	progress := terminal.NewProgress(stderr, "reading", blocks*block*size, terminal.Bytes)
 	defer progress.Finish()
 	d := decoder{dtype: a.DType()}
 	for i := range blocks {
-		err := read(ctx, a, i*gap, i*gap+block, func(_ int64, raw []byte) error {
+		err := read(ctx, a, i*every, i*every+block, func(_ int64, raw []byte) error {
 			if a.DType().IsInteger() || a.DType() == array.Bool {
 				list := d.decode(raw)
 				f.updateLargest(list)

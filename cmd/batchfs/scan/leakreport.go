@@ -98,7 +98,7 @@ func (c *check) reportLeaks(ctx context.Context, minOverlap int64) error {
 func (s *leakSearch) visitLeaks(ctx context.Context, f *checkedFile, start int64, indexed *cache.Array, report func(begin, end int64, document *int64)) error {
 	if indexed != nil {
 		begin, document := start, int64(0)
-		return readEnds(ctx, indexed.Documents(), indexed.Documents().Count(), func(ends []int64) error {
+		return readEnds(ctx, indexed.Documents(), 0, indexed.Documents().Count(), func(ends []int64) error {
 			for _, end := range ends {
 				report(begin, start+end, &document)
 				begin, document = start+end, document+1

@@ -49,15 +49,15 @@ var errInterrupted = errors.New("interrupted")
 
 const endsPerBlock = blockSize / 8 // documents per block of an index
 
-// readEnds calls visit with the ends of the first n documents, block by block. ends is valid only
+// readEnds calls visit with the ends of documents [from, to), block by block. ends is valid only
 // during the call.
-func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64) error) error {
-	ends := make([]int64, min(endsPerBlock, n))
-	for at := int64(0); at < n; at += endsPerBlock {
+func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit func(ends []int64) error) error {
+	ends := make([]int64, min(endsPerBlock, to-from))
+	for at := from; at < to; at += endsPerBlock {
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
-		ends = ends[:min(endsPerBlock, n-at)]
+		ends = ends[:min(endsPerBlock, to-at)]
 		if err := d.Ends(at, ends); err != nil {
 			return err
 		}
