@@ -157,15 +157,23 @@ func (m *keptMapping) keep() {
 	m.element, m.readers = kept.byUse.PushFront(m), 1
 }
 
+// release ends a read from the mapping, and drops the least recently used mappings beyond
+// maxTables.
 func (m *keptMapping) release() {
+	var unused []*keptMapping
 	kept.mu.Lock()
-	m.readers--
-	isLast := m.readers == 0 && m.element == nil
+	if m.readers--; m.readers == 0 && m.element == nil {
+		unused = append(unused, m)
+	}
+	for kept.tables > maxTables {
+		if oldest := kept.byUse.Back().Value.(*keptMapping); oldest.unlist() {
+			unused = append(unused, oldest)
+		}
+	}
 	kept.mu.Unlock()
-	if isLast {
+	for _, m := range unused {
 		munmap(m.bytes)
 	}
-	dropExcess()
 }
 
 // drop ends the mapping once no read uses it.
@@ -189,21 +197,6 @@ func (m *keptMapping) unlist() bool {
 	m.element = nil
 	m.cleanup.Stop()
 	return m.readers == 0
-}
-
-// dropExcess drops the least recently used mappings beyond maxTables.
-func dropExcess() {
-	var unused []*keptMapping
-	kept.mu.Lock()
-	for kept.tables > maxTables {
-		if m := kept.byUse.Back().Value.(*keptMapping); m.unlist() {
-			unused = append(unused, m)
-		}
-	}
-	kept.mu.Unlock()
-	for _, m := range unused {
-		munmap(m.bytes)
-	}
 }
 
 // pages returns the pages of a range.
