@@ -16,8 +16,8 @@ const (
 	lz4Magic  = "\x04\x22\x4d\x18"
 )
 
-// magics are the first bytes of files that do not hold headerless tokens. A description continues
-// "FILE is", and may suggest a fix.
+// magics lists the first bytes of files that do not hold headerless tokens. Each description
+// completes the sentence "FILE is ...", and may suggest a fix.
 var magics = []struct{ prefix, description string }{
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
@@ -70,7 +70,8 @@ const (
 	arrowDescription  = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
 )
 
-// describeBeginning describes a file by its beginning. It returns "" if that may be tokens.
+// describeBeginning recognizes kinds of files by their first bytes, and returns a description like
+// those in magics. It returns "" if the file may hold tokens.
 func (in *Input) describeBeginning() (string, error) {
 	first, err := in.head(firstBytes)
 	if err != nil {
@@ -106,8 +107,8 @@ func (in *Input) describeBeginning() (string, error) {
 	return "", nil
 }
 
-// oldPickle matches what follows the version of a pickle before version 4: a list, a dictionary, or
-// the module and the name of a class or function.
+// oldPickle matches the bytes after the version number in pickles of version 2 and 3: the start of
+// a list or a dictionary, or the module and name of a class or function.
 var oldPickle = regexp.MustCompile(`^([\]}]q\x00|c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n)`)
 
 func isPickle(first []byte) bool {
@@ -117,15 +118,15 @@ func isPickle(first []byte) bool {
 	switch first[1] {
 	case 2, 3:
 		return oldPickle.Match(first[2:])
-	case 4, 5: // begins with the length of a frame
+	case 4, 5: // a frame follows, which begins with its length
 		return first[2] == 0x95 && string(first[8:11]) == "\x00\x00\x00"
 	}
 	return false
 }
 
-// isArrowStream reports whether a file begins with a schema, as Arrow's IPC streams do. They begin
-// with a marker (since Arrow 0.15), the length of a flatbuffer, and the flatbuffer, whose root is a
-// Message.
+// isArrowStream reports whether a file is an IPC stream of Arrow. Such a stream begins with a
+// marker (since Arrow 0.15), the length of a flatbuffer, and the flatbuffer itself, which holds a
+// Message with a schema.
 func isArrowStream(first []byte) bool {
 	b := bytes.TrimPrefix(first, []byte("\xff\xff\xff\xff"))
 	if len(b) < 36 {
@@ -136,20 +137,21 @@ func isArrowStream(first []byte) bool {
 	if length < 32 || length > 1<<28 || root > int64(len(b))-4 {
 		return false
 	}
-	at := func(pos int64) int64 { // the uint16 at pos, or a number that no check below accepts
+	at := func(pos int64) int64 { // returns the uint16 at pos, or a number that fails every check
 		if pos < 0 || pos > int64(len(b))-2 {
 			return 1 << 16
 		}
 		return int64(binary.LittleEndian.Uint16(b[pos:]))
 	}
-	// A table of offsets says where the fields of the Message lie.
+	// The Message refers to a table with the offsets of its fields.
 	table := root - int64(int32(binary.LittleEndian.Uint32(b[root:])))
 	size, version, kind := at(table), at(table+4), at(table+6)
 	const schema = 1
 	return size >= 10 && size <= 14 && version < 64 && kind < 64 && kind > 0 && at(root+version) < 5 && at(root+kind)&0xff == schema
 }
 
-// isTFRecord reports whether a file begins with the length of a record and its checksum.
+// isTFRecord reports whether a file is a TFRecord file, which begins with the length of a record
+// and a checksum of that length.
 func (in *Input) isTFRecord(first []byte) bool {
 	if len(first) < 12 {
 		return false
@@ -158,14 +160,14 @@ func (in *Input) isTFRecord(first []byte) bool {
 	return length < uint64(in.Size) && (sum>>15|sum<<17)+0xa282ead8 == binary.LittleEndian.Uint32(first[8:])
 }
 
-// isSampleShard reports whether a file begins with the number of samples in it and their offsets,
-// of which the last is the size of the file.
+// isSampleShard reports whether a file is a shard of LitData or MosaicML Streaming. Such a shard
+// begins with its number of samples, the offset of each sample, and the size of the file.
 func (in *Input) isSampleShard(first []byte) (bool, error) {
 	if len(first) < 12 {
 		return false, nil
 	}
 	samples, begin := int64(binary.LittleEndian.Uint32(first)), int64(binary.LittleEndian.Uint32(first[4:]))
-	end := 4 * (samples + 2) // of the offsets
+	end := 4 * (samples + 2) // position after the size of the file
 	if samples < 1 || begin < end || begin > in.Size || end > in.Size {
 		return false, nil
 	}
@@ -173,8 +175,8 @@ func (in *Input) isSampleShard(first []byte) (bool, error) {
 	return err == nil && int64(binary.LittleEndian.Uint32(last)) == in.Size, err
 }
 
-// isSkippable reports whether a file begins with a skippable frame, and another frame of zstd or
-// lz4 or the end of the file follows.
+// isSkippable reports whether a file begins with a skippable frame of zstd or lz4, which another
+// frame or the end of the file follows.
 func (in *Input) isSkippable(first []byte) (bool, error) {
 	if !isSkippableMagic(first) || len(first) < 8 {
 		return false, nil
@@ -191,11 +193,12 @@ func isSkippableMagic(b []byte) bool {
 	return len(b) >= 4 && b[0]>>4 == 5 && string(b[1:4]) == "\x2a\x4d\x18"
 }
 
-// describeEnd describes a file of size bytes by its last bytes. It returns "" if they may be
-// tokens.
+// describeEnd recognizes kinds of files by their last bytes, and returns a description like those
+// in magics. size is the size of the file. It returns "" if the file may hold tokens.
 func describeEnd(last []byte, size int64) string {
 	n := len(last)
-	footer := func(magic string) bool { // a footer and its length come before the magic number
+	// footer reports whether the file ends in a footer, the length of the footer, and magic.
+	footer := func(magic string) bool {
 		rest, ok := bytes.CutSuffix(last, []byte(magic))
 		return ok && len(rest) >= 4 && int64(binary.LittleEndian.Uint32(rest[len(rest)-4:]))+4+2*int64(len(magic)) <= size
 	}
@@ -212,7 +215,7 @@ func describeEnd(last []byte, size int64) string {
 	return ""
 }
 
-// Extensions of files that are not headerless.
+// These are the extensions of files that do not hold headerless tokens.
 var (
 	containerExtensions = []string{
 		".safetensors", ".npz", ".arrow", ".arrows", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".lance", ".h5", ".hdf5", ".mat", ".nc",
@@ -226,8 +229,8 @@ var (
 	}
 )
 
-// checkName returns an error if the name of the file is that of another kind of file, whose content
-// was not recognized.
+// checkName returns an error if the extension belongs to a kind of file that does not hold
+// headerless tokens. It is meant for files whose content was not recognized.
 func (in *Input) checkName() error {
 	const headerless = "if it holds nothing but tokens, set format = \"headerless\""
 	switch extension := path.Ext(in.Path); {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckHelper returns an error if fusermount3 may not mount on a directory, or could not unmount it
-// again. mountpoint is absolute, without symbolic links; etc is /etc, except in tests.
+// CheckHelper returns an error if fusermount3 may be unable to mount on a directory, or to unmount
+// it again. mountpoint is an absolute path without symbolic links. etc is /etc, except in tests.
 func CheckHelper(mountpoint, etc string) error {
 	if p := readAppArmor(etc); !p.allows(mountpoint) {
 		return fmt.Errorf("%s: %w", mountpoint, p.error())
@@ -35,7 +35,8 @@ func CheckHelper(mountpoint, etc string) error {
 	return nil
 }
 
-// hasBounding reports whether a program that is setuid root, run by this process, has a capability.
+// hasBounding reports whether setuid-root programs get a capability if this process runs them. They
+// do if the capability is in the bounding set of the process.
 func hasBounding(capability int) bool {
 	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(capability), 0, 0, 0)
 	return err != nil || has == 1
@@ -49,8 +50,8 @@ type pathDir struct {
 	ownerOnly      bool // whether only the user who mounted this FUSE file system may enter it
 }
 
-// dirsTo returns the directories from / to a mountpoint, both included: fusermount3 enters the
-// mountpoint, too, to mount on its current directory.
+// dirsTo returns the directories from / to a mountpoint. It includes the mountpoint, because
+// fusermount3 changes to that directory before it mounts there.
 func dirsTo(mountpoint string) (dirs []pathDir, err error) {
 	for path := mountpoint; ; path = filepath.Dir(path) {
 		dirs = append(dirs, pathDir{path: path})
@@ -71,7 +72,7 @@ func dirsTo(mountpoint string) (dirs []pathDir, err error) {
 		if i > 0 {
 			d.fsType, d.ownerOnly = dirs[i-1].fsType, dirs[i-1].ownerOnly
 		}
-		for _, m := range mounts { // the last one hides the others
+		for _, m := range mounts { // later mounts on the same directory hide earlier ones
 			if m.Mountpoint == d.path {
 				options := strings.Split(m.VFSOptions, ",")
 				d.fsType = m.FSType
@@ -89,13 +90,14 @@ func dirsTo(mountpoint string) (dirs []pathDir, err error) {
 
 func isFUSE(fsType string) bool { return fsType == "fuse" || strings.HasPrefix(fsType, "fuse.") }
 
-// serverDecides matches types of file systems whose server checks permissions, and may treat root
-// as nobody (root_squash of NFS).
+// serverDecides matches the types of file systems whose permissions are checked by a server. The
+// server may give root the permissions of user nobody, like NFS with root_squash.
 var serverDecides = regexp.MustCompile(`^(nfs4?|cifs|smb3?|ceph|lustre|gpfs|beegfs.*|afs|9p|glusterfs|panfs|wekafs|orangefs|pvfs2|fuse(\..*)?)$`)
 
 // closedToRoot returns the first directory that a setuid-root program may be unable to enter, or
-// nil. groups are those of the user who runs the program, which it keeps. If mayPass is true, its
-// capabilities override permissions, except those that a server checks.
+// nil if there is none. groups are the groups of the user who runs the program, because the program
+// keeps them. If mayPass is true, the program has capabilities that override permissions, except on
+// file systems where a server checks them.
 func closedToRoot(dirs []pathDir, groups []int, mayPass bool) *pathDir {
 	for i := range dirs {
 		d := &dirs[i]
@@ -114,15 +116,15 @@ func closedToRoot(dirs []pathDir, groups []int, mayPass bool) *pathDir {
 	return nil
 }
 
-// An appArmor describes the AppArmor profile that confines fusermount3, as on Ubuntu from 24.10 on.
+// An appArmor describes the AppArmor profile that confines fusermount3 since Ubuntu 24.10.
 type appArmor struct {
 	file    string   // path of the profile; empty if there is none
-	targets []string // patterns of the directories on which it allows mounts
+	targets []string // patterns of directories where mounts are allowed
 }
 
 var mountRule = regexp.MustCompile(`(?m)^\s*mount\b.*->\s*"?([^",]+(?:\{[^}]*\}[^",]*)*)"?,\s*$`)
 
-// readAppArmor reads the profile for fusermount3, and the additions of this machine.
+// readAppArmor reads the profile of fusermount3, and the file with local additions to it.
 func readAppArmor(etc string) (p appArmor) {
 	for _, name := range []string{"fusermount3", "local/fusermount3"} {
 		file := filepath.Join(etc, "apparmor.d", name)
@@ -145,7 +147,7 @@ func readAppArmor(etc string) (p appArmor) {
 	return p
 }
 
-// allows reports whether the profile may allow a mount. It compares only the part of a pattern
+// allows reports whether the profile may allow a mount. It compares only the part of each pattern
 // before the first wildcard or unknown variable.
 func (p appArmor) allows(mountpoint string) bool {
 	if len(p.targets) == 0 {

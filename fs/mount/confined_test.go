@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A directory is closed to fusermount3 if neither the permissions of root nor those of the user's
-// groups let it in, and its capabilities do not count.
+// fusermount3 may enter a directory if root or one of the user's groups has permission. Otherwise
+// it needs capabilities, and a file system that respects them.
 func TestClosedToRoot(t *testing.T) {
 	const user = 1000
 	groups := []int{1000, 50}
@@ -42,7 +42,7 @@ func TestClosedToRoot(t *testing.T) {
 	}
 }
 
-// Each directory on the way to a mountpoint has the type of the file system that it is in.
+// dirsTo finds the type of the file system of each directory.
 func TestDirsTo(t *testing.T) {
 	dirs, err := dirsTo("/proc/self/task")
 	if err != nil {
@@ -57,7 +57,7 @@ func TestDirsTo(t *testing.T) {
 	}
 }
 
-// What AppArmor allows comes from the profile of this machine and its additions.
+// AppArmor allows mounts that the profile or the local additions allow.
 func TestAppArmor(t *testing.T) {
 	const rule = "mount fstype=@{fuse_types} options=(nosuid,nodev) options in (ro,rw,noexec) -> "
 	etc := t.TempDir()
@@ -80,7 +80,7 @@ func TestAppArmor(t *testing.T) {
 		}
 	}
 	t.Setenv("HOME", "/home/ann")
-	write("local/fusermount3", rule+"/data/**/,\n") // without a profile, this means nothing
+	write("local/fusermount3", rule+"/data/**/,\n") // has no effect without a profile
 	check(map[string]bool{"/anywhere": true})
 	os.RemoveAll(etc + "/apparmor.d/local")
 	write("fusermount3", "profile fusermount3 /usr/bin/fusermount3 {\n  capability sys_admin,\n  "+rule+"@{HOME}/**/,\n  "+rule+"/mnt/{,**/},\n  "+

@@ -171,8 +171,8 @@ class StepIterator(Locked):
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
 
-    Any loop continues where the previous one stopped. Once all steps of a range were read, the next loop begins it again. Only workers
-    of a DataLoader, which read ahead of their loop, begin each loop at the start, except the first one and that after a loaded state.
+    Each loop continues where the previous one stopped. After the last step of a range, the next loop begins at the start again. The
+    workers of a DataLoader read ahead, so their loops always begin at the start, except the first one and one after a loaded state.
 
     ``state_dict()`` returns plain ints and strings, the same on all ranks: "step", the number of the next batch; "row", the global
     number of its first row on rank 0; and everything that decides which rows follow, such as "seed" and "fingerprint".
@@ -190,8 +190,8 @@ class StepIterator(Locked):
         self._iterated = -1  # the step at the last call of iter
         self._resumed = -1  # the step of a loaded state, until its loop has ended
         self._loops = 0  # the number of loops that this worker has begun
-        self._is_again = False  # whether this worker's loop begins at the start again
-        self._limit = self.stop  # 0 before the first batch of a worker's loop
+        self._is_again = False  # whether the loop of this worker begins at the start again
+        self._limit = self.stop  # is 0 until a worker's loop returns its first batch
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
 
@@ -218,8 +218,8 @@ class StepIterator(Locked):
         if self._loaded != shared.loaded:  # while this worker was running
             self.step = self._resumed = shared.step
             self._loaded = shared.loaded
-        # Nothing else identifies a loop. The workers of a loader have consecutive process numbers,
-        # so all of them compute that of worker 0.
+        # The workers of one loop need a number that other loops do not have, and PyTorch provides
+        # none. Their process numbers are consecutive, so each can compute that of worker 0.
         self._loops += 1
         first = current_process()._identity[-1] - worker.id  # pyright: ignore
         loop = first << 32 | self._loops
@@ -231,8 +231,8 @@ class StepIterator(Locked):
     def _at_limit(self, k: int) -> None:
         """Raises StopIteration at the end of the range.
 
-        It is also called before the first batch of each loop in a worker. If the loop begins the range again although the one before did
-        not end, it then warns or raises Error. iter cannot do so, because a StatefulDataLoader loads a state after calling it.
+        A worker also calls it before the first batch of each loop. If that loop begins at the start again although the previous one did
+        not end, this method warns or raises Error. `__iter__` cannot, because a StatefulDataLoader loads a state after calling it.
         """
         shared = self.shared.numbers
         if self._is_again and self._limit != self.stop:
@@ -295,8 +295,8 @@ class StepIterator(Locked):
         step = step_of(self.split.info, state_dict, worker.num_workers if worker else 0)
         with self.lock:
             if worker is None:
-                # A StatefulDataLoader without workers first calls iter. If its state is that of a
-                # loop that has ended, it calls iter once more, and the range begins again.
+                # A StatefulDataLoader without workers calls iter first. If the state was saved
+                # after a loop had ended, it calls iter once more, and the range begins again.
                 self._resumed = step if self.step != self._iterated else -1
                 self._iterated = -1
                 shared = self.shared.numbers

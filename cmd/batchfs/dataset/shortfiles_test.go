@@ -40,7 +40,7 @@ var shardFormats = map[string]shardFormat{
 		if len(tokens) == 0 {
 			return map[string]string{".bin": "", ".idx": index + strings.Repeat("\x00", 8) + "\x01" + strings.Repeat("\x00", 7+8)}
 		}
-		// the numbers of sequences, and of documents plus one
+		// the number of sequences, then the number of documents plus one
 		index += "\x01" + strings.Repeat("\x00", 7) + "\x02" + strings.Repeat("\x00", 7)
 		index += string(binary.LittleEndian.AppendUint32(nil, uint32(len(tokens)))) + strings.Repeat("\x00", 8+8) + "\x01" + strings.Repeat("\x00", 7)
 		return map[string]string{".bin": rawTokens(tokens), ".idx": index}
@@ -55,8 +55,8 @@ func rawTokens(tokens []uint16) string {
 	return string(raw)
 }
 
-// writeShards writes one file per number of tokens, and returns their names. A token is its
-// position among the tokens of the files that are longer than a row of 8.
+// writeShards writes a file for each of counts, with that many tokens, and returns the names of the
+// files. The files that have more than 8 tokens, enough for a row, contain 0, 1, 2, ... in order.
 func (f shardFormat) writeShards(t *testing.T, dir string, counts []int) (names []string) {
 	next := uint16(0)
 	for i, n := range counts {
@@ -83,9 +83,9 @@ func shortFiles(t *testing.T, d *Dataset) (n int) {
 	return *info.Short
 }
 
-// A file without tokens that a glob or --data matches is not part of a split: not even the
-// fingerprint changes. A file that is too short for a row has no rows, but the fingerprint covers
-// it. A file that is named without a glob must have a row.
+// A glob or --data ignores files without tokens: a split is the same with and without them. A file
+// that is too short for a row contributes no rows, but changes the fingerprint. A file that is
+// named without a glob must have a row.
 func TestFilesWithoutRows(t *testing.T) {
 	const small = "[batch]\nbatch_size = 3\nblock_size = 8\ntoken_dtype = 'uint16'\n"
 	for name, f := range shardFormats {
@@ -147,8 +147,8 @@ func TestFilesWithoutRows(t *testing.T) {
 	}
 }
 
-// Markers of complete jobs and of folders are not part of a split, nor are the empty files of its
-// arrays.
+// A glob ignores the empty files that Spark and Hadoop write as markers, and the empty files of
+// aligned arrays.
 func TestMarkersAreNotTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const mask = "[[splits.train.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = "
@@ -166,8 +166,8 @@ func TestMarkersAreNotTokens(t *testing.T) {
 	}
 }
 
-// An empty file is refused if something says that it should have tokens, and not if an index says
-// that its documents are empty.
+// An empty file is an error if vocab.json or an index says that it should have tokens. It is
+// ignored if its index has only empty documents.
 func TestFilesThatWereEmptied(t *testing.T) {
 	const listed = `{"kind": "ids", "vocab_size": 65536, "splits": {"train": {"shards": [{"name": "train_000000.bin"}, {"name": "train_000001.bin", "tokens": 50}]}}}`
 	for _, test := range []struct{ format, file, content, want string }{
@@ -193,7 +193,8 @@ func TestFilesThatWereEmptied(t *testing.T) {
 	}
 }
 
-// A split that follows changes is not served without a file that is being written again.
+// If a file of a split that follows changes becomes empty, reads fail instead of ignoring the file:
+// it may be about to be rewritten.
 func TestFollowedFileThatBecomesEmpty(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50})

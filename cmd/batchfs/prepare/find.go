@@ -65,8 +65,8 @@ func findInputs(args, include []string, as inputFormat) (inputs []*input, leftOu
 	return inputs, leftOut, nil
 }
 
-// statInput describes the file of an input. If the path leads through a symbolic link to a file
-// that does not exist, the error says so and is not fs.ErrNotExist.
+// statInput calls os.Stat, which follows symbolic links. If the path contains a link whose target
+// does not exist, the error names the link and the target, and is not fs.ErrNotExist.
 func statInput(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	for link := path; errors.Is(err, fs.ErrNotExist) && link != filepath.Dir(link); link = filepath.Dir(link) {
@@ -80,8 +80,8 @@ func statInput(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// argumentFiles returns the paths of the files that an argument names or that its directories
-// contain, and of the side files that it left out.
+// argumentFiles returns the paths of the files that an argument selects, itself or through its
+// directories, and the paths of the side files that were left out.
 func argumentFiles(arg string, include []string) (paths, leftOut []string, err error) {
 	names := []string{arg}
 	// An existing name is not a pattern, even if it contains * or [.
@@ -178,8 +178,8 @@ func filesBelow(dir string, include []string) (paths []string, err error) {
 	return paths, err
 }
 
-// leaveOutSideFiles removes the side files from paths if these include a dataset. It keeps a side
-// file that matches a pattern of include, unless the pattern also matches a file of the dataset.
+// leaveOutSideFiles removes the side files from paths if there is a dataset among them. It keeps a
+// side file that a pattern of include matches, unless the same pattern also matches a dataset.
 func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
 	var dataset []string
 	for _, path := range paths {
@@ -203,13 +203,13 @@ func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
 	return kept, leftOut
 }
 
-// isDataset reports whether a name is that of a file with many documents.
+// isDataset reports whether a file holds many documents, going by its name.
 func isDataset(path string) bool {
 	return !isSideFile(path) && (inputFormatOf(path) != textFormat || fileExtension(path) == ".arrow")
 }
 
-// isSideFile reports whether a name is that of a file which describes a dataset on the Hugging Face
-// Hub, or one that the datasets library has saved.
+// isSideFile reports whether a file only describes a dataset, going by its name: a README of the
+// Hugging Face Hub, for example, or the state.json that the datasets library writes.
 func isSideFile(path string) bool {
 	switch filepath.Base(path) {
 	case "README", "README.md", "README.txt", "LICENSE", "LICENSE.md", "LICENSE.txt",
@@ -219,8 +219,8 @@ func isSideFile(path string) bool {
 	return false
 }
 
-// included reports whether a path matches one of the patterns, if there are any. A pattern without
-// a slash applies to the last element.
+// included reports whether a path matches at least one pattern, or there are no patterns. A pattern
+// without a slash applies to the last element of the path.
 func included(path string, patterns []string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
 		if !strings.Contains(pattern, "/") {
@@ -230,15 +230,15 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// A tree is a directory tree in which a symbolic link looks like what it leads to, so that a walk
-// follows it. A link that leads nowhere stays a link.
+// A tree is a directory tree that presents each symbolic link as its target, so that a walk follows
+// links. A link without a target remains a link.
 //
-// To let every walk end, a tree omits a link to a directory that contains the link, and a link that
-// a walk has already found on another path.
+// So that every walk ends, a tree omits links to directories that contain them, and links that a
+// walk has already reached on another path.
 type tree struct {
 	root     string
-	real     map[string]string // paths of directories without links, keyed by name
-	followed map[string]string // first names of followed links, keyed by path without other links
+	real     map[string]string // result of EvalSymlinks for each directory, keyed by name
+	followed map[string]string // names of followed links, keyed by real directory and base name
 }
 
 func newTree(root string) *tree {
@@ -282,7 +282,7 @@ func (t *tree) ReadDir(name string) ([]fs.DirEntry, error) {
 	return kept, nil
 }
 
-// follow reports whether a walk follows a link to a directory.
+// follow reports whether a walk should follow a link to a directory.
 func (t *tree) follow(link string) bool {
 	real := filepath.Join(t.realPath(path.Dir(link)), path.Base(link))
 	if first, ok := t.followed[real]; ok {
@@ -299,7 +299,7 @@ func (t *tree) follow(link string) bool {
 	return true
 }
 
-// realPath returns the path without links of a directory.
+// realPath returns the path of a directory, with all symbolic links resolved.
 func (t *tree) realPath(name string) string {
 	real, ok := t.real[name]
 	if !ok {
@@ -309,12 +309,12 @@ func (t *tree) realPath(name string) string {
 	return real
 }
 
-// mayBeDirectory reports whether the name of a dangling link may be that of a directory whose files
-// would be missed.
+// mayBeDirectory reports whether a dangling link may have led to a directory, going by its name. If
+// so, skipping the link could lose files.
 func mayBeDirectory(name string) bool { return fileExtension(name) == "" }
 
-// isHubRepository reports whether a directory is that of a repository in the cache of the Hugging
-// Face Hub, whose files have their names only in its snapshots.
+// isHubRepository reports whether a directory is a repository in the cache of the Hugging Face Hub.
+// Such a repository stores its files by hash, and only its snapshots have their names.
 func isHubRepository(dir string) bool {
 	isDir := func(name string) bool {
 		info, err := os.Stat(filepath.Join(dir, name))
@@ -323,7 +323,7 @@ func isHubRepository(dir string) bool {
 	return isDir("blobs") && isDir("snapshots")
 }
 
-// hubRepositoryError returns an error that names a snapshot.
+// hubRepositoryError returns an error that suggests the current snapshot of a repository.
 func hubRepositoryError(dir string) error {
 	snapshot, newest := "", time.Time{}
 	revisions, _ := os.ReadDir(filepath.Join(dir, "snapshots"))

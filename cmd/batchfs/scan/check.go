@@ -22,9 +22,10 @@ import (
 
 // CheckOptions configures [Check].
 type CheckOptions struct {
-	// MinOverlap is the length in tokens of the shortest duplicated passage to report, if there is
-	// one split, or the shortest run in two splits that is a problem. If it is 0, passages are
-	// chosen by the sizes of the files, and runs by document.
+	// With one split, MinOverlap is the length in tokens of the shortest duplicated passage to
+	// report. With several, it is the length of the shortest run in two splits that is a problem.
+	// If it is 0, the length of passages depends on the sizes of the files, and runs are judged by
+	// the documents that they are in.
 	MinOverlap int64
 }
 
@@ -35,20 +36,20 @@ type Report struct {
 	Files  int      `json:"files"`
 	Tokens int64    `json:"tokens"` // elements of the main arrays
 	Bytes  int64    `json:"bytes"`  // bytes of all arrays
-	// MinPassage is the length, in tokens, at and above which every duplicated passage is found.
+	// MinPassage is a number of tokens. Every duplicated passage of at least that length is found.
 	MinPassage      int64     `json:"common_run"`
 	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
 	Problems        []Problem `json:"problems"`
 
-	// Repeated is the fraction of each split's elements that also occur earlier in the split, or in
-	// a file of a split before it with the same content.
+	// Repeated is, for each split, the fraction of elements that occur earlier in the same split,
+	// or are in a file that is identical to one of an earlier split.
 	Repeated map[string]float64 `json:"repeated,omitempty"`
 
-	// EOTInside counts, for each split with an index of documents, the end-of-text tokens that do
-	// not end a document.
+	// EOTInside is, for each split with an index of documents, the number of end-of-text tokens
+	// that do not end a document.
 	EOTInside map[string]int64 `json:"eot_inside,omitempty"`
 
-	// Short is the number of each split's files that are too short for a row.
+	// Short is, for each split, the number of files that are too short for a row.
 	Short map[string]int `json:"short_files"`
 
 	Shared []Shared  `json:"shared"`
@@ -62,16 +63,16 @@ const (
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files have the same content
 	Overlap    = "overlap"    // a passage occurs twice
-	Leak       = "leak"       // tokens occur in two splits
-	Documents  = "documents"  // document ends decrease, or documents lack bos
+	Leak       = "leak"       // the same tokens occur in two splits
+	Documents  = "documents"  // an index has decreasing ends, or documents do not begin with bos
 	EndOfText  = "eot"        // documents do not end with eot
 	Rejected   = "split"      // mount rejects the split for another reason
 )
 
-// rejectedByMount has the kinds of problems for which mount rejects a split, too.
+// rejectedByMount holds the kinds of problems that also make mount reject a split.
 var rejectedByMount = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
-const maxPrinted = 20 // problems that Print prints
+const maxPrinted = 20 // limit of problems that Print prints
 
 // A Problem is a defect of Count elements of File, beginning at Index.
 type Problem struct {
@@ -85,10 +86,11 @@ type Problem struct {
 	Message    jsontext.String `json:"message"`
 	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
 
-	// Of a leak, Run is the length of the longest run, which is at OtherIndex of Other.
+	// These are set for a leak. Run is the length of its longest run, which begins at OtherIndex in
+	// Other.
 	Run           int64  `json:"run,omitempty"`
 	Document      *int64 `json:"document,omitempty"` // number of the document in File, if indexed
-	Size          int64  `json:"size,omitempty"`     // tokens of that document
+	Size          int64  `json:"size,omitempty"`     // number of tokens in that document
 	OtherDocument *int64 `json:"other_document,omitempty"`
 
 	file *checkedFile
@@ -99,11 +101,11 @@ type checkedFile struct {
 	path       string
 	array      *cache.Array // nil if the file cannot be opened
 	dtype      array.DType
-	size       int // bytes of a number
+	size       int // size of a number in bytes
 	numbers    int64
 	offset     int64            // position of the first number in the concatenated main arrays
 	results    []result         // one for each part
-	documents  *cache.Documents // nil unless each should end with EOT
+	documents  *cache.Documents // nil if documents need not end with EOT
 	failed     bool             // whether a part could not be read
 }
 
@@ -120,10 +122,10 @@ type check struct {
 	arrays   []*splitArray
 	files    []*checkedFile
 	leaks    []*leakSearch
-	numbers  int64 // numbers in the main arrays that are open
-	window   int64 // numbers that a window hash covers
-	partSize int64 // bytes per part
-	leakPart int64 // tokens of a split that are searched for at a time
+	numbers  int64 // count of numbers in all main arrays that could be opened
+	window   int64 // length of a hashed window, in numbers
+	partSize int64 // size of a part in bytes
+	leakPart int64 // number of tokens of a split that are searched for at a time
 	stderr   io.Writer
 }
 
@@ -131,7 +133,7 @@ type check struct {
 // with them. It returns an error if the splits cannot be checked, or if ctx is canceled. It shows
 // progress on stderr.
 func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stderr io.Writer) (*Report, error) {
-	// Tables take most of the memory, and garbage must not double it.
+	// Tables take most of the memory. Collect garbage often, so that it does not double that.
 	defer debug.SetGCPercent(debug.SetGCPercent(20))
 	c := &check{partSize: partBytes, leakPart: leakPart, stderr: stderr}
 	c.report = Report{Splits: []string{}, Problems: []Problem{}, Short: map[string]int{}, Shared: []Shared{}, Common: []Problem{}}
