@@ -155,12 +155,17 @@ func findPython() (string, error) {
 	return "", errors.New("the tests need Python with NumPy: apt-get install python3-numpy")
 }
 
+// init keeps the main goroutine on the main thread, until enterNamespace has used another one. The
+// main thread never ends, so if it moved, the process would keep copies of all mounts.
+func init() { runtime.LockOSThread() }
+
 // enterNamespace moves this process into its own mount namespace, by executing it again. There, its
 // mounts are invisible to other tests, whose namespaces would otherwise hold copies of them that
 // keep the mounts alive; nsenter --mount --target PID shows them. enterNamespace does nothing in a
 // process that may not change namespaces, or in a chroot, whose mounts cannot be kept from other
 // namespaces.
 func enterNamespace() {
+	defer runtime.UnlockOSThread()
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	must(err)
 	if parent, _ := os.Readlink(process.Dir(os.Getppid()) + "/ns/mnt"); parent != own {
@@ -170,7 +175,7 @@ func enterNamespace() {
 	must(err)
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // this thread alone moves, and ends with the goroutine
+		runtime.LockOSThread() // this thread alone moves; if that fails, it ends with the goroutine
 		err := syscall.Unshare(syscall.CLONE_NEWNS)
 		if err == nil {
 			err = syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, "")

@@ -26,6 +26,18 @@ func startInNamespace(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
+// If the test process cannot have its own mount namespace, as in a chroot, none of its threads
+// stays in one, where copies of the mounts of other tests could not be unmounted.
+func TestThreadsShareANamespace(t *testing.T) {
+	own := e2e.Must(os.Readlink("/proc/thread-self/ns/mnt"))(t)
+	for _, thread := range e2e.Must(os.ReadDir("/proc/self/task"))(t) {
+		// A thread may end meanwhile.
+		if other, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/mnt"); err == nil && other != own {
+			t.Errorf("thread %s is in namespace %s, want %s", thread.Name(), other, own)
+		}
+	}
+}
+
 // In another PID namespace, a mount's process ids belong to other processes, even if /proc is not
 // remounted. Commands there report that the mount is in another PID namespace, and leave it alone.
 func TestOtherPIDNamespace(t *testing.T) {
