@@ -215,8 +215,11 @@ func TestAlerts(t *testing.T) {
 			e2e.Run(w, e2e.Batchfs, "unmount", m.Dir)
 		}},
 		"waits": {firing: []string{"TrainingWaits"}, cause: func(w *watch) {
-			m, _ := w.mountTokens(e2e.Batchfs)
-			w.during(m, func() { w.read(m, 2000, 0) })
+			config, _ := e2e.SmallConfig(w, 1)
+			disk := e2e.NewSlowFS(w, filepath.Dir(config))
+			m := w.mount(e2e.Batchfs, "-c", filepath.Join(disk.Dir, filepath.Base(config)), "--set", "memory.page_cache=drop")
+			disk.Delay(w, "read", 20*time.Millisecond)
+			w.during(m, func() { w.read(m, 20, 0) })
 		}},
 		"fails": {firing: []string{"Errors"}, cause: func(w *watch) {
 			m, tokens := w.mountTokens(e2e.Batchfs)
