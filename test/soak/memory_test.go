@@ -16,30 +16,31 @@ import (
 	"batchfs/test/e2e"
 )
 
-// readAndMeasure is a Python program that reads next in some processes, and prints by how many KiB
-// the worker and a reader, with their page tables, have grown between the first batches and the
-// end.
+// readAndMeasure is a Python program that reads next in some processes, which begin at the same time,
+// and prints by how many KiB the worker and a reader, with their page tables, have grown between the
+// first batches and the end.
 const readAndMeasure = `
-import os, re, sys
+import multiprocessing, os, re, sys
 path, worker, first, batches, readers = sys.argv[1], *map(int, sys.argv[2:])
-def read(n):
-    for _ in range(n):
-        open(path, "rb", buffering=0).read()
 def memory(pid):
     status = open(f"/proc/{pid}/status").read()
     return sum(int(re.search(rf"{name}:\s*(\d+)", status)[1]) for name in ("VmRSS", "VmPTE"))
-def read_all(n):
-    children = []
-    for _ in range(readers - 1):
-        if (pid := os.fork()) == 0:
-            read(n // readers)
-            os._exit(0)
-        children.append(pid)
-    read(n // readers)
-    assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
-    return [memory(worker), memory("self")]
-before = read_all(first)
-print(*(b - a for a, b in zip(before, read_all(batches - first))))
+barrier = multiprocessing.get_context("fork").Barrier(readers)
+children = []
+while len(children) < readers - 1 and (pid := os.fork()):
+    children.append(pid)
+is_child = len(children) < readers - 1
+results = []
+for n in first, batches - first:
+    barrier.wait()
+    for _ in range(n // readers):
+        open(path, "rb", buffering=0).read()
+    barrier.wait()
+    results.append((memory(worker), memory("self")))
+if is_child:
+    os._exit(0)
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+print(*(after - before for before, after in zip(*results)))
 `
 
 // The memory of batchfs and its trainers does not grow with what was read. With page_cache =
@@ -50,10 +51,11 @@ func TestMemoryStaysFlat(t *testing.T) {
 	const GiB = 1 << 30
 	const bytes = 4 * GiB
 	dir := t.TempDir()
-	one := e2e.WriteTokens(t, filepath.Join(dir, "one.bin"), bytes/4, 4)
+	one := e2e.WriteTokens(t, filepath.Join(dir, "one.bin"), bytes/2, 2)
 	for i := range 3000 {
-		e2e.WriteTokens(t, filepath.Join(dir, fmt.Sprintf("shard_%04d.bin", i)), bytes/4/3000, 4)
+		e2e.WriteTokens(t, filepath.Join(dir, fmt.Sprintf("shard_%04d.bin", i)), bytes/2/3000, 2)
 	}
+	shards := filepath.Join(dir, "shard_*.bin")
 	file := e2e.Must(os.Open(one))(t)
 	defer file.Close()
 	cached := map[string]uint64{}
@@ -65,20 +67,16 @@ func TestMemoryStaysFlat(t *testing.T) {
 		{"pread", "drop", one, 1, 20_000},
 		{"advise", "keep", one, 1, 20_000},
 		{"advise", "drop", one, 16, 20_000},
-		{"remap", "keep", filepath.Join(dir, "shard_*.bin"), 64, 256},
-		{"advise", "keep", filepath.Join(dir, "shard_*.bin"), 64, 256},
-		{"advise", "drop", filepath.Join(dir, "shard_*.bin"), 64, 256},
+		{"remap", "keep", shards, 64, 256},
+		{"advise", "keep", shards, 64, 256},
+		{"advise", "drop", shards, 64, 256},
 	} {
 		e2e.NoError(t, errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)))
 		limited := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, test.descriptors), e2e.PlainBatchfs)
-		m := e2e.MountProgram(t, limited, "--set", "splits.train.tokens="+test.tokens, "--set", "splits.train.token_dtype=uint32",
+		m := e2e.MountProgram(t, limited, "--set", "splits.train.tokens="+test.tokens, "--set", "splits.train.token_dtype=uint16",
 			"--set", "memory.access="+test.access, "--set", "memory.page_cache="+test.pages)
 		var worker, trainer int
-		const batches = 30_000
-		first := 1000
-		if test.readers > 16 {
-			first = 3000 // so that each reader has read some
-		}
+		const first, batches = 1000, 30_000
 		e2e.Must(fmt.Sscan(e2e.RunJob(t, e2e.Python, "-c", readAndMeasure, m.Path("train/next"), fmt.Sprint(m.Worker(t)),
 			fmt.Sprint(first), fmt.Sprint(batches), fmt.Sprint(test.readers)), &worker, &trainer))(t)
 		t.Logf("%+v: the worker grew by %d KiB and a trainer by %d", test, worker, trainer)
