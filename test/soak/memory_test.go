@@ -16,9 +16,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// readAndMeasure is a Python program that reads next in some processes, which begin at the same time,
-// and prints by how many KiB the worker and a reader, with their page tables, have grown between the
-// first batches and the end.
+// readAndMeasure is a Python program that reads next in some processes, which begin at the same
+// time, and prints by how many KiB the worker and a reader, with their page tables, have grown
+// between the first batches and the end.
 const readAndMeasure = `
 import multiprocessing, os, re, sys
 path, worker, first, batches, readers = sys.argv[1], *map(int, sys.argv[2:])
