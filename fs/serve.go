@@ -67,7 +67,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options
 	})
 	t.prefetcher.permits = guarded
 	front.RawFileSystem = guarded
-	if w.Shared.BeginWorker() > 1 {
+	if w.Shared.Workers.Add(1) > 1 {
 		failpoint.Hit("succeed")
 	}
 	// Resend before reading the first request, which the kernel must not send again.

@@ -27,9 +27,6 @@ type scheduleDifference struct {
 // worker serves and Shared.Schedule has changed.
 func (c *scheduleCheck) run() error {
 	const fix = "undo the change, or unmount and mount again"
-	if !c.shared.RecordsRows() {
-		return fmt.Errorf("the schedule has changed, but a version of batchfs that does not record which rows were read has served the mount; %s", fix)
-	}
 	config, err := c.fresh.Config()
 	if err != nil {
 		return err

@@ -5,10 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// A sequenceInfo describes the tokens of a sequence.
+// A sequenceInfo describes a sequence.
 type sequenceInfo struct {
-	fingerprint  [64]byte      // padded with zeros
+	fingerprint  [64]byte      // of the tokens, padded with zeros
 	epochBatches atomic.Uint64 // batches per epoch; 0 if the order has no epochs
+	stage        atomic.Uint32 // see Stage
+	failing      atomic.Bool   // see SetFailing
 }
 
 // Fingerprint returns the fingerprint of a sequence's tokens, or "" before Describe.
@@ -29,14 +31,14 @@ func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64,
 
 // SetStage records the current stage of a split and its weights.
 func (s *Shared) SetStage(sequence, stage int, weights []float64) {
-	s.stages[sequence].Store(uint32(stage))
+	s.infos[sequence].stage.Store(uint32(stage))
 	for i, weight := range weights[:min(len(weights), MaxSources)] {
 		s.RowsBySource[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
 
 // Stage returns the current stage of a split.
-func (s *Shared) Stage(sequence int) int { return int(s.stages[sequence].Load()) }
+func (s *Shared) Stage(sequence int) int { return int(s.infos[sequence].stage.Load()) }
 
 // SourceName returns the name of a source of a mixture, or "" if there is no such source.
 func (s *Shared) SourceName(sequence, source int) string {

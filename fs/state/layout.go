@@ -37,9 +37,7 @@ type Shared struct {
 	RowsBySource    *[MaxSequences][MaxSources]SourceRows
 	countedRequests *[maxCounted]atomic.Uint64 // request ids: see CountOnce
 	lookups         *lookups
-	failing         *[MaxSequences]atomic.Bool          // see SetFailing
 	sourceNames     *[MaxSequences][MaxSources][32]byte // padded with zeros
-	stages          *[MaxSequences]atomic.Uint32        // see Stage
 	progress        *progress
 
 	base  unsafe.Pointer // start of the mapping
@@ -54,7 +52,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
-		sectionAt(&s.failing), sectionAt(&s.sourceNames), sectionAt(&s.stages), sectionAt(&s.progress),
+		sectionAt(&s.sourceNames), sectionAt(&s.progress),
 	}
 }
 
@@ -82,12 +80,10 @@ type mountState struct {
 	sequencesUsed       atomic.Uint64 // highest sequence number ever used
 	slotsUsed           atomic.Uint64 // slots ever used
 	assignmentsRecorded atomic.Uint64 // assignments ever recorded
-	_                   atomic.Uint64 // used by older builds
 
 	Supervisor, Standby atomic.Int64 // process ids, at most a second old; the supervisor's
+	OOMScore            atomic.Int64 // initial oom_score_adj of the supervisor; the supervisor's
 	program             [64]byte     // version of the worker's batchfs, padded with zeros
-
-	OOMScore atomic.Int64 // oom_score_adj that the supervisor began with; the supervisor's
 }
 
 // Counters are the counters of a mount. They outlive its workers.

@@ -12,8 +12,7 @@ import (
 // lookups records the requests counted in SequenceState.Lookups, and the inode numbers of the
 // settings directories that the kernel may know.
 type lookups struct {
-	worker   atomic.Uint64 // value of Workers when a build with this section last took over
-	counting struct {      // lookup that CountLookup is counting
+	counting struct { // lookup that CountLookup is counting
 		id     atomic.Uint64 // request id, or 0
 		number atomic.Uint64 // sequence number
 		count  atomic.Uint64 // lookups of the sequence, including this one
@@ -39,27 +38,13 @@ type directories struct {
 // retired.
 const maxDirectories = 14
 
-// BeginWorker counts this process, which is about to serve, and returns the number of workers.
-func (s *Shared) BeginWorker() uint64 {
-	s.progress.workers.Add(1) // first, so that dying in between does no harm
-	n := s.Workers.Add(1)
-	s.lookups.worker.Store(n)
-	return n
-}
-
-// ResumeLookups completes or discards a CountLookup during which the previous worker died. It marks
-// the directories as incomplete if that worker was of an earlier build, which records none.
+// ResumeLookups completes or discards a CountLookup during which the previous worker died.
 func (s *Shared) ResumeLookups() {
-	l := s.lookups
-	if l.worker.Load() != s.Workers.Load() {
-		for n := range s.SequencesUsed() {
-			l.directories[n+1].complete.Store(0)
-		}
-	}
-	if c := &l.counting; c.id.Load() != 0 && s.Sequences[c.number.Load()].Lookups.Load() >= c.count.Load() {
+	c := &s.lookups.counting
+	if c.id.Load() != 0 && s.Sequences[c.number.Load()].Lookups.Load() >= c.count.Load() {
 		s.finishCounting()
 	}
-	l.counting.id.Store(0)
+	c.id.Store(0)
 }
 
 // CountLookup counts a lookup of a file of a sequence. A resent request that an earlier worker has

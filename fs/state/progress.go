@@ -13,7 +13,6 @@ import (
 // rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
 // batches of a mount in its own process.
 type progress struct {
-	workers  atomic.Uint64 // number of workers so far that record rows; see RecordsRows
 	schedule atomic.Uint64 // see SetSchedule
 	splits   [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
@@ -38,10 +37,6 @@ type Furthest struct {
 	path     [maxName]byte // directory of the batch, padded with zeros
 	settings [256]byte     // path settings that give the split this schedule, padded with zeros
 }
-
-// RecordsRows reports whether all workers that have served the mount recorded the rows that they
-// read. Workers of earlier versions of batchfs did not.
-func (s *Shared) RecordsRows() bool { return s.progress.workers.Load() >= s.Workers.Load() }
 
 // SetSchedule sets the generation of the schedules that the mount serves. A process that computes
 // batches itself must compare it with the generation of its own schedules after it has recorded

@@ -59,13 +59,13 @@ func Label(name string) string { return largeSteps.ReplaceAllString(name, "steps
 // SetFailing records whether the last request of a sequence failed for a reason that a check of its
 // token files does not show, such as a token beyond the vocabulary.
 func (s *Shared) SetFailing(number int, failing bool) {
-	if s.failing[number].Load() != failing {
-		s.failing[number].Store(failing)
+	if f := &s.infos[number].failing; f.Load() != failing {
+		f.Store(failing)
 	}
 }
 
 // Failing returns the last value of SetFailing.
-func (s *Shared) Failing(number int) bool { return s.failing[number].Load() }
+func (s *Shared) Failing(number int) bool { return s.infos[number].failing.Load() }
 
 // CursorMoved reports whether the cursor has left its initial position. If such a sequence were
 // forgotten, it would assign the same numbers again.
