@@ -65,9 +65,9 @@ type Manifest struct {
 
 // A File describes a file of an array as it was when opened.
 type File struct {
-	Path     []byte           // not a string, because JSON would replace bytes that are not UTF-8
-	Identity localfile.Stamp  // the field name is part of snapshots
-	Sample   localfile.Sample // zero in a manifest of an older version
+	Path     []byte          // not a string, because JSON would replace bytes that are not UTF-8
+	Identity localfile.Stamp // the field name is part of snapshots
+	Sample   localfile.Sample
 	Format   format.Format
 	Index    *Index // nil if not requested, or missing
 	Matched  bool   // whether only globs match the path

@@ -19,7 +19,7 @@ import (
 
 const (
 	usedFile       = "used"
-	workingSetsDir = "shares" // older term for working sets; directories on disk have it
+	workingSetsDir = "shares" // the names in a cache directory never change
 )
 
 // usedBytes returns the recorded size of all blocks. The caller holds the lock.

@@ -186,7 +186,7 @@ func (f *File) checkUnchanged(fd int, old Stamp) error {
 // differ: sshfs numbers files anew, a new mount changes the number of a device, and a copy may
 // replace a file.
 func (f *File) adopt(fd int, old, current Stamp) error {
-	if !old.isRenumberedAs(current) || f.sample == (Sample{}) {
+	if !old.isRenumberedAs(current) {
 		return compareStamps(f.Path(), old, current)
 	}
 	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})

@@ -126,13 +126,13 @@ def parse_info(path: str, text: bytes) -> dict[str, Any]:
     """Returns the content of a path's info.json.
 
     Raises:
-        MountError: the file has no state, so an older batchfs or another program wrote it.
+        MountError: the file has no state, so another program wrote it.
     """
     with contextlib.suppress(ValueError, TypeError):
         info = json.loads(text)
         if "state" in info:
             return info
-    raise MountError(f"{path}: info.json has no state, so another program or an older batchfs made it; upgrade batchfs, and mount again")
+    raise MountError(f"{path}: info.json has no state, so it is not that of a split; name the directory of a split in a mount")
 
 
 class Log:

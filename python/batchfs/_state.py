@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,12 +58,6 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
     """
     if not isinstance(state, Mapping):  # pyright: ignore
         raise ArgumentError(f"the state must be what state_dict() returned (got {state!r})")
-    if set(state) == {"step", "fingerprint"}:
-        now = {"fingerprint": info["fingerprint"]}
-        then = {key: _checked(key, value, now.get(key, 0)) for key, value in state.items()}
-        _refuse(info, then["step"], _changes(now, then))
-        warnings.warn("this state predates version 2 and holds only step and fingerprint; the settings cannot be checked", stacklevel=3)
-        return then["step"]
     if _checked("version", state.get("version", _VERSION), 0) != _VERSION:
         raise ArgumentError(f"the state has version {state['version']}, and this batchfs reads version {_VERSION}: use the one that saved it")
     now = state_at(info, 0)
