@@ -256,7 +256,7 @@ func TestIdleSettings(t *testing.T) {
 	tr.shared.Sequences[number].Cursor.Add(1)
 	for idle := range 2 {
 		live := tr.liveStatus()
-		if _, listed := live.Splits["train/seed=5"]; listed != (idle == 0) || live.IdleSettings != idle {
+		if _, listed := live.Sequences["train/seed=5"]; listed != (idle == 0) || live.IdleSettings != idle {
 			t.Errorf("with %d idle: %+v", idle, live)
 		}
 		if idle == 0 {

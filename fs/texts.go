@@ -114,13 +114,13 @@ type LiveStatus struct {
 	Shared        *state.Shared
 	PrefetchBytes int64
 	TextBytes     int64
-	BadNames      []BadName            // latest first
-	Splits        map[string]LiveSplit // keys are paths
-	IdleSettings  int                  // settings that remain only because their cursor has moved
+	BadNames      []BadName               // latest first
+	Sequences     map[string]LiveSequence // keys are paths
+	IdleSettings  int                     // settings that only a moved cursor keeps
 }
 
-// A LiveSplit is a split, or a settings directory that was read or has a moved cursor.
-type LiveSplit struct {
+// A LiveSequence is a split, or a settings directory that was read or has a moved cursor.
+type LiveSequence struct {
 	*state.SequenceState
 	LastError string
 	Number    int // number of the sequence, as in inodes
@@ -129,7 +129,7 @@ type LiveSplit struct {
 func (t *tree) liveStatus() LiveStatus {
 	l := LiveStatus{
 		Shared: t.shared, PrefetchBytes: t.prefetcher.bufferBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
-		Splits: map[string]LiveSplit{},
+		Sequences: map[string]LiveSequence{},
 	}
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {
 		seq := &t.shared.Sequences[number]
@@ -142,7 +142,7 @@ func (t *tree) liveStatus() LiveStatus {
 		case !isSplit && seq.Lookups.Load() == 0:
 			l.IdleSettings++
 		case isSplit || seq.CursorMoved() || seq.Reads.Load()+seq.Errors.Load() > 0:
-			l.Splits[name] = LiveSplit{seq, lastError, number}
+			l.Sequences[name] = LiveSequence{seq, lastError, number}
 		}
 	}
 	return l

@@ -49,7 +49,7 @@ func TestLive(t *testing.T) {
 		tr.sequences.recordError(number, lastUnique.Add(2), "an error")
 	}
 	live := tr.liveStatus()
-	if len(live.Splits) != many+1 || live.Splits["train/seed=7"].LastError != "an error" {
-		t.Errorf("%d sequences, seed=7 %+v", len(live.Splits), live.Splits["train/seed=7"])
+	if len(live.Sequences) != many+1 || live.Sequences["train/seed=7"].LastError != "an error" {
+		t.Errorf("%d sequences, seed=7 %+v", len(live.Sequences), live.Sequences["train/seed=7"])
 	}
 }

@@ -30,14 +30,14 @@ func checkCommand() *cobra.Command {
 
 Tokens inside documents that equal eot are only counted.
 
-If you name several splits, check finds every run of 64 or more tokens of one that
+If you name several splits, check finds every passage of 64 or more tokens of one that
 also occurs in a larger one, such as validation data inside the training data. It
-reports how much of which documents leaked and where they are, or runs, if there are
-no document indexes. A leak is a problem if it has at least half of a document, or
-without indexes 1,000 tokens; --overlap makes every run of that many tokens a
+reports how much of which documents leaked and where they are, or passages, if there
+are no document indexes. A leak is a problem if it has at least half of a document, or
+without indexes 1,000 tokens; --overlap makes every passage of that many tokens a
 problem. Passages of 33 tokens that occur more than 16 times in the larger splits are
 boilerplate, such as licenses. They are counted but not reported, nor is the rest of a
-run if it has fewer than 32 tokens.
+passage if it has fewer than 32 tokens.
 
 Within a split, check finds repeated passages of at least 65,536 tokens, at any
 position. If there is only one split, --overlap sets this length. By default, it is
@@ -64,7 +64,7 @@ mount's configuration applies.`,
 		},
 	}
 	src.Register(cmd)
-	cmd.Flags().Int64Var(&o.MinOverlap, "overlap", 0, "report every run of this many `TOKENS` that occurs twice as a problem")
+	cmd.Flags().Int64Var(&o.MinOverlap, "overlap", 0, "report every passage of this many `TOKENS` that occurs twice as a problem")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

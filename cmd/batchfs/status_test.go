@@ -21,18 +21,18 @@ func TestStatus(t *testing.T) {
 	shared.Maps.Busy.Store(1)
 	r := statusReport{tableBytes: func() int64 { return 0 }, blockBytes: func() int64 { return 7 }}
 	text := r.json(fs.LiveStatus{
-		Shared:   shared,
-		BadNames: []fs.BadName{{Path: "train/nxt", Why: "no such file"}},
-		Splits:   map[string]fs.LiveSplit{"train": {SequenceState: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {SequenceState: &shared.Sequences[2]}},
+		Shared:    shared,
+		BadNames:  []fs.BadName{{Path: "train/nxt", Why: "no such file"}},
+		Sequences: map[string]fs.LiveSequence{"train": {SequenceState: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {SequenceState: &shared.Sequences[2]}},
 	})
 	var status struct {
-		Splits map[string]map[string]any
-		Remap  struct {
+		Sequences map[string]map[string]any
+		Remap     struct {
 			Mapped int
 			Advice string
 		}
 	}
-	if err := json.Unmarshal(text, &status); err != nil || len(status.Splits) != 2 || status.Remap.Mapped != 8 || status.Remap.Advice != `memory.access = "pread"` {
+	if err := json.Unmarshal(text, &status); err != nil || len(status.Sequences) != 2 || status.Remap.Mapped != 8 || status.Remap.Advice != `memory.access = "pread"` {
 		t.Errorf("%v: %+v", err, status)
 	}
 	if !bytes.Contains(text, []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {

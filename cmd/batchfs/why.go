@@ -84,9 +84,9 @@ func tryRead(path string) (size int64, err error) {
 // does not exist, or else with the last error of the path's sequence.
 func reason(m *mount.Mounted, path string, failure error) string {
 	var status struct {
-		BadNames []fs.BadName `json:"bad_names"`
-		Splits   map[string]struct {
-			Sequence  int
+		BadNames  []fs.BadName `json:"bad_names"`
+		Sequences map[string]struct {
+			Number    int
 			LastError string `json:"last_error"`
 		}
 	}
@@ -108,8 +108,8 @@ func reason(m *mount.Mounted, path string, failure error) string {
 		}
 		return siblingNames(path)
 	}
-	for _, s := range status.Splits {
-		if s.Sequence == sequence && s.LastError != "" {
+	for _, s := range status.Sequences {
+		if s.Number == sequence && s.LastError != "" {
 			return s.LastError
 		}
 	}

@@ -117,13 +117,13 @@ class FileReader:
         path = Path(self.path, f"steps={self.steps}")
         for root in path.parents:
             try:
-                splits: dict[str, Any] = json.loads((root / "status.json").read_text())["splits"]
+                sequences: dict[str, Any] = json.loads((root / "status.json").read_text())["sequences"]
             except (OSError, ValueError):
                 continue
             settings = _settings(path.relative_to(root).parts)
-            failed = {name: _settings(name.split("/")) for name in splits if splits[name]["last_error"]}
+            failed = {name: _settings(name.split("/")) for name in sequences if sequences[name]["last_error"]}
             mine = [name for name in failed if failed[name] <= settings]
-            return splits[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
+            return sequences[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
         return ""
 
     def __getstate__(self) -> dict[str, Any]:

@@ -256,7 +256,7 @@ func TestAlerts(t *testing.T) {
 			e2e.Run(w, "cat", m.Path("train/seed=1/batches.bin"))
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/seed=2/batches.bin"))
-				w.awaitMetric(m, "batchfs_cache_kept_bytes", isPositive)
+				w.awaitMetric(m, "batchfs_cache_stored_bytes", isPositive)
 			})
 		}},
 		"random": {firing: []string{"FetchedTwice"}, cause: func(w *watch) {
@@ -290,7 +290,7 @@ func TestAlerts(t *testing.T) {
 			m := w.mountStore(false, inOrder, "--set", "store.cache_dir="+dir)
 			w.during(m, func() {
 				e2e.Run(w, "cat", m.Path("train/batches.bin"))
-				w.awaitMetric(m, "batchfs_cache_kept_bytes", func(bytes float64) bool { return bytes > 30*e2e.StoreBlock })
+				w.awaitMetric(m, "batchfs_cache_stored_bytes", func(bytes float64) bool { return bytes > 30*e2e.StoreBlock })
 			})
 		}
 		states["disk"] = disk

@@ -14,11 +14,11 @@ import (
 
 // estimates holds the estimates that plan prints as JSON.
 type estimates struct {
-	Epoch      int     `json:"epoch_steps"`
-	Requests   float64 `json:"host_requests"`
-	Bytes      float64 `json:"host_fetched_bytes"`
-	ShareBytes float64 `json:"share_bytes"`
-	Mount      float64 `json:"mount_requests"`
+	Epoch           int     `json:"epoch_steps"`
+	Requests        float64 `json:"host_requests"`
+	Bytes           float64 `json:"host_fetched_bytes"`
+	WorkingSetBytes float64 `json:"working_set_bytes"`
+	Mount           float64 `json:"mount_requests"`
 }
 
 // requestCounts counts requests to a store. others are all requests except those for blocks.
@@ -81,7 +81,7 @@ func TestPlanIsMeasured(t *testing.T) {
 				return e2e.JSON[estimates](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
 					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
 			}
-			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.room*planned(2).ShareBytes)))
+			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.room*planned(2).WorkingSetBytes)))
 			plans := []estimates{planned(1), planned(2)}
 			c.blocks.Store(0)
 			c.bytes.Store(0)

@@ -28,8 +28,8 @@ type topMount struct {
 		Name            string
 		Batches, Errors int
 		Readers         []struct {
-			Command     string
-			WaitedShare *float64 `json:"waited_share"`
+			Command        string
+			WaitedFraction *float64 `json:"waited_fraction"`
 		}
 	}
 }
@@ -65,9 +65,9 @@ while not os.path.exists(sys.argv[2]):
 print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(config), "stop")))
 	reader.AwaitReady(t)
 	next := startTop(t, m.Dir)
-	e2e.Await(t, "a reader of next with its share of waiting", func() (any, bool) {
+	e2e.Await(t, "a reader of next with the fraction of its time that it waited", func() (any, bool) {
 		s := next().Sequences[0]
-		return fmt.Sprintf("%+v", s), s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
+		return fmt.Sprintf("%+v", s), s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedFraction != nil
 	})
 	kills := e2e.Repeats(10)
 	for range kills {
@@ -117,7 +117,7 @@ func TestSourceRows(t *testing.T) {
 	for i, want := range []float64{7, 2, 1} {
 		labels := fmt.Sprintf(`{source="%d",split="train"}`, i)
 		e2e.Equal(t, "rows of source"+labels, metrics["batchfs_source_rows_total"+labels], 3*2*7*want)
-		e2e.Equal(t, "the weight of source"+labels, metrics["batchfs_source_share_ratio"+labels], want/10)
+		e2e.Equal(t, "the weight of source"+labels, metrics["batchfs_source_weight_ratio"+labels], want/10)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 
 // A Status holds the fields of status.json that tests use.
 type Status struct {
-	PID     int
-	Waiting int
-	Splits  map[string]struct {
+	PID       int
+	Waiting   int
+	Sequences map[string]struct {
 		Errors    int
 		LastError string `json:"last_error"`
 	}

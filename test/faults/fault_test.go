@@ -126,12 +126,12 @@ func TestFaults(t *testing.T) {
 				// A file that is already mapped needs no permission, and the kernel has cached part
 				// of batch/.
 				blind := f.name == "denied" && access == "advise" || f.mayGoUnnoticed && strings.HasPrefix(way, "numbered:")
-				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
+				if text := during.Sequences[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.description)) {
 					t.Errorf("%s: %v, want some %s; status.json says %q, want it to name %s and %q", way, seen[way], f.errno, text, f.path, f.description)
 				}
 			}
 			after := e2e.StatusOf(t, m)
-			if before.PID != during.PID || before.PID != after.PID || during.Splits["well"].Errors > 0 {
+			if before.PID != during.PID || before.PID != after.PID || during.Sequences["well"].Errors > 0 {
 				t.Errorf("status.json is %+v, want worker %d and no errors of the healthy split", after, before.PID)
 			}
 		})

@@ -36,7 +36,7 @@ func TestInterruptedFileSystem(t *testing.T) {
 			for k := range batches {
 				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.FileDigest(t, m, fmt.Sprint("train/batch/", k)), want[k])
 			}
-			e2e.Equal(t, "errors", e2e.StatusOf(t, m).Splits["train"].Errors, 0)
+			e2e.Equal(t, "errors", e2e.StatusOf(t, m).Sequences["train"].Errors, 0)
 			if after := slow.Count(t, "read"); after < before+10*batches {
 				t.Errorf("the files had %d read requests before %d batches and %d after, want 10 for each batch: the page cache had most of them", before, batches, after)
 			}
@@ -110,7 +110,7 @@ sys.exit(len(os.read(fd, 1 << 20)) == 0)`, m.Path(r.split+"/next"))
 			cursor = 1
 		}
 		e2e.Equal(t, "the cursor after the reader: "+r.split, m.NextNumber(t, r.split), cursor)
-		e2e.Equal(t, "errors of the reader: "+r.split, e2e.StatusOf(t, m).Splits[r.split].Errors, 0)
+		e2e.Equal(t, "errors of the reader: "+r.split, e2e.StatusOf(t, m).Sequences[r.split].Errors, 0)
 	}
 	if log := m.Out.String(); strings.Contains(log, "a request failed") {
 		t.Errorf("the log reports failed requests:\n%s", log)

@@ -52,8 +52,8 @@ func TestTimeLimit(t *testing.T) {
 			r.nextRound(t, "go", 10)
 			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
 			gaveUp := fmt.Sprint("did not respond within ", timeout)
-			if s := e2e.StatusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
-				t.Errorf("status.json is %+v, want the error %q of train and none of well", s.Splits, gaveUp)
+			if s := e2e.StatusOf(t, m); !strings.Contains(s.Sequences["train"].LastError, gaveUp) || s.Sequences["well"].Errors > 0 {
+				t.Errorf("status.json is %+v, want the error %q of train and none of well", s.Sequences, gaveUp)
 			}
 			if n := strings.Count(m.Out.String(), "sequence=train errno"); n == 0 || n > 3 {
 				t.Errorf("the log has %d lines about failed requests, want 1 to 3:\n%s", n, m.Out)

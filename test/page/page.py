@@ -192,8 +192,8 @@ def check_search():
         browser.key("Enter")
         browser.wait("document.querySelectorAll('.hit').length === 1 && document.querySelector('.batches button') && document.querySelector('.row.open .at')")
         browser.wait_until_drawn()
-        finds = json.loads(view.get("find?s=0&pos=1234&epoch=0")[1])["finds"]
-        assert browser.js("document.querySelector('#k').value") == str(finds[0]["batch"])
+        occurrences = json.loads(view.get("find?s=0&pos=1234&epoch=0")[1])["occurrences"]
+        assert browser.js("document.querySelector('#k').value") == str(occurrences[0]["batch"])
         browser.wait("[...document.querySelectorAll('footer div')].some(e => e.textContent === 'position1,234')")
 
 

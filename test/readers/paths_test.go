@@ -27,7 +27,7 @@ func TestSettingsInPaths(t *testing.T) {
 				fmt.Sscanf(setting, "start=%d", &start)
 			}
 			e2e.Equal(t, "the cursor at first", m.Cursor(t, dir), fmt.Sprint(start))
-			if _, used := e2e.StatusOf(t, m).Splits[dir]; used {
+			if _, used := e2e.StatusOf(t, m).Sequences[dir]; used {
 				t.Error("status.json lists a settings directory that was only looked up")
 			}
 			for _, want := range e2e.Digests(t, split, start, 3, flags...) {
@@ -65,7 +65,7 @@ func TestRejectedPaths(t *testing.T) {
 		}
 		logged = append(logged, test.log)
 	}
-	e2e.Equal(t, "the sequences in status.json", len(e2e.StatusOf(t, m).Splits), 2)
+	e2e.Equal(t, "the sequences in status.json", len(e2e.StatusOf(t, m).Sequences), 2)
 	m.Stop(t) // completes the log
 	for _, text := range logged {
 		e2e.Contains(t, "the log", m.Out.String(), text)

@@ -18,7 +18,7 @@ type scene struct {
 	Block   int           `json:"block_size"`
 	Compute time.Duration `json:"compute_ns"` // simulated work before each batch
 	Cold    bool          `json:"cold"`       // whether runs start with a cold page cache
-	Ways    []*way        `json:"rows"`
+	Ways    []*way        `json:"ways"`
 
 	rounds     int // runs of each way
 	maxSteps   int // batches in a run
@@ -31,7 +31,7 @@ type way struct {
 	Kind    string    `json:"kind"`   // function in bench.py
 	Access  string    `json:"access"` // memory.access of the mount; empty: a loader in the trainer
 	Rounds  []float64 `json:"rounds"`
-	Wait    float64   `json:"figure"` // median of the rounds
+	Wait    float64   `json:"wait"` // median of the rounds
 	Low     float64   `json:"low"`
 	High    float64   `json:"high"`
 	P99     float64   `json:"p99"`               // 99th percentile of all waits

@@ -257,7 +257,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
 		several := len(row.segments) > 1
 		if several {
-			fmt.Fprintf(out, "%d pieces\n", len(row.segments))
+			fmt.Fprintf(out, "%d segments\n", len(row.segments))
 		}
 		for _, segment := range row.segments {
 			if several {

@@ -60,7 +60,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 				Rows []struct {
 					Epoch           uint64
 					Start, Document uint64
-					Pieces          int
+					Segments        int
 				}
 			}
 			must(t, json.Unmarshal(originsOf(d, k), &got))
@@ -75,11 +75,11 @@ func TestOriginsOfDocuments(t *testing.T) {
 				if words := fmt.Sprintf(" a.bin from token %d on, document %d\n", row.Start, row.Document); !strings.Contains(strings.ReplaceAll(text.String(), abs(t, "a.bin"), "a.bin"), words) {
 					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Name, words, &text)
 				}
-				if words := fmt.Sprintf("%d pieces\n", row.Pieces); row.Pieces > 1 && !strings.Contains(text.String(), words) {
+				if words := fmt.Sprintf("%d segments\n", row.Segments); row.Segments > 1 && !strings.Contains(text.String(), words) {
 					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Name, words, &text)
 				}
-				if row.Pieces != 1 && d.Split.Name != "packed" || row.Pieces < 1 {
-					t.Errorf("%s: %d pieces", d.Split.Name, row.Pieces)
+				if row.Segments != 1 && d.Split.Name != "packed" || row.Segments < 1 {
+					t.Errorf("%s: %d segments", d.Split.Name, row.Segments)
 				}
 				found, err := d.Find(t.Context(), int64(first), row.Epoch, func(int64, int64) {})
 				must(t, err)

@@ -16,7 +16,7 @@ type FoundToken struct {
 	File        jsontext.String `json:"file"`  // token file that holds the token
 	Index       int64           `json:"index"` // position of the token in the file
 	Epoch       uint64          `json:"epoch"`
-	Occurrences []occurrence    `json:"finds"`
+	Occurrences []occurrence    `json:"occurrences"`
 
 	pos   int64 // position of the token in the split
 	split string

@@ -39,7 +39,7 @@ func TestFind(t *testing.T) {
 				}
 				var compact bytes.Buffer
 				must(t, json.Compact(&compact, indentedJSON(f)))
-				if want := fmt.Sprintf(`{"file":%q,"index":%d,"epoch":%d,"finds":[%s]}`, d.Files()[file], index, epoch, strings.Join(finds, ",")); strings.TrimSpace(compact.String()) != want {
+				if want := fmt.Sprintf(`{"file":%q,"index":%d,"epoch":%d,"occurrences":[%s]}`, d.Files()[file], index, epoch, strings.Join(finds, ",")); strings.TrimSpace(compact.String()) != want {
 					t.Errorf("%s, want %s", &compact, want)
 				}
 			}

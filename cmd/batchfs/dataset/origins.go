@@ -70,7 +70,7 @@ func quoteJSON(path string) []byte {
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, quoteJSON(r.file), r.start)
 	if hasDocuments(o.dataset.mains[r.source]) {
-		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
+		line = fmt.Appendf(line, `, "document": %19d, "segments": %10d`, r.segments[0].Document, len(r.segments))
 	}
 	if o.dataset.Sequence.BOS != nil {
 		line = fmt.Appendf(line, `, "inserted": %5t`, r.segments[0].Inserted)

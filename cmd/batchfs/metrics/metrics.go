@@ -87,13 +87,13 @@ var mountMetrics = []metric[shared]{
 	gauge("cache_bytes", "Bytes in the block cache, which other mounts may share.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
 	gauge("cache_limit_bytes", "Maximum size of the block cache (store.cache_bytes); 0 without a cache.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
 	gauge("cache_needed_bytes", "Bytes of blocks that the cache's readers need for one epoch.", func(s shared) int64 { return s.Gauges.CacheNeeded.Load() }),
-	gauge("cache_kept_bytes", "Bytes of needed blocks that are in the cache.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
+	gauge("cache_stored_bytes", "Bytes of needed blocks that are in the cache.", func(s shared) int64 { return s.Gauges.CacheStored.Load() }),
 	gauge("cache_disk_free_bytes", "Free bytes on the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheFree.Load() }),
 	gauge("cache_disk_bytes", "Size of the disk of the block cache.", func(s shared) int64 { return s.Gauges.CacheDisk.Load() }),
 	counter("cache_hits", "Reads of blocks that were in the cache.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
 	counter("cache_waits", "Reads that waited for a block to be fetched.", func(s shared) int64 { return s.Blocks.Waits.Load() }),
 	counter("cache_wait_seconds", "Time that reads waited for blocks to be fetched.", func(s shared) float64 { return seconds(s.Blocks.WaitNanos.Load()) }),
-	counter("cache_unkept_blocks", "Fetched blocks that did not fit into the cache.", func(s shared) int64 { return s.Blocks.Full.Load() }),
+	counter("cache_full_blocks", "Fetched blocks that did not fit into the cache.", func(s shared) int64 { return s.Blocks.Full.Load() }),
 	counter("cache_present_blocks", "Fetched blocks that another process had written first.", func(s shared) int64 { return s.Writes.Present.Load() }),
 	counter("cache_failed_blocks", "Fetched blocks that were not cached because the directory could not be written.", func(s shared) int64 { return s.Writes.Failed.Load() }),
 	counter("cache_slow_blocks", "Fetched blocks that were not cached because the disk was too slow.", func(s shared) int64 { return s.Writes.Slow.Load() }),
@@ -123,7 +123,7 @@ var (
 	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
 	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows from each of the first 64 sources of a mixture, in batches that readers began to read.", "split", "source")
-	sourceWeight   = describe("source_share_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in its current stage.", "split", "source")
+	sourceWeight   = describe("source_weight_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in its current stage.", "split", "source")
 	stage          = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
 	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )

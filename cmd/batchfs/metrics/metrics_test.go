@@ -63,7 +63,7 @@ func TestText(t *testing.T) {
 	}
 	for _, want := range []string{
 		`batchfs_build_info{version="v9"} 1`, `batchfs_takeovers_total 2`, `batchfs_split_info{fingerprint="0123",split="train"} 1`,
-		`batchfs_source_rows_total{source="books",split="train"} 4`, `batchfs_source_share_ratio{source="web",split="train"} 1`, `batchfs_stage{split="train"} 3`,
+		`batchfs_source_rows_total{source="books",split="train"} 4`, `batchfs_source_weight_ratio{source="web",split="train"} 1`, `batchfs_stage{split="train"} 3`,
 		`batchfs_batches_total{settings="",split="train"} 17`, `batchfs_cursor{settings="rank=3,world=8",split="train"} 5`,
 		`batchfs_read_wait_seconds_count{settings="",split="train"} 4`, `batchfs_store_request_duration_seconds_bucket{le="32.768"} 0`,
 		`batchfs_store_request_duration_seconds_count 2`, `split="?"`,

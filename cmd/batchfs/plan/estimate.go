@@ -41,7 +41,7 @@ type Estimate struct {
 	HostRequests      float64   `json:"host_requests"` // of one host, without mounting
 	HostFetched       float64   `json:"host_fetched_bytes"`
 	CacheBytes        int64     `json:"cache_bytes"`
-	WorkingSetBytes   float64   `json:"share_bytes"` // size of the blocks needed in the run
+	WorkingSetBytes   float64   `json:"working_set_bytes"` // size of the blocks needed in the run
 	Caches            []Cache   `json:"caches"`
 	MountRequests     int       `json:"mount_requests"`
 	MountSeconds      float64   `json:"mount_seconds"`       // one host mounts alone
@@ -81,7 +81,7 @@ type Part struct {
 type Source struct {
 	Name   string  `json:"name"`
 	Tokens int64   `json:"tokens"`
-	Weight float64 `json:"share"` // fraction of all rows
+	Weight float64 `json:"fraction"` // fraction of all rows
 	Epochs float64 `json:"epochs"`
 }
 
@@ -96,7 +96,7 @@ type Stage struct {
 // are, and how many epochs of the source the run has read by the end of the stage.
 type StageSource struct {
 	Tokens   float64 `json:"tokens"`
-	Fraction float64 `json:"share"`
+	Fraction float64 `json:"fraction"`
 	Epochs   float64 `json:"epochs"`
 }
 

@@ -37,7 +37,7 @@ type Report struct {
 	Tokens int64    `json:"tokens"` // elements of the main arrays
 	Bytes  int64    `json:"bytes"`  // bytes of all arrays
 	// MinPassage is a number of tokens. Every duplicated passage of at least that length is found.
-	MinPassage      int64     `json:"common_run"`
+	MinPassage      int64     `json:"min_passage"`
 	VocabularyKnown bool      `json:"vocabulary_known"` // whether a vocabulary size is known
 	Problems        []Problem `json:"problems"`
 
@@ -86,9 +86,9 @@ type Problem struct {
 	Message    jsontext.String `json:"message"`
 	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
 
-	// These are set for a leak. Run is the length of its longest run, which begins at OtherIndex in
-	// Other.
-	Run           int64  `json:"run,omitempty"`
+	// These are set for a leak. Passage is the length of its longest passage, which begins at
+	// OtherIndex in Other.
+	Passage       int64  `json:"passage,omitempty"`
 	Document      *int64 `json:"document,omitempty"` // number of the document in File, if indexed
 	Size          int64  `json:"size,omitempty"`     // number of tokens in that document
 	OtherDocument *int64 `json:"other_document,omitempty"`
@@ -296,8 +296,8 @@ func (r *Report) Print(out io.Writer) {
 		if n := r.Short[split]; n > 0 {
 			printable.Fprintf(out, "%s: %s too short for a row of block_size+1 tokens\n", split, terminal.Plural(int64(n), "file is", "files are"))
 		}
-		if share := r.Repeated[split]; share > 0 {
-			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*share, split)
+		if fraction := r.Repeated[split]; fraction > 0 {
+			printable.Fprintf(out, "%.3g%% of %s is duplicated\n", 100*fraction, split)
 		}
 	}
 	for _, split := range r.Splits {
@@ -320,7 +320,7 @@ func (r *Report) Print(out io.Writer) {
 	}
 	fmt.Fprint(out, "looked for ")
 	for _, s := range r.Shared {
-		printable.Fprintf(out, "runs of %d or more tokens of %s in %s, and ", minRun, s.Split, strings.Join(s.In, " or "))
+		printable.Fprintf(out, "passages of %d or more tokens of %s in %s, and ", minRun, s.Split, strings.Join(s.In, " or "))
 	}
 	fmt.Fprintf(out, "passages of %d or more tokens that occur twice in a split\n", r.MinPassage)
 }

@@ -84,7 +84,7 @@ func (c *check) reportLeaks(ctx context.Context, minOverlap int64) error {
 		if p.Document != nil {
 			large = 2*p.Count >= p.Size
 		}
-		if large || minOverlap > 0 && p.Run >= minOverlap {
+		if large || minOverlap > 0 && p.Passage >= minOverlap {
 			c.report.Problems = append(c.report.Problems, p)
 		} else {
 			c.report.Common = append(c.report.Common, p)
@@ -138,7 +138,7 @@ func (s *leakSearch) leak(f *checkedFile, start, begin, end int64) (p Problem, l
 			covered = to
 		}
 	}
-	p.Run = longest.n
+	p.Passage = longest.n
 	if skipped := begin - longest.at; skipped > 0 { // the run begins in an earlier document
 		longest.other += skipped
 	}
@@ -164,6 +164,6 @@ func (p *Problem) locate(longest commonRun, files []*checkedFile, indexed map[*c
 			in += fmt.Sprintf(", document %d", number)
 		}
 	}
-	p.Message = jsontext.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest run has %d tokens and is in %s, from index %d on",
-		p.File, place, p.Count, what, p.Index, other.splitArray.split, p.Run, in, p.OtherIndex))
+	p.Message = jsontext.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest passage has %d tokens and is in %s, from index %d on",
+		p.File, place, p.Count, what, p.Index, other.splitArray.split, p.Passage, in, p.OtherIndex))
 }

@@ -102,7 +102,7 @@ func TestLeaksOfDocuments(t *testing.T) {
 	if got, want := problemLines(r), "leak c.bin 500 260 a.bin 3000\n"; got != want || len(r.Common) > 0 {
 		t.Fatalf("%swant %s%+v", got, want, r)
 	}
-	if p := r.Problems[0]; *p.Document != 1 || p.Size != 500 || p.Run != 150 || p.OtherDocument != nil {
+	if p := r.Problems[0]; *p.Document != 1 || p.Size != 500 || p.Passage != 150 || p.OtherDocument != nil {
 		t.Errorf("%+v", p)
 	}
 	if s := r.Shared[0]; s.Covered != 260 || s.Boilerplate < 20*32 || s.Boilerplate > 20*80+200 {
@@ -138,7 +138,7 @@ func TestPrintOfManyLeaks(t *testing.T) {
 	r.Print(&out)
 	text := out.String()
 	if strings.Count(text, "\n") != 26 || !strings.Contains(text, "50% of val (500 tokens) is also in train\n1% of val is boilerplate") ||
-		!strings.Contains(text, "and 13 more; --json prints all\nlooked for runs of 64 or more tokens of val in train") {
+		!strings.Contains(text, "and 13 more; --json prints all\nlooked for passages of 64 or more tokens of val in train") {
 		t.Error(text)
 	}
 }

@@ -42,13 +42,13 @@ type StoreStats struct {
 	Errors   int64 `json:"errors"`
 	Hits     int64 `json:"cache_hits"`          // reads of blocks in the cache
 	Waits    int64 `json:"cache_waits"`         // reads that waited for a block
-	Unstored int64 `json:"cache_unkept_blocks"` // dropped: the cache was full
+	Unstored int64 `json:"cache_full_blocks"`   // dropped: the cache was full
 	Failed   int64 `json:"cache_failed_blocks"` // dropped: the disk failed
 	Slow     int64 `json:"cache_slow_blocks"`   // dropped: the disk was too slow
 	Used     int64 `json:"cache_bytes"`
 	Limit    int64 `json:"cache_limit_bytes"`  // 0 without a cache directory
 	Needed   int64 `json:"cache_needed_bytes"` // bytes needed in an epoch
-	Stored   int64 `json:"cache_kept_bytes"`   // the cached part of Needed
+	Stored   int64 `json:"cache_stored_bytes"` // the cached part of Needed
 
 	// Rates is nil at the first poll.
 	Rates *StoreRates `json:"rates,omitempty"`
@@ -85,7 +85,7 @@ type Reader struct {
 	Command        string   `json:"command"`
 	Waited         float64  `json:"waited_seconds"`
 	Gap            float64  `json:"gap_seconds"`
-	WaitedFraction *float64 `json:"waited_share"` // fraction since an earlier poll; nil if unknown
+	WaitedFraction *float64 `json:"waited_fraction"` // since an earlier poll; nil if unknown
 }
 
 // Mounts returns the mounts of this machine or, if mountpoint is not empty, only the one there.

@@ -17,10 +17,10 @@ type frame struct {
 type Rates struct {
 	Batches        float64  `json:"batches_per_second"`
 	Bytes          float64  `json:"bytes_per_second"`
-	ReadyFraction  *float64 `json:"ready_share"`              // nil without reads
+	ReadyFraction  *float64 `json:"ready_fraction"`           // nil without reads
 	WaitMedian     *float64 `json:"next_wait_median_seconds"` // nil if next was not read
 	WaitP99        *float64 `json:"next_wait_p99_seconds"`
-	WaitedFraction *float64 `json:"waited_share"` // the largest among readers of next
+	WaitedFraction *float64 `json:"waited_fraction"` // the largest among readers of next
 }
 
 // StoreRates holds the rates of the stores of a mount since an earlier poll.

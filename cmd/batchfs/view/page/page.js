@@ -372,8 +372,8 @@ async function goToToken(panel, pos, box) {
     panel.toggle(f.j, f.index)
   }
   const name = f => `batch ${count(f.batch)}${panel.info.world > 1 ? `, rank ${f.rank}` : ""}, row ${f.j}`
-  out.replaceChildren(...value.finds.slice(0, 100).map(f => button(name(f), () => go(f))), value.finds.length ? "" : `in no batch of epoch ${value.epoch}`)
-  if (value.finds.length) go(value.finds[0])
+  out.replaceChildren(...value.occurrences.slice(0, 100).map(f => button(name(f), () => go(f))), value.occurrences.length ? "" : `in no batch of epoch ${value.epoch}`)
+  if (value.occurrences.length) go(value.occurrences[0])
 }
 
 const keys = {
