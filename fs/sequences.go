@@ -364,7 +364,7 @@ func (t *sequenceTable) recordError(number int, id uint64, err string) (name str
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.shared.CountOnce(id, func() { seq.Errors.Add(1) })
-	seq.SetLastError(err)
+	t.shared.SetLastError(number, err)
 	return seq.Name()
 }
 

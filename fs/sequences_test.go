@@ -150,7 +150,7 @@ func TestSequenceNumbers(t *testing.T) {
 			if k == nil {
 				k = &known{number: number}
 				model[name] = k
-				if seq.CursorMoved() || seq.Reads.Load() != 0 || seq.Errors.Load() != 0 || seq.LastError() != "" {
+				if _, lastError := q.shared.TextsOf(number); seq.CursorMoved() || seq.Reads.Load() != 0 || seq.Errors.Load() != 0 || lastError != "" {
 					t.Fatal("a sequence begins with the state of the one before it")
 				}
 			}
@@ -248,20 +248,15 @@ func TestSettingsQuota(t *testing.T) {
 }
 
 // Settings that the kernel has forgotten keep their number, name and cursor if the cursor has
-// moved. status.json counts them instead of listing them.
+// moved.
 func TestIdleSettings(t *testing.T) {
 	tr := newTestTree(t, countingBatches("train", 100))
 	q := tr.sequences
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
-	for idle := range 2 {
-		live := tr.liveStatus()
-		if _, listed := live.Sequences["train/seed=5"]; listed != (idle == 0) || live.IdleSettings != idle {
-			t.Errorf("with %d idle: %+v", idle, live)
-		}
-		if idle == 0 {
-			q.forget(number, 1)
-		}
+	q.forget(number, 1)
+	if s := &tr.shared.Sequences[number]; !s.Used() || s.Next() != 1 {
+		t.Errorf("used: %v, cursor %d", s.Used(), s.Next())
 	}
 	if q.byNumber[number].Load() != nil {
 		t.Error("the BatchList of idle settings takes memory")

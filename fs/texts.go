@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-
-	"batchfs/fs/state"
 )
 
 // A textCache holds the text of each open handle of a live text. If the texts would exceed
@@ -111,47 +109,15 @@ func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 
 // LiveStatus is the part of status.json that only package fs knows.
 type LiveStatus struct {
-	Shared        *state.Shared
 	PrefetchBytes int64
 	TextBytes     int64
-	BadNames      []BadName               // latest first
-	Sequences     map[string]LiveSequence // keys are paths
-	IdleSettings  int                     // settings that only a moved cursor keeps
-}
-
-// A LiveSequence is a split, or a settings directory that was read or has a moved cursor.
-type LiveSequence struct {
-	*state.SequenceState
-	LastError string
-	Number    int // number of the sequence, as in inodes
-}
-
-func (t *tree) liveStatus() LiveStatus {
-	l := LiveStatus{
-		Shared: t.shared, PrefetchBytes: t.prefetcher.bufferBytes.Load(), TextBytes: t.texts.bytes.Load(), BadNames: *t.badNames.Load(),
-		Sequences: map[string]LiveSequence{},
-	}
-	for number := 1; number <= t.shared.SequencesUsed(); number++ {
-		seq := &t.shared.Sequences[number]
-		t.sequences.mu.Lock()
-		used, name, lastError := seq.Used(), seq.Name(), seq.LastError()
-		t.sequences.mu.Unlock()
-		isSplit := number <= t.sequences.splitCount
-		switch {
-		case !used:
-		case !isSplit && seq.Lookups.Load() == 0:
-			l.IdleSettings++
-		case isSplit || seq.CursorMoved() || seq.Reads.Load()+seq.Errors.Load() > 0:
-			l.Sequences[name] = LiveSequence{seq, lastError, number}
-		}
-	}
-	return l
+	BadNames      []BadName // latest first
 }
 
 func (t *tree) status(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
-	return t.opts.Status.JSON(t.liveStatus())
+	return t.opts.Status.JSON(LiveStatus{t.prefetcher.bufferBytes.Load(), t.texts.bytes.Load(), *t.badNames.Load()})
 }
 
 func (t *tree) metrics(inode, <-chan struct{}) []byte {

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"bytes"
-	"fmt"
 	"testing"
 )
 
@@ -37,19 +36,5 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 	if tr.texts.bytes.Load() != 0 || len(tr.texts.byHandle) != 0 {
 		t.Errorf("when all are closed, %d bytes of %d texts are cached", tr.texts.bytes.Load(), len(tr.texts.byHandle))
-	}
-}
-
-func TestLive(t *testing.T) {
-	const many = 3000
-	tr := newTestTree(t, countingBatches("train", 1000))
-	dir := tr.find("train")
-	for n := range many {
-		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
-		tr.sequences.recordError(number, lastUnique.Add(2), "an error")
-	}
-	live := tr.liveStatus()
-	if len(live.Sequences) != many+1 || live.Sequences["train/seed=7"].LastError != "an error" {
-		t.Errorf("%d sequences, seed=7 %+v", len(live.Sequences), live.Sequences["train/seed=7"])
 	}
 }

@@ -120,8 +120,8 @@ func takeOver(t testing.TB, shared *state.Shared, sequences ...BatchList) *tree 
 	o := Options{
 		Memory: Memory{PrefetchBatches: 2, PrefetchBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
 		Access: Permissions{Mode: 0o444},
-		Status: Status{ProgramVersion: "test", JSON: func(l LiveStatus) []byte {
-			return fmt.Appendf(nil, `{"reads": %20d}`, l.Shared.Sequences[1].Reads.Load())
+		Status: Status{ProgramVersion: "test", JSON: func(LiveStatus) []byte {
+			return fmt.Appendf(nil, `{"reads": %20d}`, shared.Sequences[1].Reads.Load())
 		}},
 		Timeout: time.Minute, Log: log,
 	}
@@ -261,7 +261,7 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if got := tr.liveStatus().Sequences["train"].LastError; !strings.Contains(got, test.err.Error()) {
+		if _, got := tr.shared.TextsOf(1); !strings.Contains(got, test.err.Error()) {
 			t.Errorf("the last error is %q, want %q", got, test.err)
 		}
 		if got := tr.shared.Failing(1); got != test.failing {
@@ -275,7 +275,7 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.readBatch(t, size); got != 1 {
 		t.Errorf("the handle that failed then gets batch %d, want 1", got)
 	}
-	if s := tr.liveStatus().Sequences["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 3 || tr.shared.Failing(1) {
+	if s := &tr.shared.Sequences[1]; s.Reads.Load() != 2 || s.Errors.Load() != 3 || tr.shared.Failing(1) {
 		t.Errorf("%d reads and %d errors are counted, want 2 and 3; failing is %v", s.Reads.Load(), s.Errors.Load(), tr.shared.Failing(1))
 	}
 

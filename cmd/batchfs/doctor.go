@@ -319,8 +319,8 @@ func checkRequests(m *mount.Mounted) (string, error) {
 	defer shared.Close()
 	var failing []string
 	for n := range shared.SequencesUsed() {
-		if q := &shared.Sequences[n+1]; q.Used() && shared.Failing(n+1) {
-			failing = append(failing, fmt.Sprintf("%s fails, the last time with: %s", state.Label(q.Name()), q.LastError()))
+		if name, lastError := shared.TextsOf(n + 1); name != "" && shared.Failing(n+1) {
+			failing = append(failing, fmt.Sprintf("%s fails, the last time with: %s", state.Label(name), lastError))
 		}
 	}
 	if len(failing) > 0 {

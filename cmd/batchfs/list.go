@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/cmd/batchfs/top"
+	"batchfs/fs/figures"
 )
 
 func listCommand() *cobra.Command {
@@ -20,7 +20,7 @@ delay the list, because no mount is accessed.`,
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
 		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {
-			mounts, err := top.Mounts("")
+			mounts, err := figures.Mounts("")
 			if err != nil {
 				return err
 			}

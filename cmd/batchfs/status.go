@@ -6,15 +6,17 @@ import (
 	"fmt"
 	"os"
 	"text/template"
-	"time"
 
 	"batchfs/fs"
+	"batchfs/fs/figures"
+	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
 	"batchfs/internal/process"
 )
 
 // A statusReport generates the contents of a mount's status.json.
 type statusReport struct {
+	shared     *state.Shared
 	log        string       // log file of the mount; empty for standard error
 	budget     int64        // limit on the memory of the worker, in bytes
 	tableBytes func() int64 // memory of window tables, in bytes
@@ -27,25 +29,31 @@ var statusText string
 var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
 	"quote": func(text string) string { return string(jsontext.Quote(text)) },
 	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
-	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
+	"whole": func(n float64) int64 { return int64(n) },
+	"ms":    func(seconds float64) int64 { return int64(1e3 * seconds) },
 }).Parse(statusText))
 
 func (r *statusReport) json(live fs.LiveStatus) []byte {
-	mapped, busy := live.Shared.Maps.Mapped.Load(), live.Shared.Maps.Busy.Load()
+	mount := figures.Of(r.shared)
+	var used []*figures.Sequence
+	for s := range figures.Sequences(r.shared) {
+		if s.Settings == "" || s.CursorMoved || s.Reads+s.Errors > 0 {
+			used = append(used, s)
+		}
+	}
 	var b bytes.Buffer
 	err := statusTemplate.Execute(&b, map[string]any{
-		"Live":     live,
-		"Version":  version(),
-		"Log":      r.log,
-		"PID":      os.Getpid(),
-		"Uptime":   int64(time.Since(time.Unix(0, live.Shared.Began)).Seconds()),
-		"Resident": process.Resident(os.Getpid()),
-		"Budget":   r.budget,
-		"Tables":   r.tableBytes(),
-		"Blocks":   r.blockBytes(),
-		"Mapped":   mapped,
-		"Busy":     busy,
-		"Advice":   remapAdvice(mapped, busy),
+		"Mount":     mount,
+		"Sequences": used,
+		"Idle":      figures.IdleSettings(r.shared),
+		"Live":      live,
+		"Log":       r.log,
+		"PID":       os.Getpid(),
+		"Resident":  process.Resident(os.Getpid()),
+		"Budget":    r.budget,
+		"Tables":    r.tableBytes(),
+		"Blocks":    r.blockBytes(),
+		"Advice":    remapAdvice(mount.Mapped, mount.Busy),
 	})
 	if err != nil {
 		panic(err) // the template and the data do not match

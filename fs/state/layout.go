@@ -43,7 +43,7 @@ type Shared struct {
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
 
-	namesMu sync.Mutex // held while this process writes the name of a sequence, or calls NameOf
+	textsMu sync.Mutex // held while this process writes texts of a sequence, or calls TextsOf
 }
 
 // sections returns the sections in the order of the header.

@@ -27,15 +27,23 @@ func (t *Text) String() string { return string(t.Get()) }
 // Used reports whether the number belongs to a sequence.
 func (q *SequenceState) Used() bool { return q.used.Load() != 0 }
 
-// NameOf returns the name of the sequence with a number, or "" if there is none. Unlike
-// [SequenceState.Name], it may be called while this process adds sequences.
-func (s *Shared) NameOf(number int) string {
-	s.namesMu.Lock()
-	defer s.namesMu.Unlock()
+// TextsOf returns the name and the last error of the sequence with a number. The name is empty if
+// there is no such sequence, and the error if there was none. Unlike [SequenceState.Name], it may
+// be called while this process adds sequences.
+func (s *Shared) TextsOf(number int) (name, lastError string) {
+	s.textsMu.Lock()
+	defer s.textsMu.Unlock()
 	if q := &s.Sequences[number]; q.Used() {
-		return q.Name()
+		return q.Name(), getText(q.lastError[:])
 	}
-	return ""
+	return "", ""
+}
+
+// SetLastError records an error of a sequence, cut to 512 bytes.
+func (s *Shared) SetLastError(number int, text string) {
+	s.textsMu.Lock()
+	defer s.textsMu.Unlock()
+	setText(s.Sequences[number].lastError[:], text)
 }
 
 // Name returns the path of the sequence's directory, relative to the mountpoint.
@@ -43,12 +51,6 @@ func (q *SequenceState) Name() string { return getText(q.name[:]) }
 
 // User returns the id of the user who looked the sequence up first.
 func (q *SequenceState) User() uint32 { return uint32(q.user.Load()) }
-
-// LastError returns the last error of the sequence, cut to 512 bytes, or "" if there was none.
-func (q *SequenceState) LastError() string { return getText(q.lastError[:]) }
-
-// SetLastError records an error. Callers must serialize calls of SetLastError and LastError.
-func (q *SequenceState) SetLastError(text string) { setText(q.lastError[:], text) }
 
 var largeSteps = regexp.MustCompile(`steps=\d{10,}`)
 
@@ -97,8 +99,8 @@ func (s *Shared) NewNumber() int {
 
 // Add begins a sequence under an unused number. user is the id of the user who looked it up first.
 func (s *Shared) Add(number int, name string, initialCursor uint64, user uint32) {
-	s.namesMu.Lock()
-	defer s.namesMu.Unlock()
+	s.textsMu.Lock()
+	defer s.textsMu.Unlock()
 	q := &s.Sequences[number]
 	q.Cursor.Store(initialCursor)
 	q.seek.Store(0)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"batchfs/fs/figures"
 	"batchfs/fs/state"
 )
 
@@ -100,8 +101,8 @@ func TestNamesAreWhole(t *testing.T) {
 	})
 	defer adding.Wait()
 	defer close(stop)
-	for range 1_000_000 {
-		for _, s := range OpenSequences(shared) {
+	for range 300_000 {
+		for s := range figures.Sequences(shared) {
 			if s.Split != "train" || s.Settings != "" && !slices.Contains(names, s.Settings) {
 				t.Fatalf("a sequence is named %q, %q", s.Split, s.Settings)
 			}

@@ -1,3 +1,4 @@
+// Package top shows the figures of mounts live, for batchfs top.
 package top
 
 import (
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs/figures"
 )
 
 // Command returns the command batchfs top.
@@ -37,20 +39,20 @@ prints one JSON object per second.`,
   batchfs top /mnt/batches | head -n 3 | python3 -m json.tool --json-lines`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			w := new(watcher)
-			defer w.close()
+			poller := new(figures.Poller)
+			defer poller.Close()
 			mountpoint := ""
 			if len(args) == 1 {
 				if mountpoint, err = filepath.Abs(args[0]); err != nil {
 					return err
 				}
 			}
-			poll := func() (*frame, error) {
-				mounts, err := w.poll(mountpoint)
+			poll := func() (*figures.Frame, error) {
+				mounts, err := poller.Poll(mountpoint)
 				if err == nil && mountpoint != "" && len(mounts) == 0 {
 					err = fmt.Errorf("%s: no batchfs is mounted there; to list the mounts of this machine, run batchfs list", args[0])
 				}
-				return &frame{time.Now(), mounts}, err
+				return &figures.Frame{Time: time.Now(), Mounts: mounts}, err
 			}
 			first, err := poll()
 			if err != nil {
@@ -76,7 +78,7 @@ prints one JSON object per second.`,
 const pollInterval = time.Second
 
 // printLines prints each frame as a line of JSON. It returns nil once nobody reads its output.
-func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) error {
+func printLines(cmd *cobra.Command, last *figures.Frame, poll func() (*figures.Frame, error)) error {
 	signal.Ignore(syscall.SIGPIPE)
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -90,8 +92,8 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 		if err != nil {
 			return err
 		}
-		f.computeRates(last)
-		line := map[string]any{"time": f.time.UTC().Format(time.RFC3339Nano), "mounts": f.mounts}
+		f.ComputeRates(last)
+		line := map[string]any{"time": f.Time.UTC().Format(time.RFC3339Nano), "mounts": f.Mounts}
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(line); errors.Is(err, syscall.EPIPE) {
 			return nil
 		} else if err != nil {
@@ -101,10 +103,30 @@ func printLines(cmd *cobra.Command, last *frame, poll func() (*frame, error)) er
 	}
 }
 
+// An interval is what the readers of a mount did between two polls.
+type interval struct {
+	batches float64 // per second
+	// waited is the largest fraction of the time that a reader of next waited; nil without readers.
+	waited *float64
+}
+
+func intervalOf(m *figures.Mount) (s interval) {
+	for _, q := range m.Sequences {
+		if q.Rates == nil {
+			continue
+		}
+		s.batches += q.Rates.Batches
+		if w := q.Rates.WaitedFraction; w != nil && (s.waited == nil || *w > *s.waited) {
+			s.waited = w
+		}
+	}
+	return s
+}
+
 // A model is the state of the terminal display, a [tea.Model].
 type model struct {
-	poll          func() (*frame, error)
-	frames        []*frame              // oldest first, at most windowFrames
+	poll          func() (*figures.Frame, error)
+	frames        []*figures.Frame      // oldest first, at most windowFrames
 	history       map[string][]interval // the last minute by mountpoint, oldest first
 	width, height int
 	scroll        int // lines below the headline that are scrolled out
@@ -118,16 +140,16 @@ const (
 
 // addFrame appends a frame and computes its rates: over one interval for the history, and over the
 // window for the figures.
-func (m *model) addFrame(f *frame) {
+func (m *model) addFrame(f *figures.Frame) {
 	if n := len(m.frames); n > 0 {
-		f.computeRates(m.frames[n-1])
+		f.ComputeRates(m.frames[n-1])
 		history := map[string][]interval{}
-		for _, mount := range f.mounts {
-			intervals := append(m.history[mount.Mountpoint], mount.interval())
+		for _, mount := range f.Mounts {
+			intervals := append(m.history[mount.Mountpoint], intervalOf(mount))
 			history[mount.Mountpoint] = intervals[max(0, len(intervals)-historyLength):]
 		}
 		m.history = history
-		f.computeRates(m.frames[0])
+		f.ComputeRates(m.frames[0])
 	}
 	m.frames = append(m.frames, f)
 	m.frames = m.frames[max(0, len(m.frames)-windowFrames):]
@@ -164,7 +186,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history, m.width) }
+func (m *model) lines() []line { return frameLines(m.frames[len(m.frames)-1], m.history, m.width) }
 
 func (m *model) View() tea.View {
 	v := tea.NewView(screen(m.lines(), m.scroll, m.width, m.height, "\x1b[31m", "\x1b[0m"))

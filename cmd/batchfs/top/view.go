@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs/figures"
 	"batchfs/fs/state"
 	"batchfs/internal/printable"
 )
@@ -22,36 +23,37 @@ type line struct {
 // badWaitFraction is the largest fraction of time that a reader may wait without being highlighted.
 const badWaitFraction = 0.05
 
-// lines renders a frame for a screen of the given width. history has the last minute by mountpoint.
-func (f *frame) lines(history map[string][]interval, width int) []line {
-	all := []line{f.headline()}
+// frameLines renders a frame for a screen of the given width. history has the last minute by
+// mountpoint.
+func frameLines(f *figures.Frame, history map[string][]interval, width int) []line {
+	all := []line{headline(f)}
 	nameWidth := min(max(width-60, 12), 40)
-	for _, m := range f.mounts {
+	for _, m := range f.Mounts {
 		all = append(all, line{}, line{fmt.Sprintf("%s  %s", m.Mountpoint, m.State), m.State == "dead" || m.State == "stuck"})
 		if m.Processes == nil {
 			continue
 		}
-		all = append(all, m.summaryLine())
-		all = append(all, m.historyLines(history[m.Mountpoint], width)...)
-		if m.Store != nil {
-			all = append(all, m.storeLines()...)
+		all = append(all, summaryLine(m))
+		all = append(all, historyLines(m, history[m.Mountpoint], width)...)
+		if !m.Store.IsZero() {
+			all = append(all, storeLines(m)...)
 		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s",
 			nameWidth, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH")})
 		for _, s := range m.Sequences {
-			all = append(all, s.lines(nameWidth)...)
+			all = append(all, sequenceLines(s, nameWidth)...)
 		}
 	}
 	return all
 }
 
 // headline says whether training waits for data, as far as top can see.
-func (f *frame) headline() line {
+func headline(f *figures.Frame) line {
 	const question = "Is training waiting for data? "
-	var worst *Reader
+	var worst *figures.Reader
 	var path string // directory in which worst reads next
 	numbered := false
-	for _, m := range f.mounts {
+	for _, m := range f.Mounts {
 		for _, s := range m.Sequences {
 			numbered = numbered || s.Rates != nil && s.Rates.Bytes > 0 && len(s.Readers) == 0
 			for _, r := range s.Readers {
@@ -74,7 +76,7 @@ func (f *frame) headline() line {
 	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedFraction), path), bad}
 }
 
-func (m *Mount) summaryLine() line {
+func summaryLine(m *figures.Mount) line {
 	text := fmt.Sprintf("  up %v, takeovers %d, waiting %d, MB:", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
 	for _, p := range m.Processes {
 		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
@@ -83,7 +85,7 @@ func (m *Mount) summaryLine() line {
 }
 
 // historyLines draws the last intervals that fit the width, next to the current rates.
-func (m *Mount) historyLines(intervals []interval, width int) []line {
+func historyLines(m *figures.Mount, intervals []interval, width int) []line {
 	const others = 20 // columns of text beside the blocks
 	intervals = intervals[max(0, len(intervals)-max(width-others, 0)):]
 	most, batches, waited := 0.0, make([]float64, len(intervals)), make([]float64, len(intervals))
@@ -93,7 +95,7 @@ func (m *Mount) historyLines(intervals []interval, width int) []line {
 			waited[i] = *s.waited
 		}
 	}
-	now := m.interval()
+	now := intervalOf(m)
 	return []line{
 		{text: fmt.Sprintf("  batches/s %s %.1f", sparkline(batches, most), now.batches)},
 		{fmt.Sprintf("  waiting   %s %s", sparkline(waited, 1), percent(now.waited)), now.waited != nil && *now.waited > badWaitFraction},
@@ -115,17 +117,17 @@ func sparkline(values []float64, most float64) string {
 }
 
 // storeLines renders what comes from the store and, if there is a block cache, how much it helps.
-func (m *Mount) storeLines() []line {
+func storeLines(m *figures.Mount) []line {
 	s, served := m.Store, uint64(0)
 	for _, q := range m.Sequences {
 		served += q.Bytes
 	}
 	r := s.Rates
 	if r == nil {
-		r = &StoreRates{}
+		r = &figures.StoreRates{}
 	}
 	text := fmt.Sprintf("  store: %.1f MB/s, %.1f requests/s; fetched %s, %s of the bytes served", r.Fetched/1e6, r.Requests, terminal.FormatBytes(s.Fetched),
-		percent(fraction(float64(s.Fetched), float64(served))))
+		percent(figures.Fraction(float64(s.Fetched), float64(served))))
 	if s.Errors > 0 {
 		text += fmt.Sprintf("; %s, %s", terminal.Plural(s.Errors, "error", "errors"), terminal.Plural(s.Retries, "retry", "retries"))
 	}
@@ -133,24 +135,24 @@ func (m *Mount) storeLines() []line {
 	if s.Limit == 0 {
 		return all
 	}
-	text = fmt.Sprintf("  cache: has %s of the %s needed; %s of %s used; %s of block reads hit", percent(fraction(float64(s.Stored), float64(s.Needed))),
-		terminal.FormatBytes(s.Needed), terminal.FormatBytes(s.Used), terminal.FormatBytes(s.Limit), percent(fraction(float64(s.Hits), float64(s.Hits+s.Waits))))
+	text = fmt.Sprintf("  cache: has %s of the %s needed; %s of %s used; %s of block reads hit", percent(figures.Fraction(float64(s.Stored), float64(s.Needed))),
+		terminal.FormatBytes(s.Needed), terminal.FormatBytes(s.Used), terminal.FormatBytes(s.Limit), percent(figures.Fraction(float64(s.Hits), float64(s.Hits+s.Waits))))
 	for _, dropped := range []struct {
 		blocks int64
 		why    string
-	}{{s.Unstored, "did not fit"}, {s.Failed, "could not be written"}, {s.Slow, "not written in time, because the disk is slow"}} {
+	}{{s.Full, "did not fit"}, {s.Failed, "could not be written"}, {s.Slow, "not written in time, because the disk is slow"}} {
 		if dropped.blocks > 0 {
 			text += fmt.Sprintf("; %s %s", terminal.Plural(dropped.blocks, "block", "blocks"), dropped.why)
 		}
 	}
-	return append(all, line{text, s.Unstored+s.Failed+s.Slow > 0})
+	return append(all, line{text, s.Full+s.Failed+s.Slow > 0})
 }
 
-// lines renders a sequence: its name in nameWidth columns, and its rates.
-func (s *SequenceStats) lines(nameWidth int) []line {
+// sequenceLines renders a sequence: its name in nameWidth columns, and its rates.
+func sequenceLines(s *figures.Sequence, nameWidth int) []line {
 	r, epoch := s.Rates, "-"
 	if r == nil {
-		r = &Rates{}
+		r = &figures.Rates{}
 	}
 	if s.Epoch != nil {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)

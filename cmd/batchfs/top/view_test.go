@@ -7,82 +7,65 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"batchfs/cmd/batchfs/metrics"
-	"batchfs/fs/state"
+	"batchfs/fs/figures"
 )
 
 // twoFrames returns two frames, one second apart, of a dead mount and a mount whose readers waited
 // for the given fraction of that second.
-func twoFrames(waited float64, readers ...*Reader) (first, second *frame) {
-	poll := func(second int) *frame {
-		s := &SequenceStats{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
-		s.waits[5] = uint64(49 * second) // from 32 to 64 µs
-		s.waits[15] = uint64(second)
+func twoFrames(waited float64, readers ...*figures.Reader) (first, second *figures.Frame) {
+	poll := func(second int) *figures.Frame {
+		s := &figures.Sequence{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
 		for _, r := range readers {
 			reader := *r
 			reader.Waited, reader.Gap = waited*float64(second), (1-waited)*float64(second)
 			s.Readers = append(s.Readers, &reader)
 		}
-		return &frame{time.Unix(int64(second), 0), []*Mount{
+		return &figures.Frame{Time: time.Unix(int64(second), 0), Mounts: []*figures.Mount{
 			{Mountpoint: "/mnt/a", State: "serving", Version: "v1",
-				Store:     &StoreStats{Fetched: 5e6 * int64(second), Requests: 3 * int64(second), Errors: 2 * int64(second), Retries: 1, Hits: 3, Waits: 1, Unstored: 1, Limit: 1e9, Needed: 4e9, Stored: 3e9},
-				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*SequenceStats{s}},
+				Store:     figures.Store{Fetched: 5e6 * int64(second), Requests: 3 * int64(second), Errors: 2 * int64(second), Retries: 1, Hits: 3, Waits: 1, Full: 1, Limit: 1e9, Needed: 4e9, Stored: 3e9},
+				Processes: []figures.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*figures.Sequence{s}},
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
 	}
 	first, second = poll(1), poll(2)
-	second.computeRates(first)
+	second.ComputeRates(first)
 	return first, second
 }
 
 func TestHeadline(t *testing.T) {
-	python := &Reader{PID: 12, Command: "python"}
+	python := &figures.Reader{PID: 12, Command: "python"}
 	for _, test := range []struct {
 		waited  float64
-		readers []*Reader
+		readers []*figures.Reader
 		want    string
 		isBad   bool
 	}{
-		{0.01, []*Reader{python}, "No: python 12 waits 1.0%, /mnt/a/train/next", false},
-		{0.4, []*Reader{python}, "YES: python 12 waits 40.0%", true},
-		{0, []*Reader{python}, "No: python 12 waits 0.0%", false},
+		{0.01, []*figures.Reader{python}, "No: python 12 waits 1.0%, /mnt/a/train/next", false},
+		{0.4, []*figures.Reader{python}, "YES: python 12 waits 40.0%", true},
+		{0, []*figures.Reader{python}, "No: python 12 waits 0.0%", false},
 		{0, nil, "Not visible", false},
 	} {
 		_, f := twoFrames(test.waited, test.readers...)
-		if got := f.headline(); !strings.Contains(got.text, test.want) || got.isBad != test.isBad {
+		if got := headline(f); !strings.Contains(got.text, test.want) || got.isBad != test.isBad {
 			t.Errorf("%+v: %+v", test, got)
 		}
 	}
-	if got := (&frame{}).headline(); !strings.Contains(got.text, "No process reads next") {
+	if got := headline(&figures.Frame{}); !strings.Contains(got.text, "No process reads next") {
 		t.Errorf("%+v", got)
-	}
-}
-
-func TestRates(t *testing.T) {
-	_, f := twoFrames(0.25, &Reader{PID: 12, Command: "python"})
-	r := f.mounts[0].Sequences[0].Rates
-	if r.Batches != 50 || r.Bytes != 1e6 || *r.ReadyFraction != 0 || math.Abs(*r.WaitedFraction-0.25) > 1e-9 {
-		t.Errorf("%+v", r)
-	}
-	if m, p := *r.WaitMedian, *r.WaitP99; m < 32e-6 || m > 64e-6 || p < m || p > state.WaitBounds[15].Seconds() {
-		t.Errorf("median %v, p99 %v", m, p)
-	}
-	if quantile(make([]uint64, 22), 0.5) != nil {
-		t.Error("an empty histogram has a median")
 	}
 }
 
 // Every line fits a terminal of any size, and no name can contain control characters.
 func TestScreen(t *testing.T) {
-	_, f := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
-	f.mounts[0].Sequences[0].Errors, f.mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
+	_, f := twoFrames(0.4, &figures.Reader{PID: 12, Command: "python"}, &figures.Reader{PID: 13, Command: strings.Repeat("x", 500)})
+	f.Mounts[0].Sequences[0].Errors, f.Mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
 	for range 40 {
-		f.mounts[0].Sequences = append(f.mounts[0].Sequences, &SequenceStats{Name: "train/seed=1,steps=1099511627776"})
+		f.Mounts[0].Sequences = append(f.Mounts[0].Sequences, &figures.Sequence{Name: "train/seed=1,steps=1099511627776"})
 	}
 	half := 0.5
 	history := map[string][]interval{"/mnt/a": append(make([]interval, 56), interval{batches: 1, waited: &half}, interval{batches: 2}, interval{}, interval{batches: 4, waited: &half})}
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
-		all := f.lines(history, size[0])
+		all := frameLines(f, history, size[0])
 		for _, from := range []int{0, 7, len(all), len(all) + 3} {
 			shown := screen(all, from, size[0], size[1], "", "")
 			lines := strings.Split(shown, "\n")
@@ -96,10 +79,10 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
-	if shown := screen(f.lines(history, 80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
+	if shown := screen(frameLines(f, history, 80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
 		t.Errorf("80 columns do not show the name that is longer than its column:\n%s", shown)
 	}
-	red := screen(f.lines(history, 200), 0, 200, 60, "<", ">")
+	red := screen(frameLines(f, history, 200), 0, 200, 60, "<", ">")
 	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max ",
 		" ▂▄ █ 50.0\n", "<  waiting   " + strings.Repeat(" ", 56) + "▄  ▄ 40.0%>\n",
 		"<  store: 5.0 MB/s, 3.0 requests/s; fetched 10.0 MB, 500.0% of the bytes served; 4 errors, 1 retry>\n",
@@ -114,10 +97,10 @@ func TestScreen(t *testing.T) {
 // mount that has gone is forgotten.
 func TestHistory(t *testing.T) {
 	m := &model{history: map[string][]interval{}}
-	poll := func(second int, mountpoint string) *frame {
-		s := &SequenceStats{Name: "train", Batches: uint64(second * second), Reads: uint64(second)}
-		s.Readers = []*Reader{{PID: 1, Waited: float64(second) / 4, Gap: float64(second) * 3 / 4}}
-		return &frame{time.Unix(int64(second), 0), []*Mount{{Mountpoint: mountpoint, Sequences: []*SequenceStats{s}}}}
+	poll := func(second int, mountpoint string) *figures.Frame {
+		s := &figures.Sequence{Name: "train", Batches: uint64(second * second), Reads: uint64(second)}
+		s.Readers = []*figures.Reader{{PID: 1, Waited: float64(second) / 4, Gap: float64(second) * 3 / 4}}
+		return &figures.Frame{Time: time.Unix(int64(second), 0), Mounts: []*figures.Mount{{Mountpoint: mountpoint, Sequences: []*figures.Sequence{s}}}}
 	}
 	for second := range 71 {
 		m.addFrame(poll(second, "/mnt/a"))
@@ -131,7 +114,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("interval %d: %v batches per second, want %v, and a reader that waited for a quarter of the time", i, s.batches, want)
 		}
 	}
-	if now := m.frames[len(m.frames)-1].mounts[0].interval().batches; now != 130 {
+	if now := intervalOf(m.frames[len(m.frames)-1].Mounts[0]).batches; now != 130 {
 		t.Errorf("the current rate is %v, want the mean of the window, 130", now)
 	}
 	m.addFrame(poll(71, "/mnt/b"))

@@ -1,4 +1,4 @@
-package top
+package figures
 
 import (
 	"time"
@@ -6,10 +6,10 @@ import (
 	"batchfs/fs/state"
 )
 
-// A frame holds the state of all mounts at one moment.
-type frame struct {
-	time   time.Time
-	mounts []*Mount
+// A Frame holds the figures of several mounts at one moment.
+type Frame struct {
+	Time   time.Time
+	Mounts []*Mount
 }
 
 // Rates holds the rates of a sequence since an earlier poll. Fractions are from 0 to 1. A Rates
@@ -30,18 +30,18 @@ type StoreRates struct {
 	Errors   float64 `json:"errors_per_second"`
 }
 
-// computeRates sets the rates of the stores and sequences that an earlier frame has, too.
-func (f *frame) computeRates(earlier *frame) {
-	seconds := f.time.Sub(earlier.time).Seconds()
-	old, oldStores := map[string]*SequenceStats{}, map[string]*StoreStats{}
-	for _, m := range earlier.mounts {
-		oldStores[m.Mountpoint] = m.Store
+// ComputeRates sets the rates of the stores and sequences that an earlier frame has, too.
+func (f *Frame) ComputeRates(earlier *Frame) {
+	seconds := f.Time.Sub(earlier.Time).Seconds()
+	old, oldStores := map[string]*Sequence{}, map[string]*Store{}
+	for _, m := range earlier.Mounts {
+		oldStores[m.Mountpoint] = &m.Store
 		for _, s := range m.Sequences {
 			old[m.Mountpoint+"\x00"+s.Name] = s
 		}
 	}
-	for _, m := range f.mounts {
-		if s, old := m.Store, oldStores[m.Mountpoint]; s != nil && old != nil && old.Requests <= s.Requests {
+	for _, m := range f.Mounts {
+		if s, old := &m.Store, oldStores[m.Mountpoint]; old != nil && old.Requests <= s.Requests {
 			s.Rates = &StoreRates{float64(s.Fetched-old.Fetched) / seconds, float64(s.Requests-old.Requests) / seconds, float64(s.Errors-old.Errors) / seconds}
 		}
 		for _, s := range m.Sequences {
@@ -52,43 +52,23 @@ func (f *frame) computeRates(earlier *frame) {
 	}
 }
 
-// An interval is what the readers of a mount did between two polls.
-type interval struct {
-	batches float64 // per second
-	// waited is the largest fraction of the time that a reader of next waited; nil without readers.
-	waited *float64
-}
-
-func (m *Mount) interval() (s interval) {
-	for _, q := range m.Sequences {
-		if q.Rates == nil {
-			continue
-		}
-		s.batches += q.Rates.Batches
-		if w := q.Rates.WaitedFraction; w != nil && (s.waited == nil || *w > *s.waited) {
-			s.waited = w
-		}
-	}
-	return s
-}
-
 // ratesSince returns the rates since old, which is seconds older than s. It also sets the
 // WaitedFraction of the readers.
-func (s *SequenceStats) ratesSince(old *SequenceStats, seconds float64) *Rates {
+func (s *Sequence) ratesSince(old *Sequence, seconds float64) *Rates {
 	r := &Rates{Batches: float64(s.Batches-old.Batches) / seconds, Bytes: float64(s.Bytes-old.Bytes) / seconds}
 	if reads := s.Reads - old.Reads; reads > 0 {
-		r.ReadyFraction = fraction(float64(s.Ready-old.Ready), float64(reads))
+		r.ReadyFraction = Fraction(float64(s.Ready-old.Ready), float64(reads))
 	}
-	waits := s.waits
+	waits := s.Waits
 	for i := range waits {
-		waits[i] -= old.waits[i]
+		waits[i] -= old.Waits[i]
 	}
 	r.WaitMedian, r.WaitP99 = quantile(waits[:], 0.5), quantile(waits[:], 0.99)
 	for _, reader := range s.Readers {
 		for _, oldReader := range old.Readers {
 			if oldReader.PID == reader.PID {
 				waited, gap := max(reader.Waited-oldReader.Waited, 0), max(reader.Gap-oldReader.Gap, 0)
-				reader.WaitedFraction = fraction(waited, waited+gap)
+				reader.WaitedFraction = Fraction(waited, waited+gap)
 			}
 		}
 		if w := reader.WaitedFraction; w != nil && (r.WaitedFraction == nil || *w > *r.WaitedFraction) {
@@ -98,8 +78,8 @@ func (s *SequenceStats) ratesSince(old *SequenceStats, seconds float64) *Rates {
 	return r
 }
 
-// fraction returns part/whole, or nil if whole is 0.
-func fraction(part, whole float64) *float64 {
+// Fraction returns part/whole, or nil if whole is 0.
+func Fraction(part, whole float64) *float64 {
 	if whole <= 0 {
 		return nil
 	}
