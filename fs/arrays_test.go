@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 	"batchfs/fs/header"
 )
 
@@ -51,7 +52,7 @@ func contentOf(s *fakeBatchList, name string) (content []byte, headerLen int) {
 		shape = append([]int{int(steps)}, shape...)
 		fallthrough
 	case strings.HasSuffix(name, ".npy"):
-		content = header.NPY(arr.DType, shape...)
+		content = format.NpyHeader(header.Bytes, arr.DType, shape...)
 	case strings.HasSuffix(name, ".safetensors"):
 		content = header.Safetensors(s.Batch, s.Metadata, k)
 		size = s.Batch.Bytes()

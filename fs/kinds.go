@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"text/template"
 
+	"batchfs/cache/array"
 	"batchfs/fs/header"
 )
 
@@ -199,7 +200,7 @@ func (i inode) outdated(s BatchList) bool {
 var readmeSource string
 
 var readmeTemplate = template.Must(template.New("README").
-	Funcs(template.FuncMap{"dims": header.Dims}).Parse(readmeSource))
+	Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
 
 func renderReadme(mountpoint string, splits []BatchList) []byte {
 	var b bytes.Buffer

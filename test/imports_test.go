@@ -37,7 +37,7 @@ func TestImports(t *testing.T) {
 		"cache":           {"cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile"},
 		"sampler":         {"cache/array", "internal/minheap"},
 
-		"fs/header":    {"cache/array"},
+		"fs/header":    {"cache/array", "cache/format"},
 		"fs/state":     {"cache/counts", "internal/clock", "internal/failpoint"},
 		"fs/mount":     {"fs/state", "internal/fdpass", "internal/printable", "internal/process"},
 		"fs/figures":   {"cache/counts", "fs/mount", "fs/state", "internal/process"},

@@ -139,6 +139,11 @@ func (d DType) NumPy() string { return d.info().numPy }
 // Safetensors returns the name for a safetensors header, such as "U16" for uint16.
 func (d DType) Safetensors() string { return d.info().safetensors }
 
+// ShapeText returns a shape in NumPy's notation, without the parentheses: "2, 12, 1024".
+func ShapeText(shape []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
+}
+
 // A Descriptor describes one array of a batch.
 type Descriptor struct {
 	Name   string

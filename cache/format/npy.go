@@ -13,10 +13,23 @@ import (
 
 const npyMagic = "\x93NUMPY"
 
-// NpyHeader returns the header of a one-dimensional array of unsigned integers of width bytes.
-func NpyHeader(elements int64, width int) []byte {
-	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, elements)
-	return fmt.Appendf(nil, npyMagic+"\x01\x00\x76\x00%-117s\n", dict)
+// NpyHeader returns the header of a .npy file, version 1.0, for an array in C order of
+// little-endian numbers. The shape has at least one axis. The header is padded to the given size in
+// bytes, which should be a multiple of 64.
+func NpyHeader(size int, dtype array.DType, shape ...int) []byte {
+	tuple := array.ShapeText(shape)
+	if len(shape) == 1 {
+		tuple += ","
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
+	prefix := npyMagic + "\x01\x00"
+	length := size - len(prefix) - 2
+	return fmt.Appendf(binary.LittleEndian.AppendUint16([]byte(prefix), uint16(length)), "%-*s\n", length-1, dict)
+}
+
+// NpyTokensHeader returns the header of a .npy file of unsigned tokens of width bytes.
+func NpyTokensHeader(tokens int64, width int) []byte {
+	return NpyHeader(128, array.DType(fmt.Sprintf("uint%d", 8*width)), int(tokens))
 }
 
 // An npyHeader is the dictionary in a header, such as {'descr': '<f4', 'fortran_order': False,

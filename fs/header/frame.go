@@ -1,6 +1,9 @@
 package header
 
-import "batchfs/cache/array"
+import (
+	"batchfs/cache/array"
+	"batchfs/cache/format"
+)
 
 // A Format is the file format of a file of batches.
 type Format uint8
@@ -59,5 +62,5 @@ func (f Frame) Header(k uint64, metadata map[string]string) []byte {
 	if f.Batches > 0 {
 		shape = append([]int{int(f.Batches)}, shape...)
 	}
-	return NPY(a.DType, shape...)
+	return format.NpyHeader(Bytes, a.DType, shape...)
 }

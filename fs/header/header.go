@@ -1,5 +1,4 @@
-// Package header describes the layout of files of batches as a [Frame], and encodes the headers of
-// .npy and .safetensors files.
+// Package header describes the layout of files of batches as a [Frame], and encodes their headers.
 package header
 
 import (
@@ -15,26 +14,6 @@ import (
 // Bytes is the length of every header: a page, so that a mapped array is aligned, and so that C's
 // fseek to the array does not read the header again, which would take the next batch of next.npy.
 const Bytes = 4096
-
-// NPY returns the header of a .npy file, version 1.0, for an array in C order of little-endian
-// numbers. The shape has at least one axis.
-//
-// Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-func NPY(dtype array.DType, shape ...int) []byte {
-	tuple := Dims(shape)
-	if len(shape) == 1 {
-		tuple += ","
-	}
-	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	const prefix = 10 // magic, version and length
-	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
-	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
-}
-
-// Dims returns a shape in NumPy's notation, without the parentheses: "2, 12, 1024".
-func Dims(shape []int) string {
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
-}
 
 // Safetensors returns the header of a .safetensors file of batch k: the length of the rest as a
 // little-endian uint64, then JSON with the tensors, the metadata and k, padded with spaces.

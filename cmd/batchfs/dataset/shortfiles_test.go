@@ -26,7 +26,7 @@ var shardFormats = map[string]shardFormat{
 		return map[string]string{".bin": string(format.LLMCHeader(int64(len(tokens)), 2)) + rawTokens(tokens)}
 	}},
 	"npy": {".npy", func(tokens []uint16) map[string]string {
-		return map[string]string{".npy": string(format.NpyHeader(int64(len(tokens)), 2)) + rawTokens(tokens)}
+		return map[string]string{".npy": string(format.NpyTokensHeader(int64(len(tokens)), 2)) + rawTokens(tokens)}
 	}},
 	"safetensors": {".safetensors", func(tokens []uint16) map[string]string {
 		header := fmt.Sprintf(`{"ids":{"dtype":"U16","shape":[%d],"data_offsets":[0,%d]}}`, len(tokens), 2*len(tokens))

@@ -34,7 +34,7 @@ type shardInfo struct {
 var outputFormats = map[string]outputFormat{
 	"headerless": {extension: ".bin", endsFile: indexName},
 	"llm.c":      {extension: ".bin", endsFile: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
-	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyHeader},
+	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyTokensHeader},
 	"megatron":   {extension: ".bin", endsFile: megatronEndsName, finish: writeMegatronIndex},
 	"datatrove":  {extension: ".ds", endsFile: indexName, finish: writeDatatroveMetadata},
 }
