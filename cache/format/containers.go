@@ -11,65 +11,6 @@ import (
 	"strings"
 )
 
-const (
-	zstdMagic = "\x28\xb5\x2f\xfd"
-	lz4Magic  = "\x04\x22\x4d\x18"
-)
-
-// magics lists the first bytes of files that do not hold headerless tokens. Each description
-// completes the sentence "FILE is ...", and may suggest a fix.
-var magics = []struct{ prefix, description string }{
-	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
-	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
-	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
-	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
-	{"\x1f\x9d\x90", "compressed with compress; decompress it: uncompress FILE"},
-	{zstdMagic, "compressed with zstd; decompress it: unzstd FILE"},
-	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
-	{lz4Magic, "compressed with lz4; decompress it: unlz4 FILE"},
-	{"\x02\x21\x4c\x18", "compressed with lz4; decompress it: unlz4 FILE"},
-	{"LZIP\x01", "compressed with lzip; decompress it: lzip -d FILE"},
-	{"\x89LZO\x00\r\n\x1a\n", "compressed with lzop; decompress it: lzop -d FILE"},
-	{"\xff\x06\x00\x00sNaPpY", "compressed with Snappy; decompress it"},
-	{"PK\x03\x04", zipDescription},
-	{"PK\x05\x06", zipDescription},
-	{"PK\x07\x08", zipDescription},
-	{"7z\xbc\xaf\x27\x1c", "a 7z archive, not tokens; extract the files"},
-	{"Rar!\x1a\x07", "a RAR archive, not tokens; extract the files"},
-	{"PAR1", parquetDescription},
-	{"PARE", parquetDescription},
-	{"ARROW1\x00\x00", arrowDescription},
-	{"FEA1\x00\x00\x00\x00", arrowDescription},
-	{"ORC", "an ORC file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
-	{"Obj\x01", "an Avro file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
-	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write one of its data sets on its own, as NumPy's tofile does"},
-	{"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save, not headerless tokens; write the array in it on its own, as NumPy's tofile does"},
-	{"MATLAB 5.0 MAT-file", matlabDescription},
-	{"MATLAB 7.3 MAT-file", matlabDescription},
-	{"CDF\x01", netCDFDescription},
-	{"CDF\x02", netCDFDescription},
-	{"CDF\x05", netCDFDescription},
-	{"SQLite format 3\x00", "an SQLite database, not tokens"},
-	{"GGUF", "a GGUF file of model weights, not tokens"},
-	{"\x7fELF", "a program (ELF), not tokens"},
-	{"%PDF-", "a PDF document, not tokens"},
-	{"\x89PNG\r\n\x1a\n", "an image (PNG), not tokens"},
-	{"\xff\xd8\xff\xe0\x00\x10JFIF", "an image (JPEG), not tokens"},
-	{"\x00\x00\x00\x01Bud1", "what macOS keeps about a folder (.DS_Store), not tokens"},
-	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
-	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
-	{"<html", "an HTML page, not tokens; did a download go wrong?"},
-}
-
-const (
-	zipDescription     = "a zip archive, as .npz and .pt files are, not tokens; write only the elements of one of its arrays, as NumPy's tofile does"
-	parquetDescription = "a Parquet file, not tokens; batchfs prepare tokenizes the column of text that --field names; " +
-		"write a column of tokens on its own, as NumPy's tofile does"
-	matlabDescription = "a MATLAB file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
-	netCDFDescription = "a NetCDF file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
-	arrowDescription  = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
-)
-
 // describeBeginning recognizes kinds of files by their first bytes, and returns a description like
 // those in magics. It returns "" if the file may hold tokens.
 func (in *Input) describeBeginning() (string, error) {
@@ -186,7 +127,7 @@ func (in *Input) isSkippable(first []byte) (bool, error) {
 		return next == in.Size, nil
 	}
 	magic, err := in.read(next, 4)
-	return string(magic) == zstdMagic || string(magic) == lz4Magic || isSkippableMagic(magic), err
+	return string(magic) == ZstdMagic || string(magic) == lz4Magic || isSkippableMagic(magic), err
 }
 
 func isSkippableMagic(b []byte) bool {
@@ -203,9 +144,9 @@ func describeEnd(last []byte, size int64) string {
 		return ok && len(rest) >= 4 && int64(binary.LittleEndian.Uint32(rest[len(rest)-4:]))+4+2*int64(len(magic)) <= size
 	}
 	switch {
-	case footer("PAR1"), footer("PARE"):
+	case footer(ParquetMagic), footer("PARE"):
 		return parquetDescription
-	case footer("ARROW1"):
+	case footer(arrowMagic):
 		return arrowDescription
 	case n >= 22 && string(last[n-22:n-18]) == "PK\x05\x06" && string(last[n-2:]) == "\x00\x00":
 		return zipDescription

@@ -17,10 +17,7 @@ import (
 //	first byte of each sequence in PREFIX.bin (int64)
 //	number of the first sequence of each document, then the number of sequences (int64)
 //	mode of each sequence (int8), only if there are pictures among the text
-const (
-	megatronMagic  = "MMIDIDX\x00\x00"
-	megatronHeader = 34
-)
+const megatronHeader = 34
 
 type megatronIndexHeader struct {
 	Magic                [9]byte

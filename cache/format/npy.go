@@ -11,8 +11,6 @@ import (
 	"batchfs/cache/array"
 )
 
-const npyMagic = "\x93NUMPY"
-
 // NpyHeader returns the header of a .npy file, version 1.0, for an array in C order of
 // little-endian numbers. The shape has at least one axis. The header is padded to the given size in
 // bytes, which should be a multiple of 64.
@@ -22,7 +20,7 @@ func NpyHeader(size int, dtype array.DType, shape ...int) []byte {
 		tuple += ","
 	}
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
-	prefix := npyMagic + "\x01\x00"
+	prefix := NpyMagic + "\x01\x00"
 	length := size - len(prefix) - 2
 	return fmt.Appendf(binary.LittleEndian.AppendUint16([]byte(prefix), uint16(length)), "%-*s\n", length-1, dict)
 }
@@ -43,7 +41,7 @@ type npyHeader struct {
 // parseNpy reads versions 1 to 3 of the format:
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 func parseNpy(in *Input) (f Format, matches bool, err error) {
-	if matches, err := in.hasPrefix(npyMagic); !matches {
+	if matches, err := in.hasPrefix(NpyMagic); !matches {
 		return f, false, err
 	}
 	fixed, err := in.read(0, 12)

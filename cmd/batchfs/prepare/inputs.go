@@ -14,6 +14,8 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	tokenfile "batchfs/cache/format"
 )
 
 // An inputFormat says how an input, once decompressed, is divided into documents.
@@ -174,7 +176,7 @@ func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	switch magic, err := buffered.Peek(4); {
 	case err != nil && err != io.EOF:
 		return err
-	case string(magic) == "\x28\xb5\x2f\xfd":
+	case string(magic) == tokenfile.ZstdMagic:
 		// The limit on the window bounds memory; zstd itself requires --long for larger ones. One
 		// thread keeps up with the encoders.
 		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderConcurrency(1))
@@ -182,7 +184,7 @@ func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 			return err
 		}
 		s.Reader, s.compressed, s.closeDecompressor = d, true, d.Close
-	case strings.HasPrefix(string(magic), "\x1f\x8b"):
+	case strings.HasPrefix(string(magic), tokenfile.GzipMagic):
 		s.compressed = true
 		if s.Reader, err = gzip.NewReader(in); err != nil {
 			return err

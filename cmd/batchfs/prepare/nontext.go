@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	tokenfile "batchfs/cache/format"
 )
 
 // A nonText is a kind of file that prepare refuses to read as text.
@@ -37,13 +39,13 @@ var (
 var nonTexts = []*nonText{
 	{"a CSV table", ".csv", "", fmt.Sprintf(fromCSV, ""), false},
 	{"a TSV table", ".tsv", "", fmt.Sprintf(fromCSV, `, dialect="excel-tab"`), false},
-	{"a NumPy array", ".npy", "\x93NUMPY", "if it holds token ids, mount it without prepare", true},
+	{"a NumPy array", ".npy", tokenfile.NpyMagic, "if it holds token ids, mount it without prepare", true},
 	{"an archive of NumPy arrays", ".npz", "", "if an array holds token ids, save it with numpy.save and mount that file", true},
-	{"a Parquet file", "", "PAR1\x15", "use --as parquet, or call it FILE.parquet", true},
-	{"a PDF file", ".pdf", "%PDF-", "extract its text: pdftotext FILE", true},
+	{"a Parquet file", "", tokenfile.ParquetMagic + "\x15", "use --as parquet, or call it FILE.parquet", true},
+	{"a PDF file", ".pdf", tokenfile.PDFMagic, "extract its text: pdftotext FILE", true},
 	{"a document", ".docx .odt .epub", "", "extract its text: pandoc -t plain FILE -o FILE.txt", true},
 	{"an office file", ".doc .xls .xlsx .ppt .pptx .ods .odp", "", "save it as text", true},
-	{"an archive", ".zip .tar .tgz .7z .rar", "PK\x03\x04", "unpack it, and name the files in it", true},
+	{"an archive", ".zip .tar .tgz .7z .rar", tokenfile.ZipMagic, "unpack it, and name the files in it", true},
 	{"a compressed file", ".bz2 .xz .lz4 .br", "", "decompress it; prepare reads only gzip and zstd", true},
 	{"an image", ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico", "", onlyText, true},
 	{"audio or video", ".mp3 .wav .flac .ogg .mp4 .mkv .webm", "", onlyText, true},
