@@ -33,34 +33,12 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		}
 		return checkMountpoint(c, logFile) // another mount may be underneath
 	}
-	if mounted != nil { // do not touch it, because it may be stuck
-		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
-	}
-	info, err := os.Stat(abs)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return "", fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %s", path, path)
-	case err != nil:
-		return "", fmt.Errorf("mountpoint: %w", err)
-	case !info.IsDir():
-		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
-	}
 	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
 		if used.file != "" && isInside(abs, used.file) {
 			return "", fmt.Errorf("%s: %s is inside the mountpoint %s, and the mount would hide it; choose another path", used.key, used.file, path)
 		}
 	}
-	entries, err := os.ReadDir(abs)
-	if err != nil {
-		return "", fmt.Errorf("mountpoint: %w", err)
-	}
-	if len(entries) > 0 {
-		if mounted, err := mount.Find(abs); mounted != nil || err != nil {
-			return checkMountpoint(c, logFile) // another process mounted here in the meantime
-		}
-		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", path, entries[0].Name())
-	}
-	return abs, nil
+	return abs, mount.CheckMountpoint(abs)
 }
 
 // isInside reports whether a file, which need not exist, is dir or below it.

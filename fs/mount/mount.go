@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,7 +48,7 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, err := lockDir(mountpoint)
+	dir, err := lockMountpoint(mountpoint)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -69,12 +70,48 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// lockDir opens an empty directory and locks it against other processes that mount there. If a
-// batchfs is mounted there, lockDir fails without touching it.
-func lockDir(mountpoint string) (*os.File, error) {
-	pathFd, err := openPath(mountpoint)
+// CheckMountpoint returns an error unless there is an empty directory at an absolute path, with no
+// batchfs mounted on it. Symbolic links in the path are not followed.
+func CheckMountpoint(mountpoint string) error {
+	dir, err := openMountpoint(mountpoint)
 	if err != nil {
-		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
+		return err
+	}
+	defer dir.Close()
+	return checkEmpty(dir)
+}
+
+// lockMountpoint is like CheckMountpoint, but returns the directory. It locks the directory against
+// other processes that mount there.
+func lockMountpoint(mountpoint string) (*os.File, error) {
+	dir, err := openMountpoint(mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
+			mountpoint, err)
+	} else {
+		// Another process may have mounted before this one had the lock.
+		err = cmp.Or(checkNotMounted(mountpoint), checkEmpty(dir))
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// openMountpoint opens a directory. If a batchfs is mounted there, it fails without touching it.
+func openMountpoint(mountpoint string) (*os.File, error) {
+	pathFd, err := openPath(mountpoint)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %[1]s", mountpoint)
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, fmt.Errorf("mountpoint %s is a file; it must be an empty directory", mountpoint)
+	case err != nil:
+		return nil, fmt.Errorf("mountpoint %s: %w", mountpoint, err)
 	}
 	defer unix.Close(pathFd)
 	// Checking after openPath ensures that pathFd is not a batchfs, where Openat could hang.
@@ -83,22 +120,20 @@ func lockDir(mountpoint string) (*os.File, error) {
 	}
 	fd, err := unix.Openat(pathFd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
+		return nil, fmt.Errorf("mountpoint %s: %w", mountpoint, err)
 	}
-	dir := os.NewFile(uintptr(fd), mountpoint)
-	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
-			mountpoint, err)
-	} else if err = checkNotMounted(mountpoint); err == nil {
-		if names, _ := dir.Readdirnames(1); len(names) > 0 {
-			err = fmt.Errorf("cannot mount %s: it is not empty (it holds %s)", mountpoint, names[0])
-		}
+	return os.NewFile(uintptr(fd), mountpoint), nil
+}
+
+func checkEmpty(dir *os.File) error {
+	names, err := dir.Readdirnames(1)
+	switch {
+	case len(names) > 0:
+		return fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", dir.Name(), names[0])
+	case err != io.EOF:
+		return fmt.Errorf("mountpoint %s: %w", dir.Name(), err)
 	}
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return dir, nil
+	return nil
 }
 
 func checkNotMounted(mountpoint string) error {
