@@ -59,79 +59,8 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.width*3/8)
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
-		var err error
-		switch piece.in.format {
-		case textFormat:
-			err = w.encodeText(ch, piece)
-		case jsonlFormat:
-			err = w.encodeLines(ch, piece)
-		case parquetFormat:
-			err = w.encodeRow(ch, piece)
-		}
-		if err != nil {
+		if err := inputFormats[piece.in.format].encode(w, ch, piece); err != nil {
 			return fmt.Errorf("%s: %w", piece.in.path, err)
-		}
-	}
-	return nil
-}
-
-func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
-	valid, bad := w.toValidUTF8(piece.text)
-	switch {
-	case w.skipInvalid && (bad >= 0 || piece.invalidText):
-		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
-		return nil
-	case bad >= 0:
-		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
-	}
-	out := &ch.encoded[0]
-	if piece.start.Val {
-		out = &ch.encoded[1]
-	}
-	if piece.startsDocument {
-		w.beginDocument(out)
-	}
-	if err := w.appendText(out, valid, 0); err != nil { // with --mask, there is no text
-		return err
-	}
-	if piece.endsDocument {
-		w.endDocument(out, 0)
-	}
-	return nil
-}
-
-func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
-	valid, bad := w.toValidUTF8(piece.text)
-	switch {
-	case w.skipInvalid && bad >= 0:
-		addLeftOut(&ch.notes.NotUTF8, 1, location("row", piece.start.Offset+1, piece.in))
-		return nil
-	case bad >= 0:
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
-	}
-	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.fields[0].mask}}, "row", piece.start.Offset+1)
-}
-
-func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
-	number := piece.start.Line
-	for line := range bytes.Lines(piece.text) {
-		number++
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		if !w.replaceInvalid && !utf8.Valid(line) {
-			if w.skipInvalid {
-				addLeftOut(&ch.notes.NotUTF8, 1, location("line", number, piece.in))
-				continue
-			}
-			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
-		}
-		texts, err := w.appendTexts(nil, line, w.fields, 0)
-		if err == nil {
-			err = w.encodeDocument(ch, piece.in, texts, "line", number)
-		}
-		if err != nil {
-			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
 	return nil

@@ -73,12 +73,12 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 		i++
 	}
 	in := inputs[i]
-	if at == 0 || in.format == parquetFormat {
+	if at == 0 || inputFormats[in.format].byRow {
 		return position{Input: i}, nil
 	}
 	s, err := in.open(nil, 0, func(int) {})
 	if err != nil {
-		return position{}, err
+		return position{}, fmt.Errorf("%s: %w", in.path, err)
 	}
 	defer s.Close()
 	if s.compressed {

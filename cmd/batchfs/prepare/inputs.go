@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
@@ -62,33 +61,6 @@ func totalSize(inputs []*input) (all int64) {
 		all += in.size()
 	}
 	return all
-}
-
-// hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
-func (in *input) hasInvalidUTF8() (bool, error) {
-	s, err := in.open(nil, 0, func(int) {})
-	if err != nil {
-		return false, err
-	}
-	defer s.Close()
-	buf, rest := make([]byte, 1<<16), 0 // rest is the length of an incomplete character
-	for {
-		n, err := s.Read(buf[rest:])
-		text := buf[:rest+n]
-		end := runeEnd(text)
-		if err == io.EOF {
-			end = len(text)
-		}
-		switch {
-		case err != nil && err != io.EOF:
-			return false, err
-		case !utf8.Valid(text[:end]):
-			return true, nil
-		case err == io.EOF:
-			return false, nil
-		}
-		rest = copy(buf, text[end:])
-	}
 }
 
 // chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.
@@ -162,7 +134,7 @@ func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, 
 	}
 	if err != nil {
 		s.Close()
-		return nil, fmt.Errorf("%s: %w", in.path, err)
+		return nil, err
 	}
 	return s, nil
 }

@@ -268,8 +268,8 @@ func TestPrepareChangedText(t *testing.T) {
 		testfiles.Write(t, map[string]string{"a": now})
 		later := time.Now().Add(time.Second)
 		testfiles.NoError(t, os.Chtimes("a", later, later))
-		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while prepare read it") {
-			t.Errorf("error %v, want one that says that a changed", err)
+		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "changed while prepare read it") {
+			t.Errorf("error %v, want one that says that it changed", err)
 		}
 	}
 }

@@ -2,16 +2,11 @@ package prepare
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strings"
 	"sync"
-	"unicode"
-	"unicode/utf8"
-
-	parquetgo "github.com/parquet-go/parquet-go"
 )
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
@@ -43,9 +38,9 @@ type textPiece struct {
 	text  []byte
 	in    *input
 	start position
-	// startsDocument and endsDocument say which ends of its document a piece includes.
+	// startsDocument and endsDocument say which ends of its document a piece of a text includes.
 	startsDocument, endsDocument bool
-	invalidText                  bool // whether the text is left out, because it is not UTF-8
+	leftOut                      bool // whether the whole input is left out, because it is not UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
@@ -75,6 +70,18 @@ func (c *chunk) recycle() {
 	chunks.Put(c)
 }
 
+// inputFormats says how the inputs of each format become documents: read cuts an input into pieces,
+// and encode encodes the documents of a piece.
+var inputFormats = map[inputFormat]struct {
+	read   func(r *reader, s *stream, from position) error
+	encode func(w *encodeWorker, ch *chunk, piece *textPiece) error
+	byRow  bool // whether positions count rows instead of bytes
+}{
+	textFormat:    {read: (*reader).readText, encode: (*encodeWorker).encodeText},
+	jsonlFormat:   {read: (*reader).readLines, encode: (*encodeWorker).encodeLines},
+	parquetFormat: {read: (*reader).readRows, encode: (*encodeWorker).encodeRow, byRow: true},
+}
+
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
 	inputs     []*input
@@ -91,8 +98,10 @@ type reader struct {
 	emit     func(*chunk) error // never called again after an error
 
 	current *chunk
-	buf     []byte
 	emitErr error
+
+	buf   []byte // text of the current input, which has been read but not added
+	ended bool   // whether the current input has no text after buf
 }
 
 // newReader returns a reader. The caller must set emit, stdin if standard input is an input, and
@@ -109,18 +118,7 @@ func (r *reader) read(from position) error {
 		in := r.inputs[from.Input]
 		r.bytesRead = before
 		before += in.size()
-		read, offset := r.readText, from.Offset
-		if in.format == parquetFormat {
-			read, offset = r.readRows, 0
-		}
-		s, err := in.open(r.stdin, offset, r.countBytes)
-		if err != nil {
-			return err
-		}
-		if err = read(s, from); err == nil {
-			err = s.checkUnchanged()
-		}
-		s.Close()
+		err := r.readInput(in, from)
 		switch {
 		case r.emitErr != nil: // not caused by the input
 			return r.emitErr
@@ -131,6 +129,19 @@ func (r *reader) read(from position) error {
 	from.Read = before
 	r.current.end = from
 	return r.emit(r.current)
+}
+
+func (r *reader) readInput(in *input, from position) error {
+	format, offset := inputFormats[in.format], from.Offset
+	if format.byRow {
+		offset = 0
+	}
+	s, err := in.open(r.stdin, offset, r.countBytes)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return cmp.Or(format.read(r, s, from), s.checkUnchanged())
 }
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
@@ -153,253 +164,60 @@ func (r *reader) add(piece textPiece, end position) error {
 	return r.emitErr
 }
 
-// fill reads until buf holds n bytes or the input ends. It drops a byte order mark.
-func (r *reader) fill(s io.Reader, pos *position, n int) (end bool, err error) {
-	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
-	for len(r.buf) < n && err == nil {
-		var read int
-		read, err = s.Read(r.buf[len(r.buf):n])
-		r.buf = r.buf[:len(r.buf)+read]
+// begin starts to read text at a position, and skips a byte order mark. It reports whether the
+// input is left out, and returns an error if the input does not begin like text.
+func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
+	r.buf, r.ended = r.buf[:0], false
+	if err := r.fill(s, chunkSize); err != nil || pos.Offset > 0 {
+		return false, err
 	}
-	if pos.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
-		r.dropPrefix(len(byteOrderMark))
+	if bytes.HasPrefix(r.buf, byteOrderMark) {
+		r.drop(len(byteOrderMark))
 		pos.Offset = int64(len(byteOrderMark))
 	}
-	if err == io.EOF {
-		return true, nil
-	}
-	return false, err
-}
-
-func (r *reader) dropPrefix(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
-
-// readText reads a text or JSON Lines.
-func (r *reader) readText(s *stream, pos position) error {
-	r.buf = r.buf[:0]
-	lines := s.in.format == jsonlFormat
-	begins := pos.Offset == 0
-	for want := chunkSize; ; begins = false {
-		end, err := r.fill(s, &pos, want)
-		if err != nil {
-			return err
-		}
-		if begins {
-			switch kind := nonTextContent(s.in, r.buf); {
-			case kind == nil:
-			case kind.binary && r.skipInvalid:
-				return r.add(textPiece{in: s.in, start: pos, invalidText: true}, position{Input: pos.Input + 1})
-			default:
-				return kind.refused()
-			}
-		}
-		if !lines && !pos.Within {
-			pos.Val = s.in.val || r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
-		}
-		n := len(r.buf)
-		switch {
-		case end:
-		case lines:
-			n = bytes.LastIndexByte(r.buf, '\n') + 1
-		default:
-			n = r.cut(r.buf)
-		}
-		piece := textPiece{in: s.in, start: pos, startsDocument: !pos.Within, endsDocument: end}
-		if r.skipInvalid && !lines && piece.startsDocument && !end {
-			if piece.invalidText, err = s.in.hasInvalidUTF8(); err != nil {
-				return err
-			} else if piece.invalidText {
-				return r.add(piece, position{Input: pos.Input + 1})
-			}
-		}
-		if pos.Offset < r.valStart && r.valStart <= pos.Offset+int64(n) { // train ends here
-			n = int(r.valStart - pos.Offset)
-			piece.endsDocument = true
-		}
-		switch {
-		case n == 0 && piece.startsDocument && end: // an empty text
-			if !lines {
-				addLeftOut(&r.current.notes.Empty, 1, s.in.path)
-			}
-			return nil
-		case n == 0 && !piece.endsDocument && want < maxLine:
-			want *= 2
-			continue
-		case n == 0 && !piece.endsDocument:
-			return tooLong(pos, lines)
-		}
-		piece.text = r.buf[:n]
-		pos.Offset += int64(n)
-		if lines {
-			pos.Line += int64(bytes.Count(piece.text, []byte("\n")))
-		} else {
-			pos.Within = !piece.endsDocument
-		}
-		next := pos
-		last := end && n == len(r.buf)
-		if last {
-			next = position{Input: pos.Input + 1}
-		}
-		if err := r.add(piece, next); err != nil || last {
-			return err
-		}
-		r.dropPrefix(n)
-		want = chunkSize
+	switch kind := nonTextContent(s.in, r.buf); {
+	case kind == nil:
+		return false, nil
+	case kind.binary && r.skipInvalid:
+		return true, r.leaveOut(s.in, *pos)
+	default:
+		return false, kind.refused()
 	}
 }
 
-func tooLong(pos position, lines bool) error {
-	if lines {
-		return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it", pos.Line+1, maxLine)
-	}
-	return fmt.Errorf("no word ends in the %d bytes from byte %d on, which is the limit: break the text into lines", maxLine, pos.Offset)
+func (r *reader) leaveOut(in *input, pos position) error {
+	return r.add(textPiece{in: in, start: pos, leftOut: true}, position{Input: pos.Input + 1})
 }
 
-// readRows reads a column of a parquet file, one document for each row.
-func (r *reader) readRows(s *stream, pos position) (err error) {
-	defer func() {
-		if p := recover(); p != nil { // parquet-go panics if a file is broken
-			err = fmt.Errorf("is not a valid parquet file: %v", p)
+// fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
+// the text before that place. If the buffer is full and has no such place, it returns 0.
+func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
+	for size := chunkSize; ; size *= 2 {
+		if err := r.fill(s, size); err != nil {
+			return 0, err
 		}
-	}()
-	file, size := s.file, s.in.size()
-	if file == nil || s.in.readableOnce() || s.compressed {
-		if file, size, err = r.spool(s); err != nil {
-			return err
+		if r.ended {
+			return len(r.buf), nil
 		}
-		defer file.Close()
+		if n := cut(r.buf); n > 0 || size >= maxLine {
+			return n, nil
+		}
 	}
-	f, err := parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
-	if err != nil {
-		return err
-	}
-	name := strings.Join(r.column, ".")
-	column, err := r.textColumn(f, name)
-	if err != nil {
-		return err
-	}
-	rowBytes := float64(s.in.size()) / float64(f.NumRows())
-	if s.compressed {
-		rowBytes = 0 // spool has counted all bytes
-	}
-	r.countBytes(int(rowBytes * float64(pos.Offset)))
-	row := int64(0)
-	for i, group := range f.RowGroups() {
-		if row+group.NumRows() <= pos.Offset {
-			row += group.NumRows()
-			continue
-		}
-		values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
-		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(values)
-		if err := pages.SeekToRow(pos.Offset - row); err != nil {
-			pages.Close()
-			return err
-		}
-		row += group.NumRows()
-		err := r.readPages(s.in, pages, &pos, rowBytes)
-		pages.Close()
-		if values.err != nil {
-			return fmt.Errorf("column %s %w", name, values.err)
-		}
-		if err != nil {
+}
+
+// fill reads until the buffer holds n bytes or the input ends.
+func (r *reader) fill(s *stream, n int) error {
+	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
+	for len(r.buf) < n && !r.ended {
+		read, err := s.Read(r.buf[len(r.buf):n])
+		r.buf = r.buf[:len(r.buf)+read]
+		r.ended = err == io.EOF
+		if err != nil && !r.ended {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
-	column, ok := f.Schema().Lookup(r.column...)
-	switch {
-	case !ok:
-		var names []string
-		for _, path := range f.Schema().Columns() {
-			names = append(names, strings.Join(path, "."))
-		}
-		return 0, fmt.Errorf("has no column %s, only %s: choose one with --field", name, strings.Join(names, ", "))
-	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
-		return 0, fmt.Errorf("column %s does not have one text for each row: choose another one with --field", name)
-	}
-	return column.ColumnIndex, nil
-}
-
-// readPages adds the texts in pages of a column. rowBytes is the average size of a row on disk.
-func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowBytes float64) error {
-	var values [256]parquetgo.Value
-	for {
-		page, err := pages.ReadPage()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		from := page.Values()
-		for err != io.EOF {
-			var n int
-			if n, err = from.ReadValues(values[:]); err != nil && err != io.EOF {
-				return err
-			}
-			r.countBytes(int(rowBytes * float64(n)))
-			for _, value := range values[:n] {
-				piece := textPiece{text: value.ByteArray(), in: in, start: *pos, startsDocument: true, endsDocument: true}
-				pos.Offset++
-				if len(piece.text) > maxLine {
-					return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it", pos.Offset, maxLine)
-				}
-				if err := r.add(piece, *pos); err != nil {
-					return err
-				}
-			}
-		}
-		parquetgo.Release(page)
-	}
-}
-
-// spool decompresses a parquet file to an unnamed file, because rows are read at any offset.
-func (r *reader) spool(s *stream) (*os.File, int64, error) {
-	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
-	if err != nil {
-		return nil, 0, err
-	}
-	os.Remove(file.Name())
-	size, err := io.Copy(file, s)
-	if err != nil {
-		file.Close()
-		return nil, 0, err
-	}
-	return file, size, nil
-}
-
-// runeEnd returns the length of text without an incomplete character at its end.
-func runeEnd(text []byte) int {
-	last := max(0, len(text)-1)
-	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
-		last--
-	}
-	if utf8.FullRune(text[last:]) {
-		return len(text)
-	}
-	return last
-}
-
-// wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
-// space between two letters, or after a newline that precedes a letter and does not follow white
-// space. All tokenizers split a text there before they merge anything, unless joins reports that an
-// added token may contain the bytes on both sides.
-func wordEnd(text []byte, joins func(before, after byte) bool) int {
-	for i := len(text) - 1; i > 0; i-- {
-		if text[i] != ' ' && text[i] != '\n' {
-			continue
-		}
-		before, _ := utf8.DecodeLastRune(text[:i])
-		after, _ := utf8.DecodeRune(text[i+1:])
-		switch {
-		case !unicode.IsLetter(after):
-		case text[i] == ' ' && unicode.IsLetter(before) && !joins(text[i-1], ' '):
-			return i
-		case text[i] == '\n' && !unicode.IsSpace(before) && !joins('\n', text[i+1]):
-			return i + 1
-		}
-	}
-	return 0
-}
+// drop removes the first n bytes of the buffer.
+func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }

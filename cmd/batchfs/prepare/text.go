@@ -1,0 +1,153 @@
+package prepare
+
+import (
+	"fmt"
+	"io"
+	"unicode"
+	"unicode/utf8"
+)
+
+// readText reads a text: one document, or two if val begins inside it.
+func (r *reader) readText(s *stream, pos position) error {
+	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
+		return err
+	}
+	for {
+		n, err := r.fillToCut(s, r.cut)
+		if err != nil {
+			return err
+		}
+		if !pos.Within {
+			pos.Val = s.in.val || r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
+			if leftOut, err := r.leaveOutInvalid(s.in, pos); leftOut || err != nil {
+				return err
+			}
+		}
+		n, ends := r.documentEnd(pos, n)
+		switch {
+		case n == 0 && ends && !pos.Within:
+			addLeftOut(&r.current.notes.Empty, 1, s.in.path)
+			return nil
+		case n == 0 && !ends:
+			return fmt.Errorf("no word ends in the %d bytes from byte %d on, which is the limit: break the text into lines", maxLine, pos.Offset)
+		}
+		piece := textPiece{text: r.buf[:n], in: s.in, start: pos, startsDocument: !pos.Within, endsDocument: ends}
+		pos.Offset += int64(n)
+		pos.Within = !ends
+		next, last := pos, r.ended && n == len(r.buf)
+		if last {
+			next = position{Input: pos.Input + 1}
+		}
+		if err := r.add(piece, next); err != nil || last {
+			return err
+		}
+		r.drop(n)
+	}
+}
+
+// leaveOutInvalid leaves out an input, of which a document begins at a position, if it is not UTF-8
+// and the options say so.
+func (r *reader) leaveOutInvalid(in *input, pos position) (leftOut bool, err error) {
+	if !r.skipInvalid || r.ended { // the piece will have all of the document, so a worker can tell
+		return false, nil
+	}
+	if leftOut, err = in.hasInvalidUTF8(); leftOut {
+		err = r.leaveOut(in, pos)
+	}
+	return leftOut, err
+}
+
+// documentEnd returns how many of the first n bytes in the buffer belong to the current document,
+// and whether it ends after them.
+func (r *reader) documentEnd(pos position, n int) (int, bool) {
+	if train := r.valStart - pos.Offset; 0 < train && train <= int64(n) {
+		return int(train), true
+	}
+	return n, r.ended
+}
+
+// hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
+func (in *input) hasInvalidUTF8() (bool, error) {
+	s, err := in.open(nil, 0, func(int) {})
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	buf, rest := make([]byte, 1<<16), 0 // rest is the length of an incomplete character
+	for {
+		n, err := s.Read(buf[rest:])
+		text := buf[:rest+n]
+		end := runeEnd(text)
+		if err == io.EOF {
+			end = len(text)
+		}
+		switch {
+		case err != nil && err != io.EOF:
+			return false, err
+		case !utf8.Valid(text[:end]):
+			return true, nil
+		case err == io.EOF:
+			return false, nil
+		}
+		rest = copy(buf, text[end:])
+	}
+}
+
+func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
+	valid, bad := w.toValidUTF8(piece.text)
+	switch {
+	case w.skipInvalid && (bad >= 0 || piece.leftOut):
+		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+		return nil
+	case bad >= 0:
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
+	}
+	out := &ch.encoded[0]
+	if piece.start.Val {
+		out = &ch.encoded[1]
+	}
+	if piece.startsDocument {
+		w.beginDocument(out)
+	}
+	if err := w.appendText(out, valid, 0); err != nil { // with --mask, there is no text
+		return err
+	}
+	if piece.endsDocument {
+		w.endDocument(out, 0)
+	}
+	return nil
+}
+
+// runeEnd returns the length of text without an incomplete character at its end.
+func runeEnd(text []byte) int {
+	last := max(0, len(text)-1)
+	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
+		last--
+	}
+	if utf8.FullRune(text[last:]) {
+		return len(text)
+	}
+	return last
+}
+
+// wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
+// space between two letters, or after a newline that precedes a letter and does not follow white
+// space. All tokenizers split a text there before they merge anything, unless joins reports that an
+// added token may contain the bytes on both sides.
+func wordEnd(text []byte, joins func(before, after byte) bool) int {
+	for i := len(text) - 1; i > 0; i-- {
+		if text[i] != ' ' && text[i] != '\n' {
+			continue
+		}
+		before, _ := utf8.DecodeLastRune(text[:i])
+		after, _ := utf8.DecodeRune(text[i+1:])
+		switch {
+		case !unicode.IsLetter(after):
+		case text[i] == ' ' && unicode.IsLetter(before) && !joins(text[i-1], ' '):
+			return i
+		case text[i] == '\n' && !unicode.IsSpace(before) && !joins('\n', text[i+1]):
+			return i + 1
+		}
+	}
+	return 0
+}
