@@ -17,30 +17,28 @@ const maxSamples = 16
 
 // estimate prints about how many tokens the inputs have. It encodes samples, evenly spaced over all
 // inputs, and extrapolates from each sample to the next.
-func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOptions) error {
-	var all int64
+func (o *options) estimate(ctx context.Context, p *plan) error {
 	texts := 0 // text files, each of which is one document
-	for _, in := range inputs {
+	for _, in := range p.inputs {
 		if in.readableOnce() {
 			return fmt.Errorf("%s: is not a regular file, so --dry-run would consume its content", in.path)
 		}
-		all += in.size()
 		if in.format == textFormat && in.size() > 0 {
 			texts++
 		}
 	}
-	sampleBytes := 32 * chunkSize
+	all, sampleBytes := totalSize(p.inputs), 32*chunkSize
 	n := min(maxSamples, 1+all/int64(sampleBytes))
-	var bytes int
+	var bytes int64
 	var tokens, documents float64
-	var s estimateSample
+	var s *sample
 	for i := range n {
-		from, err := nearbyPosition(inputs, all/n*i)
+		from, err := nearbyPosition(p.inputs, all/n*i)
 		if err != nil {
 			return err
 		}
 		if i == 0 || from != s.from { // samples in one compressed file share a position
-			next, err := takeSample(ctx, inputs, from, c, sampleBytes)
+			next, err := takeSample(ctx, p, from, sampleBytes)
 			if err != nil {
 				return err
 			}
@@ -54,8 +52,8 @@ func (o *options) estimate(ctx context.Context, inputs []*input, c *encodeOption
 		documents += scale * float64(s.documents)
 	}
 	_, err := fmt.Fprintf(o.stdout, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% sampled\n",
-		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.FormatBytes(roundTo4Digits(tokens*float64(c.width))), 8*c.width,
-		terminal.Plural(int64(len(inputs)), "file", "files"), terminal.FormatBytes(all), min(100, 100*float64(bytes)/float64(max(all, 1))))
+		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.FormatBytes(roundTo4Digits(tokens*float64(p.width))), 8*p.width,
+		terminal.Plural(int64(len(p.inputs)), "file", "files"), terminal.FormatBytes(all), min(100, 100*float64(bytes)/float64(max(all, 1))))
 	return err
 }
 
@@ -76,7 +74,7 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 	if at == 0 || inputFormats[in.format].byRow {
 		return position{Input: i}, nil
 	}
-	s, err := in.open(nil, 0, func(int) {})
+	s, err := in.open(0, func(int) {})
 	if err != nil {
 		return position{}, fmt.Errorf("%s: %w", in.path, err)
 	}
@@ -102,45 +100,51 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 	}
 }
 
-type estimateSample struct {
+// A sample counts the tokens of a part of the inputs.
+type sample struct {
+	ctx       context.Context
+	worker    *encodeWorker
 	from      position
-	bytes     int // bytes of files read
-	tokens    int
+	textBytes int // bytes of text to encode
+
+	bytes     int64 // bytes of files read
+	tokens    int64
 	documents int // lines and rows only
 }
 
-// takeSample encodes about sampleBytes of text, beginning at a position.
-func takeSample(ctx context.Context, inputs []*input, from position, c *encodeOptions, sampleBytes int) (estimateSample, error) {
-	s := estimateSample{from: from}
-	w := &encodeWorker{encodeOptions: c, encoder: c.NewEncoder()}
-	enough := errors.New("enough")
-	size := 0
-	r := newReader(inputs, c)
-	r.emit = func(ch *chunk) error {
-		if err := cmp.Or(ctx.Err(), w.encodeChunk(ch)); err != nil {
-			return err
-		}
-		for _, e := range ch.encoded {
-			s.tokens += len(e.tokens) / c.width
-			s.documents += len(e.ends)
-		}
-		for _, piece := range ch.pieces {
-			if piece.in.format == textFormat && piece.endsDocument {
-				s.documents--
-			}
-		}
-		if size += len(ch.text); size >= sampleBytes {
-			return enough
-		}
-		return nil
-	}
+// takeSample encodes about textBytes of text, beginning at a position.
+func takeSample(ctx context.Context, p *plan, from position, textBytes int) (*sample, error) {
+	s := &sample{ctx: ctx, worker: newEncodeWorker(p), from: from, textBytes: textBytes}
+	r := newReader(p, "", s.add)
 	err := r.read(from)
-	s.bytes = int(r.bytesRead - totalSize(inputs[:from.Input]) - from.Offset)
+	s.bytes = r.bytesRead - totalSize(p.inputs[:from.Input]) - from.Offset
 	switch {
-	case err == enough:
+	case err == errEnough:
 		err = nil
-	case err != nil && from.Offset > 0 && inputs[from.Input].format == jsonlFormat:
-		err = fmt.Errorf("%w (lines of %s are counted from byte %d on)", err, inputs[from.Input].path, from.Offset)
+	case err != nil && from.Offset > 0 && p.inputs[from.Input].format == jsonlFormat:
+		err = fmt.Errorf("%w (lines of %s are counted from byte %d on)", err, p.inputs[from.Input].path, from.Offset)
 	}
 	return s, err
+}
+
+var errEnough = errors.New("the sample is large enough")
+
+// add encodes a chunk and counts its tokens. It returns errEnough after the last chunk.
+func (s *sample) add(ch *chunk) error {
+	if err := cmp.Or(s.ctx.Err(), s.worker.encodeChunk(ch)); err != nil {
+		return err
+	}
+	s.tokens += ch.tokens(s.worker.width)
+	for _, e := range ch.encoded {
+		s.documents += len(e.ends)
+	}
+	for _, piece := range ch.pieces {
+		if piece.in.format == textFormat && piece.endsDocument {
+			s.documents--
+		}
+	}
+	if s.textBytes -= len(ch.text); s.textBytes <= 0 {
+		return errEnough
+	}
+	return nil
 }

@@ -2,15 +2,12 @@ package prepare
 
 import (
 	"bufio"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"strings"
 
-	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
@@ -42,6 +39,7 @@ type input struct {
 	format inputFormat
 	asText bool        // whether --as accepts anything as text
 	info   fs.FileInfo // state when the input was found; nil for standard input
+	stdin  io.Reader   // what is read if info is nil
 	val    bool        // whether all of it belongs to val
 }
 
@@ -63,45 +61,6 @@ func totalSize(inputs []*input) (all int64) {
 	return all
 }
 
-// chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.
-func chooseValFiles(inputs []*input, pattern string) error {
-	if pattern == "" {
-		return nil
-	}
-	if !doublestar.ValidatePathPattern(pattern) {
-		return fmt.Errorf("--val-files %s: %w", pattern, doublestar.ErrBadPattern)
-	}
-	chosen := 0
-	for _, in := range inputs {
-		if in.val = included(in.path, []string{pattern}); in.val {
-			chosen++
-		}
-	}
-	switch chosen {
-	case 0:
-		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].path)
-	case len(inputs):
-		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
-	}
-	return nil
-}
-
-// digestInputs returns a hash of the names, formats and sizes of inputs, and of their modification
-// times if times is true.
-func digestInputs(inputs []*input, times bool) string {
-	h := sha256.New()
-	for _, in := range inputs {
-		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.format)
-		if in.info != nil {
-			fmt.Fprintf(h, "%d\n", in.info.Size())
-		}
-		if in.info != nil && times {
-			fmt.Fprintf(h, "%d\n", in.info.ModTime().UnixNano())
-		}
-	}
-	return fmt.Sprintf("%x", h.Sum(nil))
-}
-
 // A stream is an open input, decompressed.
 type stream struct {
 	io.Reader
@@ -120,9 +79,9 @@ func (t countWriter) Write(b []byte) (int, error) {
 
 // open opens an input at an offset of its decompressed content. t receives the size of each read
 // from the file.
-func (in *input) open(stdin io.Reader, offset int64, t countWriter) (s *stream, err error) {
+func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
 	s = &stream{in: in, closeDecompressor: func() {}}
-	raw := stdin
+	raw := in.stdin
 	if in.info != nil {
 		if s.file, err = os.Open(in.path); err != nil {
 			return nil, err

@@ -27,7 +27,7 @@ func FuzzTextOf(f *testing.F) {
 			t.Skip("leads into a list")
 		}
 		path := strings.Split(dotted, ".")
-		w := encodeWorker{encodeOptions: &encodeOptions{fields: []field{newField(dotted, 0)}}, notes: new(notes)}
+		w := encodeWorker{plan: &plan{encoding: encoding{fields: []field{newField(dotted, 0)}}}, notes: new(notes)}
 		texts, err := w.appendTexts(nil, line, w.fields, 0)
 		var text, want string
 		if err == nil {

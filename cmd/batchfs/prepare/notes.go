@@ -38,6 +38,10 @@ func (n *notes) add(more *notes) {
 	n.Matched.addAll(more.Matched)
 }
 
+func location(unit string, number int64, in *input) string {
+	return fmt.Sprintf("%s %d of %s", unit, number, in.path)
+}
+
 // addLeftOut counts left-out documents; first is the location of the first one.
 func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
 	to.First = cmp.Or(to.First, first)
@@ -89,7 +93,7 @@ func (t tally) String() string {
 }
 
 // lines returns a line for each kind of note.
-func (n *notes) lines(c *encodeOptions) (lines []string) {
+func (n *notes) lines(e *encoding) (lines []string) {
 	add := func(count int64, format string, args ...any) {
 		if count > 0 {
 			lines = append(lines, fmt.Sprintf(format, args...))
@@ -99,7 +103,7 @@ func (n *notes) lines(c *encodeOptions) (lines []string) {
 		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
-	for _, f := range c.unmatched(n) {
+	for _, f := range e.unmatched(n) {
 		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.mask)
 	}
 	add(n.Unnamed.total(), "given mask 0 because no part of --mask names them: %s, %s; to choose their mask, add them to --mask",
@@ -111,23 +115,23 @@ func (n *notes) lines(c *encodeOptions) (lines []string) {
 
 // unmatched returns the parts of --mask that apply to no text. A part that leads into no list
 // always applies to one.
-func (c *encodeOptions) unmatched(n *notes) []field {
-	return slices.DeleteFunc(slices.Clone(c.fields), func(f field) bool { return !c.masked || !f.inList() || n.Matched[f.String()] != nil })
+func (e *encoding) unmatched(n *notes) []field {
+	return slices.DeleteFunc(slices.Clone(e.fields), func(f field) bool { return !e.masked || !f.inList() || n.Matched[f.String()] != nil })
 }
 
 // checkMask returns an error if --mask asks for mask 1 in vain. ones is the number of tokens in
 // train that have mask 1.
-func (c *encodeOptions) checkMask(n *notes, ones int64) error {
+func (e *encoding) checkMask(n *notes, ones int64) error {
 	wantsOnes := func(f field) bool { return f.mask == 1 }
 	hint := ""
 	if len(n.Unnamed) > 0 {
 		hint = "; messages that no part names: " + n.Unnamed.String()
 	}
-	unmatched := c.unmatched(n)
+	unmatched := e.unmatched(n)
 	switch i := slices.IndexFunc(unmatched, wantsOnes); {
 	case i >= 0:
 		return fmt.Errorf("--mask: part %s:1 matches 0 texts: correct it, or remove it%s", unmatched[i], hint)
-	case c.masked && ones == 0 && slices.ContainsFunc(c.fields, wantsOnes):
+	case e.masked && ones == 0 && slices.ContainsFunc(e.fields, wantsOnes):
 		return fmt.Errorf("--mask: 0 tokens of train have mask 1, so there is nothing to learn: give mask 1 to a field that has text%s", hint)
 	}
 	return nil

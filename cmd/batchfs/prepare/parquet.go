@@ -27,8 +27,9 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	if err != nil {
 		return err
 	}
-	name := strings.Join(r.column, ".")
-	column, err := r.textColumn(f, name)
+	path := r.fields[0].names()
+	name := strings.Join(path, ".")
+	column, err := textColumn(f, path)
 	if err != nil {
 		return err
 	}
@@ -62,8 +63,9 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	return nil
 }
 
-func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
-	column, ok := f.Schema().Lookup(r.column...)
+func textColumn(f *parquetgo.File, path []string) (int, error) {
+	column, ok := f.Schema().Lookup(path...)
+	name := strings.Join(path, ".")
 	switch {
 	case !ok:
 		var names []string

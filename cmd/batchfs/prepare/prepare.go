@@ -7,33 +7,15 @@
 package prepare
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/vocabulary"
 )
-
-// settings are the options that determine the content of the token files. Checkpoints store them.
-type settings struct {
-	By          string      `json:"by"`
-	As          inputFormat `json:"as"`
-	Field       string      `json:"field"`
-	Mask        string      `json:"mask"`
-	Special     bool        `json:"special"`
-	Invalid     string      `json:"invalid"`
-	EOT         string      `json:"eot"`
-	EOTToken    string      `json:"eot_token"`
-	Val         float64     `json:"val"`
-	ValFiles    string      `json:"val_files,omitempty"`
-	Format      string      `json:"format"`
-	ShardTokens int64       `json:"shard_tokens"`
-}
 
 type options struct {
 	settings
@@ -135,7 +117,10 @@ func (o *options) register(cmd *cobra.Command) {
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-	c, err := o.newEncodeOptions()
+	if err := o.complete(); err != nil {
+		return err
+	}
+	e, err := newEncoding(&o.settings)
 	if err != nil {
 		return err
 	}
@@ -145,22 +130,23 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	case isURL(o.dir):
 		return fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
 	}
-	o.printTokens(c)
-	inputs, leftOut, err := findInputs(args, o.include, o.As)
-	if err == nil {
-		err = cmp.Or(chooseValFiles(inputs, o.ValFiles), o.checkInputs(inputs, c))
+	o.printTokens(e)
+	inputs, leftOut, err := findInputs(args, o.include, o.As, o.stdin)
+	if err != nil {
+		return err
 	}
+	p, err := newPlan(o.settings, e, inputs)
 	if err != nil {
 		return err
 	}
 	if len(leftOut) > 0 {
 		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
-	o.warnMissingEOT(inputs, c)
+	o.warnMissingEOT(p)
 	if o.dryRun {
-		return o.estimate(cmd.Context(), inputs, c)
+		return o.estimate(cmd.Context(), p)
 	}
-	if !o.force && o.isComplete(inputs) {
+	if !o.force && o.isComplete(p) {
 		o.printLine("%s is already complete: the same command made it from the same texts", o.dir)
 		return o.printResult()
 	}
@@ -169,13 +155,13 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer w.close()
-	s, err := o.startCheckpoint(w, inputs)
+	s, err := o.startCheckpoint(w, p)
 	if err != nil {
 		return err
 	}
 	if !s.Complete {
 		o.printContinuing(s, inputs)
-		if err := o.encodeAll(cmd.Context(), w, s, inputs, c); err != nil {
+		if err := o.encodeAll(cmd.Context(), p, w, s); err != nil {
 			if w.hasCheckpoint {
 				err = fmt.Errorf("%w; run the same command again to continue", err)
 			}
@@ -186,86 +172,4 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("--out %s: %w", o.dir, err)
 	}
 	return o.printResult()
-}
-
-// newEncodeOptions checks the options and returns those for encoding.
-func (o *options) newEncodeOptions() (*encodeOptions, error) {
-	if o.ValFiles != "" {
-		o.Val = 0
-	}
-	c := &encodeOptions{eot: -1, eotBegins: o.EOT == "begin", valFraction: o.Val,
-		replaceInvalid: o.Invalid == "replace", skipInvalid: o.Invalid == "skip", anyBytes: o.By == vocabulary.Byte}
-	_, known := outputFormats[o.Format]
-	switch {
-	case !(o.Val >= 0 && o.Val < 1): // also true for NaN
-		return nil, fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", o.Val)
-	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat}, o.As):
-		return nil, fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", o.As)
-	case !slices.Contains([]string{"error", "replace", "skip"}, o.Invalid):
-		return nil, fmt.Errorf("--invalid: must be error, replace or skip (got %q)", o.Invalid)
-	case !slices.Contains([]string{"end", "begin", "none"}, o.EOT):
-		return nil, fmt.Errorf("--eot: must be end, begin or none (got %q)", o.EOT)
-	case !known:
-		return nil, fmt.Errorf("--format: must be headerless, llm.c, megatron, datatrove or npy (got %q)", o.Format)
-	case o.ShardTokens < 0:
-		return nil, fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", o.ShardTokens)
-	}
-	if o.Format == "llm.c" && o.ShardTokens == 0 {
-		o.ShardTokens = 100_000_000
-	}
-	t, err := o.tokenizer()
-	if err != nil {
-		return nil, err
-	}
-	c.setTokenizer(t, o.EOT)
-	if !o.Special {
-		c.nameStarts = nameStarts(t)
-	}
-	c.fields = []field{newField(o.Field, 0)}
-	if o.Mask != "" {
-		c.masked = true
-		c.fields, err = maskFields(o.Mask)
-	}
-	return c, err
-}
-
-func maskFields(list string) (fields []field, err error) {
-	for part := range strings.SplitSeq(list, ",") {
-		colon := max(strings.LastIndex(part, ":"), 0)
-		name, mask := part[:colon], part[colon:]
-		if name == "" || mask != ":0" && mask != ":1" {
-			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
-		}
-		fields = append(fields, newField(name, mask[1]-'0'))
-	}
-	return fields, nil
-}
-
-func (o *options) checkInputs(inputs []*input, c *encodeOptions) error {
-	for _, in := range inputs {
-		kind := nonTextName(in.path)
-		switch {
-		case o.As == "" && kind != nil && !(kind.binary && c.leavesOutBinary()):
-			return fmt.Errorf("%s: %w", in.path, kind.refused())
-		case in.format == textFormat && c.masked && (o.As != "" || kind == nil):
-			// The other files are left out, because they are binary.
-			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
-				"or use --as jsonl if its lines are JSON", in.path)
-		case in.format == parquetFormat && (len(c.fields) > 1 || c.fields[0].inList()):
-			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(o.Mask, o.Field))
-		case in.format == textFormat && in.readableOnce() && c.skipInvalid:
-			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
-		}
-	}
-	return nil
-}
-
-func (c *encodeOptions) setTokenizer(t tokenizer, eot string) {
-	c.tokenizer, c.width, c.eot = t, 2, -1
-	if t.Size() > 1<<16 {
-		c.width = 4
-	}
-	if token, ok := t.EndOfText(); ok && eot != "none" {
-		c.eot = int64(token)
-	}
 }

@@ -263,12 +263,12 @@ func TestPrepareForce(t *testing.T) {
 func TestPrepareChangedText(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a": "abc"})
 	for _, now := range []string{"longer", "xyz"} {
-		inputs, _, err := findInputs([]string{"a"}, nil, "")
+		inputs, _, err := findInputs([]string{"a"}, nil, "", nil)
 		testfiles.NoError(t, err)
 		testfiles.Write(t, map[string]string{"a": now})
 		later := time.Now().Add(time.Second)
 		testfiles.NoError(t, os.Chtimes("a", later, later))
-		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "changed while prepare read it") {
+		if _, err := inputs[0].open(0, func(int) {}); err == nil || !strings.Contains(err.Error(), "changed while prepare read it") {
 			t.Errorf("error %v, want one that says that it changed", err)
 		}
 	}

@@ -19,24 +19,24 @@ func (o *options) printLine(format string, args ...any) error {
 	return err
 }
 
-func (o *options) printTokens(c *encodeOptions) {
+func (o *options) printTokens(e encoding) {
 	switch {
-	case c.eot >= 0 && c.eotBegins:
-		o.printLine("tokens of %s: %s (%d) begins each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
-	case c.eot >= 0:
-		o.printLine("tokens of %s: %s (%d) ends each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
+	case e.eot >= 0 && e.eotBegins:
+		o.printLine("tokens of %s: %s (%d) begins each document", o.By, e.Bytes(uint32(e.eot)), e.eot)
+	case e.eot >= 0:
+		o.printLine("tokens of %s: %s (%d) ends each document", o.By, e.Bytes(uint32(e.eot)), e.eot)
 	default:
 		o.printLine("tokens of %s: no token separates documents", o.By)
 	}
 }
 
 // warnMissingEOT warns if no token separates documents although --eot asks for one.
-func (o *options) warnMissingEOT(inputs []*input, c *encodeOptions) {
-	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].format == textFormat {
+func (o *options) warnMissingEOT(p *plan) {
+	if p.eot >= 0 || o.EOT == "none" || p.isSingleText() {
 		return
 	}
 	remedy := "only the index of each file records where they end"
-	if _, ok := c.tokenizer.(bpeTokenizer); ok {
+	if _, ok := p.tokenizer.(bpeTokenizer); ok {
 		remedy = "choose a token with --eot-token"
 	}
 	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)

@@ -70,6 +70,14 @@ func (c *chunk) recycle() {
 	chunks.Put(c)
 }
 
+// tokens returns the number of tokens of which each has width bytes.
+func (c *chunk) tokens(width int) (n int64) {
+	for _, e := range c.encoded {
+		n += int64(len(e.tokens) / width)
+	}
+	return n
+}
+
 // inputFormats says how the inputs of each format become documents: read cuts an input into pieces,
 // and encode encodes the documents of a piece.
 var inputFormats = map[inputFormat]struct {
@@ -84,18 +92,10 @@ var inputFormats = map[inputFormat]struct {
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
-	inputs     []*input
-	column     []string // path of the column in parquet files
-	stdin      io.Reader
-	scratchDir string // directory for decompressed parquet files
-	bytesRead  int64  // bytes read of all inputs, as stored on disk
-
-	skipInvalid bool                   // whether to leave out texts that are not UTF-8
-	cut         func(text []byte) int  // returns how much of a text can be encoded without the rest
-	inVal       func(text []byte) bool // reports whether a text with this beginning belongs to val
-	// valStart is the offset of val in a single text; 0 if inVal decides for each document.
-	valStart int64
-	emit     func(*chunk) error // never called again after an error
+	*plan
+	scratchDir string             // directory for decompressed parquet files; empty for that of the system
+	emit       func(*chunk) error // never called again after an error
+	bytesRead  int64              // bytes read of all inputs, as stored on disk
 
 	current *chunk
 	emitErr error
@@ -104,10 +104,8 @@ type reader struct {
 	ended bool   // whether the current input has no text after buf
 }
 
-// newReader returns a reader. The caller must set emit, stdin if standard input is an input, and
-// scratchDir if a parquet file is compressed.
-func newReader(inputs []*input, c *encodeOptions) *reader {
-	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, skipInvalid: c.leavesOutBinary()}
+func newReader(p *plan, scratchDir string, emit func(*chunk) error) *reader {
+	return &reader{plan: p, scratchDir: scratchDir, emit: emit}
 }
 
 // read reads the inputs, starting at a position, and emits their chunks.
@@ -136,7 +134,7 @@ func (r *reader) readInput(in *input, from position) error {
 	if format.byRow {
 		offset = 0
 	}
-	s, err := in.open(r.stdin, offset, r.countBytes)
+	s, err := in.open(offset, r.countBytes)
 	if err != nil {
 		return err
 	}
@@ -178,7 +176,7 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 	switch kind := nonTextContent(s.in, r.buf); {
 	case kind == nil:
 		return false, nil
-	case kind.binary && r.skipInvalid:
+	case kind.binary && r.leavesOutBinary():
 		return true, r.leaveOut(s.in, *pos)
 	default:
 		return false, kind.refused()

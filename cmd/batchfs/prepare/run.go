@@ -2,9 +2,7 @@ package prepare
 
 import (
 	"bufio"
-	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -19,34 +17,16 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// inputsAndTokenizer returns the inputs and, if --by names a file, that file.
-func (o *options) inputsAndTokenizer(inputs []*input) []*input {
-	if info, err := os.Stat(o.By); err == nil {
-		return append(slices.Clip(inputs), &input{path: o.By, info: info})
-	}
-	return inputs
-}
-
-// runDigest identifies a run by its settings and inputs, so that the same command recognizes its
-// files on any host. It is empty if an input can be read only once.
-func (o *options) runDigest(inputs []*input) string {
-	if slices.ContainsFunc(inputs, (*input).readableOnce) {
-		return ""
-	}
-	settings, _ := json.Marshal(o.settings)
-	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digestInputs(o.inputsAndTokenizer(inputs), false)...)))
-}
-
 // isComplete reports whether DIR holds the files of the same run, made after the last change of an
 // input.
-func (o *options) isComplete(inputs []*input) bool {
+func (o *options) isComplete(p *plan) bool {
 	path := filepath.Join(o.dir, manifestName)
 	m, err := vocabulary.Read(path)
-	if err != nil || m == nil || m.Run == "" || m.Run != o.runDigest(inputs) {
+	if err != nil || m == nil || m.Run == "" || m.Run != p.digest() {
 		return false
 	}
 	written, err := os.Stat(path)
-	if err != nil || slices.ContainsFunc(o.inputsAndTokenizer(inputs), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
+	if err != nil || slices.ContainsFunc(p.files(), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -66,8 +46,8 @@ func changeTime(info os.FileInfo) time.Time {
 }
 
 // startCheckpoint returns the checkpoint of an unfinished run of the same command, or an empty one.
-func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, error) {
-	begin := &checkpoint{Settings: o.settings, Inputs: digestInputs(o.inputsAndTokenizer(inputs), true)}
+func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
+	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
 	saved, err := w.load()
 	if saved != nil {
 		switch {
@@ -86,7 +66,7 @@ func (o *options) startCheckpoint(w *workDir, inputs []*input) (*checkpoint, err
 		w.hasCheckpoint = true
 		return nil, err
 	}
-	if _, err := o.staleFiles(inputs); err != nil {
+	if _, err := o.staleFiles(p.inputs); err != nil {
 		return nil, err
 	}
 	return begin, w.clear()
@@ -151,21 +131,20 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 }
 
 // encodeAll continues from checkpoint s until all files are complete.
-func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inputs []*input, c *encodeOptions) error {
-	r := newReader(inputs, c)
-	r.stdin, r.scratchDir = o.stdin, w.dir.Name()
-	if err := o.countTokens(ctx, r, c); err != nil {
+func (o *options) encodeAll(ctx context.Context, p *plan, w *workDir, s *checkpoint) error {
+	p, err := o.count(ctx, p, w.dir.Name())
+	if err != nil {
 		return err
 	}
-	out := &outputOptions{dir: w.dir, format: outputFormats[o.Format], width: c.width, maxTokens: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
-	out.wholeDocuments = c.eotBegins || out.format.finish != nil
+	out := &outputOptions{dir: w.dir, format: outputFormats[p.Format], width: p.width, maxTokens: p.ShardTokens, masked: p.masked, tokenizer: p.Name()}
+	out.wholeDocuments = p.eotBegins || out.format.finish != nil
 	var written [len(splits)]*split
 	for i := range splits {
 		written[i] = &split{outputOptions: out, name: splits[i], splitState: s.Splits[i]}
 		defer written[i].closeFiles()
 	}
 	save := func(pos position) error {
-		if slices.ContainsFunc(inputs, (*input).readableOnce) { // resuming is impossible
+		if slices.ContainsFunc(p.inputs, (*input).readableOnce) { // resuming is impossible
 			return nil
 		}
 		s.Position = pos
@@ -177,7 +156,7 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 		}
 		return w.save(s)
 	}
-	if err := o.encode(ctx, r, s, c, written, save); err != nil {
+	if err := o.encode(ctx, p, w, s, written, save); err != nil {
 		return err
 	}
 	var sums [len(splits)]vocabulary.Split
@@ -203,14 +182,14 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 			"add documents, or use a larger --val, or --val 0 for no val",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
-	if err := c.checkMask(&s.Notes, ones[0]); err != nil {
+	if err := p.checkMask(&s.Notes, ones[0]); err != nil {
 		w.hasCheckpoint = false
 		return err
 	}
-	if err := o.writeManifest(w, c, sums, s, inputs); err != nil {
+	if err := o.writeManifest(w, p, sums, s); err != nil {
 		return err
 	}
-	stale, err := o.staleFiles(inputs)
+	stale, err := o.staleFiles(p.inputs)
 	if err != nil {
 		return err
 	}
@@ -220,22 +199,22 @@ func (o *options) encodeAll(ctx context.Context, w *workDir, s *checkpoint, inpu
 	}
 	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
 	s.Complete = true
-	return save(position{Input: len(inputs)})
+	return save(position{Input: len(p.inputs)})
 }
 
 // encode encodes the rest of the inputs. It saves checkpoints after a second, then every ten
 // seconds and after each complete shard.
-func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encodeOptions, written [len(splits)]*split, save func(position) error) error {
-	progress := o.newProgress("encoding", r.inputs, s.Position)
+func (o *options) encode(ctx context.Context, p *plan, w *workDir, s *checkpoint, written [len(splits)]*split, save func(position) error) error {
+	progress := o.newProgress("encoding", p.inputs, s.Position)
 	defer progress.Finish()
 	var tokens int64
 	began := time.Now()
 	next := began.Add(time.Second)
-	return pipeline(ctx, r, s.Position, c.encodeChunks, func(ch *chunk) error {
+	return encodeInputs(ctx, p, s.Position, w.dir.Name(), func(ch *chunk) error {
 		due := time.Now().After(next)
 		s.Notes.add(&ch.notes)
 		for i, split := range written {
-			tokens += int64(len(ch.encoded[i].tokens) / c.width)
+			tokens += int64(len(ch.encoded[i].tokens) / p.width)
 			completed, err := split.write(ch.encoded[i])
 			if err != nil {
 				return err
@@ -252,85 +231,11 @@ func (o *options) encode(ctx context.Context, r *reader, s *checkpoint, c *encod
 	})
 }
 
-// countTokens reads the inputs once in advance, if necessary: with --by char, to collect the
-// characters, and for a single text, to find where val begins.
-func (o *options) countTokens(ctx context.Context, r *reader, c *encodeOptions) error {
-	single := len(r.inputs) == 1 && r.inputs[0].format == textFormat && o.Val > 0
-	if o.By != vocabulary.Char && !single {
-		return nil
-	}
-	for _, in := range r.inputs {
-		if in.readableOnce() {
-			return fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: "+
-				"save it to a file first, or use another --by and --val 0", in.path)
-		}
-	}
-	progress := o.newProgress("counting", r.inputs, position{})
-	defer progress.Finish()
-	counting := *c
-	seen := new(charCollector)
-	if !c.anyBytes {
-		counting.setTokenizer(seen, "none")
-	}
-	counting.valFraction, counting.nameStarts = 0, nil
-	var tokens int64
-	r.inVal, r.cut = counting.inVal, counting.Cut
-	err := pipeline(ctx, r, position{}, counting.encodeChunks, func(ch *chunk) error {
-		tokens += int64(len(ch.encoded[0].tokens) / counting.width)
-		progress.advanceTo(ch.end)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	r.inVal, r.cut = c.inVal, c.Cut
-	if o.By == vocabulary.Char {
-		c.setTokenizer(seen.sorted(), o.EOT)
-	}
-	if !single {
-		return nil
-	}
-	train := int64(float64(tokens) * (1 - o.Val)) // like nanoGPT's int(n*0.9): 1-0.1 is exactly 0.9
-	if train == 0 || train == tokens {
-		return fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", o.Val, tokens, train, tokens-train)
-	}
-	if r.valStart, err = o.offsetOf(r.inputs[0], c, train); err != nil {
-		return fmt.Errorf("%s: %w", r.inputs[0].path, err)
-	}
-	return nil
-}
-
-// offsetOf returns the offset of token n, which is a character or a byte, in an input.
-func (o *options) offsetOf(in *input, c *encodeOptions, n int64) (int64, error) {
-	s, err := in.open(o.stdin, 0, func(int) {})
-	if err != nil {
-		return 0, err
-	}
-	defer s.Close()
-	text := bufio.NewReaderSize(s, 1<<16)
-	var at int64
-	if mark, _ := text.Peek(len(byteOrderMark)); string(mark) == string(byteOrderMark) {
-		text.Discard(len(mark))
-		at = int64(len(mark))
-	}
-	if c.anyBytes {
-		return at + n, nil
-	}
-	for range n {
-		_, size, err := text.ReadRune()
-		if err != nil {
-			return 0, cmp.Or(s.checkUnchanged(), err)
-		}
-		at += int64(size)
-	}
-	return at, nil
-}
-
-func (o *options) writeManifest(w *workDir, c *encodeOptions, sums [len(splits)]vocabulary.Split, s *checkpoint, inputs []*input) error {
+func (o *options) writeManifest(w *workDir, p *plan, sums [len(splits)]vocabulary.Split, s *checkpoint) error {
 	m := vocabulary.Manifest{
-		Tokenizer: c.Name(), Format: o.Format, Run: o.runDigest(inputs), Notes: s.Notes.lines(c),
+		Tokenizer: p.Name(), Format: p.Format, Run: p.digest(), Notes: s.Notes.lines(&p.encoding),
 		Splits:     map[string]vocabulary.Split{},
-		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
+		Vocabulary: vocabulary.Vocabulary{Kind: p.Name(), Size: int(p.Size()), TokenDType: "uint" + strconv.Itoa(8*p.width), EOTAt: "none"},
 	}
 	if s.Notes.NotUTF8.Documents > 0 {
 		m.LeftOut = &s.Notes.NotUTF8
@@ -340,19 +245,19 @@ func (o *options) writeManifest(w *workDir, c *encodeOptions, sums [len(splits)]
 			m.Splits[splits[i]] = sum
 		}
 	}
-	if c.eot >= 0 {
-		eot := uint32(c.eot)
-		m.EOT, m.EOTAt = &eot, o.EOT
+	if p.eot >= 0 {
+		eot := uint32(p.eot)
+		m.EOT, m.EOTAt = &eot, p.EOT
 	}
 	if m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte {
 		m.Kind = vocabulary.BPE
 	}
-	for token := range uint32(c.Size()) {
+	for token := range uint32(p.Size()) {
 		switch m.Kind {
 		case vocabulary.Char:
-			m.Tokens = append(m.Tokens, string(c.Bytes(token)))
+			m.Tokens = append(m.Tokens, string(p.Bytes(token)))
 		case vocabulary.BPE:
-			m.TokenBytes = append(m.TokenBytes, c.Bytes(token))
+			m.TokenBytes = append(m.TokenBytes, p.Bytes(token))
 		}
 	}
 	return create(w.dir, manifestName, func(out *bufio.Writer) error { return m.Write(out) })

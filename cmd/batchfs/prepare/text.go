@@ -13,12 +13,12 @@ func (r *reader) readText(s *stream, pos position) error {
 		return err
 	}
 	for {
-		n, err := r.fillToCut(s, r.cut)
+		n, err := r.fillToCut(s, r.Cut)
 		if err != nil {
 			return err
 		}
 		if !pos.Within {
-			pos.Val = s.in.val || r.valStart > 0 && pos.Offset >= r.valStart || r.valStart == 0 && r.inVal(r.buf)
+			pos.Val = r.val.has(s.in, pos.Offset, r.buf)
 			if leftOut, err := r.leaveOutInvalid(s.in, pos); leftOut || err != nil {
 				return err
 			}
@@ -48,7 +48,7 @@ func (r *reader) readText(s *stream, pos position) error {
 // leaveOutInvalid leaves out an input, of which a document begins at a position, if it is not UTF-8
 // and the options say so.
 func (r *reader) leaveOutInvalid(in *input, pos position) (leftOut bool, err error) {
-	if !r.skipInvalid || r.ended { // the piece will have all of the document, so a worker can tell
+	if !r.leavesOutBinary() || r.ended { // the piece will have all of the document, so a worker can tell
 		return false, nil
 	}
 	if leftOut, err = in.hasInvalidUTF8(); leftOut {
@@ -60,7 +60,7 @@ func (r *reader) leaveOutInvalid(in *input, pos position) (leftOut bool, err err
 // documentEnd returns how many of the first n bytes in the buffer belong to the current document,
 // and whether it ends after them.
 func (r *reader) documentEnd(pos position, n int) (int, bool) {
-	if train := r.valStart - pos.Offset; 0 < train && train <= int64(n) {
+	if train := r.val.start - pos.Offset; 0 < train && train <= int64(n) {
 		return int(train), true
 	}
 	return n, r.ended
@@ -68,7 +68,7 @@ func (r *reader) documentEnd(pos position, n int) (int, bool) {
 
 // hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
 func (in *input) hasInvalidUTF8() (bool, error) {
-	s, err := in.open(nil, 0, func(int) {})
+	s, err := in.open(0, func(int) {})
 	if err != nil {
 		return false, err
 	}

@@ -38,7 +38,7 @@ var tokenizers = map[string]func() (tokenizer, error){
 	"o200k":         func() (tokenizer, error) { return newBPETokenizer(bpe.Named("o200k")) },
 }
 
-func (s *settings) tokenizer() (tokenizer, error) {
+func (s *settings) openTokenizer() (tokenizer, error) {
 	open, ok := tokenizers[s.By]
 	if !ok && filepath.Ext(s.By) == "" {
 		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q)", s.By)

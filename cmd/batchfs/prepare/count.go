@@ -1,0 +1,111 @@
+package prepare
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// count reads the inputs once in advance, if necessary, and returns a plan with what this tells:
+// with --by char, the characters, and for a single text, where val begins. scratchDir is for
+// decompressed parquet files.
+func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan, error) {
+	divided := p.isSingleText() && p.Val > 0
+	if p.By != vocabulary.Char && !divided {
+		return p, nil
+	}
+	for _, in := range p.inputs {
+		if in.readableOnce() {
+			return nil, fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: "+
+				"save it to a file first, or use another --by and --val 0", in.path)
+		}
+	}
+	progress := o.newProgress("counting", p.inputs, position{})
+	defer progress.Finish()
+	seen := new(charCollector)
+	counting := p.counting(seen)
+	counter := &tokenCounter{width: counting.width, progress: progress}
+	if err := encodeInputs(ctx, counting, position{}, scratchDir, counter.write); err != nil {
+		return nil, err
+	}
+	counted := *p
+	if p.By == vocabulary.Char {
+		counted.encoding = p.withTokenizer(seen.sorted(), p.EOT)
+	}
+	if divided {
+		var err error
+		if counted.val.start, err = p.valStart(counter.tokens); err != nil {
+			return nil, err
+		}
+	}
+	return &counted, nil
+}
+
+// counting returns the plan for counting, in which each character is a token, or each byte with
+// --by byte.
+func (p *plan) counting(seen *charCollector) *plan {
+	c := *p
+	if !c.anyBytes {
+		c.encoding = c.withTokenizer(seen, "none")
+	}
+	c.val, c.nameStarts = valRule{}, nil
+	return &c
+}
+
+// A tokenCounter counts encoded tokens.
+type tokenCounter struct {
+	width    int
+	progress *progress
+	tokens   int64
+}
+
+func (t *tokenCounter) write(ch *chunk) error {
+	t.tokens += ch.tokens(t.width)
+	t.progress.advanceTo(ch.end)
+	return nil
+}
+
+// valStart returns the offset at which val begins in a single text with this number of characters,
+// or bytes with --by byte.
+func (p *plan) valStart(size int64) (int64, error) {
+	train := int64(float64(size) * (1 - p.Val)) // like nanoGPT's int(n*0.9): 1-0.1 is exactly 0.9
+	if train == 0 || train == size {
+		return 0, fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", p.Val, size, train, size-train)
+	}
+	in := p.inputs[0]
+	start, err := in.offsetOf(train, p.anyBytes)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", in.path, err)
+	}
+	return start, err
+}
+
+// offsetOf returns the offset of character n of a text, or of byte n if each byte counts. A byte
+// order mark does not count.
+func (in *input) offsetOf(n int64, bytes bool) (int64, error) {
+	s, err := in.open(0, func(int) {})
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close()
+	text := bufio.NewReaderSize(s, 1<<16)
+	var at int64
+	if mark, _ := text.Peek(len(byteOrderMark)); string(mark) == string(byteOrderMark) {
+		text.Discard(len(mark))
+		at = int64(len(mark))
+	}
+	if bytes {
+		return at + n, nil
+	}
+	for range n {
+		_, size, err := text.ReadRune()
+		if err != nil {
+			return 0, cmp.Or(s.checkUnchanged(), err)
+		}
+		at += int64(size)
+	}
+	return at, nil
+}

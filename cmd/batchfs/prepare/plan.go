@@ -1,0 +1,235 @@
+package prepare
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// A plan determines the content of the token files. It never changes, so the reader, the encoders
+// and the writer of a run share it. With --dry-run, samples are encoded with the same plan.
+type plan struct {
+	settings
+	inputs []*input
+	encoding
+	val valRule
+}
+
+// settings are the options that determine the content of the token files. Checkpoints store them.
+type settings struct {
+	By          string      `json:"by"`
+	As          inputFormat `json:"as"`
+	Field       string      `json:"field"`
+	Mask        string      `json:"mask"`
+	Special     bool        `json:"special"`
+	Invalid     string      `json:"invalid"`
+	EOT         string      `json:"eot"`
+	EOTToken    string      `json:"eot_token"`
+	Val         float64     `json:"val"`
+	ValFiles    string      `json:"val_files,omitempty"`
+	Format      string      `json:"format"`
+	ShardTokens int64       `json:"shard_tokens"`
+}
+
+// An encoding says how documents become tokens.
+type encoding struct {
+	tokenizer
+	width          int // bytes per token
+	fields         []field
+	masked         bool
+	eot            int64        // end-of-text token, or -1
+	eotBegins      bool         // whether eot begins documents instead of ending them
+	replaceInvalid bool         // whether to replace invalid bytes by U+FFFD
+	skipInvalid    bool         // whether to leave out documents that are not UTF-8
+	anyBytes       bool         // whether text need not be UTF-8
+	nameStarts     []*nameStart // beginnings of the names of special tokens to count
+}
+
+// A valRule decides which documents belong to val, apart from those of inputs that are in val as a
+// whole. The reader applies it to texts, because later pieces of a long text follow the first one.
+// The encoders apply it to lines and rows, because only they know their text.
+type valRule struct {
+	fraction float64 // of the documents
+	start    int64   // offset of val in a single text; 0 if each document is chosen by its hash
+}
+
+// newPlan returns the plan for inputs.
+func newPlan(s settings, e encoding, inputs []*input) (*plan, error) {
+	p := &plan{settings: s, inputs: inputs, encoding: e, val: valRule{fraction: s.Val}}
+	return p, cmp.Or(chooseValFiles(inputs, s.ValFiles), p.checkInputs())
+}
+
+// complete checks the settings, and sets those that depend on others.
+func (s *settings) complete() error {
+	if s.ValFiles != "" {
+		s.Val = 0
+	}
+	_, known := outputFormats[s.Format]
+	switch {
+	case !(s.Val >= 0 && s.Val < 1): // also true for NaN
+		return fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", s.Val)
+	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat}, s.As):
+		return fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", s.As)
+	case !slices.Contains([]string{"error", "replace", "skip"}, s.Invalid):
+		return fmt.Errorf("--invalid: must be error, replace or skip (got %q)", s.Invalid)
+	case !slices.Contains([]string{"end", "begin", "none"}, s.EOT):
+		return fmt.Errorf("--eot: must be end, begin or none (got %q)", s.EOT)
+	case !known:
+		return fmt.Errorf("--format: must be headerless, llm.c, megatron, datatrove or npy (got %q)", s.Format)
+	case s.ShardTokens < 0:
+		return fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", s.ShardTokens)
+	}
+	if s.Format == "llm.c" && s.ShardTokens == 0 {
+		s.ShardTokens = 100_000_000
+	}
+	return nil
+}
+
+func newEncoding(s *settings) (e encoding, err error) {
+	t, err := s.openTokenizer()
+	if err != nil {
+		return encoding{}, err
+	}
+	e = encoding{eotBegins: s.EOT == "begin", replaceInvalid: s.Invalid == "replace", skipInvalid: s.Invalid == "skip",
+		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != ""}
+	if !s.Special {
+		e.nameStarts = nameStarts(t)
+	}
+	if e.masked {
+		e.fields, err = maskFields(s.Mask)
+	}
+	return e.withTokenizer(t, s.EOT), err
+}
+
+// withTokenizer returns the encoding with another tokenizer, whose end-of-text token is not used if
+// eotAt is none.
+func (e encoding) withTokenizer(t tokenizer, eotAt string) encoding {
+	e.tokenizer, e.width, e.eot = t, 2, -1
+	if t.Size() > 1<<16 {
+		e.width = 4
+	}
+	if token, ok := t.EndOfText(); ok && eotAt != "none" {
+		e.eot = int64(token)
+	}
+	return e
+}
+
+func maskFields(list string) (fields []field, err error) {
+	for part := range strings.SplitSeq(list, ",") {
+		colon := max(strings.LastIndex(part, ":"), 0)
+		name, mask := part[:colon], part[colon:]
+		if name == "" || mask != ":0" && mask != ":1" {
+			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		fields = append(fields, newField(name, mask[1]-'0'))
+	}
+	return fields, nil
+}
+
+func (p *plan) checkInputs() error {
+	for _, in := range p.inputs {
+		kind := nonTextName(in.path)
+		switch {
+		case p.As == "" && kind != nil && !(kind.binary && p.leavesOutBinary()):
+			return fmt.Errorf("%s: %w", in.path, kind.refused())
+		case in.format == textFormat && p.masked && (p.As != "" || kind == nil):
+			// The other files are left out, because they are binary.
+			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
+				"or use --as jsonl if its lines are JSON", in.path)
+		case in.format == parquetFormat && (len(p.fields) > 1 || p.fields[0].inList()):
+			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(p.Mask, p.Field))
+		case in.format == textFormat && in.readableOnce() && p.skipInvalid:
+			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
+		}
+	}
+	return nil
+}
+
+// chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.
+func chooseValFiles(inputs []*input, pattern string) error {
+	if pattern == "" {
+		return nil
+	}
+	if !doublestar.ValidatePathPattern(pattern) {
+		return fmt.Errorf("--val-files %s: %w", pattern, doublestar.ErrBadPattern)
+	}
+	chosen := 0
+	for _, in := range inputs {
+		if in.val = included(in.path, []string{pattern}); in.val {
+			chosen++
+		}
+	}
+	switch chosen {
+	case 0:
+		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].path)
+	case len(inputs):
+		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
+	}
+	return nil
+}
+
+// valKey makes the selection of val independent of other uses of the hash.
+const valKey = "batchfs: documents for val\x00"
+
+const valBytes = 1 << 16 // bytes of a document that the selection depends on
+
+// has reports whether the document at an offset of an input belongs to val. Because only the
+// beginning of its text matters, adding or renaming files moves no document, and copies of a text
+// are in the same split.
+func (v valRule) has(in *input, offset int64, text []byte) bool {
+	switch {
+	case in.val:
+		return true
+	case v.start > 0:
+		return offset >= v.start
+	case v.fraction == 0:
+		return false
+	}
+	sum := sha256.Sum256(append([]byte(valKey), text[:min(len(text), valBytes)]...))
+	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < v.fraction
+}
+
+func (p *plan) isSingleText() bool { return len(p.inputs) == 1 && p.inputs[0].format == textFormat }
+
+// digest identifies the plan by its settings and inputs, so that the same command recognizes its
+// files on any host. It is empty if an input can be read only once.
+func (p *plan) digest() string {
+	if slices.ContainsFunc(p.inputs, (*input).readableOnce) {
+		return ""
+	}
+	settings, _ := json.Marshal(p.settings)
+	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digestInputs(p.files(), false)...)))
+}
+
+// files returns the inputs and, if --by names a file, that file.
+func (p *plan) files() []*input {
+	if info, err := os.Stat(p.By); err == nil {
+		return append(slices.Clip(p.inputs), &input{path: p.By, info: info})
+	}
+	return p.inputs
+}
+
+// digestInputs returns a hash of the names, formats and sizes of inputs, and of their modification
+// times if times is true.
+func digestInputs(inputs []*input, times bool) string {
+	h := sha256.New()
+	for _, in := range inputs {
+		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.format)
+		if in.info != nil {
+			fmt.Fprintf(h, "%d\n", in.info.Size())
+		}
+		if in.info != nil && times {
+			fmt.Fprintf(h, "%d\n", in.info.ModTime().UnixNano())
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
