@@ -146,6 +146,33 @@ func (w *workDir) load() (*checkpoint, error) {
 	return s, nil
 }
 
+// startCheckpoint returns the checkpoint of an unfinished run of the same command, or an empty one.
+func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
+	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
+	saved, err := w.load()
+	if saved != nil {
+		switch {
+		case saved.Settings != begin.Settings:
+			savedSettings, _ := json.Marshal(saved.Settings)
+			err = fmt.Errorf("%s belongs to an unfinished run with other options: use these again, or start over with --force: %s", w.dir.Name(), savedSettings)
+		case saved.Inputs != begin.Inputs:
+			err = fmt.Errorf("%s belongs to an unfinished run, and since then the texts, or their sizes or modification times, have changed: "+
+				"restore them, or start over with --force", w.dir.Name())
+		default:
+			w.hasCheckpoint = true
+			return saved, nil
+		}
+	}
+	if err != nil && !o.force {
+		w.hasCheckpoint = true
+		return nil, err
+	}
+	if _, err := o.staleFiles(p.inputs); err != nil {
+		return nil, err
+	}
+	return begin, w.clear()
+}
+
 // save replaces the checkpoint atomically.
 func (w *workDir) save(s *checkpoint) error {
 	err := create(w.dir, checkpointName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })

@@ -1,12 +1,14 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
-// A [reader] cuts the inputs into chunks of about 128 KiB. Workers (encode.go) extract the texts of
-// each chunk (fields.go) and encode them with a [tokenizer]. The tokens are appended, in the order
-// of the inputs, to the shards of train and val. The code in run.go controls this. It regularly
-// saves a [checkpoint], from which an interrupted run continues.
+// A [plan] determines what is read and which tokens are written. A [reader] cuts the inputs into
+// chunks of about 128 KiB. Each [encodeWorker] takes the documents from chunks and encodes them with
+// a [tokenizer]. The [writer] appends the tokens, in the order of the inputs, to the shards of train
+// and val, and regularly saves a [checkpoint], from which an interrupted run continues.
 package prepare
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -117,32 +119,10 @@ func (o *options) register(cmd *cobra.Command) {
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-	if err := o.complete(); err != nil {
-		return err
-	}
-	e, err := newEncoding(&o.settings)
+	p, err := o.makePlan(args)
 	if err != nil {
 		return err
 	}
-	switch {
-	case o.dir == "" && !o.dryRun:
-		return errors.New("--out: give the directory to write to, such as --out data")
-	case isURL(o.dir):
-		return fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
-	}
-	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.As, o.stdin)
-	if err != nil {
-		return err
-	}
-	p, err := newPlan(o.settings, e, inputs)
-	if err != nil {
-		return err
-	}
-	if len(leftOut) > 0 {
-		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
-	}
-	o.warnMissingEOT(p)
 	if o.dryRun {
 		return o.estimate(cmd.Context(), p)
 	}
@@ -150,26 +130,91 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		o.printLine("%s is already complete: the same command made it from the same texts", o.dir)
 		return o.printResult()
 	}
-	w, err := openWorkDir(o.dir)
+	work, err := openWorkDir(o.dir)
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	s, err := o.startCheckpoint(w, p)
+	defer work.close()
+	s, err := o.startCheckpoint(work, p)
 	if err != nil {
 		return err
 	}
 	if !s.Complete {
-		o.printContinuing(s, inputs)
-		if err := o.encodeAll(cmd.Context(), p, w, s); err != nil {
-			if w.hasCheckpoint {
+		o.printContinuing(s, p.inputs)
+		if err := o.makeFiles(cmd.Context(), p, work, s); err != nil {
+			if work.hasCheckpoint {
 				err = fmt.Errorf("%w; run the same command again to continue", err)
 			}
 			return err
 		}
 	}
-	if err := w.publish(s); err != nil {
+	if err := work.publish(s); err != nil {
 		return fmt.Errorf("--out %s: %w", o.dir, err)
 	}
 	return o.printResult()
+}
+
+// makePlan checks the options and returns the plan for the files that the arguments name. It prints
+// what a user may want to change.
+func (o *options) makePlan(args []string) (*plan, error) {
+	if err := o.settings.complete(); err != nil {
+		return nil, err
+	}
+	e, err := newEncoding(&o.settings)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case o.dir == "" && !o.dryRun:
+		return nil, errors.New("--out: give the directory to write to, such as --out data")
+	case isURL(o.dir):
+		return nil, fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
+	}
+	o.printTokens(e)
+	inputs, leftOut, err := findInputs(args, o.include, o.As, o.stdin)
+	if err != nil {
+		return nil, err
+	}
+	p, err := newPlan(o.settings, e, inputs)
+	if err != nil {
+		return nil, err
+	}
+	if len(leftOut) > 0 {
+		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
+	}
+	o.warnMissingEOT(p)
+	return p, nil
+}
+
+// makeFiles makes the files of a plan in the working directory, continuing from checkpoint s.
+func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *checkpoint) error {
+	scratchDir := work.dir.Name()
+	p, err := o.count(ctx, p, scratchDir)
+	if err != nil {
+		return err
+	}
+	progress := o.newProgress("encoding", p.inputs, s.Position)
+	w := newWriter(p, work, s, progress)
+	defer w.close()
+	err = encodeInputs(ctx, p, s.Position, scratchDir, w.write)
+	progress.Finish()
+	if err != nil {
+		return err
+	}
+	made, err := w.complete()
+	if err != nil {
+		return err
+	}
+	if err := p.checkSplits(made, &s.Notes); err != nil {
+		work.hasCheckpoint = false // the same command would fail again
+		return err
+	}
+	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return p.manifest(made, &s.Notes).Write(out) }); err != nil {
+		return err
+	}
+	if s.Stale, err = o.removedFiles(work, p.inputs); err != nil {
+		return err
+	}
+	s.Complete = true
+	return w.save(position{Input: len(p.inputs)})
 }

@@ -113,14 +113,17 @@ func (o *options) printResult() error {
 
 // maskInWords says how many tokens have mask 1, if the split has a mask.
 func maskInWords(split vocabulary.Split) string {
-	ones := int64(0)
-	for _, shard := range split.Shards {
-		if len(shard.Arrays) == 0 {
-			return ""
-		}
-		ones += shard.MaskOnes
+	if len(split.Shards[0].Arrays) == 0 {
+		return ""
 	}
-	return fmt.Sprintf(", %d with mask 1", ones)
+	return fmt.Sprintf(", %d with mask 1", maskOnes(split))
+}
+
+func maskOnes(split vocabulary.Split) (n int64) {
+	for _, shard := range split.Shards {
+		n += shard.MaskOnes
+	}
+	return n
 }
 
 // mountOptions returns mount options for files that are too short for the default block_size.

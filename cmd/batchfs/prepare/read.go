@@ -40,7 +40,7 @@ type textPiece struct {
 	start position
 	// startsDocument and endsDocument say which ends of its document a piece of a text includes.
 	startsDocument, endsDocument bool
-	leftOut                      bool // whether the whole input is left out, because it is not UTF-8
+	leftOut                      bool // whether all of the input is left out: it is not UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
@@ -70,7 +70,7 @@ func (c *chunk) recycle() {
 	chunks.Put(c)
 }
 
-// tokens returns the number of tokens of which each has width bytes.
+// tokens returns the number of tokens in the chunk, each of which has width bytes.
 func (c *chunk) tokens(width int) (n int64) {
 	for _, e := range c.encoded {
 		n += int64(len(e.tokens) / width)
@@ -93,7 +93,7 @@ var inputFormats = map[inputFormat]struct {
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
 	*plan
-	scratchDir string             // directory for decompressed parquet files; empty for that of the system
+	scratchDir string             // directory for decompressed parquet files; empty for the default
 	emit       func(*chunk) error // never called again after an error
 	bytesRead  int64              // bytes read of all inputs, as stored on disk
 

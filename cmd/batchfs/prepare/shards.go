@@ -10,11 +10,92 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
 var splits = [...]string{"train", "val"}
+
+// A writer appends encoded chunks to the shards of train and val in a working directory, and saves
+// checkpoints. It belongs to one goroutine.
+type writer struct {
+	work      *workDir
+	state     *checkpoint
+	shards    [len(splits)]*split
+	canResume bool // whether the inputs can be read again from a position
+	progress  *progress
+
+	began, nextSave time.Time
+	tokens          int64 // written since began
+}
+
+// newWriter returns a writer that continues from a checkpoint, which it keeps up to date.
+func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *writer {
+	began := time.Now()
+	w := &writer{work: work, state: state, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce), progress: progress,
+		began: began, nextSave: began.Add(time.Second)}
+	out := &outputOptions{dir: work.dir, format: outputFormats[p.Format], width: p.width, maxTokens: p.ShardTokens, masked: p.masked, tokenizer: p.Name()}
+	out.wholeDocuments = p.eotBegins || out.format.finish != nil
+	for i, name := range splits {
+		w.shards[i] = &split{outputOptions: out, name: name, splitState: state.Splits[i]}
+	}
+	return w
+}
+
+// write appends a chunk. It saves a checkpoint after a second, then every ten seconds and after
+// each complete shard.
+func (w *writer) write(ch *chunk) error {
+	due := time.Now().After(w.nextSave)
+	w.state.Notes.add(&ch.notes)
+	for i, split := range w.shards {
+		completed, err := split.write(ch.encoded[i])
+		if err != nil {
+			return err
+		}
+		due = due || completed
+	}
+	w.tokens += ch.tokens(w.shards[0].width)
+	w.progress.advanceTo(ch.end)
+	w.progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(w.tokens)/1e6/time.Since(w.began).Seconds()))
+	if !due {
+		return nil
+	}
+	w.nextSave = time.Now().Add(10 * time.Second)
+	return w.save(ch.end)
+}
+
+// save saves a checkpoint at a position.
+func (w *writer) save(pos position) error {
+	if !w.canResume {
+		return nil
+	}
+	w.state.Position = pos
+	for i, split := range w.shards {
+		if err := split.sync(); err != nil {
+			return err
+		}
+		w.state.Splits[i] = split.splitState
+	}
+	return w.work.save(w.state)
+}
+
+// complete completes the last shards, and returns what was written in all.
+func (w *writer) complete() (made [len(splits)]vocabulary.Split, err error) {
+	for i, split := range w.shards {
+		if err := split.completeShard(); err != nil {
+			return made, err
+		}
+		made[i] = split.total()
+	}
+	return made, nil
+}
+
+func (w *writer) close() {
+	for _, split := range w.shards {
+		split.closeFiles()
+	}
+}
 
 type outputOptions struct {
 	dir       *os.Root
@@ -210,6 +291,16 @@ func (s *split) completeShard() error {
 	}
 	s.splitState = splitState{Shards: append(s.Shards, done), EOTInside: s.EOTInside}
 	return nil
+}
+
+// total describes the complete shards.
+func (s *split) total() vocabulary.Split {
+	all := vocabulary.Split{Shards: s.Shards, EOTInside: s.EOTInside}
+	for _, shard := range s.Shards {
+		all.Tokens += shard.Tokens
+		all.Documents += shard.Documents
+	}
+	return all
 }
 
 // endLastDocument ends a document at the end of the shard even if the next shard continues it,

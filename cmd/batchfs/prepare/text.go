@@ -48,7 +48,7 @@ func (r *reader) readText(s *stream, pos position) error {
 // leaveOutInvalid leaves out an input, of which a document begins at a position, if it is not UTF-8
 // and the options say so.
 func (r *reader) leaveOutInvalid(in *input, pos position) (leftOut bool, err error) {
-	if !r.leavesOutBinary() || r.ended { // the piece will have all of the document, so a worker can tell
+	if !r.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil
 	}
 	if leftOut, err = in.hasInvalidUTF8(); leftOut {
