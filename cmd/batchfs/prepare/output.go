@@ -100,8 +100,8 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// removedFiles returns the files of an earlier run that publish must remove from DIR, because no new
-// file has the same name.
+// removedFiles returns the files of an earlier run that publish must remove from DIR, because no
+// new file has the same name.
 func (o *options) removedFiles(work *workDir, inputs []*input) ([]string, error) {
 	stale, err := o.staleFiles(inputs)
 	if err != nil {

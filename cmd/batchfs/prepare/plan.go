@@ -54,9 +54,9 @@ type encoding struct {
 	nameStarts     []*nameStart // beginnings of the names of special tokens to count
 }
 
-// A valRule decides which documents belong to val, apart from those of inputs that are in val as a
-// whole. The reader applies it to texts, because later pieces of a long text follow the first one.
-// The encoders apply it to lines and rows, because only they know their text.
+// A valRule decides which documents belong to val. The reader applies it to texts, because the
+// pieces of a long text must stay together. The encoders apply it to lines and rows, because only
+// they know the texts of these.
 type valRule struct {
 	fraction float64 // of the documents
 	start    int64   // offset of val in a single text; 0 if each document is chosen by its hash
