@@ -121,14 +121,14 @@ func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	writeFilesHere(t, map[string]string{
 		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last", "d/7": "\x00\x01", "d/8.png": "\x89PNG",
-		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": parquetOf(t, []string{"a", "b\xff"}),
+		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": parquetOf(t, []string{"a", "b\xff"}), "d/9.jsonl": "\xff\xfe{\x00}\x00",
 	})
 	said := prepared(t, "d --by pairs --val 0 --invalid skip --out out")
 	text := decoded(readManifest(t), readTokens(t, "out/train.bin"))
-	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out because they are not text in UTF-8: 7 documents; the first is d/1\n") {
+	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out because they are not text in UTF-8: 8 documents; the first is d/1\n") {
 		t.Errorf("tokens say %q, want %q; said %q", text, want, said)
 	}
-	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 7, First: "d/1"}) {
+	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 8, First: "d/1"}) {
 		t.Errorf("vocab.json has left out %+v", m.LeftOut)
 	}
 	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")

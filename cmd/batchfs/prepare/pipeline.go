@@ -122,6 +122,10 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.width*3/8)
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
+		if piece.leftOut {
+			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+			continue
+		}
 		if err := inputFormats[piece.in.format].encode(w, ch, piece); err != nil {
 			return fmt.Errorf("%s: %w", piece.in.path, err)
 		}

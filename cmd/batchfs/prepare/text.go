@@ -96,7 +96,7 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	valid, bad := w.toValidUTF8(piece.text)
 	switch {
-	case w.skipInvalid && (bad >= 0 || piece.leftOut):
+	case w.skipInvalid && bad >= 0:
 		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
 		return nil
 	case bad >= 0:
