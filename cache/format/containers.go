@@ -24,7 +24,7 @@ func (in *Input) describeBeginning() (string, error) {
 		}
 	}
 	switch {
-	case len(first) > 9 && string(first[:3]) == "BZh" && string(first[4:10]) == "1AY&SY":
+	case IsBzip2(first):
 		return "compressed with bzip2; decompress it: bunzip2 FILE", nil
 	case len(first) >= 13 && string(first[:3]) == "\x5d\x00\x00" && string(first[5:13]) == "\xff\xff\xff\xff\xff\xff\xff\xff":
 		return "compressed with lzma; decompress it: unlzma FILE", nil
@@ -119,7 +119,7 @@ func (in *Input) isSampleShard(first []byte) (bool, error) {
 // isSkippable reports whether a file begins with a skippable frame of zstd or lz4, which another
 // frame or the end of the file follows.
 func (in *Input) isSkippable(first []byte) (bool, error) {
-	if !isSkippableMagic(first) || len(first) < 8 {
+	if !IsSkippable(first) || len(first) < 8 {
 		return false, nil
 	}
 	next := 8 + int64(binary.LittleEndian.Uint32(first[4:]))
@@ -127,11 +127,18 @@ func (in *Input) isSkippable(first []byte) (bool, error) {
 		return next == in.Size, nil
 	}
 	magic, err := in.read(next, 4)
-	return string(magic) == ZstdMagic || string(magic) == lz4Magic || isSkippableMagic(magic), err
+	return string(magic) == ZstdMagic || string(magic) == LZ4Magic || IsSkippable(magic), err
 }
 
-func isSkippableMagic(b []byte) bool {
+// IsSkippable reports whether a zstd or lz4 frame with these first bytes has no content (RFC 8878,
+// section 3.1.2). Writers of seekable files and pzstd add such frames.
+func IsSkippable(b []byte) bool {
 	return len(b) >= 4 && b[0]>>4 == 5 && string(b[1:4]) == "\x2a\x4d\x18"
+}
+
+// IsBzip2 reports whether a file with these first bytes is compressed with bzip2.
+func IsBzip2(b []byte) bool {
+	return len(b) > 9 && string(b[:3]) == "BZh" && string(b[4:10]) == "1AY&SY"
 }
 
 // describeEnd recognizes kinds of files by their last bytes, and returns a description like those

@@ -3,14 +3,15 @@ package format
 // These are first bytes of files that several places recognize. The table magics has the others.
 const (
 	GzipMagic    = "\x1f\x8b"
+	LZ4Magic     = "\x04\x22\x4d\x18"
 	NpyMagic     = "\x93NUMPY"
 	ParquetMagic = "PAR1"
 	PDFMagic     = "%PDF-"
+	XzMagic      = "\xfd7zXZ\x00"
 	ZipMagic     = "PK\x03\x04"
 	ZstdMagic    = "\x28\xb5\x2f\xfd"
 
 	arrowMagic    = "ARROW1"
-	lz4Magic      = "\x04\x22\x4d\x18"
 	megatronMagic = "MMIDIDX\x00\x00" // of an index
 )
 
@@ -23,8 +24,8 @@ var magics = []struct{ prefix, description string }{
 	{GzipMagic + "\x08", "compressed with gzip; decompress it: gunzip FILE"},
 	{"\x1f\x9d\x90", "compressed with compress; decompress it: uncompress FILE"},
 	{ZstdMagic, "compressed with zstd; decompress it: unzstd FILE"},
-	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
-	{lz4Magic, "compressed with lz4; decompress it: unlz4 FILE"},
+	{XzMagic, "compressed with xz; decompress it: unxz FILE"},
+	{LZ4Magic, "compressed with lz4; decompress it: unlz4 FILE"},
 	{"\x02\x21\x4c\x18", "compressed with lz4; decompress it: unlz4 FILE"},
 	{"LZIP\x01", "compressed with lzip; decompress it: lzip -d FILE"},
 	{"\x89LZO\x00\r\n\x1a\n", "compressed with lzop; decompress it: lzop -d FILE"},

@@ -79,7 +79,7 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 		return position{}, fmt.Errorf("%s: %w", in.path, err)
 	}
 	defer s.Close()
-	if s.compressed {
+	if s.decompressor != nil {
 		return position{Input: i}, nil
 	}
 	if _, err := s.file.Seek(at, io.SeekStart); err != nil {

@@ -6,12 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
-
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
-
-	tokenfile "batchfs/cache/format"
 )
 
 // An inputFormat says how an input, once decompressed, is divided into documents.
@@ -64,10 +58,9 @@ func totalSize(inputs []*input) (all int64) {
 // A stream is an open input, decompressed.
 type stream struct {
 	io.Reader
-	in                *input
-	file              *os.File // nil for standard input
-	compressed        bool
-	closeDecompressor func()
+	in           *input
+	file         *os.File      // nil for standard input
+	decompressor *decompressor // nil if the input is not compressed
 }
 
 type countWriter func(n int)
@@ -80,7 +73,7 @@ func (t countWriter) Write(b []byte) (int, error) {
 // open opens an input at an offset of its decompressed content. t receives the size of each read
 // from the file.
 func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
-	s = &stream{in: in, closeDecompressor: func() {}}
+	s = &stream{in: in}
 	raw := in.stdin
 	if in.info != nil {
 		if s.file, err = os.Open(in.path); err != nil {
@@ -98,35 +91,27 @@ func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
 	return s, nil
 }
 
-// decompress sets s up to read the decompressed content of raw, starting at an offset. It
-// recognizes compression by the first bytes, which cannot begin a text in UTF-8.
+// decompress sets s up to read the decompressed content of raw, starting at an offset.
 func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
-	in := io.TeeReader(buffered, t)
-	s.Reader = in
-	switch magic, err := buffered.Peek(4); {
-	case err != nil && err != io.EOF:
+	s.Reader = io.TeeReader(buffered, t)
+	magic, err := buffered.Peek(4)
+	if err != nil && err != io.EOF {
 		return err
-	case string(magic) == tokenfile.ZstdMagic:
-		// The limit on the window bounds memory; zstd itself requires --long for larger ones. One
-		// thread keeps up with the encoders.
-		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderConcurrency(1))
-		if err != nil {
-			return err
-		}
-		s.Reader, s.compressed, s.closeDecompressor = d, true, d.Close
-	case strings.HasPrefix(string(magic), tokenfile.GzipMagic):
-		s.compressed = true
-		if s.Reader, err = gzip.NewReader(in); err != nil {
-			return err
-		}
+	}
+	if s.decompressor, err = newDecompressor(magic, s.Reader); err != nil {
+		return err
+	}
+	switch {
+	case s.decompressor != nil:
+		s.Reader = s.decompressor
 	case offset > 0 && !s.in.readableOnce():
 		buffered.Reset(raw)
 		_, err := s.file.Seek(offset, io.SeekStart)
 		t(int(offset))
 		return err
 	}
-	_, err := io.CopyN(io.Discard, s.Reader, offset)
+	_, err = io.CopyN(io.Discard, s.Reader, offset)
 	return err
 }
 
@@ -145,6 +130,8 @@ func (s *stream) checkUnchanged() error {
 var errChanged = errors.New("changed while prepare read it: run prepare again when nothing writes to it")
 
 func (s *stream) Close() {
-	s.closeDecompressor()
+	if s.decompressor != nil {
+		s.decompressor.close()
+	}
 	s.file.Close() // a nil file returns an error, which does not matter
 }

@@ -31,6 +31,7 @@ var (
 	jsonObject = &nonText{what: "a JSON object on several lines", remedy: "write it as one line: jq -c . FILE >FILE.jsonl, " +
 		"or, if it has a list data of documents: jq -c '.data[]' FILE >FILE.jsonl"}
 	jsonLines = &nonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
+	bzip2File = &nonText{what: "a bzip2 file", extensions: ".bz2", remedy: decompress}
 	utf16     = &nonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", binary: true}
 )
 
@@ -46,17 +47,31 @@ var nonTexts = []*nonText{
 	{"a document", ".docx .odt .epub", "", "extract its text: pandoc -t plain FILE -o FILE.txt", true},
 	{"an office file", ".doc .xls .xlsx .ppt .pptx .ods .odp", "", "save it as text", true},
 	{"an archive", ".zip .tar .tgz .7z .rar", tokenfile.ZipMagic, "unpack it, and name the files in it", true},
-	{"a compressed file", ".bz2 .xz .lz4 .br", "", "decompress it; prepare reads only gzip and zstd", true},
+	bzip2File,
+	{"an xz file", ".xz", tokenfile.XzMagic, decompress, false},
+	{"an LZ4 file", ".lz4", tokenfile.LZ4Magic, decompress, false},
+	{"a compressed file", ".br .lz .z .sz", "", decompress, false},
 	{"an image", ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico", "", onlyText, true},
 	{"audio or video", ".mp3 .wav .flac .ogg .mp4 .mkv .webm", "", onlyText, true},
 	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .arrow .feather .h5 .hdf5", "", "if it holds token ids, mount it without prepare; otherwise, " + onlyText, true},
 }
+
+const decompress = "decompress it; prepare reads only gzip and zstd"
 
 const onlyText = "name only text, such as with --include '*.txt'"
 
 // fileExtension returns the extension of a path, in lower case and without that of a compression.
 func fileExtension(path string) string {
 	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst"))
+}
+
+// isCompressedName reports whether a file should be gzip or zstd, going by its name.
+func isCompressedName(path string) bool {
+	switch strings.ToLower(filepath.Ext(path)) {
+	case ".gz", ".zst":
+		return true
+	}
+	return false
 }
 
 // nonTextName returns what a name tells, or nil.
@@ -85,6 +100,8 @@ func nonTextContent(in *input, beginning []byte) *nonText {
 		return nil
 	case bytes.HasPrefix(begin, []byte("\xff\xfe")), bytes.HasPrefix(begin, []byte("\xfe\xff")):
 		return utf16
+	case tokenfile.IsBzip2(begin):
+		return bzip2File
 	case in.format == jsonlFormat && bytes.HasPrefix(bytes.TrimSpace(begin), []byte("[")), mayBeJSON && listStart.Match(begin):
 		return jsonList
 	case in.format == jsonlFormat && openObjectLine.Match(begin):

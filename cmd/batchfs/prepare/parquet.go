@@ -17,7 +17,7 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 		}
 	}()
 	file, size := s.file, s.in.size()
-	if file == nil || s.in.readableOnce() || s.compressed {
+	if file == nil || s.in.readableOnce() || s.decompressor != nil {
 		if file, size, err = r.spool(s); err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 		return err
 	}
 	rowBytes := float64(s.in.size()) / float64(f.NumRows())
-	if s.compressed {
+	if s.decompressor != nil {
 		rowBytes = 0 // spool has counted all bytes
 	}
 	r.countBytes(int(rowBytes * float64(pos.Offset)))

@@ -183,7 +183,7 @@ func (o *options) makePlan(args []string) (*plan, error) {
 		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
 	o.warnMissingEOT(p)
-	return p, nil
+	return p, o.announceWindows(inputs)
 }
 
 // makeFiles makes the files of a plan in the working directory, continuing from checkpoint s.

@@ -225,7 +225,7 @@ func TestPrepareErrors(t *testing.T) {
 		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: text is not a JSON object: "},
 		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is not a text but an object"},
 		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: not a JSON object: "},
-		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
+		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: its compressed data is damaged: gzip: invalid header"},
 		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
 		"not parquet":     {"abc", "a --as parquet", "a: "},
 		"standard input":  {"abc", "-", "-: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: save it to a file first"},

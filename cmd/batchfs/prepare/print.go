@@ -42,6 +42,34 @@ func (o *options) warnMissingEOT(p *plan) {
 	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)
 }
 
+// announceWindows prints how much memory decompressing takes if zstd files need more than usual.
+func (o *options) announceWindows(inputs []*input) error {
+	var largest *input
+	var files, most int64
+	for _, in := range inputs {
+		if in.readableOnce() || !strings.EqualFold(filepath.Ext(in.path), ".zst") {
+			continue
+		}
+		s, err := in.open(0, func(int) {})
+		if err != nil {
+			return fmt.Errorf("%s: %w", in.path, err)
+		}
+		s.Close()
+		if s.decompressor == nil || s.decompressor.window <= largeWindow {
+			continue
+		}
+		files++
+		if s.decompressor.window > most {
+			largest, most = in, s.decompressor.window
+		}
+	}
+	if files > 0 {
+		o.printLine("decompressing takes up to %s of memory, because zstd --long compressed %s; the one with the largest window is %s",
+			terminal.FormatBytes(most), terminal.Plural(files, "file", "files"), largest.path)
+	}
+	return nil
+}
+
 // printContinuing prints how much an earlier run has done, if this run continues it.
 func (o *options) printContinuing(s *checkpoint, inputs []*input) {
 	if s.Position != (position{}) {

@@ -3,10 +3,12 @@ package prepare
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"sync"
+	"unicode/utf8"
 )
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
@@ -174,6 +176,8 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 		pos.Offset = int64(len(byteOrderMark))
 	}
 	switch kind := nonTextContent(s.in, r.buf); {
+	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
+		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
 	case kind == nil:
 		return false, nil
 	case kind.binary && r.leavesOutBinary():

@@ -19,7 +19,7 @@ func (r *reader) readText(s *stream, pos position) error {
 		}
 		if !pos.Within {
 			pos.Val = r.val.has(s.in, pos.Offset, r.buf)
-			if leftOut, err := r.leaveOutInvalid(s.in, pos); leftOut || err != nil {
+			if leftOut, err := r.leaveOutInvalid(s, pos); leftOut || err != nil {
 				return err
 			}
 		}
@@ -46,13 +46,26 @@ func (r *reader) readText(s *stream, pos position) error {
 }
 
 // leaveOutInvalid leaves out an input, of which a document begins at a position, if it is not UTF-8
-// and the options say so.
-func (r *reader) leaveOutInvalid(in *input, pos position) (leftOut bool, err error) {
+// and the options say so. So that there is only one decompressor, it opens a compressed input again
+// after the check.
+func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err error) {
 	if !r.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil
 	}
-	if leftOut, err = in.hasInvalidUTF8(); leftOut {
-		err = r.leaveOut(in, pos)
+	if s.decompressor == nil {
+		leftOut, err = s.in.hasInvalidUTF8()
+	} else {
+		s.Close()
+		leftOut, err = s.in.hasInvalidUTF8()
+		read := r.bytesRead
+		again, openError := s.in.open(pos.Offset+int64(len(r.buf)), r.countBytes)
+		if openError != nil {
+			return false, openError
+		}
+		*s, r.bytesRead = *again, read
+	}
+	if leftOut {
+		err = r.leaveOut(s.in, pos)
 	}
 	return leftOut, err
 }
