@@ -152,7 +152,7 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	saved, err := w.load()
 	if saved != nil {
 		switch {
-		case saved.Settings != begin.Settings:
+		case saved.Settings != begin.Settings && !saved.continuesWith(begin.Settings):
 			savedSettings, _ := json.Marshal(saved.Settings)
 			err = fmt.Errorf("%s belongs to an unfinished run with other options: use these again, or start over with --force: %s", w.dir.Name(), savedSettings)
 		case saved.Inputs != begin.Inputs:
@@ -160,6 +160,7 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 				"restore them, or start over with --force", w.dir.Name())
 		default:
 			w.hasCheckpoint = true
+			saved.Settings = begin.Settings
 			return saved, nil
 		}
 	}
@@ -171,6 +172,17 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 		return nil, err
 	}
 	return begin, w.clear()
+}
+
+// continuesWith reports whether a run with other settings has the same output up to here: those that
+// say what to do about text that is not UTF-8, of which there was none. A text that has begun cannot
+// be left out.
+func (s *checkpoint) continuesWith(other settings) bool {
+	if s.Settings.Invalid != "error" || other.Invalid == "skip" && s.Position.Within {
+		return false
+	}
+	other.Invalid = s.Settings.Invalid
+	return s.Settings == other
 }
 
 // save replaces the checkpoint atomically.

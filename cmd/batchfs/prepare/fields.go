@@ -52,11 +52,65 @@ func (f field) String() string { return f.path[len(f.path)-1].prefix }
 
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
-func (f field) names() (names []string) {
-	for _, s := range f.path {
+// names returns the names from a depth of the path on, up to the next list.
+func (f field) names(depth int) (names []string) {
+	for _, s := range f.path[depth:] {
+		if s.list {
+			break
+		}
 		names = append(names, s.name)
 	}
 	return names
+}
+
+// hasDots reports whether names follow each other, separated by dots.
+func (f field) hasDots() bool {
+	for i := range f.path[1:] {
+		if !f.path[i].list && !f.path[i+1].list {
+			return true
+		}
+	}
+	return false
+}
+
+// joined returns the field with the keys that its names from a depth on stand for in value.
+func (f field) joined(value jsontext.Value, depth int) field {
+	names := f.names(depth)
+	keys := keysOf(value, names, func(value jsontext.Value, name string) (jsontext.Value, bool) {
+		inner, err := member(value, name, nil)
+		return inner, err == nil && inner != nil
+	})
+	if len(keys) == 0 || len(keys) == len(names) {
+		return f
+	}
+	path, at := slices.Clone(f.path[:depth]), depth
+	for _, key := range keys {
+		at += 1 + strings.Count(key, ".")
+		path = append(path, step{name: key, prefix: f.path[at-1].prefix})
+	}
+	f.path = append(path, f.path[at:]...)
+	return f
+}
+
+// keysOf returns the keys that lead from a value through names: nested keys if they exist, and
+// otherwise the longest keys that contain dots. It returns nil if there are none.
+func keysOf[T any](value T, names []string, member func(value T, name string) (T, bool)) []string {
+	if len(names) == 0 {
+		return []string{}
+	}
+	for i := range names {
+		n := len(names) - i + 1 // the longest key comes after a single name
+		if i == 0 {
+			n = 1
+		}
+		key := strings.Join(names[:n], ".")
+		if inner, ok := member(value, key); ok {
+			if rest := keysOf(inner, names[n:], member); rest != nil {
+				return append([]string{key}, rest...)
+			}
+		}
+	}
+	return nil
 }
 
 type maskedText struct {
@@ -71,6 +125,12 @@ type maskedText struct {
 // lead to the same text, the first one whose conditions hold determines the text's mask. If there
 // is none, the mask is 0.
 func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
+	if w.joinNames && value.Kind() == jsontext.KindBeginObject {
+		fields = slices.Clone(fields)
+		for i, f := range fields {
+			fields[i] = f.joined(value, depth)
+		}
+	}
 	all := fields
 	var other func(name []byte, value jsontext.Value)
 	if depth > 0 && fields[0].path[depth-1].list {
@@ -82,7 +142,7 @@ func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fiel
 		fields = fields[n:]
 		if depth == len(group[0].path) {
 			var text []byte
-			if text, err = textOf(value, group[0].path[depth-1].prefix); err == nil {
+			if text, err = w.textOf(value, group[0]); err == nil {
 				list = append(list, maskedText{text, w.maskOf(group)})
 			}
 			continue
@@ -104,16 +164,17 @@ func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fiel
 func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (inner jsontext.Value, err error) {
 	inner, err = member(value, f.path[depth].name, other)
 	switch {
-	case err != nil && depth > 0 && value.Kind() == jsontext.KindBeginArray:
-		err = fmt.Errorf("%s is a list: to take a text of each element, write %[1]s.*.%s", f.path[depth-1].prefix, f.path[depth].name)
 	case err != nil && depth == 0:
-		err = fmt.Errorf("not a JSON object: %w", err)
+		err = unusable(notObject, ": "+err.Error())
+	case err != nil && value.Kind() == jsontext.KindBeginArray:
+		list := f.path[depth-1].prefix
+		err = unusable(list+" is a list", fmt.Sprintf(": to take a text of each element, write %s.*.%s", list, f.path[depth].name))
 	case err != nil:
-		err = fmt.Errorf("%s is not a JSON object: %w", f.path[depth-1].prefix, err)
+		err = unusable(f.path[depth-1].prefix+" is not a JSON object", ": "+err.Error())
 	case inner == nil:
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
-		err = fmt.Errorf("has no field %s: choose one with --field or --mask; there are %q", f.path[depth].prefix, names[:min(20, len(names))])
+		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with --field or --mask; there are %q", names[:min(20, len(names))]))
 	}
 	return inner, err
 }
@@ -123,7 +184,7 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
-		return nil, fmt.Errorf("field %s %w", group[0].path[depth].prefix, err)
+		return nil, unusable(fmt.Sprintf("field %s is not a list", group[0].path[depth].prefix), " but "+describe(value))
 	}
 	for _, element := range all {
 		chosen := slices.Clone(group)
@@ -137,7 +198,7 @@ func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Valu
 			if s.key != key {
 				found, err := member(element, s.key, nil)
 				if err != nil {
-					return nil, fmt.Errorf("field %s is not a list of JSON objects: %w", s.prefix, err)
+					return nil, unusable(fmt.Sprintf("field %s is not a list of JSON objects", s.prefix), ": "+err.Error())
 				}
 				key, actual = s.key, literal(found)
 			}

@@ -6,22 +6,56 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// textOf returns the text in a JSON value; null is an empty text. Invalid UTF-8 and unpaired
-// surrogates become U+FFFD. name is the path of the field, for errors.
-func textOf(value jsontext.Value, name string) (text []byte, err error) {
-	switch value.Kind() {
-	case jsontext.KindNull:
+// textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
+// field leads through a list, such as that of a chat, the text may be a list of parts.
+func (w *encodeWorker) textOf(value jsontext.Value, f field) ([]byte, error) {
+	switch kind := value.Kind(); {
+	case kind == jsontext.KindNull:
 		return nil, nil
-	case jsontext.KindString:
-		// The error only reports that something became U+FFFD.
-		text, _ = jsontext.AppendUnquote(make([]byte, 0, len(value)), value)
-		return text, nil
+	case kind == jsontext.KindString:
+		return unquote(make([]byte, 0, len(value)), value), nil
+	case kind == jsontext.KindBeginArray && f.inList():
+		return w.partsText(value, f)
 	}
-	return nil, fmt.Errorf("field %s is not a text but %s", name, describe(value))
+	return nil, unusable(fmt.Sprintf("field %s is not a text", f), " but "+describe(value))
+}
+
+// partsText returns the text in a list of parts, such as [{"type": "text", "text": "Hello"}], and
+// counts the parts without text as dropped.
+func (w *encodeWorker) partsText(value jsontext.Value, f field) (text []byte, err error) {
+	parts, err := elements(value)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		if part.Kind() == jsontext.KindString {
+			text = unquote(text, part)
+			continue
+		}
+		inner, err := member(part, "text", nil)
+		if err != nil {
+			return nil, unusable(fmt.Sprintf("field %s is not a list of texts and parts", f), ", because an element is "+describe(part))
+		}
+		kind, _ := member(part, "type", nil)
+		if inner.Kind() == jsontext.KindString && (kind == nil || strings.HasSuffix(string(literal(kind)), "text")) {
+			text = unquote(text, inner)
+		} else {
+			w.notes.Dropped.add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
+		}
+	}
+	return text, nil
+}
+
+// unquote appends the content of a JSON string. Invalid UTF-8 and unpaired surrogates become
+// U+FFFD.
+func unquote(to []byte, value jsontext.Value) []byte {
+	to, _ = jsontext.AppendUnquote(to, value) // the error only reports that something became U+FFFD
+	return to
 }
 
 // literal returns a value in the form that conditions have: a string has no quotes.
@@ -39,7 +73,7 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 		return nil, nil
 	case jsontext.KindBeginArray:
 	default:
-		return nil, fmt.Errorf("is not a list but %s", describe(value))
+		return nil, errors.New("is not a list")
 	}
 	d := jsontext.NewDecoder(bytes.NewBuffer(value), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	d.ReadToken()
@@ -91,6 +125,6 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 
 // describe says what a value is, for messages.
 func describe(value jsontext.Value) string {
-	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object"}
+	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object", jsontext.KindNumber: "a number"}
 	return cmp.Or(kinds[value.Kind()], string(value))
 }

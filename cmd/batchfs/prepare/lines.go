@@ -2,8 +2,11 @@ package prepare
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // readLines reads JSON lines. It only cuts them, because decoding takes long.
@@ -17,8 +20,13 @@ func (r *reader) readLines(s *stream, pos position) error {
 		switch {
 		case err != nil || n == 0 && r.ended:
 			return err
+		case n == 0 && r.skipInvalid:
+			if err := r.leaveOutLine(s, &pos); err != nil {
+				return err
+			}
+			continue
 		case n == 0:
-			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it", pos.Line+1, maxLine)
+			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or leave such lines out with --invalid skip", pos.Line+1, maxLine)
 		}
 		piece := textPiece{text: r.buf[:n], in: s.in, start: pos}
 		pos.Offset += int64(n)
@@ -33,10 +41,51 @@ func (r *reader) readLines(s *stream, pos position) error {
 	}
 }
 
+// leaveOutLine leaves out a line that is longer than the buffer.
+func (r *reader) leaveOutLine(s *stream, pos *position) error {
+	pos.Line++
+	r.current.notes.addUnusable(tooLong, location("line", pos.Line, s.in))
+	for ended := false; !ended; {
+		if err := r.fill(s, chunkSize); err != nil {
+			return err
+		}
+		n := bytes.IndexByte(r.buf, '\n') + 1
+		ended = n > 0 || r.ended
+		if n == 0 {
+			n = len(r.buf)
+		}
+		pos.Offset += int64(n)
+		r.drop(n)
+	}
+	return nil
+}
+
+// An unusableError says why a line has no text.
+type unusableError struct {
+	kind string // the same for all lines with this fault, to count them
+	error
+}
+
+func unusable(kind, details string) unusableError {
+	return unusableError{kind, errors.New(kind + details)}
+}
+
+const (
+	tooLong   = "too long"
+	notObject = "not a JSON object"
+)
+
+// Unusable lines may be at most this fraction of all lines, once there are minLines.
+const (
+	maxUnusable = 0.1
+	minLines    = 10_000
+)
+
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	number := piece.start.Line
 	for line := range bytes.Lines(piece.text) {
 		number++
+		line = bytes.TrimPrefix(line, byteOrderMark) // of one of the files that were concatenated
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
@@ -47,8 +96,18 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 			}
 			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
-		texts, err := w.appendTexts(nil, line, w.fields, 0)
+		ch.notes.Lines++
+		texts, err := w.lineTexts(replaceNaN(line))
+		if unusable, ok := errors.AsType[unusableError](err); ok {
+			if w.skipInvalid {
+				ch.notes.addUnusable(unusable.kind, location("line", number, piece.in))
+				continue
+			}
+			err = fmt.Errorf("%w; to leave such lines out, use --invalid skip", err)
+		}
 		if err == nil {
+			ch.notes.add(w.notes)
+			w.notes = &ch.notes
 			err = w.encodeDocument(ch, piece.in, texts, "line", number)
 		}
 		if err != nil {
@@ -56,4 +115,56 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 		}
 	}
 	return nil
+}
+
+// lineTexts returns the texts to which the fields lead. Their counts are in w.notes afterwards. If
+// there are no such texts, names that are separated by dots may be a single key.
+func (w *encodeWorker) lineTexts(line jsontext.Value) (texts []maskedText, err error) {
+	for _, w.joinNames = range []bool{false, true} {
+		w.lineNotes = notes{}
+		w.notes = &w.lineNotes
+		again, againErr := w.appendTexts(nil, line, w.fields, 0)
+		if !w.joinNames || againErr == nil {
+			texts, err = again, againErr
+		}
+		if err == nil || !w.hasDots {
+			break
+		}
+	}
+	return texts, err
+}
+
+// replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with numbers of the
+// same length, because they are not JSON.
+func replaceNaN(line []byte) []byte {
+	if !bytes.Contains(line, []byte("NaN")) && !bytes.Contains(line, []byte("Infinity")) {
+		return line
+	}
+	line = bytes.Clone(line)
+	for i := 0; i < len(line); i++ {
+		switch line[i] {
+		case '"':
+			for i++; i < len(line) && line[i] != '"'; i++ {
+				if line[i] == '\\' {
+					i++
+				}
+			}
+		case 'N', 'I':
+			for _, name := range []string{"NaN", "Infinity"} {
+				before, after := line[:i], line[i:]
+				if name == "Infinity" {
+					before = bytes.TrimSuffix(before, []byte("-"))
+				}
+				rest, ok := bytes.CutPrefix(after, []byte(name))
+				if ok && endsWithAny(before, ":,[ \t") && (len(rest) == 0 || bytes.IndexByte([]byte(",]} \t\r\n"), rest[0]) >= 0) {
+					copy(after, "0         "[:len(name)])
+				}
+			}
+		}
+	}
+	return line
+}
+
+func endsWithAny(text []byte, bytesBefore string) bool {
+	return len(text) > 0 && bytes.IndexByte([]byte(bytesBefore), text[len(text)-1]) >= 0
 }

@@ -19,6 +19,9 @@ import (
 type notes struct {
 	NotUTF8 vocabulary.LeftOut `json:"not_utf8"`
 	Empty   vocabulary.LeftOut `json:"empty"`
+	// Unusable counts lines without text, by what is wrong with them, of the Lines of JSON.
+	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
+	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
 	Special tally `json:"special,omitempty"`
 	// Unnamed counts list elements that no part of --mask names, such as role=tool.
@@ -32,6 +35,10 @@ type notes struct {
 func (n *notes) add(more *notes) {
 	addLeftOut(&n.NotUTF8, more.NotUTF8.Documents, more.NotUTF8.First)
 	addLeftOut(&n.Empty, more.Empty.Documents, more.Empty.First)
+	for kind, left := range more.Unusable {
+		n.countUnusable(kind, left.Documents, left.First)
+	}
+	n.Lines += more.Lines
 	n.Special.addAll(more.Special)
 	n.Unnamed.addAll(more.Unnamed)
 	n.Dropped.addAll(more.Dropped)
@@ -46,6 +53,42 @@ func location(unit string, number int64, in *input) string {
 func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
 	to.First = cmp.Or(to.First, first)
 	to.Documents += documents
+}
+
+// addUnusable counts a line without text.
+func (n *notes) addUnusable(kind, location string) { n.countUnusable(kind, 1, location) }
+
+func (n *notes) countUnusable(kind string, lines int64, first string) {
+	if n.Unusable == nil {
+		n.Unusable = map[string]vocabulary.LeftOut{}
+	}
+	left := n.Unusable[kind]
+	addLeftOut(&left, lines, first)
+	n.Unusable[kind] = left
+}
+
+// checkUnusable returns an error if too many lines have no text.
+func (n *notes) checkUnusable() error {
+	if lines := n.unusableLines(); n.Lines >= minLines && float64(lines) > maxUnusable*float64(n.Lines) {
+		return fmt.Errorf("%d of %d lines cannot be used, which is more than %v%%, so perhaps an option is wrong: %s", lines, n.Lines, 100*maxUnusable, n.unusable())
+	}
+	return nil
+}
+
+func (n *notes) unusableLines() (lines int64) {
+	for _, left := range n.Unusable {
+		lines += left.Documents
+	}
+	return lines
+}
+
+// unusable lists what is wrong with lines that were left out.
+func (n *notes) unusable() string {
+	var list []string
+	for _, kind := range slices.Sorted(maps.Keys(n.Unusable)) {
+		list = append(list, fmt.Sprintf("%s (%d, the first is %s)", kind, n.Unusable[kind].Documents, n.Unusable[kind].First))
+	}
+	return strings.Join(list, "; ")
 }
 
 // A tally counts by name. Its values are pointers so that counting allocates nothing.
@@ -67,6 +110,9 @@ func (t *tally) add(name string, n int64) {
 }
 
 func (t *tally) addAll(more tally) {
+	if len(more) == 0 {
+		return
+	}
 	for _, name := range slices.Sorted(maps.Keys(more)) {
 		t.add(name, *more[name])
 	}
@@ -101,6 +147,7 @@ func (n *notes) lines(e *encoding) (lines []string) {
 	}
 	add(n.Empty.Documents, "left out because they have no text: %s; the first is %s; if they should have some, check --field or --mask",
 		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
+	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), "line", "lines"), n.unusable())
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
 	for _, f := range e.unmatched(n) {

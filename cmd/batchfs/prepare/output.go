@@ -116,6 +116,12 @@ func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
 	switch train, val := made[0], made[1]; {
 	case p.ValFiles != "" && (train.Tokens == 0 || val.Tokens == 0):
 		return fmt.Errorf("--val-files %s: leaves %d tokens for train and %d for val: use another pattern", p.ValFiles, train.Tokens, val.Tokens)
+	case train.Documents+val.Documents == 0:
+		found := "name files that have text"
+		if lines := n.lines(&p.encoding); len(lines) > 0 {
+			found = strings.Join(lines, "; ")
+		}
+		return fmt.Errorf("the inputs have no documents: %s", found)
 	case train.Tokens == 0 || val.Tokens == 0 && p.Val > 0:
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: "+
 			"add documents, or use a larger --val, or --val 0 for no val",

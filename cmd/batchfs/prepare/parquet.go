@@ -27,9 +27,8 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	if err != nil {
 		return err
 	}
-	path := r.fields[0].names()
-	name := strings.Join(path, ".")
-	column, err := textColumn(f, path)
+	name := r.fields[0].String()
+	column, err := textColumn(f, r.fields[0])
 	if err != nil {
 		return err
 	}
@@ -63,9 +62,12 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	return nil
 }
 
-func textColumn(f *parquetgo.File, path []string) (int, error) {
+func textColumn(f *parquetgo.File, name field) (int, error) {
+	path := keysOf(f.Root(), name.names(0), func(c *parquetgo.Column, name string) (*parquetgo.Column, bool) {
+		inner := c.Column(name)
+		return inner, inner != nil
+	})
 	column, ok := f.Schema().Lookup(path...)
-	name := strings.Join(path, ".")
 	switch {
 	case !ok:
 		var names []string
@@ -100,8 +102,12 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowB
 			for _, value := range values[:n] {
 				piece := textPiece{text: value.ByteArray(), in: in, start: *pos, startsDocument: true, endsDocument: true}
 				pos.Offset++
+				if len(piece.text) > maxLine && r.skipInvalid {
+					r.current.notes.addUnusable(tooLong, location("row", pos.Offset, in))
+					continue
+				}
 				if len(piece.text) > maxLine {
-					return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it", pos.Offset, maxLine)
+					return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or leave such rows out with --invalid skip", pos.Offset, maxLine)
 				}
 				if err := r.add(piece, *pos); err != nil {
 					return err

@@ -101,8 +101,10 @@ func (l *pipeline) release(ch *chunk) {
 type encodeWorker struct {
 	*plan
 	encoder
-	scratch []uint32
-	notes   *notes // counts in the current chunk
+	scratch   []uint32
+	notes     *notes // counts in the current chunk or line
+	lineNotes notes
+	joinNames bool // whether names of fields that are separated by dots may be one key
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {

@@ -45,6 +45,7 @@ type encoding struct {
 	tokenizer
 	width          int // bytes per token
 	fields         []field
+	hasDots        bool // whether a field has several names in a row
 	masked         bool
 	eot            int64        // end-of-text token, or -1
 	eotBegins      bool         // whether eot begins documents instead of ending them
@@ -107,6 +108,7 @@ func newEncoding(s *settings) (e encoding, err error) {
 	if e.masked {
 		e.fields, err = maskFields(s.Mask)
 	}
+	e.hasDots = slices.ContainsFunc(e.fields, field.hasDots)
 	return e.withTokenizer(t, s.EOT), err
 }
 

@@ -104,7 +104,7 @@ func (o *options) register(cmd *cobra.Command) {
 	f.StringVar(&o.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
 		"of each token, one byte, to NAME.mask.bin")
 	f.BoolVar(&o.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
-	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row")
+	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text")
 	f.StringVar(&o.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
 	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")

@@ -48,6 +48,9 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 func (w *writer) write(ch *chunk) error {
 	due := time.Now().After(w.nextSave)
 	w.state.Notes.add(&ch.notes)
+	if err := w.state.Notes.checkUnusable(); err != nil {
+		return err
+	}
 	for i, split := range w.shards {
 		completed, err := split.write(ch.encoded[i])
 		if err != nil {
