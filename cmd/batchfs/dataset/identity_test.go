@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -292,4 +294,51 @@ func TestIdentityIsTheSameElsewhere(t *testing.T) {
 			t.Errorf("%q: a worker says %s, info.json %s, want %s", lines, again, info.Identity, want)
 		}
 	}
+}
+
+var update = flag.Bool("update", false, "write testdata/settings.txt")
+
+// The identity, the saved state, the name, the settings in info.json and the schedule of a sequence
+// stay the same in every version, because runs and mounts outlive the program that began them. The
+// file has a hash of each of them, under several paths of each configuration.
+func TestSettingsStay(t *testing.T) {
+	const file, regenerate = "testdata/settings.txt", "go test ./cmd/batchfs/dataset -run SettingsStay -update"
+	golden, err := filepath.Abs(file)
+	must(t, err)
+	writeIdentityFiles(t)
+	configurations := map[string]bool{}
+	for _, c := range identityCases {
+		for _, lines := range []string{c.lines, c.lines + "\n" + c.change} {
+			if !strings.Contains(lines, "FINGERPRINT") {
+				configurations[strings.Trim(lines, "\n")] = true
+			}
+		}
+	}
+	paths := []string{"rank=1,world=2", "layout=rows", "order=sequential", "order=torch", "order=shuffle,shuffle_block=64KiB,world=2", "source=1", "block_size=7,dtype=int64"}
+	var b strings.Builder
+	for _, lines := range slices.Sorted(maps.Keys(configurations)) {
+		for _, d := range []*Dataset{openSplitWith(t, lines), openSplitWith(t, lines+"\non_change = 'follow'")} {
+			var all [5][]string
+			add := func(q *Dataset) {
+				state, err := json.Marshal(q.rowSettings())
+				must(t, err)
+				settings, err := json.Marshal(q.settings())
+				must(t, err)
+				for i, text := range []string{q.Identity(), string(state), q.sequencePath(), string(settings), q.ScheduleSettings()} {
+					all[i] = append(all[i], text)
+				}
+			}
+			add(d)
+			for _, path := range paths {
+				if q, err := d.With(path); err == nil {
+					add(q)
+				}
+			}
+			for _, texts := range all {
+				fmt.Fprint(&b, digest(texts)[:8], " ")
+			}
+			fmt.Fprintf(&b, "%s %q\n", d.Split.OnChange, lines)
+		}
+	}
+	testfiles.CheckGenerated(t, golden, b.String(), regenerate, *update)
 }
