@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"slices"
@@ -19,18 +20,34 @@ type table struct {
 	keys []key
 }
 
-// A key describes one key of a table. Messages, config.toml, settings in paths, and restart depend
-// on it.
+// A key describes one key of a table. Messages, config.toml, settings in paths, identities, saved
+// states and restart depend on it.
 type key struct {
 	name    string
+	effect  Effect
 	initial any  // default; nil if there is none
 	example any  // value in config.toml of a key without a default
 	inPath  bool // whether a path may set the key, as in train/rank=3,world=8
-	restart bool // whether restart may change the key
 	isFile  bool // whether the value is a path, relative to the file that contains it
 	valueType
 	help string // explanation in config.toml; the rule of valueType follows it there
 }
+
+// An Effect is what a key decides. The settings that identify a sequence or a run, and those that a
+// restart cannot change, are found by their effects.
+type Effect int
+
+const (
+	_ Effect = iota // invalid, so that no key lacks an effect
+
+	OnNothing  // no batch: speed, limits and checks. A restart may change these keys.
+	OnMount    // the mount itself, and where next begins
+	OnSizes    // the sizes of files
+	OnReading  // the tokens: which files are read, and how
+	OnSchedule // the source of each row. A restart may change them for rows that nobody has read.
+	OnRows     // the rows of a run: their order, and what each one holds
+	OnBytes    // which rows of a run a batch has, and how it stores them
+)
 
 func (t *table) find(name string) *key {
 	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
@@ -51,6 +68,23 @@ func (t *table) setDefaults(c any) {
 	}
 }
 
+// KeysOn returns the keys of a split with one of these effects.
+func KeysOn(effects ...Effect) (names []string) {
+	for _, t := range []*table{&batchTable, &splitTable} {
+		for _, k := range t.keys {
+			if slices.Contains(effects, k.effect) {
+				names = append(names, k.name)
+			}
+		}
+	}
+	return names
+}
+
+// Value returns the value of a key from KeysOn.
+func (s *Split) Value(key string) any {
+	return cmp.Or(batchTable.find(key), splitTable.find(key)).get(s)
+}
+
 // allTables lists the tables in the order of config.toml. If two tables have a key of the same
 // name, messages name the first one.
 var allTables = []*table{
@@ -58,7 +92,7 @@ var allTables = []*table{
 }
 
 var topTable = table{name: "front of all tables", keys: []key{
-	{name: "mountpoint", example: "/mnt/batches", isFile: true,
+	{name: "mountpoint", effect: OnMount, example: "/mnt/batches", isFile: true,
 		valueType: nonEmpty(func(c *Config) *string { return &c.Mountpoint }, "a path")},
 }}
 
@@ -66,40 +100,40 @@ const maxRowsReason = "so that numbers of rows fit in 64 bits"
 
 var batchTable = table{name: "[batch]", help: "What a batch contains. These keys apply to all splits. " +
 	"A split can set any of them in its own table, which takes precedence over [batch] and over --set batch.KEY.", keys: []key{
-	{name: "batch_size", initial: 12, inPath: true,
+	{name: "batch_size", effect: OnBytes, initial: 12, inPath: true,
 		valueType: wholeNumber(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows).because(maxRowsReason),
 		help: "B, the number of rows in a batch. Set it to the number of rows that a rank takes at once: in a training step, or in a micro-batch of one. " +
 			"batch_size times world may be at most 16777216."},
-	{name: "block_size", initial: 1024, inPath: true,
+	{name: "block_size", effect: OnRows, initial: 1024, inPath: true,
 		valueType: wholeNumber(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
 		help: "T, the number of tokens in a row. Set it to the context length of the model. " +
 			"Token files with fewer than T+1 tokens have no rows, unless join is true."},
-	{name: "format", initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
+	{name: "format", effect: OnReading, initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
 		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
 			"other files as headerless, unless they begin, end or are named like files of another kind. Name a format to reject files of any other. " +
 			"Set headerless for files that are only named like others."},
-	{name: "tensor", example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", effect: OnReading, example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read from a file that has several. Set it for .safetensors files with more than one tensor."},
-	{name: "token_dtype", example: "uint16", valueType: oneOf(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
+	{name: "token_dtype", effect: OnReading, example: "uint16", valueType: oneOf(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
 		help: "The dtype of headerless files, little-endian. The default is the dtype in the vocab.json of batchfs prepare, " +
 			"or uint16. Set it if that is wrong, or if a file is rejected because it looks like another dtype."},
-	{name: "shape", example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
+	{name: "shape", effect: OnReading, example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
 		help: "The shape of one element of headerless files. Set it if an element has several numbers, " +
 			"such as a row of a matrix. It needs layout = \"rows\"."},
-	{name: "vocab_size", initial: 0, restart: true, valueType: wholeNumber(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+	{name: "vocab_size", effect: OnNothing, initial: 0, valueType: wholeNumber(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The number of different tokens, or 0 if unknown. Set it if there is no vocab.json of batchfs prepare. " +
 			"A token at or above it is then an error that names the file and the position."},
-	{name: "dtype", initial: "native", inPath: true,
+	{name: "dtype", effect: OnBytes, initial: "native", inPath: true,
 		valueType: oneOf(func(c *Split) *array.DType { return &c.DType }, append(integerDTypes(), sampler.Native)...),
 		help: "The dtype of tokens in a batch, little-endian. native is the dtype of the token files. " +
 			"Set int64 for PyTorch embeddings. A token that does not fit is an error."},
-	{name: "layout", initial: "xy", inPath: true,
+	{name: "layout", effect: OnRows, initial: "xy", inPath: true,
 		valueType: oneOf(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
 		help: "The arrays of a batch.\n" +
 			"  xy: x of shape (B, T), then y of the same shape, one token later.\n" +
 			"  tokens: one array of shape (B, T+1).\n" +
 			"  rows: B elements of any array; block_size does not matter."},
-	{name: "order", initial: "random", inPath: true,
+	{name: "order", effect: OnRows, initial: "random", inPath: true,
 		valueType: oneOf(func(c *Split) *sampler.Order { return &c.Order },
 			sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
 		help: "How rows are chosen.\n" +
@@ -108,45 +142,45 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  sequential: the same windows, one after the other; for validation.\n" +
 			"  torch: the windows of nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
 			"  torch-2.6: the same, with the random numbers of PyTorch 2.6 and older."},
-	{name: "source", example: "web", inPath: true, valueType: sourceName(func(c *Split) *string { return &c.Source }),
+	{name: "source", effect: OnRows, example: "web", inPath: true, valueType: sourceName(func(c *Split) *string { return &c.Source }),
 		help: "The only source of a mixture to read, by name. Usually set in the path, to get the loss of each source: " +
 			"its rows are then those that the mixture draws from it, in the same order."},
-	{name: "seed", initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
+	{name: "seed", effect: OnRows, initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
 			"with the rank. Change it to get other rows."},
-	{name: "torch_state", example: "rng.bin", isFile: true, valueType: nonEmpty(func(c *Split) *string { return &c.StateFile }, "a path"),
+	{name: "torch_state", effect: OnRows, example: "rng.bin", isFile: true, valueType: nonEmpty(func(c *Split) *string { return &c.StateFile }, "a path"),
 		help: "A file with the result of torch.get_rng_state(), 5056 bytes, for the torch orders. " +
 			"Set it to continue from that state instead of from seed. It needs rank = 0 and world = 1."},
-	{name: "rank", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
+	{name: "rank", effect: OnBytes, initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
 		help: "The rank of the reader, from 0 to world-1. Usually set in the path. Batch k of rank r has the rows " +
 			"k*B*world + r*B to k*B*world + r*B + B-1. The torch orders use seed + rank as their seed."},
-	{name: "world", initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
+	{name: "world", effect: OnBytes, initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 		help: "The number of ranks. Usually set in the path, together with rank."},
-	{name: "shuffle_block", initial: 0, inPath: true, valueType: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
+	{name: "shuffle_block", effect: OnRows, initial: 0, inPath: true, valueType: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
 		help: "With order = \"shuffle\", the size of the runs of tokens to shuffle: rows come from 16 runs at a time. " +
 			"Set it for tokens in a store, so that each host reads only its own share of them. It must be a multiple of " +
 			"store.block_bytes. 0 shuffles all tokens."},
-	{name: "local_world", initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
+	{name: "local_world", effect: OnRows, initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
 		help: "With shuffle_block, the number of ranks on each host. Set it to torchrun's LOCAL_WORLD_SIZE. " +
 			"It must divide world, and there may be at most 65536 hosts."},
-	{name: "documents", initial: false, valueType: documents,
+	{name: "documents", effect: OnRows, initial: false, valueType: documents,
 		help: "Whether a batch has the arrays cu_seqlens and positions, which say where documents end. Set it for attention " +
 			"within documents. A document ends where the index next to the token file says, or after eot if there is none. " +
 			"With \"files\", each file is one document."},
-	{name: "eot", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
+	{name: "eot", effect: OnRows, example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 		help: "The last token of each document in token files without an index, and the padding of rows other than windows. " +
 			"The default is the one in the vocab.json of batchfs prepare."},
-	{name: "bos", example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.BeginOfText }, 0, math.MaxInt64),
+	{name: "bos", effect: OnRows, example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.BeginOfText }, 0, math.MaxInt64),
 		help: "A token that begins every segment of a document. It needs rows other than windows. If a document is cut, bos " +
 			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +
 			"Every document must begin with it, as after batchfs prepare --eot begin."},
-	{name: "mask_targets", initial: false, valueType: maskTargets,
+	{name: "mask_targets", effect: OnRows, initial: false, valueType: maskTargets,
 		help: "Whether to replace a target by ignore_index if it is in another document than the token before it, " +
 			"so that it does not count in the loss. With the name of an array, also if the array's element for the target is 0; " +
 			"documents then need not be known. It needs a signed dtype."},
-	{name: "ignore_index", initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
+	{name: "ignore_index", effect: OnRows, initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
 		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
-	{name: "rows", initial: "windows",
+	{name: "rows", effect: OnRows, initial: "windows",
 		valueType: oneOf(func(c *Split) *sampler.Rows { return &c.Rows },
 			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
 		help: "What a row contains.\n" +
@@ -156,83 +190,83 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  packed: as many whole documents as fit.\n" +
 			"All except windows need an index of documents. They pad rows with bos, eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
-	{name: "start", initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
+	{name: "start", effect: OnMount, initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 		help: "The number of the first batch that `next` returns. To resume a run, set it to the number of batches that were read, which is the number of the next one."},
-	{name: "steps", example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
+	{name: "steps", effect: OnSizes, example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		help: "The number of batches in batches.bin and batches.npy. The default is one epoch; with shuffle_block, " +
 			"one epoch of the host with the fewest batches."},
 }}
 
 var splitTable = table{name: "[splits.X]", help: "A split. X is the name of its directory in the mount. There can be any number of splits. " +
 	"A split can have these keys and all keys of [batch].", keys: []key{
-	{name: "tokens", example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
+	{name: "tokens", effect: OnReading, example: "data/train.bin", valueType: paths(func(c *Split) *[]string { return &c.Tokens }),
 		help: "The token files, which form one array in this order. The matches of a glob are sorted; wildcards skip names that begin with a dot. Objects are named " +
 			"s3://bucket/key or gs://bucket/key. Files without tokens that a glob matches are left out. Every split needs either tokens or sources."},
-	{name: "join", initial: false, valueType: boolean(func(c *Split) *bool { return &c.Join }),
+	{name: "join", effect: OnReading, initial: false, valueType: boolean(func(c *Split) *bool { return &c.Join }),
 		help: "Whether a row may begin in one file and end in the next. Set it if the files are parts of one text, " +
 			"or shorter than T+1 tokens."},
-	{name: "on_change", initial: "error", restart: true, valueType: oneOf(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
+	{name: "on_change", effect: OnNothing, initial: "error", valueType: oneOf(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
 		help: "What happens if a token file changes while it is mounted.\n" +
 			"  error: reads fail until the old file is back.\n" +
 			"  follow: the next batch has the new tokens. Append to the file, or replace it by renaming another file."},
-	{name: "expect_fingerprint", example: "9f86d081884c7d659a2feaa0c55ad015", restart: true, valueType: fingerprint,
+	{name: "expect_fingerprint", effect: OnNothing, example: "9f86d081884c7d659a2feaa0c55ad015", valueType: fingerprint,
 		help: "The fingerprint that the token files must have, from info.json. Set it so that a run cannot continue with " +
 			"other data than it began with."},
-	{name: "sources"}, // a list of tables; see sourceTable
-	{name: "stages"},  // a list of tables; see stageTable
-	{name: "arrays"},  // a list of tables; see arrayTable
+	{name: "sources", effect: OnReading, valueType: listOf(func(c *Split) bool { return len(c.Sources) > 0 })},
+	{name: "stages", effect: OnSchedule, valueType: listOf(func(c *Split) []Stage { return c.StageTables })},
+	{name: "arrays", effect: OnReading, valueType: listOf(func(c *Split) []AlignedArray { return c.Aligned })},
 }}
 
 var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixture. A split has either sources or tokens. " +
 	"Each source supplies rows in proportion to its weight, exact to within one row among the first n rows, for any n. " +
 	"Each source goes through its tokens in its own epochs. The order of the sources determines the rows: append new ones, and keep a " +
 	"retired one in its place with weight 0.", keys: []key{
-	{name: "name", example: "web", restart: true, valueType: sourceName(func(c *Source) *string { return &c.Name }),
+	{name: "name", effect: OnNothing, example: "web", valueType: sourceName(func(c *Source) *string { return &c.Name }),
 		help: "The name of this source in info.json, metrics and paths. The default is its number, from 0. It does not affect rows."},
-	{name: "tokens", example: "data/web-*.bin", valueType: paths(func(c *Source) *[]string { return &c.Tokens }),
+	{name: "tokens", effect: OnReading, example: "data/web-*.bin", valueType: paths(func(c *Source) *[]string { return &c.Tokens }),
 		help: "The token files of this source, like tokens in [splits.X]."},
-	{name: "weight", example: 7, valueType: weight,
+	{name: "weight", effect: OnSchedule, example: 7, valueType: weight,
 		help: "The weight of this source, relative to the others. Weights need not add up to 1. With 0, it is not read."},
-	{name: "max_epochs", example: 4, valueType: positive(func(c *Source) *float64 { return &c.MaxEpochs }),
+	{name: "max_epochs", effect: OnSchedule, example: 4, valueType: positive(func(c *Source) *float64 { return &c.MaxEpochs }),
 		help: "The number of epochs after which this source is no longer read, with all its ranks. The other sources keep their proportions. " +
 			"When no source is left, the batches end."},
-	{name: "vocab_size", example: 50257, restart: true, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
+	{name: "vocab_size", effect: OnNothing, example: 50257, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The vocab_size of this source. The default is the split's vocab_size."},
-	{name: "arrays"}, // a list of tables; see arrayTable
+	{name: "arrays", effect: OnReading, valueType: listOf(func(c *Source) []AlignedArray { return c.Aligned })},
 }}
 
 var stageTable = table{name: "[[splits.X.stages]]", help: "A stage of a mixture that changes during a run. Stages replace the weights of sources. " +
 	"The first stage begins with the run, and each further one at from_tokens or from_row. Each source continues with its own next row. " +
 	"The torch orders have no stages.", keys: []key{
-	{name: "weights", example: inlineTable("{web = 9, math = 1}"), valueType: weights,
+	{name: "weights", effect: OnSchedule, example: inlineTable("{web = 9, math = 1}"), valueType: weights,
 		help: "The weights of the sources, by name. A source that is left out is not read in this stage."},
-	{name: "from_tokens", example: "250B", valueType: tokens,
+	{name: "from_tokens", effect: OnSchedule, example: "250B", valueType: tokens,
 		help: "The number of tokens, on all ranks, after which this stage begins. It is divided by block_size and rounded up to a row."},
-	{name: "from_row", example: 122070313, valueType: wholeNumber(func(c *Stage) *uint64 { return &c.FromRow }, 1, math.MaxInt64),
+	{name: "from_row", effect: OnSchedule, example: 122070313, valueType: wholeNumber(func(c *Stage) *uint64 { return &c.FromRow }, 1, math.MaxInt64),
 		help: "The global number of the first row of this stage, instead of from_tokens."},
 }}
 
 var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is aligned with the tokens, with one element for each: " +
 	"a loss mask, weights, a teacher's logits. The default is the arrays listed in the vocab.json written by batchfs prepare, " +
 	"such as a mask; arrays = [] serves none. If the split has sources, use [[splits.X.sources.arrays]] for each.", keys: []key{
-	{name: "name", example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
-	{name: "files", example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
+	{name: "name", effect: OnRows, example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
+	{name: "files", effect: OnReading, example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
 		help: "The files of the array. Together they need as many elements as there are tokens."},
-	{name: "at", initial: "y", valueType: oneOf(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
+	{name: "at", effect: OnRows, initial: "y", valueType: oneOf(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
 		help: "The array to align with. With y, element t of a row belongs to y[t]."},
-	{name: "format", initial: "auto", valueType: oneOf(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
+	{name: "format", effect: OnReading, initial: "auto", valueType: oneOf(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
 		help: "The format of the files, like format in [batch]."},
-	{name: "tensor", example: "mask", valueType: nonEmpty(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", effect: OnReading, example: "mask", valueType: nonEmpty(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read, like tensor in [batch]."},
-	{name: "dtype", example: "uint8", valueType: oneOf(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
+	{name: "dtype", effect: OnReading, example: "uint8", valueType: oneOf(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
 		help: "The dtype of headerless files, like token_dtype in [batch]."},
-	{name: "shape", example: []any{32}, valueType: shape(func(c *AlignedArray) *[]int { return &c.Shape }),
+	{name: "shape", effect: OnReading, example: []any{32}, valueType: shape(func(c *AlignedArray) *[]int { return &c.Shape }),
 		help: "The shape of one element, like shape in [batch]."},
 }}
 
 var memoryTable = table{name: "[memory]", help: "How token files are read. These keys affect speed and memory, but never what is read. " +
 	"batchfs restart applies changes to all of them.", keys: []key{
-	{name: "access", initial: "remap",
+	{name: "access", effect: OnNothing, initial: "remap",
 		valueType: oneOf(func(c *Memory) *localfile.Access { return &c.Access }, localfile.Remap, localfile.Advise, localfile.Pread),
 		help: "How a read of a batch gets its tokens.\n" +
 			"  remap: map the file, copy the rows and unmap it, like nanoGPT.\n" +
@@ -240,16 +274,16 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 			"  pread: read row by row; faster with several readers.\n" +
 			"With all of them, resident memory stays at the size of a batch. With remap, aligned arrays are read with pread, " +
 			"and so is a file that cannot be mapped."},
-	{name: "page_cache", initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
+	{name: "page_cache", effect: OnNothing, initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		help: "Whether tokens stay in the kernel's page cache after a read. Set drop on machines with little memory. " +
 			"Reading the same tokens again then has to read the disk."},
-	{name: "ahead", initial: 2, valueType: wholeNumber(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
+	{name: "ahead", effect: OnNothing, initial: 2, valueType: wholeNumber(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
 		help: "The number of batches to prefetch for each reader that reads in order. Raise it for a slow disk or store. " +
 			"With 0, nothing is prefetched, and the batches are the same."},
-	{name: "ahead_bytes", initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
+	{name: "ahead_bytes", effect: OnNothing, initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
 		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
 			"for large batches or many readers."},
-	{name: "budget", initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
+	{name: "budget", effect: OnNothing, initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
 		help: "The memory that the serving process may use for its readers, in bytes, in addition to about 20 MiB. " +
 			"Raise it for many readers of large batches. Readers beyond it have to wait."},
 }}
@@ -258,26 +292,26 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 const maxID = math.MaxUint32 - 1
 
 var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart applies only changes to timeout and settings_per_user.", keys: []key{
-	{name: "allow_other", initial: false, valueType: boolean(func(c *Mount) *bool { return &c.AllowOther }),
+	{name: "allow_other", effect: OnMount, initial: false, valueType: boolean(func(c *Mount) *bool { return &c.AllowOther }),
 		help: "Whether users other than the one who mounts may read. Set it for services. Unless root mounts, " +
 			"/etc/fuse.conf needs the line user_allow_other. With mount --fd, the process that mounts decides."},
-	{name: "mode", initial: "0444", valueType: mode,
+	{name: "mode", effect: OnMount, initial: "0444", valueType: mode,
 		help: "The permissions of files. Set \"0440\" or \"0400\" to keep other users out. " +
 			"Users who may read files may also list directories."},
-	{name: "uid", example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
+	{name: "uid", effect: OnMount, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
 		help: "The user who owns the files. The default is the user who mounts."},
-	{name: "gid", example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
+	{name: "gid", effect: OnMount, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
 		help: "The group that owns the files. The default is the group of the user who mounts."},
-	{name: "timeout", initial: "30s", restart: true,
+	{name: "timeout", effect: OnNothing, initial: "30s",
 		valueType: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
 		help:      "How long a read waits for its token files before it fails. Raise it for slow disks and stores."},
-	{name: "settings_per_user", initial: 4096, restart: true, valueType: wholeNumber(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
+	{name: "settings_per_user", effect: OnNothing, initial: 4096, valueType: wholeNumber(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
 		help: "How many settings directories, such as train/seed=7, each user may have. Lower it if users do not trust " +
 			"each other. All users together have 65535; root and uid may use all of them."},
-	{name: "grace", initial: "10s", valueType: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+	{name: "grace", effect: OnMount, initial: "10s", valueType: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
 		help: "How long open files can still be read after the mount is told to stop. " +
 			"To let readers finish an epoch, raise it to the time that an epoch takes."},
-	{name: "metrics_listen", example: "127.0.0.1:9137", valueType: address(func(c *Mount) *netip.AddrPort { return &c.MetricsListen }),
+	{name: "metrics_listen", effect: OnMount, example: "127.0.0.1:9137", valueType: address(func(c *Mount) *netip.AddrPort { return &c.MetricsListen }),
 		help: "The address at which to serve metrics for Prometheus over HTTP, at /metrics. Set it to collect metrics from outside; " +
 			"the mount also has them, in its file metrics. Anyone who can reach the address can read them."},
 }}
@@ -285,34 +319,34 @@ var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart
 var storeTable = table{name: "[store]", help: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
 	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a web identity token, or the role of the " +
 	"container or machine. For gs://, they are HMAC keys. batchfs restart applies changes to all of these keys.", keys: []key{
-	{name: "endpoint", example: "https://minio.example.com:9000", valueType: nonEmpty(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
+	{name: "endpoint", effect: OnNothing, example: "https://minio.example.com:9000", valueType: nonEmpty(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		help: "The URL of the store. Set it for a store of your own. The default is AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; " +
 			"if neither is set, AWS, or Google for gs://. TLS is used unless the URL begins with http://. SSL_CERT_FILE names a file of certificate authorities to trust."},
-	{name: "region", example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
+	{name: "region", effect: OnNothing, example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		help: "The region of the buckets. The default is AWS_REGION, AWS_DEFAULT_REGION, or else what AWS reports for the bucket."},
-	{name: "path_style", initial: false, valueType: boolean(func(c *Store) *bool { return &c.PathStyle }),
+	{name: "path_style", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.PathStyle }),
 		help: "Whether URLs name the bucket in the path instead of in the host name. Many stores other than AWS need it."},
-	{name: "anonymous", initial: false, valueType: boolean(func(c *Store) *bool { return &c.Anonymous }),
+	{name: "anonymous", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.Anonymous }),
 		help: "Whether to read without credentials. Set it for public buckets."},
-	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, valueType: nonEmpty(func(c *Store) *string { return &c.CacheDir }, "a path"),
+	{name: "cache_dir", effect: OnNothing, example: "/var/cache/batchfs", isFile: true, valueType: nonEmpty(func(c *Store) *string { return &c.CacheDir }, "a path"),
 		help: "The directory of the block cache, which holds fetched blocks for all of the user's mounts on this host. Without it, every epoch " +
 			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
 			"or that others may write to. You can delete it at any time."},
-	{name: "cache_shared", initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
+	{name: "cache_shared", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
 		help: "Whether the group of cache_dir may use it too. Set it if the members of the group trust each other. " +
 			"The directory then has mode 2770."},
-	{name: "cache_bytes", initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+	{name: "cache_bytes", effect: OnNothing, initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
 		help: "The maximum size of cache_dir, in bytes. Set it to what the readers of this host need; batchfs cache status " +
 			"shows that. Blocks that do not fit are fetched again in every epoch."},
-	{name: "block_bytes", initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+	{name: "block_bytes", effect: OnNothing, initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
 		help: "How much to fetch at a time, in bytes. Raise it if each request costs time or money. " +
 			"Blocks in cache_dir that have another size are not used."},
 }}
 
 var logTable = table{name: "[log]", help: "What is written to standard error, or to the file named by mount --log.", keys: []key{
-	{name: "level", initial: "info", valueType: oneOf(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
+	{name: "level", effect: OnNothing, initial: "info", valueType: oneOf(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
 		help: "The lowest level to log. Set warn to log only warnings and errors."},
-	{name: "format", initial: "text", valueType: oneOf(func(c *Log) *string { return &c.Format }, "text", "json"),
+	{name: "format", effect: OnNothing, initial: "text", valueType: oneOf(func(c *Log) *string { return &c.Format }, "text", "json"),
 		help: "The format of a line: text has key=value pairs, json is a JSON object. Set json for a log collector."},
 }}
 

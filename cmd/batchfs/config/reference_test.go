@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/files.md")
 
-// head is the beginning of config.toml: a minimal configuration.
+// head is the beginning of config.toml: a minimal configuration. %s stands for the keys of [batch]
+// that do not change a batch.
 const head = `mountpoint = "/mnt/batches"    # an empty directory; batchfs mount MOUNTPOINT overrides it
 [splits.train]                 # becomes the directory train in the mount; add as many as you like
 tokens = "data/train.bin"      # a file, a glob, or a list of them
@@ -33,7 +35,7 @@ order = "sequential"           # a key of [batch], for this split only
 # in a path, as in /mnt/batches/train/rank=3,world=8/next.
 #
 # Batch k never changes as long as these stay the same: the name of the split; its tokens, sources,
-# arrays and join; and the keys of [batch] except vocab_size, start and steps. No other key changes
+# arrays and join; and the keys of [batch] except %s. No other key changes
 # a batch.
 `
 
@@ -59,7 +61,13 @@ func wrapComment(text string) string {
 
 func reference() string {
 	var b strings.Builder
-	b.WriteString(head)
+	var others []string
+	for _, k := range batchTable.keys {
+		if k.effect < OnReading {
+			others = append(others, k.name)
+		}
+	}
+	fmt.Fprintf(&b, head, enumerate(others))
 	for _, t := range allTables[1:] {
 		b.WriteString("\n\n" + wrapComment(t.help))
 		comment := ""
@@ -89,6 +97,11 @@ func reference() string {
 	return b.String()
 }
 
+func enumerate(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " and " + names[last]
+}
+
 const regenerate = "go test ./cmd/batchfs/config -run Reference -update"
 
 func TestReference(t *testing.T) {
@@ -103,10 +116,41 @@ func TestReference(t *testing.T) {
 			names = append(names, k.name)
 		}
 	}
-	last := len(names) - 1
-	list := "A path may set " + strings.Join(names[:last], ", ") + " and " + names[last] + ","
+	list := "A path may set " + enumerate(names) + ","
 	text = regexp.MustCompile(`A path may set .* and \w+,`).ReplaceAll(text, []byte(list))
 	testfiles.CheckGenerated(t, page, string(text), regenerate, *update)
+}
+
+// Every key has an effect. One that is added to a table without it would be missing in identities,
+// saved states and the checks of restart.
+func TestEveryKeyHasAnEffect(t *testing.T) {
+	added := table{name: "[batch]", keys: append(slices.Clone(batchTable.keys), key{name: "added"})}
+	if got := keysWithoutEffect(&added); !slices.Equal(got, []string{"[batch] added"}) {
+		t.Errorf("with a key that has no effect, these have none: %q", got)
+	}
+	if missing := keysWithoutEffect(allTables...); missing != nil {
+		t.Errorf("give these keys an effect (keys.go): %q", missing)
+	}
+	var applied []string
+	for _, k := range mountTable.keys {
+		if k.effect == OnNothing {
+			applied = append(applied, k.name)
+		}
+	}
+	if want := "restart applies only changes to " + enumerate(applied) + "."; !strings.HasSuffix(mountTable.help, want) {
+		t.Errorf("the help of [mount] is %q, want %q at its end", mountTable.help, want)
+	}
+}
+
+func keysWithoutEffect(tables ...*table) (names []string) {
+	for _, t := range tables {
+		for _, k := range t.keys {
+			if k.effect == 0 {
+				names = append(names, t.name+" "+k.name)
+			}
+		}
+	}
+	return names
 }
 
 // Every example in config.toml is valid, and every key that is not commented out has its default.

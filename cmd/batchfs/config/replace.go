@@ -11,10 +11,16 @@ import (
 // The error names the first difference.
 func (c *Config) CanReplace(old *Config) error {
 	const fix = "to change it, unmount and mount again"
-	for _, k := range mountTable.keys {
-		if v, mounted := k.get(&c.Mount), k.get(&old.Mount); !k.restart && v != mounted {
-			return fmt.Errorf("mount.%s is %v in the mount, and the configuration has %v; %s", k.name, mounted, v, fix)
+	compare := func(table string, configured, mounted map[string]any) error {
+		for _, key := range slices.Sorted(maps.Keys(mounted)) {
+			if !reflect.DeepEqual(configured[key], mounted[key]) {
+				return fmt.Errorf("%s.%s is %v in the mount, and the configuration has %v; %s", table, key, mounted[key], configured[key], fix)
+			}
 		}
+		return nil
+	}
+	if err := compare("mount", fixed(&c.Mount, &mountTable), fixed(&old.Mount, &mountTable)); err != nil {
+		return err
 	}
 	for _, oldSplit := range old.Splits {
 		split, err := c.Named(oldSplit.Name)
@@ -22,7 +28,7 @@ func (c *Config) CanReplace(old *Config) error {
 			return fmt.Errorf("splits.%s is mounted, but the configuration no longer has it; %s", oldSplit.Name, fix)
 		}
 		for i, source := range oldSplit.Sources {
-			if i >= len(split.Sources) || !slices.Equal(source.Tokens, split.Sources[i].Tokens) || !reflect.DeepEqual(source.Aligned, split.Sources[i].Aligned) {
+			if i >= len(split.Sources) || !reflect.DeepEqual(fixed(&split.Sources[i], &sourceTable), fixed(&source, &sourceTable)) {
 				return fmt.Errorf("%s: source %d has the files %s in the mount, but not in the configuration; sources may only be appended: "+
 					"put it back in its place, with weight 0 to retire it, or unmount and mount again", split.MessagePrefix("sources"), i, source.Tokens)
 			}
@@ -30,11 +36,8 @@ func (c *Config) CanReplace(old *Config) error {
 				return fmt.Errorf("%s: source %d has the name %q, which source %d has in the mount; choose another one", split.MessagePrefix("sources"), j, source.Name, i)
 			}
 		}
-		settings, mounted := split.fixedByMount(), oldSplit.fixedByMount()
-		for _, key := range slices.Sorted(maps.Keys(mounted)) {
-			if !reflect.DeepEqual(settings[key], mounted[key]) {
-				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Name, key, mounted[key], settings[key], fix)
-			}
+		if err := compare("splits."+oldSplit.Name, fixed(split, &batchTable, &splitTable), fixed(oldSplit, &batchTable, &splitTable)); err != nil {
+			return err
 		}
 	}
 	if len(c.Splits) > len(old.Splits) {
@@ -43,21 +46,19 @@ func (c *Config) CanReplace(old *Config) error {
 	return nil
 }
 
-// fixedByMount returns the settings that cannot change while a split is mounted, besides the files
-// of its sources.
-func (s *Split) fixedByMount() map[string]any {
-	settings := map[string]any{"arrays": s.Aligned, "sources": len(s.Sources) > 0}
-	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {
-		if k.get != nil && !k.restart {
-			settings[k.name] = k.get(s)
+// fixed returns the values in c of the keys that cannot change while a split is mounted.
+func fixed(c any, tables ...*table) map[string]any {
+	values := map[string]any{}
+	for _, t := range tables {
+		for _, k := range t.keys {
+			if k.effect != OnNothing && k.effect != OnSchedule {
+				values[k.name] = k.get(c)
+			}
 		}
 	}
-	return settings
+	return values
 }
 
-// HasScheduleOf reports whether s, which must be able to replace t, has the same schedule: the same
-// number of sources, and the same weights, stages and max_epochs.
-func (s *Split) HasScheduleOf(t *Split) bool {
-	return len(s.Sources) == len(t.Sources) && slices.Equal(s.Weights, t.Weights) && slices.Equal(s.MaxEpochs, t.MaxEpochs) &&
-		reflect.DeepEqual(s.Settings.Stages, t.Settings.Stages)
-}
+// HasScheduleOf reports whether s, which must be able to replace t, has the same schedule. All
+// other settings are fixed.
+func (s *Split) HasScheduleOf(t *Split) bool { return reflect.DeepEqual(s.Settings, t.Settings) }

@@ -35,6 +35,11 @@ func newValueType[C, F any](field func(*C) *F, rule string, parse func(value any
 	}
 }
 
+// listOf returns the valueType of a list of tables, which decodeTables sets.
+func listOf[C, F any](get func(*C) F) valueType {
+	return valueType{get: func(c any) any { return get(c.(*C)) }}
+}
+
 func wholeNumber[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) valueType {
 	return newValueType(field, fmt.Sprintf("a whole number from %d to %d", least, most), func(value any) (N, bool) {
 		n, ok := value.(int64)

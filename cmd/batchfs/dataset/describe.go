@@ -19,26 +19,35 @@ import (
 	"batchfs/sampler"
 )
 
-// pathSettings returns torch_state and the path settings that affect the bytes of a batch, by key.
-func (d *Dataset) pathSettings() map[string]any {
-	all := d.Split.Values()
-	delete(all, "start")
-	delete(all, "steps")
-	all["dtype"] = d.Sequence.DType // instead of "native"
-	if d.Sequence.ShuffleBlock == 0 {
-		delete(all, "shuffle_block")
-		delete(all, "local_world")
+// settings returns the settings that decide the bytes of a batch, by key, for info.json. It leaves
+// out those that are not set, and those of features that are not used.
+func (d *Dataset) settings() map[string]any {
+	q, s := d.Sequence, d.Split
+	all := map[string]any{"split": s.Name, "join": s.Join, "token_dtype": q.StoredDType()}
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		all[key] = s.Value(key)
 	}
-	if d.Sequence.TorchState != nil {
-		all["torch_state"] = torchStateHash(d.Sequence.TorchState)
-	}
+	all["dtype"], all["torch_state"] = q.DType, torchStateHash(q.TorchState)
+	maps.DeleteFunc(all, func(key string, _ any) bool {
+		switch key {
+		case "source":
+			return s.Source == ""
+		case "torch_state":
+			return q.TorchState == nil
+		case "documents", "mask_targets", "rows", "eot":
+			return !s.HasEOT && !s.UsesDocuments()
+		case "shuffle_block", "local_world", "ignore_index", "bos":
+			return d.effect(key) == nil
+		}
+		return false
+	})
 	return all
 }
 
-// sequencePath names the sequence by its path in a mount, with all settings.
+// sequencePath names the sequence by its path in a mount, with all settings that a path may have.
 func (d *Dataset) sequencePath() string {
-	all := d.pathSettings()
-	delete(all, "torch_state")
+	all, inPath := d.settings(), d.Split.Values()
+	maps.DeleteFunc(all, func(key string, _ any) bool { return inPath[key] == nil })
 	if !d.Sequence.DType.IsInteger() {
 		all["dtype"] = sampler.Native // the only possible dtype
 	}
@@ -223,18 +232,6 @@ func (d *Dataset) SizeSummary() string {
 		count += fmt.Sprintf(" (%d too short for a row)", n)
 	}
 	return fmt.Sprintf("%d %s in %s: %s", d.Len(), what, count, names)
-}
-
-func (d *Dataset) settings() map[string]any {
-	all := d.pathSettings()
-	all["split"], all["join"], all["token_dtype"] = d.Split.Name, d.Split.Join, d.Sequence.StoredDType()
-	if d.Split.HasEOT || d.Split.UsesDocuments() {
-		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargetsSetting(), d.Split.Rows, d.Split.EndOfText
-	}
-	if d.Sequence.BOS != nil {
-		all["bos"] = d.Split.BeginOfText
-	}
-	return all
 }
 
 // Describe writes the origin of each row of batch k for people. It adds up to chars characters of

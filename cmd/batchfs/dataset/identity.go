@@ -5,11 +5,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
 	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
 	"batchfs/sampler"
 )
 
@@ -60,7 +62,12 @@ func digest(v any) string {
 // sequences have equal values, however their settings are written.
 func (d *Dataset) identityInputs() map[string]any {
 	q, first := d.Sequence, d.Sequence.Stages()[0]
-	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
+	all := map[string]any{}
+	for _, key := range append(config.KeysOn(config.OnRows, config.OnBytes), "split") {
+		if value := d.effect(key); value != nil {
+			all[key] = value
+		}
+	}
 	var arrays, at, shares []any
 	for _, a := range q.Batch().Arrays {
 		arrays = append(arrays, []any{a.Name, a.DType, a.Shape, a.Offset})
@@ -72,60 +79,80 @@ func (d *Dataset) identityInputs() map[string]any {
 		shares = append(shares, first.Rows[i])
 	}
 	all["arrays"], all["shares"] = arrays, shares
+	for _, key := range []string{"batch_size", "block_size", "dtype", "layout", "documents", "source"} {
+		delete(all, key) // the arrays and shares show it
+	}
 	if q.Layout != sampler.Elements {
 		all["at"] = at
 	}
 	if d.Split.OnChange == "follow" {
 		all["files"] = d.readSettings(0, len(d.sources))
 	} else {
-		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.Split.Join && d.hasShards()}
+		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.effect("join")}
 	}
-	d.addOrder(all)
-	d.addDocuments(all)
+	if q.UsesDocuments() && slices.ContainsFunc(d.mains, hasDocuments) {
+		all["ends"] = d.Split.DocumentsSetting() == "files"
+	}
+	if q.IgnoreIndex == sampler.DefaultIgnoreIndex {
+		delete(all, "ignore_index")
+	}
+	if all["torch_state"] != nil {
+		sum := sha256.Sum256(q.TorchState)
+		all["torch_state"] = sum[:]
+	} else if isTorch(q.Order) { // each rank has its own generator
+		all["seed"] = uint32(q.Seed) + uint32(q.Rank)
+	}
 	return all
 }
 
-func (d *Dataset) addOrder(all map[string]any) {
-	q := d.Sequence
-	switch q.Order {
-	case sampler.Torch, sampler.Torch26: // each rank has its own generator
-		delete(all, "rank")
-		delete(all, "world")
-		if q.TorchState != nil {
-			sum := sha256.Sum256(q.TorchState)
-			all["torch_state"] = sum[:]
-		} else {
-			all["seed"] = uint32(q.Seed) + uint32(q.Rank)
+// effect returns the value with which a setting decides batches, or nil if it decides nothing under
+// the other settings. key is "split", "join", or a key with the effect OnRows or OnBytes. By
+// default, a new key must decide nothing, so that the identities of sequences stay the same.
+func (d *Dataset) effect(key string) any {
+	q, s := d.Sequence, d.Split
+	isRandom := q.Order == sampler.Random || q.Order == sampler.Shuffle
+	switch key {
+	case "split": // selects the random stream, together with seed
+		return valueIf(isRandom, q.Name)
+	case "seed":
+		if isTorch(q.Order) {
+			return valueIf(q.TorchState == nil, uint64(uint32(q.Seed)))
 		}
-	case sampler.Random, sampler.Shuffle:
-		all["split"], all["seed"] = q.Name, q.Seed // both select the random stream
+		return valueIf(isRandom, q.Seed)
+	case "torch_state":
+		return valueIf(isTorch(q.Order) && q.TorchState != nil, torchStateHash(q.TorchState))
+	case "rank", "world": // with the torch orders, part of the seed
+		return valueIf(!isTorch(q.Order), s.Value(key))
+	case "shuffle_block":
+		return valueIf(q.ShuffleBlock > 0, q.ShuffleBlock)
+	case "local_world":
+		return valueIf(q.ShuffleBlock > 0, q.LocalWorld)
+	case "block_size":
+		return valueIf(q.Layout != sampler.Elements, q.BlockSize)
+	case "rows":
+		return valueIf(q.Rows != sampler.Windows, q.Rows)
+	case "mask_targets":
+		return valueIf(q.UsesDocuments(), s.MaskTargetsSetting())
+	case "ignore_index":
+		return valueIf(q.MaskTargets, q.IgnoreIndex)
+	case "eot":
+		return valueIf(d.dependsOnEOT(), q.EOT)
+	case "bos":
+		return valueIf(q.BOS != nil, s.BeginOfText)
+	case "join": // followed tokens may get a second file later
+		return s.Join && (s.OnChange == "follow" || d.hasShards())
 	}
-	if q.ShuffleBlock > 0 {
-		all["shuffle_block"], all["local_world"] = q.ShuffleBlock, q.LocalWorld
-	}
+	return s.Value(key)
 }
 
-func (d *Dataset) addDocuments(all map[string]any) {
-	q := d.Sequence
-	if q.Rows != sampler.Windows {
-		all["rows"] = q.Rows
+func valueIf[V any](decides bool, value V) any {
+	if decides {
+		return value
 	}
-	if !q.UsesDocuments() {
-		return
-	}
-	all["mask_targets"] = d.Split.MaskTargetsSetting()
-	if q.MaskTargets && q.IgnoreIndex != sampler.DefaultIgnoreIndex {
-		all["ignore_index"] = q.IgnoreIndex
-	}
-	if slices.ContainsFunc(d.mains, hasDocuments) {
-		all["ends"] = d.Split.DocumentsSetting() == "files"
-	}
-	if q.BOS != nil {
-		all["bos"] = q.BOS
-	} else if d.dependsOnEOT() {
-		all["eot"] = q.EOT
-	}
+	return nil
 }
+
+func isTorch(o sampler.Order) bool { return o == sampler.Torch || o == sampler.Torch26 }
 
 // dependsOnEOT reports whether eot decides where documents end, or what fills a row.
 func (d *Dataset) dependsOnEOT() bool {
@@ -146,40 +173,27 @@ func hasDocuments(a *cache.Array) bool { return a.Documents() != nil }
 // for eot and bos.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
-	follow := s.OnChange == "follow"
-	all := map[string]any{
-		"split": "", "order": q.Order, "seed": uint64(0), "torch_state": "",
-		"shuffle_block": q.ShuffleBlock, "local_world": q.LocalWorld,
-		"layout": q.Layout, "rows": q.Rows, "block_size": q.BlockSize,
-		"documents": fmt.Sprint(s.DocumentsSetting()), "mask_targets": fmt.Sprint(s.MaskTargetsSetting()), "ignore_index": int64(0), "eot": int64(-1), "bos": d.Split.BeginOfText,
-		"join": strconv.FormatBool(s.Join && (follow || d.hasShards())), "weights": "", "arrays": "",
-		"fingerprint": d.fingerprint, "formats": d.formatsDigest(),
+	none := map[string]any{"split": "", "seed": 0, "torch_state": "", "shuffle_block": 0, "local_world": 1, "block_size": 0,
+		"rows": sampler.Windows, "mask_targets": false, "ignore_index": 0, "eot": -1, "bos": -1}
+	all := map[string]any{}
+	for _, key := range append(config.KeysOn(config.OnRows), "split") {
+		value := d.effect(key)
+		if value == nil {
+			value = none[key]
+		}
+		all[key] = plain(value)
 	}
-	if q.Order == sampler.Random || q.Order == sampler.Shuffle {
-		all["split"] = q.Name
-	}
-	if isTorch := q.Order == sampler.Torch || q.Order == sampler.Torch26; isTorch && q.TorchState != nil {
-		all["torch_state"] = torchStateHash(q.TorchState)
-	} else if isTorch {
-		all["seed"] = uint64(uint32(q.Seed)) // see addOrder
-	} else if q.Order != sampler.Sequential {
-		all["seed"] = q.Seed
-	}
-	if d.dependsOnEOT() {
-		all["eot"] = int64(q.EOT)
-	}
-	if q.MaskTargets {
-		all["ignore_index"] = q.IgnoreIndex
-	}
-	if follow {
-		all["fingerprint"], all["formats"] = "", digest(d.readSettings(0, len(d.sources)))
-	}
+	delete(all, "source") // the weights show it
 	var weights, arrays []string
 	for _, rows := range q.Stages()[0].Rows {
 		weights = append(weights, strconv.Itoa(rows))
 	}
-	if len(weights) > 1 {
+	if all["weights"] = ""; len(weights) > 1 {
 		all["weights"] = strings.Join(weights, ":")
+	}
+	all["join"], all["fingerprint"], all["formats"] = plain(d.effect("join")), d.fingerprint, d.formatsDigest()
+	if s.OnChange == "follow" {
+		all["fingerprint"], all["formats"] = "", digest(d.readSettings(0, len(d.sources)))
 	}
 	if s.Scheduled() {
 		fingerprints, formats := d.sourceHashes()
@@ -195,10 +209,18 @@ func (d *Dataset) rowSettings() map[string]any {
 		arrays = append(arrays, strings.Trim(a.Name+":"+string(a.At), ":"))
 	}
 	all["arrays"] = strings.Join(arrays, ",")
-	if q.Layout == sampler.Elements {
-		all["block_size"] = 0
-	}
 	return all
+}
+
+// plain returns a whole number as an int64, and any other value as a string.
+func plain(value any) any {
+	switch v := reflect.ValueOf(value); {
+	case v.CanInt():
+		return v.Int()
+	case v.CanUint():
+		return int64(v.Uint())
+	}
+	return fmt.Sprint(value)
 }
 
 func torchStateHash(state []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(state)) }

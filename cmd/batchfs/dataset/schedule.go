@@ -17,9 +17,19 @@ func (d *Dataset) ScheduleSettings() string {
 	if s.Only > 0 {
 		return ""
 	}
-	settings := map[string]any{"batch_size": 1, "block_size": s.BlockSize, "layout": s.Layout, "rank": 0, "world": 1, "local_world": 1, "shuffle_block": s.ShuffleBlock}
-	if s.ShuffleBlock > 0 {
-		settings["order"], settings["world"] = s.Order, s.World/s.LocalWorld
+	settings, inPath := map[string]any{}, s.Values()
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		if value, ok := inPath[key]; ok {
+			settings[key] = value
+		}
+	}
+	// One rank reads all rows of its host, in whatever order and dtype.
+	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
+	settings["shuffle_block"] = s.ShuffleBlock
+	delete(settings, "seed")
+	delete(settings, "dtype")
+	if s.ShuffleBlock == 0 { // which needs order = "shuffle"
+		delete(settings, "order")
 	}
 	return config.JoinSettings(settings)
 }
