@@ -7,6 +7,8 @@ import (
 	"math/big"
 	"slices"
 	"sort"
+	"strconv"
+	"strings"
 )
 
 // A StageStart says where a stage of a sequence begins, and what is drawn in it. A source that has
@@ -291,21 +293,76 @@ func (q *Sequence) DivergesAt(r *Sequence) (row uint64, diverges bool) {
 	if q.mixed() != r.mixed() {
 		return 0, true // their random numbers differ
 	}
-	a, b := q.schedule, r.schedule
-	for row < min(a.End, b.End) {
-		i, j := a.stageOf(row), b.stageOf(row)
-		m, n, end := a.mixtures[i], b.mixtures[j], min(a.endOf(i), b.endOf(j))
-		phase, other, common := row-a.Starts[i].Row, row-b.Starts[j].Row, min(len(m.quotas), len(n.quotas))
+	return q.schedule.DivergesAt(r.schedule)
+}
+
+// DivergesAt returns the first row that two schedules of the same sources take from different ones.
+// One of them may have further sources. It reports false if there is no such row.
+func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
+	for row < min(s.End, t.End) {
+		i, j := s.stageOf(row), t.stageOf(row)
+		m, n, end := s.mixtures[i], t.mixtures[j], min(s.endOf(i), t.endOf(j))
+		phase, other, common := row-s.Starts[i].Row, row-t.Starts[j].Row, min(len(m.quotas), len(n.quotas))
 		if m.period != n.period || phase%uint64(m.period) != other%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
 			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
 			for k := range min(end-row, uint64(m.period+n.period)) {
-				s, _ := m.sourceOf(phase + k)
-				if t, _ := n.sourceOf(other + k); s != t {
+				a, _ := m.sourceOf(phase + k)
+				if b, _ := n.sourceOf(other + k); a != b {
 					return row + k, true
 				}
 			}
 		}
 		row = end
 	}
-	return row, a.End != b.End
+	return row, s.End != t.End
+}
+
+// String describes which source each row comes from, for example "0=9:1,1000=1:1": from row 0 on, 9
+// of 10 rows come from the first source, and from row 1000 on, 1 of 2. Equal schedules have the
+// same description: a stage that goes on with the periods of the stage before it is left out. So is
+// the end.
+func (s *Schedule) String() string {
+	var list []string
+	last, begin := "", uint64(0)
+	for _, at := range s.Starts {
+		var rows []string
+		for _, n := range at.Rows {
+			rows = append(rows, strconv.Itoa(n))
+		}
+		for rows[len(rows)-1] == "0" { // further sources of later stages must change nothing
+			rows = rows[:len(rows)-1]
+		}
+		if text := strings.Join(rows, ":"); text != last || (at.Row-begin)%uint64(at.Period) > 0 {
+			list = append(list, fmt.Sprintf("%d=%s", at.Row, text))
+			last, begin = text, at.Row
+		}
+	}
+	return strings.Join(list, ",")
+}
+
+// ParseSchedule returns the schedule that String describes, without an end, for DivergesAt alone.
+func ParseSchedule(text string) (*Schedule, error) {
+	s, tables := &Schedule{End: math.MaxUint64}, NewTables(defaultTableBytes)
+	for i, stage := range strings.Split(text, ",") {
+		begin, rows, _ := strings.Cut(stage, "=")
+		row, err := strconv.ParseUint(begin, 10, 64)
+		if err != nil || (i == 0) != (row == 0) || i > 0 && row <= s.Starts[i-1].Row {
+			return nil, fmt.Errorf("stage %q of schedule %q: must begin with a row and =, the first one with 0=, and later ones at later rows", stage, text)
+		}
+		var quotas []int
+		period := 0
+		for _, quota := range strings.Split(rows, ":") {
+			n, err := strconv.ParseUint(quota, 10, 32)
+			if period += int(n); err != nil || period > maxPeriod {
+				return nil, fmt.Errorf("stage %q of schedule %q: must have the rows of each source, at most %d in total", stage, text, maxPeriod)
+			}
+			quotas = append(quotas, int(n))
+		}
+		if period == 0 {
+			return nil, fmt.Errorf("stage %q of schedule %q: must have rows", stage, text)
+		}
+		s.Starts = append(s.Starts, StageStart{Row: row, Rows: quotas, Period: period})
+		s.mixtures = append(s.mixtures, newMixture(quotas, tables))
+	}
+	return s, nil
 }

@@ -234,12 +234,38 @@ func TestDivergesAt(t *testing.T) {
 		if differs {
 			diverged++
 		}
+		checkDescriptions(t, p.schedule, q.schedule)
 		if same, diverges := p.DivergesAt(p); diverges {
 			t.Fatalf("%+v differs from itself at row %d", a, same)
 		}
 	}
 	if diverged < attempts(20, e2e.NormalOrSoak(50, 500)) {
 		t.Errorf("only %d pairs differ", diverged)
+	}
+}
+
+// checkDescriptions checks that DivergesAt compares descriptions like the schedules themselves,
+// except that descriptions have no end.
+func checkDescriptions(t *testing.T, a, b *Schedule) {
+	t.Helper()
+	p, err := ParseSchedule(a.String())
+	must(t, err)
+	q, err := ParseSchedule(b.String())
+	must(t, err)
+	want, wantDiverges := a.DivergesAt(b)
+	if row, diverges := p.DivergesAt(q); want < min(a.End, b.End) && (row != want || diverges != wantDiverges) {
+		t.Fatalf("%v and %v differ at row %d: %v, want %d: %v", p, q, row, diverges, want, wantDiverges)
+	}
+	if p.String() != a.String() {
+		t.Fatalf("%v is described as %v", a, p)
+	}
+}
+
+func TestParseScheduleRejects(t *testing.T) {
+	for _, text := range []string{"", "7:3", "1=1", "0=", "0=0", "0=0:0", "0=1:-1", "0=1,0=2", "0=1,9=1,8=1", "0=1,9", "=1", "0=a", "0=1:1048576", "0=99999999999999999999", "-1=1"} {
+		if s, err := ParseSchedule(text); err == nil {
+			t.Errorf("%q is parsed as %v", text, s)
+		}
 	}
 }
 

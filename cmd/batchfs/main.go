@@ -1,6 +1,6 @@
 // Command batchfs mounts token files as training batches. Each subcommand has its own file. The
-// subcommands in open.go, supervise.go, worker.go and probe.go are hidden, because only batchfs
-// itself starts them.
+// subcommands in open.go, supervise.go, worker.go, probe.go and resume.go are hidden, because only
+// batchfs itself and its Python package start them.
 package main
 
 import (
@@ -154,7 +154,7 @@ MOUNTPOINT/README explains the files of a mount.`,
 	addGroup(root, "Batches:", catCommand(), inspectCommand(), viewCommand())
 	addGroup(root, "Problems and performance:", doctorCommand(), whyCommand(), top.Command(), bench.Command())
 	addGroup(root, "Object stores:", cacheCommand(), plan.Command())
-	root.AddCommand(openCommand(), superviseCommand(), workerCommand(), probeCommand(), versionCommand())
+	root.AddCommand(openCommand(), superviseCommand(), workerCommand(), probeCommand(), resumeCommand(), versionCommand())
 	return root
 }
 

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ._batch import parts, layouts
-from ._program import MountError, ReadError, parse_info, run
+from ._program import Error, ReadError, parse_info, run
 from ._split import read_rest
-from ._state import continues
+from ._state import differences
 
 _NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
 
 _GONE = "the supervisor of the mount is gone. Mount again: batches are the same by number"
-_SETTINGS = frozenset(
-    "batch_size block_size bos documents dtype eot ignore_index join layout local_world mask_targets on_change order rank rows seed shuffle_block source split "
-    "token_dtype torch_state world".split()
-)
 _HINTS = {
     errno.ENOTCONN: _GONE,
     errno.ECONNABORTED: _GONE,
@@ -89,12 +85,11 @@ class FileReader:
             text = file.read()
         try:
             now = parse_info(self.path, text)
-        except MountError as e:
+            changes = differences(self.info, now, batches)
+        except Error as e:
             raise ReadError(str(e)) from e
-        if not continues(self.info, now, batches):
-            raise ReadError(
-                f"another sequence is mounted at {self.path}: {differences(self.info, now)}. To continue with it on purpose, call split() again"
-            )
+        if changes:
+            raise ReadError(f"another sequence is mounted at {self.path}: {changes}. To continue with it on purpose, call split() again")
         self.info.update(now)  # later stages may be others
         self.steps = now["max_steps"]
 
@@ -152,16 +147,6 @@ def reason(path: str) -> str:
     """
     _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
     return why
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describes how the sequences of two info.json files differ."""
-    both = [(key, then.get(key, "unset"), now.get(key, "unset")) for key in sorted({*then, *now})]
-    found = [f"{key} was {was} and is {now_is}" for key, was, now_is in both if key in _SETTINGS and was != now_is]
-    found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources", "stages") and was != now_is]
-    if then["fingerprint"] != now["fingerprint"] or not found:
-        found.append(f"the tokens are others (their fingerprint was {then['fingerprint']} and is {now['fingerprint']})")
-    return ", ".join(found)
 
 
 def hint(number: int | None) -> str:

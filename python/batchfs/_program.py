@@ -150,10 +150,11 @@ class Log:
         return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
 
 
-def run(*args: str, timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, str]:
-    """Runs the program, or the one at path, in directory if given. Returns its output, and its error, which is empty if it succeeded."""
+def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, str]:
+    """Runs the program, or the one at path, in directory if given, with stdin as its input. Returns its output, and its error, which
+    is empty if it succeeded."""
     try:
-        done = subprocess.run([path or program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
+        done = subprocess.run([path or program(), *args], input=stdin, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:
         return b"", f"batchfs {args[0]} did not respond within {timeout} seconds"
     except OSError as e:

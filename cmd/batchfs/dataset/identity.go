@@ -29,7 +29,7 @@ func (d *Dataset) Identity() string {
 	for i := range formats {
 		sources = append(sources, digest([]string{fingerprints[i], formats[i]}))
 	}
-	return digest(all) + " " + strings.Join(sources, ",") + " " + d.schedule()
+	return digest(all) + " " + strings.Join(sources, ",") + " " + d.Sequence.Schedule().String()
 }
 
 // sourceHashes returns, for each source alone, the fingerprint, or "" if the split follows changes,
@@ -197,7 +197,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	if s.Scheduled() {
 		fingerprints, formats := d.sourceHashes()
-		all["fingerprint"], all["formats"], all["weights"], all["join"] = strings.Join(fingerprints, ","), strings.Join(formats, ","), d.schedule(), ""
+		all["fingerprint"], all["formats"], all["weights"], all["join"] = strings.Join(fingerprints, ","), strings.Join(formats, ","), d.Sequence.Schedule().String(), ""
 		if all["split"] != "" && (len(s.Sources) > 1 || s.Settings.Stages != nil) {
 			all["split"] = q.Name + "/" // the streams of its sources
 		}

@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/sampler"
 )
 
 func writeIdentityFiles(t *testing.T) {
@@ -198,37 +197,64 @@ func TestIdentity(t *testing.T) {
 }
 
 // A reader of a scheduled split may continue if another source is appended or a later stage
-// changes, and only then.
+// changes, exactly as long as its batches stay the same. Any other change ends its sequence. The
+// same goes for a saved state.
 func TestContinues(t *testing.T) {
 	writeIdentityFiles(t)
 	appended := strings.Replace(staged, "'b.bin'}]", "'b.bin'}, {name = 'c', tokens = 'c.bin'}]", 1)
 	grown := strings.Replace(appended, "{b = 2}}]", "{b = 2}}, {from_row = 60, weights = {c = 1}}]", 1)
+	then := openSplitWith(t, staged)
 	for _, c := range []struct {
 		name, now string
-		from      uint64 // the first batch, of 3 rows, that differs
+		isOther   bool // whether something else than the schedule has changed
 	}{
-		{"the same", staged, sampler.MaxBatches},
-		{"an appended source", appended, sampler.MaxBatches},
-		{"an appended stage", grown, 20},
-		{"the same rows", strings.Replace(staged, "{from_row = 40", "{from_row = 20, weights = {a = 2, b = 6}}, {from_row = 40", 1), sampler.MaxBatches},
-		{"another boundary", strings.Replace(staged, "40", "44", 1), 13},
-		{"a cap", strings.Replace(staged, "'a.bin'", "'a.bin', max_epochs = 0.05", 1), 0},
-		{"another first stage", strings.Replace(staged, "a = 1", "a = 2", 1), 0},
-		{"another source", strings.Replace(staged, "b.bin", "c.bin", 1), 0},
-		{"another order", staged + "\n" + shuffle, 0},
-		{"no stages", sources, 0},
+		{"the same", staged, false},
+		{"an appended source", appended, false},
+		{"an appended stage", grown, false},
+		{"the same rows", strings.Replace(staged, "{from_row = 40", "{from_row = 20, weights = {a = 2, b = 6}}, {from_row = 40", 1), false},
+		{"another boundary", strings.Replace(staged, "40", "44", 1), false},
+		{"a cap", strings.Replace(staged, "'a.bin'", "'a.bin', max_epochs = 0.03", 1), false},
+		{"another first stage", strings.Replace(staged, "a = 1", "a = 2", 1), false},
+		{"another source", strings.Replace(staged, "b.bin", "c.bin", 1), true},
+		{"another order", staged + "\n" + shuffle, true},
+		{"no stages", sources, true},
 	} {
-		then, now := openSplitWith(t, staged), openSplitWith(t, c.now)
-		from := c.from
-		if c.name == "a cap" {
-			from = now.Sequence.Stages()[1].Row / 3
-		}
-		for _, k := range []uint64{0, from - min(from, 1), from, from + 1, 500} {
-			if k < sampler.MaxBatches && now.Continues(then.Identity(), k) != (k < from) {
-				t.Errorf("%s: Continues(%d) is %v; identities %s and %s", c.name, k, k >= from, then.Identity(), now.Identity())
+		now := openSplitWith(t, c.now)
+		size := then.Sequence.Batch().Bytes()
+		same := !c.isOther
+		for k := range uint64(60) {
+			same = same && bytes.Equal(readBatch(t, then.Sequence.Read, size, k), readBatch(t, now.Sequence.Read, size, k))
+			if got := now.Continues(then.Identity(), k); got != same {
+				t.Errorf("%s: Continues(%d) is %v, want %v; identities %s and %s", c.name, k, got, same, then.Identity(), now.Identity())
+			}
+			if r := Resume(stateAt(t, then, k+1), stateAt(t, now, 0)); r.Malformed != "" || (len(r.Differences) == 0) != same || r.Step != k+1 || r.Rest != 0 {
+				t.Errorf("%s: a state after batch %d resumes as %+v, want %v", c.name, k, r, same)
+			}
+			if r := Resume(withIdentity(stateAt(t, then, k+1), then), withIdentity(stateAt(t, now, 0), now)); (len(r.Differences) == 0) != same {
+				t.Errorf("%s: a reader after batch %d sees the differences %q, want %v", c.name, k, r.Differences, same)
 			}
 		}
 	}
+}
+
+// stateAt returns the state that Python saves before a batch.
+func stateAt(t *testing.T, d *Dataset, step uint64) (s State) {
+	t.Helper()
+	q := d.Sequence
+	all := d.rowSettings()
+	maps.Copy(all, map[string]any{"version": 2, "step": step, "row": step * uint64(q.BatchSize*q.World), "batch_size": q.BatchSize, "world": q.World})
+	text, err := json.Marshal(all)
+	must(t, err)
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	must(t, decoder.Decode(&s))
+	return s
+}
+
+// withIdentity adds to a state what a reader of the sequence depends on.
+func withIdentity(s State, d *Dataset) State {
+	s["identity"], s["rank"], s["dtype"] = d.Identity(), json.Number(fmt.Sprint(d.Sequence.Rank)), string(d.Sequence.DType)
+	return s
 }
 
 // keysOfSplits returns the keys that config.toml documents for splits. The keys of sources and

@@ -1,11 +1,6 @@
 package dataset
 
-import (
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-)
+import "fmt"
 
 // checkCaps returns an error if max_epochs contradict the configured stages: if a stage reads a
 // source that is used up before the stage begins, or if a stage never begins because all sources of
@@ -62,54 +57,4 @@ func (d *Dataset) stageInfos() (list []map[string]any) {
 		})
 	}
 	return list
-}
-
-// schedule describes which source each row comes from, for example "0=9:1,1000=1:1": from row 0 on,
-// 9 of 10 rows come from the first source, and from row 1000 on, 1 of 2. Equal schedules have the
-// same description: a stage that goes on with the periods of the stage before it is left out.
-func (d *Dataset) schedule() string {
-	var list []string
-	last, begin := "", uint64(0)
-	for _, at := range d.Sequence.Stages() {
-		var rows []string
-		for _, n := range at.Rows {
-			rows = append(rows, strconv.Itoa(n))
-		}
-		for rows[len(rows)-1] == "0" { // further sources of later stages must change nothing
-			rows = rows[:len(rows)-1]
-		}
-		if text := strings.Join(rows, ":"); text != last || (at.Row-begin)%uint64(at.Period) > 0 {
-			list = append(list, fmt.Sprintf("%d=%s", at.Row, text))
-			last, begin = text, at.Row
-		}
-	}
-	return strings.Join(list, ",")
-}
-
-// past returns the part of a description from schedule that affects the rows before a given one.
-func past(schedule string, row uint64) string {
-	stages := strings.Split(schedule, ",")
-	n := slices.IndexFunc(stages, func(stage string) bool {
-		begin, _, _ := strings.Cut(stage, "=")
-		first, err := strconv.ParseUint(begin, 10, 64)
-		return err != nil || first >= row
-	})
-	if n >= 0 {
-		stages = stages[:n]
-	}
-	return strings.Join(stages, ",")
-}
-
-// Continues reports whether batches 0 to k equal those of the sequence with the given identity. The
-// schedules may differ in stages that begin after batch k, and one may have more sources.
-func (d *Dataset) Continues(identity string, k uint64) bool {
-	now, then := strings.Fields(d.Identity()), strings.Fields(identity)
-	if len(now) != 3 || len(then) != 3 || now[0] != then[0] {
-		return slices.Equal(now, then)
-	}
-	a, b := strings.Split(now[1], ","), strings.Split(then[1], ",")
-	known := min(len(a), len(b))
-	// Rows are numbered within the share of a host.
-	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / uint64(d.Sequence.Hosts())
-	return slices.Equal(a[:known], b[:known]) && past(now[2], end) == past(then[2], end)
 }

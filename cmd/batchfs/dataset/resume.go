@@ -1,0 +1,210 @@
+package dataset
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"batchfs/sampler"
+)
+
+// Continues reports whether batches 0 to k equal those of the sequence with the given identity. The
+// schedules may differ in rows after batch k, and one may have more sources.
+func (d *Dataset) Continues(identity string, k uint64) bool {
+	// Rows are numbered within the share of a host.
+	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / uint64(d.Sequence.Hosts())
+	return continues(identity, d.Identity(), end)
+}
+
+// continues reports whether the sequences with two identities have the same batches up to a row of
+// their schedules; see sampler.Sequence.ScheduleRow.
+func continues(then, now string, end uint64) bool {
+	a, b := strings.Fields(then), strings.Fields(now)
+	if len(a) != 3 || len(b) != 3 || a[0] != b[0] {
+		return slices.Equal(a, b)
+	}
+	return sameSources(a[1], b[1]) && sameSchedule(a[2], b[2], end)
+}
+
+// sameSources reports whether two lists of hashes, separated by commas, agree on the sources that
+// both have.
+func sameSources(then, now string) bool {
+	a, b := strings.Split(then, ","), strings.Split(now, ",")
+	known := min(len(a), len(b))
+	return slices.Equal(a[:known], b[:known])
+}
+
+// sameSchedule reports whether two descriptions of schedules agree on the rows before end.
+func sameSchedule(then, now string, end uint64) bool {
+	if then == now {
+		return true
+	}
+	a, err := sampler.ParseSchedule(then)
+	b, otherErr := sampler.ParseSchedule(now)
+	if cmp.Or(err, otherErr) != nil {
+		return false // one of the splits has no schedule
+	}
+	row, diverges := a.DivergesAt(b)
+	return !diverges || row >= end
+}
+
+// A State is the state of a run, as Python's state_dict returns it: the position, and rowSettings.
+// Values are strings and json.Numbers. A description of a reader's sequence also has its identity
+// and the settings with the effect OnBytes.
+type State map[string]any
+
+// A Resumption says where a split continues with the rows that follow a state.
+type Resumption struct {
+	Malformed   string   `json:"malformed"`   // what is wrong with the saved state, or empty
+	Differences []string `json:"differences"` // settings that must not differ, with both values
+	Step        uint64   `json:"step"`        // number of the batch with the next row
+	Rest        uint64   `json:"rest"`        // rows of that batch that precede the next row
+}
+
+// Resume compares the saved state of a run with the state of a split at step 0. If both have an
+// identity, the batches before the saved state must be the same, too.
+func Resume(then, now State) Resumption {
+	r := Resumption{Malformed: then.malformed(now), Differences: []string{}} // [] in JSON, not null
+	if r.Malformed == "" {
+		r.Step, r.Rest = then.number("row")/now.rows(), then.number("row")%now.rows()
+		r.Differences = append(r.Differences, then.differences(now)...)
+	}
+	return r
+}
+
+// number returns the value of a key of the position, or of another one that cannot be negative.
+func (s State) number(key string) uint64 {
+	number, _ := s[key].(json.Number)
+	n, _ := strconv.ParseUint(number.String(), 10, 64)
+	return n
+}
+
+func (s State) text(key string) string {
+	text, _ := s[key].(string)
+	return text
+}
+
+// rows returns the number of rows of a batch, over all ranks.
+func (s State) rows() uint64 { return s.number("batch_size") * s.number("world") }
+
+// limits has the smallest and the largest value of each number that says where a run is.
+var limits = map[string][2]uint64{
+	"step": {0, sampler.MaxBatches}, "row": {0, math.MaxUint64},
+	"batch_size": {1, sampler.MaxRows}, "world": {1, sampler.MaxRows}, "local_world": {1, sampler.MaxRows},
+}
+
+// malformed returns what is wrong with a saved state, or an empty string. Its keys and the types of
+// their values must be those of now.
+func (s State) malformed(now State) string {
+	if version, ok := s["version"].(json.Number); ok && version != now["version"] {
+		return fmt.Sprintf("the state has version %s, and this batchfs reads version %s: use the one that saved it", version, now["version"])
+	}
+	const fix = ": load what state_dict() returned, as it was"
+	if lacks := s.missing(now); lacks != "" {
+		return "the state lacks " + lacks + fix
+	}
+	if unknown := now.missing(s); unknown != "" {
+		return "the state has an unknown key, " + unknown + fix
+	}
+	for _, key := range slices.Sorted(maps.Keys(s)) {
+		rule := "an integer"
+		if _, ok := now[key].(string); ok {
+			if _, ok := s[key].(string); ok {
+				continue
+			}
+			rule = "a string"
+		} else if number, _ := s[key].(json.Number); wholeNumber.MatchString(number.String()) {
+			limit, ok := limits[key]
+			if n, err := strconv.ParseUint(number.String(), 10, 64); !ok || err == nil && n >= limit[0] && n <= limit[1] {
+				continue
+			}
+			rule = fmt.Sprintf("from %d to %d", limit[0], limit[1])
+		}
+		value, _ := json.Marshal(s[key])
+		return fmt.Sprintf("%s in the state must be %s (got %s)", key, rule, value)
+	}
+	if rows := s.rows(); rows > sampler.MaxRows {
+		return fmt.Sprintf("batch_size times world in the state must be at most %d (got %d)", sampler.MaxRows, rows)
+	} else if row, step := s.number("row"), s.number("step"); row/rows != step || row%rows > 0 {
+		return fmt.Sprintf("row in the state must be step times batch_size times world, %d (got %d)", step*rows, row)
+	}
+	return ""
+}
+
+var wholeNumber = regexp.MustCompile(`^-?[0-9]+$`)
+
+// missing lists the keys of t that s lacks.
+func (s State) missing(t State) string {
+	var keys []string
+	for key := range t {
+		if _, ok := s[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, ", ")
+}
+
+// differences lists the settings that differ, although the rows that follow s depend on them.
+func (s State) differences(now State) (list []string) {
+	end := s.number("row")
+	if now.number("shuffle_block") > 0 { // the schedule numbers the rows of one host
+		end /= now.number("world") / now.number("local_world")
+	}
+	_, sameBatches := now["identity"]
+	if sameBatches && continues(s.text("identity"), now.text("identity"), end) {
+		return nil
+	}
+	isScheduled := strings.Contains(now.text("weights"), "=")
+	for _, key := range slices.Sorted(maps.Keys(now)) {
+		may := false
+		switch key {
+		case "step", "row", "identity":
+			may = true
+		case "batch_size", "world", "local_world":
+			// The torch orders draw each batch of a rank at once.
+			may = !sameBatches && !isTorch(sampler.Order(now.text("order")))
+		case "weights":
+			may = isScheduled && sameSchedule(s.text(key), now.text(key), end)
+		case "fingerprint", "formats":
+			may = isScheduled && sameSources(s.text(key), now.text(key))
+		}
+		switch {
+		case may || s[key] == now[key]:
+		case key == "formats":
+			list = append(list, "the token files are read differently (format, tensor, token_dtype, shape, or which files each source has)")
+		default:
+			list = append(list, fmt.Sprintf("%s was %s and is %s", key, quoted(s[key]), quoted(now[key])))
+		}
+	}
+	if s.indexDecides(now) {
+		list = append(list, "the indexes of documents next to the token files, which the fingerprint now covers, decide where documents end instead of eot")
+	}
+	if now.number("shuffle_block") > 0 && s.number("world")*now.number("local_world") != now.number("world")*s.number("local_world") {
+		list = append(list, fmt.Sprintf("the number of hosts, world/local_world, was %s/%s and is %s/%s", s["world"], s["local_world"], now["world"], now["local_world"]))
+	}
+	if sameBatches && list == nil {
+		list = append(list, "identity was "+quoted(s["identity"])+" and is "+quoted(now["identity"]))
+	}
+	return list
+}
+
+// indexDecides reports whether documents ended after eot in s, and now end where an index says.
+func (s State) indexDecides(now State) bool {
+	same := s["rows"] == now["rows"] && s["documents"] == now["documents"] && s["mask_targets"] == now["mask_targets"]
+	isNew := now.text("fingerprint") == "" || now.text("fingerprint") != s.text("fingerprint")
+	return same && isNew && now["eot"] == json.Number("-1") && s["eot"] != now["eot"]
+}
+
+func quoted(value any) string {
+	if text, ok := value.(string); ok {
+		return "'" + text + "'"
+	}
+	return fmt.Sprint(value)
+}
