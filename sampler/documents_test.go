@@ -387,8 +387,6 @@ func TestRunShuffle(t *testing.T) {
 
 func TestRowsOfDocumentsReject(t *testing.T) {
 	source := documentSource(array.Uint16, documentEnds{5, 9})
-	unknown := source
-	unknown.Documents = nil
 	masked := source
 	masked.Aligned = []SourceArray{newNumbered(array.Float16, 0, 9)}
 	for _, test := range []struct {
@@ -396,12 +394,7 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		change func(*Settings)
 		want   string
 	}{
-		{unknown, func(*Settings) {}, "nothing says where its documents end"},
-		{source, func(s *Settings) { s.Order = Torch }, `order torch draws windows; choose another order, or rows = "windows" (got rows = "packed")`},
-		{source, func(s *Settings) { s.Layout = Elements }, `layout rows has no documents; leave out rows = "packed"`},
-		{source, func(s *Settings) { s.BlockSize = MaxPacked + 1 }, "packed rows need a block_size of 1048576 at most (got 1048577)"},
 		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with bos or eot, 70000, which dtype uint16 cannot hold"},
-		{source, func(s *Settings) { s.Rows, s.BOS = Windows, new(testBOS) }, `bos begins segments of documents; set rows = "packed" or "document"`},
 		{source, func(s *Settings) { s.DType, s.BOS = array.Int64, new(testBOS) }, "its tokens are uint16, which cannot be 1073741824; check bos"},
 		{source, func(s *Settings) { s.DType, s.MaskTargets, s.IgnoreIndex = array.Int16, true, -40_000 },
 			`mask_targets sets targets to -40000, which dtype int16 cannot hold; set dtype = "int64"`},
@@ -409,9 +402,6 @@ func TestRowsOfDocumentsReject(t *testing.T) {
 		{masked, func(s *Settings) { s.Arrays[0].At = AtX }, `mask_targets = "mask": the array is aligned with x; set at = "y"`},
 		{masked, func(s *Settings) { s.Arrays[0].At = AtY }, `mask_targets = "mask": the array holds float16, but must hold one integer or bool`},
 		{source, func(s *Settings) { s.MaskTargets = true }, "mask_targets sets targets to -100, which dtype uint16 cannot hold"},
-		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
-			s.DType, s.Layout, s.Rows, s.MaskTargets = array.Float32, Elements, Windows, true
-		}, "mask_targets is for y, which layout rows does not have"},
 		{Source{Main: source.Main, Documents: unreadableDocuments{documentEnds{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
 		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed}

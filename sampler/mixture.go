@@ -2,7 +2,6 @@ package sampler
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -168,18 +167,13 @@ func decimal(w float64) *big.Rat {
 	return r
 }
 
-var errNoWeight = errors.New("all weights are 0; set one to a positive number")
-
 // apportion divides the weights by their sum, brings them to their least common denominator D, and
 // returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
-// by largest remainders. It reads a weight as its shortest decimal form.
+// by largest remainders. It reads a weight as its shortest decimal form. One must be above 0.
 func apportion(weights []float64) ([]int, error) {
 	whole, scale, common := make([]*big.Int, len(weights)), big.NewInt(1), new(big.Int)
 	exact := make([]*big.Rat, len(weights))
 	for i, w := range weights {
-		if !(w >= 0) || math.IsInf(w, 1) {
-			return nil, fmt.Errorf("weight %v of source %d: must be a finite number, at least 0", w, i)
-		}
 		exact[i] = decimal(w)
 		d := exact[i].Denom()
 		scale.Mul(scale, common.Div(d, common.GCD(nil, nil, scale, d)))
@@ -190,9 +184,6 @@ func apportion(weights []float64) ([]int, error) {
 		whole[i] = new(big.Int).Div(scale, w.Denom())
 		sum.Add(sum, whole[i].Mul(whole[i], w.Num()))
 		common.GCD(nil, nil, common, whole[i])
-	}
-	if sum.Sign() == 0 {
-		return nil, errNoWeight
 	}
 	period := common.Div(sum, common)
 	if most := big.NewInt(maxPeriod); period.Cmp(most) > 0 {

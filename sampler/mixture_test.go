@@ -122,11 +122,6 @@ func TestMixtureRejectsWeights(t *testing.T) {
 		weights []float64
 		want    string
 	}{
-		{[]float64{0}, "all weights are 0"},
-		{[]float64{1, -0.5}, "weight -0.5 of source 1"},
-		{[]float64{1, 2, math.NaN()}, "weight NaN of source 2"},
-		{[]float64{math.Inf(1), 1}, "weight +Inf of source 0"},
-		{[]float64{1, math.Inf(-1)}, "weight -Inf of source 1"},
 		{[]float64{1, 1e-7, 1}, "weight 1e-07 of source 1: less than a millionth"},
 		{[]float64{math.SmallestNonzeroFloat64, math.MaxFloat64}, "weight 5e-324 of source 0: less than a millionth"},
 	} {

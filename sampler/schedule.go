@@ -1,7 +1,6 @@
 package sampler
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -86,7 +85,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 		if i+1 < len(stages) {
 			next = stages[i+1].FirstRow
 		}
-		if row == next {
+		if row >= next {
 			i++
 			continue
 		}
@@ -125,35 +124,18 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 }
 
 // configuredStages returns the stages with their first rows in the schedule.
-func (q *Sequence) configuredStages() (stages []Stage, err error) {
-	stages = slices.Clone(q.Settings.Stages)
+func (q *Sequence) configuredStages() ([]Stage, error) {
+	stages := slices.Clone(q.Settings.Stages)
 	if stages == nil {
 		stages = []Stage{{Weights: q.Weights}}
 	}
-	last := uint64(0)
 	for i := range stages {
 		stage := &stages[i]
 		if len(stage.Weights) != len(q.sources) {
-			err = fmt.Errorf("%d weights for %d sources", len(stage.Weights), len(q.sources))
-		} else if slices.Max(stage.Weights) == 0 {
-			err = errNoWeight
+			return nil, q.stageError(i, fmt.Errorf("%d weights for %d sources", len(stage.Weights), len(q.sources)))
 		}
-		stage.FirstRow = stage.BeginsAt(q.BlockSize)
-		switch {
-		case err != nil:
-		case stage.FromTokens > 0 && q.Layout == Elements:
-			err = errors.New("layout rows has no tokens; replace from_tokens with from_row")
-		case i == 0 && stage.FirstRow > 0:
-			err = fmt.Errorf("must begin at row 0, because it is the first (got row %d)", stage.FirstRow)
-		case i > 0 && stage.FirstRow <= last:
-			err = fmt.Errorf("must begin after row %d, where the stage before it begins (got row %d)", last, stage.FirstRow)
-		}
-		if err != nil {
-			return nil, q.stageError(i, err)
-		}
-		last = stage.FirstRow
-		hosts := uint64(q.Hosts())
-		stage.FirstRow = last/hosts + min(last%hosts, 1)
+		first, hosts := stage.BeginsAt(q.BlockSize), uint64(q.Hosts())
+		stage.FirstRow = first/hosts + min(first%hosts, 1)
 	}
 	if q.Only > 0 {
 		weights := make([]float64, len(q.sources))
@@ -175,9 +157,6 @@ func (s *Settings) stageError(i int, err error) error {
 func (q *Sequence) rowLimits() ([]uint64, error) {
 	limits := slices.Repeat([]uint64{math.MaxUint64}, len(q.sources))
 	for i, epochs := range q.MaxEpochs {
-		if !(epochs >= 0) || math.IsInf(epochs, 1) {
-			return nil, fmt.Errorf("max_epochs of source %d: must be a positive finite number (got %v)", i, epochs)
-		}
 		least := int64(math.MaxInt64)
 		for host := range q.Hosts() {
 			share, err := q.sources[i].hostShareOf(q.Settings, host)

@@ -305,16 +305,10 @@ func TestStagesAreChecked(t *testing.T) {
 		change func(*Settings)
 		want   string
 	}{
-		{stages(Stage{Weights: both}, Stage{FirstRow: 9, Weights: []float64{0, 0}}), "stage 2: all weights are 0; set one"},
-		{stages(Stage{Weights: both}, Stage{FirstRow: 9, Weights: []float64{1, -1}}), "stage 2: weight -1 of source 1: must be a finite number"},
+		{stages(Stage{Weights: both}, Stage{FirstRow: 9, Weights: []float64{1, 1e-7}}), "stage 2: weight 1e-07 of source 1: less than a millionth"},
 		{stages(Stage{Weights: []float64{1}}), "stage 1: 1 weights for 2 sources"},
-		{stages(Stage{FirstRow: 5, Weights: both}), "stage 1: must begin at row 0, because it is the first (got row 5)"},
-		{stages(Stage{Weights: both}, Stage{FirstRow: 9, Weights: both}, Stage{FromTokens: 65, Weights: both}),
-			"stage 3: must begin after row 9, where the stage before it begins (got row 9)"},
-		{func(s *Settings) { s.MaxEpochs = []float64{1, -2} }, "max_epochs of source 1: must be a positive finite number (got -2)"},
 		{func(s *Settings) { s.MaxEpochs = []float64{0.1, 0.1} }, "max_epochs leaves 2 rows, less than a batch of all ranks, 4; raise max_epochs"},
 		{func(s *Settings) { s.Only = 3 }, "source 2: there are 2 sources"},
-		{func(s *Settings) { s.Order = Torch }, "order torch draws from one array of tokens and cannot mix sources"},
 	} {
 		s := Settings{BatchSize: 4, BlockSize: 8, DType: Native, Layout: XY, Order: Random, World: 1, Weights: both}
 		test.change(&s)
@@ -322,9 +316,13 @@ func TestStagesAreChecked(t *testing.T) {
 			t.Errorf("%+v: error %v, want %s", s, err, test.want)
 		}
 	}
-	s := Settings{BatchSize: 4, BlockSize: 8, DType: Native, Layout: XY, Order: Torch, World: 1, MaxEpochs: []float64{2}}
-	if _, err := New(stubSources(array.Uint16, []int64{100}), s); err == nil || !strings.Contains(err.Error(), "order torch draws without end") {
-		t.Errorf("error %v, want a refusal of torch", err)
+	// After a restart, a path may have a block size that puts a stage of the mount too early.
+	s := Settings{BatchSize: 4, BlockSize: 8, DType: Native, Layout: XY, Order: Random, World: 1,
+		Stages: []Stage{{Weights: both}, {FirstRow: 9, Weights: []float64{1, 0}}, {FromTokens: 33, Weights: []float64{0, 1}}}}
+	q, err := New(stubSources(array.Uint16, []int64{100}, []int64{100}), s)
+	must(t, err)
+	if list := q.Stages(); len(list) != 2 || list[1].Row != 9 || list[1].Configured != 2 {
+		t.Errorf("stages %+v, want the first one, and the last one from row 9", list)
 	}
 }
 

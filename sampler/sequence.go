@@ -33,9 +33,9 @@ type Sequence struct {
 	batchesPerEpoch int64
 }
 
-// New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a weight, a
-// stage or TorchState is invalid, a source is shorter than a row, arrays differ in length or dtype,
-// or settings do not fit the sources or each other.
+// New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a source is
+// shorter than a row, arrays differ in length or dtype, TorchState is invalid, or settings do not
+// fit the sources.
 func New(sources []Source, s Settings) (*Sequence, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
@@ -44,9 +44,6 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 		s.Weights = nil
 	} else if s.Weights == nil {
 		s.Weights = []float64{1}
-	}
-	if n := len(s.Weights); s.Stages == nil && n != len(sources) {
-		return nil, fmt.Errorf("%d weights for %d sources", n, len(sources))
 	}
 	blank := &Sequence{Settings: s, mixer: &mixer{}}
 	for _, from := range sources {
@@ -144,28 +141,17 @@ func (q *Sequence) countBatches() error {
 
 func (s *Settings) check(sources []boundSource) error {
 	main := sources[0].arrays[0]
-	tokens := s.Layout != Elements
 	switch {
-	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
+	case s.Layout != Elements && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
 		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\"", main.Extents()[0].Name, describe(main))
-	case s.MaskTargets && s.Layout != XY:
-		return fmt.Errorf("mask_targets is for y, which layout %s does not have; set layout = \"xy\"", s.Layout)
 	case s.MaskTargets && s.DType.IsInteger() && !canHold(s.DType, s.IgnoreIndex):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", s.IgnoreIndex, s.DType)
-	case !tokens && (s.Documents || s.hasDocumentRows()):
-		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
-	case s.Rows == Packed && s.BlockSize > MaxPacked:
-		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
-	case s.BOS != nil && !s.hasDocumentRows():
-		return fmt.Errorf("bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)", s.Rows)
 	case s.BOS != nil && !canHold(main.DType(), int64(*s.BOS)):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check bos", main.Extents()[0].Name, main.DType(), *s.BOS)
 	case s.hasDocumentRows() && s.DType.IsInteger() && !canHold(s.DType, int64(s.padding())):
 		return fmt.Errorf("rows are filled up with bos or eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.padding(), s.DType)
 	case s.Only > len(sources) || s.Only < 0:
 		return fmt.Errorf("source %d: there are %d sources", s.Only-1, len(sources))
-	case (s.Documents || s.hasDocumentRows()) && s.BlockSize > math.MaxInt32:
-		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
 	if i := s.maskArrayIndex(); s.MaskArray != "" {
 		switch {
@@ -179,11 +165,7 @@ func (s *Settings) check(sources []boundSource) error {
 		}
 	}
 	for _, source := range sources {
-		switch main := source.arrays[0]; {
-		case source.documents != nil:
-		case s.NeedsIndex():
-			return fmt.Errorf("%s: nothing says where its documents end", main.Extents()[0].Name)
-		case s.HasEOT && s.needsEnds() && !canHold(main.DType(), int64(s.EOT)):
+		if main := source.arrays[0]; source.documents == nil && s.HasEOT && s.needsEnds() && !canHold(main.DType(), int64(s.EOT)) {
 			return fmt.Errorf("%s: its tokens are %s, which cannot be %d; check eot", main.Extents()[0].Name, main.DType(), s.EOT)
 		}
 	}

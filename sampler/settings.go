@@ -17,7 +17,7 @@ const (
 const MaxAxes = 29
 
 // Settings determine a batch, together with the tokens and the batch number. They must be within
-// the limits above.
+// the limits above, and fit each other: New checks only whether they fit the sources.
 type Settings struct {
 	Name      string      // name of the split, which is part of the seed
 	BatchSize int         // B, in rows
@@ -37,8 +37,11 @@ type Settings struct {
 	// h has the ranks h*LocalWorld to (h+1)*LocalWorld-1.
 	LocalWorld int
 
-	Weights []float64 // one per source; nil for a single source, or with Stages
-	// Stages replace Weights in a mixture that changes during a run. The first begins at row 0.
+	// Weights has a finite weight for each source, not all 0. It is nil for a single source, or
+	// with Stages. The torch orders have one source, without Stages and MaxEpochs.
+	Weights []float64
+	// Stages replace Weights in a mixture that changes during a run. The first begins at row 0, and
+	// each further one at a later row.
 	Stages    []Stage
 	MaxEpochs []float64 // limit on the epochs of each source, or 0; nil: no limits
 	Only      int       // 1 + the only source that is drawn, without Stages; 0: all

@@ -3,7 +3,6 @@ package sampler
 import (
 	"fmt"
 	"hash/fnv"
-	"slices"
 
 	"batchfs/cache/array"
 )
@@ -144,15 +143,6 @@ func newOrder(s Settings, source, host int, share hostShare) (order, error) {
 		}
 		return &epochOrder{share, &shuffle{newFeistel(key, uint64(share.windows))}}, nil
 	case Torch, Torch26:
-		if s.hasDocumentRows() {
-			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
-		}
-		if s.mixed() {
-			return nil, fmt.Errorf("order %s draws from one array of tokens and cannot mix sources; choose another order", s.Order)
-		}
-		if s.Only > 0 || slices.ContainsFunc(s.MaxEpochs, func(e float64) bool { return e != 0 }) {
-			return nil, fmt.Errorf("order %s draws without end from one array of tokens; choose another order, or leave out max_epochs and source", s.Order)
-		}
 		return newTorch(s, share.starts)
 	}
 	return &random{share.starts, key}, nil

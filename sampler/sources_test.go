@@ -127,7 +127,6 @@ func TestNewRejectsSources(t *testing.T) {
 		{nil, nil, "a mixture needs at least one source"},
 		{[]array.DType{array.Uint16, array.Uint16}, nil, "1 weights for 2 sources"},
 		{[]array.DType{array.Uint16}, []float64{1, 1}, "2 weights for 1 sources"},
-		{[]array.DType{array.Uint16, array.Uint16}, []float64{0, 0}, "all weights are 0"},
 		{[]array.DType{array.Uint16, array.Uint32}, []float64{1, 1}, "shard0.bin holds uint16 and shard0.bin uint32, which cannot be mixed"},
 		{[]array.DType{array.Float32}, nil, "shard0.bin holds float32, not tokens"},
 		{[]array.DType{array.Uint16, array.Float16}, []float64{1, 1}, "shard0.bin holds uint16 and shard0.bin float16, which cannot be mixed"},

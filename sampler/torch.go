@@ -38,10 +38,6 @@ func newTorch(s Settings, from *starts) (t *torch, err error) {
 	}
 	x, next := seedState(uint32(s.Seed)+uint32(s.Rank)), mtWords
 	if s.TorchState != nil {
-		if s.Rank != 0 || s.World != 1 {
-			return nil, fmt.Errorf("torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank %d of %d)",
-				s.Rank, s.World)
-		}
 		if x, next, err = parseTorchState(s.TorchState); err != nil {
 			return nil, fmt.Errorf("torch_state: not the 5056 bytes of torch.get_rng_state().numpy().tofile(path): %w", err)
 		}

@@ -128,14 +128,6 @@ func TestTorchRejects(t *testing.T) {
 		}
 	}
 
-	for _, s := range []Settings{{Rank: 0, World: 2}, {Rank: 1, World: 2}} {
-		s.BatchSize, s.TorchState = 1, torchState(t)
-		_, err := newTorch(s, startsOf(t, 9))
-		if err == nil || !strings.Contains(err.Error(), "set rank = 0 and world = 1") {
-			t.Errorf("rank %d of %d: error %v", s.Rank, s.World, err)
-		}
-	}
-
 	runs, _ := extentsOf(false, 10, 20)
 	apart, err := windowStarts(runs, 3)
 	must(t, err)

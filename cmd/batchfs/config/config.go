@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -323,7 +324,8 @@ func (s *Split) MessagePrefix(keys ...string) string {
 	return s.firstMention.String()
 }
 
-// check returns an error for values that are wrong only in combination.
+// check returns an error for values that are wrong only in combination, whatever the token files
+// are. The sampler relies on it.
 func (s *Split) check() error {
 	switch {
 	case len(s.Tokens) == 0 && len(s.Sources) == 0:
@@ -339,17 +341,10 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: batch_size times world must be at most %d, %s (got %d times %d in splits.%s)",
 			s.MessagePrefix("batch_size", "world"), sampler.MaxRows, maxRowsReason, s.BatchSize, s.World, s.Path())
 	}
-	if err := s.checkSources(); err != nil {
-		return err
-	}
-	if err := s.CheckAligned(); err != nil {
-		return err
-	}
-	if err := s.checkHostShares(); err != nil {
-		return err
-	}
-	if s.Documents && s.Layout == sampler.Elements {
-		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.MessagePrefix("documents", "layout"))
+	for _, check := range []func() error{s.checkSources, s.CheckAligned, s.checkHostShares, s.checkRows, s.checkTorch} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	if s.IsSet("token_dtype") {
 		return s.CheckVocabSize(slices.Max(s.VocabSizes()), s.TokenDType, s.Shape)
@@ -399,6 +394,8 @@ func (s *Split) checkStages() error {
 			return fmt.Errorf("%s: the first stage begins at row 0; leave out from_tokens and from_row", s.StagePrefix(i))
 		case i > 0 && set != 1:
 			return fmt.Errorf("%s: must have either from_tokens or from_row (got %s)", s.StagePrefix(i), []string{"none", "", "both"}[set])
+		case stage.FromTokens > 0 && s.Layout == sampler.Elements:
+			return fmt.Errorf("%s: layout rows has no tokens; replace from_tokens with from_row", s.StagePrefix(i))
 		case i > 0 && row <= last:
 			return fmt.Errorf("%s: must begin after row %d, where the stage before it begins (got row %d)", s.StagePrefix(i), last, row)
 		}
@@ -433,6 +430,49 @@ func (s *Split) SourceNames() (names []string) {
 
 func (s *Split) unknownSource(name string) error {
 	return fmt.Errorf("split %s has no source %q; its sources are %s", s.Name, name, strings.Join(s.SourceNames(), ", "))
+}
+
+// checkRows checks what rows and targets consist of.
+func (s *Split) checkRows() error {
+	switch ofDocuments := s.Rows != sampler.Windows; {
+	case s.Layout == sampler.Elements && (s.Documents || ofDocuments):
+		return fmt.Errorf("%s: layout rows has no documents; leave out documents and rows (got rows = %q in splits.%s)",
+			s.MessagePrefix("documents", "rows", "layout"), s.Rows, s.Path())
+	case s.MaskTargets && s.Layout != sampler.XY:
+		return fmt.Errorf("%s: mask_targets is for y, which layout %s does not have; set layout = \"xy\", or leave mask_targets out",
+			s.MessagePrefix("mask_targets", "layout"), s.Layout)
+	case s.Rows == sampler.Packed && s.BlockSize > sampler.MaxPacked:
+		return fmt.Errorf("%s: packed rows need a block_size of at most %d (got %d in splits.%s)",
+			s.MessagePrefix("block_size", "rows"), sampler.MaxPacked, s.BlockSize, s.Path())
+	case (s.Documents || ofDocuments) && s.BlockSize > math.MaxInt32:
+		return fmt.Errorf("%s: documents need a block_size of at most %d (got %d in splits.%s)",
+			s.MessagePrefix("block_size", "documents", "rows"), math.MaxInt32, s.BlockSize, s.Path())
+	case s.BeginOfText >= 0 && !ofDocuments:
+		return fmt.Errorf("%s: bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)",
+			s.MessagePrefix("bos", "rows"), s.Rows)
+	}
+	return nil
+}
+
+// checkTorch checks that the torch orders can draw the rows.
+func (s *Split) checkTorch() error {
+	hasCap := slices.ContainsFunc(s.Sources, func(source Source) bool { return source.MaxEpochs > 0 })
+	switch {
+	case s.Order != sampler.Torch && s.Order != sampler.Torch26:
+		return nil
+	case s.Rows != sampler.Windows:
+		return fmt.Errorf("%s: order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)",
+			s.MessagePrefix("order", "rows"), s.Order, s.Rows)
+	case len(s.Sources) > 1 || len(s.StageTables) > 0:
+		return fmt.Errorf("%s: order %s draws from one array of tokens and cannot mix sources; choose another order", s.MessagePrefix("order", "sources"), s.Order)
+	case s.Source != "" || hasCap:
+		return fmt.Errorf("%s: order %s draws without end from one array of tokens; choose another order, or leave out max_epochs and source",
+			s.MessagePrefix("order", "source", "sources"), s.Order)
+	case s.StateFile != "" && (s.Rank != 0 || s.World != 1):
+		return fmt.Errorf("%s: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank %d of %d)",
+			s.MessagePrefix("torch_state", "rank", "world"), s.Rank, s.World)
+	}
+	return nil
 }
 
 func (s *Split) checkHostShares() error {

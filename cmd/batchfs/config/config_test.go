@@ -84,6 +84,14 @@ func TestConfigErrors(t *testing.T) {
 		{train + "rank = 1", `config.toml:3: splits.train.rank: must be below world, which is 1 in splits.train (got 1)`},
 		{train + "world = 2\n[batch]\nrank = 3\nworld = 4", `config.toml:5: batch.rank: must be below world, which is 2 in splits.train (got 3)`},
 		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216, so that numbers of rows fit in 64 bits (got 12 times 16777216 in splits.train)`},
+		{train + "documents = true\nlayout = 'rows'", `config.toml:3: splits.train.documents: layout rows has no documents; leave out documents and rows (got rows = "windows" in splits.train)`},
+		{train + "rows = 'packed'\nlayout = 'rows'", `config.toml:3: splits.train.rows: layout rows has no documents; leave out documents and rows (got rows = "packed" in splits.train)`},
+		{train + "mask_targets = true\nlayout = 'tokens'", `config.toml:3: splits.train.mask_targets: mask_targets is for y, which layout tokens does not have; set layout = "xy", or leave mask_targets out`},
+		{train + "rows = 'packed'\nblock_size = 1048577", `config.toml:4: splits.train.block_size: packed rows need a block_size of at most 1048576 (got 1048577 in splits.train)`},
+		{train + "documents = true\nblock_size = 2147483648", `config.toml:4: splits.train.block_size: documents need a block_size of at most 2147483647 (got 2147483648 in splits.train)`},
+		{train + "bos = 1", `config.toml:3: splits.train.bos: bos begins segments of documents; set rows = "packed" or "document", or leave bos out (got rows = "windows")`},
+		{train + "order = 'torch'\nrows = 'packed'", `config.toml:3: splits.train.order: order torch draws windows; choose another order, or rows = "windows" (got rows = "packed")`},
+		{train + "order = 'torch'\ntorch_state = 'rng.bin'\nworld = 2", `config.toml:4: splits.train.torch_state: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank 0 of 2)`},
 
 		// Names of splits.
 		{"[splits.README]", `config.toml:1: splits.README: a split's name must be `},

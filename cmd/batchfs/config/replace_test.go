@@ -79,7 +79,7 @@ func TestRestartOfEachKey(t *testing.T) {
 		{"local_world", "splits.train.local_world=2", "splits.train.order=shuffle", "splits.train.shuffle_block=8MiB"},
 		{"documents", "splits.train.documents=files"},
 		{"eot", "splits.train.eot=9"},
-		{"bos", "splits.train.bos=9"},
+		{"bos", "splits.train.bos=9", "splits.train.rows=packed"},
 		{"mask_targets", "splits.train.mask_targets=m"},
 		{"ignore_index", "splits.train.ignore_index=-1"},
 		{"rows", "splits.train.rows=packed"},

@@ -92,8 +92,6 @@ func TestOpenErrors(t *testing.T) {
 		{two + "order = 'torch'", torchTwo},
 		{two + "order = 'torch-2.6'", strings.Replace(torchTwo, "torch", "torch-2.6", 1)},
 		{two + "order = 'torch'\njoin = true", ""},
-		{testfiles.Small + "[splits.mix]\norder = 'torch'\n" + testfiles.Mixture("weight = 1", "weight = 2"),
-			"splits.mix: order torch draws from one array of tokens and cannot mix sources; choose another order"},
 		{testfiles.Small + testfiles.Mixture("weight = 1", "weight = 1e-9"), "splits.mix: weight 1e-09 of source 1: less than a millionth of the sum; " +
 			"raise it or drop the source"},
 
@@ -105,8 +103,6 @@ func TestOpenErrors(t *testing.T) {
 		{one + "order = 'torch'\ntorch_state = 'empty.bin'", notState + "there are 0"},
 		{one + "order = 'torch'\ntorch_state = 'big.bin'", notState + "there are 5057"},
 		{one + "order = 'torch'\ntorch_state = 'left.bin'", notState + "bytes 8 to 23 are left = 0, seeded = 1 and next = 0; seeded must not be 0, and left and next must add up to 625"},
-		{one + "order = 'torch'\ntorch_state = 'rng.bin'\nworld = 2",
-			"splits.train: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank 0 of 2)"},
 
 		{one + "expect_fingerprint = '0123456789abcdef0123456789abcdef'",
 			"splits.train: expect_fingerprint is 0123456789abcdef0123456789abcdef, but the fingerprint of the files is "},
