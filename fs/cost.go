@@ -42,13 +42,13 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	if fillsPageCache(in) {
 		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
 	}
-	switch _, isText := i.kind().entry().content.(textContent); {
-	case isText:
+	switch k := i.kind(); {
+	case !k.isNext() && !k.isNumbered(): // a text
 	case s == nil:
 		c.Rows, c.ReplyBytes = int64(in.Size), int(in.Size) // a row has at least one byte
 	case !i.outdated(s):
 		row := s.Spec().Batch.RowBytes(0)
-		if i.kind().showsOneArray() {
+		if k.showsOneArray() {
 			row = s.Spec().Batch.RowBytes(i.array())
 		}
 		n := t.replyLen(i, s, in)

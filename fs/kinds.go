@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"text/template"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+
 	"batchfs/cache/array"
 	"batchfs/fs/header"
 )
@@ -19,12 +21,19 @@ type kindEntry struct {
 	// name of an array. Splits, whose names are configured, have an empty name.
 	name    string
 	content content
+
+	// These are content if it has the type, and otherwise the zero value.
+	batches batchContent
+	text    textContent
 }
 
 // A content is what the files of a kind show.
 type content interface {
 	// size returns the size of file i in bytes. s is its sequence, or nil if it has none.
 	size(t *tree, i inode, s BatchList) int64
+
+	// read returns the bytes of a READ. The reply may alias its buffer.
+	read(t *tree, r readRequest) (fuse.ReadResult, error)
 }
 
 // kindTable lists the kinds in the order in which directories list their files.
@@ -55,6 +64,8 @@ var kindTable = []kindEntry{
 // byKind is kindTable indexed by kind. Unused numbers have empty entries.
 var byKind = func() (all [maxKinds]kindEntry) {
 	for _, e := range kindTable {
+		e.batches, _ = e.content.(batchContent)
+		e.text, _ = e.content.(textContent)
 		all[e.kind] = e
 	}
 	return all
@@ -63,12 +74,9 @@ var byKind = func() (all [maxKinds]kindEntry) {
 func (k kind) entry() *kindEntry { return &byKind[k] }
 
 // batches returns the content of the files, or the zero value if the files show no batches.
-func (k kind) batches() batchContent {
-	b, _ := k.entry().content.(batchContent)
-	return b
-}
+func (k kind) batches() batchContent { return k.entry().batches }
 
-func (k kind) isDir() bool { return k.entry().content == directoryContent{} }
+func (k kind) isDir() bool { return k == rootDir || k == splitDir || k == batchDir }
 
 func (k kind) mode() uint32 {
 	if k.isDir() {
@@ -82,10 +90,7 @@ func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
 // isLiveText reports whether the files are texts that change. Each handle shows the text as it was
 // when the handle was opened, so the page cache is not used.
-func (k kind) isLiveText() bool {
-	_, isText := k.entry().content.(textContent)
-	return isText && k != readmeFile
-}
+func (k kind) isLiveText() bool { return k.entry().text.render != nil && k != readmeFile }
 
 // isNumbered reports whether the files are batch/*, batches.* or tokens.bin, which change only when
 // the tokens do.
@@ -97,6 +102,8 @@ func (k kind) spansBatches() bool { return k.batches().selector == everyBatch ||
 type directoryContent struct{}
 
 func (directoryContent) size(*tree, inode, BatchList) int64 { return 0 }
+
+func (directoryContent) read(*tree, readRequest) (fuse.ReadResult, error) { return nil, syscall.EISDIR }
 
 type batchContent struct {
 	selector batchSelector
@@ -145,26 +152,29 @@ func (b batchContent) header(i inode, s BatchList, k uint64) []byte {
 	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
-// A computedContent has no header. A BatchList computes any part of it.
-type computedContent interface {
-	content
-	read(i inode, s BatchList, dst []byte, off int64) error
-}
-
 type batchJSONContent struct{}
 
 func (batchJSONContent) size(_ *tree, _ inode, s BatchList) int64 { return s.BatchJSONLen() }
 
-func (batchJSONContent) read(i inode, s BatchList, dst []byte, off int64) error {
-	return s.ReadBatchJSON(dst, i.firstBatch(), off)
+func (batchJSONContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+	return t.compute(r, func(p filePart, dst []byte) error { return p.sequence.ReadBatchJSON(dst, p.batch, p.off) })
 }
 
 type tokensContent struct{}
 
 func (tokensContent) size(_ *tree, _ inode, s BatchList) int64 { return s.Spec().TokensFileSize }
 
-func (tokensContent) read(_ inode, s BatchList, dst []byte, off int64) error {
-	return s.ReadTokens(dst, off)
+func (tokensContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+	return t.compute(r, func(p filePart, dst []byte) error { return p.sequence.ReadTokens(dst, p.off) })
+}
+
+// compute replies to a READ with the bytes that fill writes to dst.
+func (t *tree) compute(r readRequest, fill func(p filePart, dst []byte) error) (fuse.ReadResult, error) {
+	part, err := t.locate(r)
+	if err == nil && part.len > 0 {
+		err = fill(part, r.buf[:part.len])
+	}
+	return fuse.ReadResultData(r.buf[:part.len]), err
 }
 
 // firstBatch returns the first batch number of a numbered file.

@@ -17,54 +17,61 @@ import (
 	"batchfs/internal/process"
 )
 
-// A READ takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them and, if the
-// request succeeds in time, [tree.account] counts it.
+// A READ of batches takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them
+// and, if the request succeeds in time, [tree.account] counts it.
+
+// A readRequest is a READ.
+type readRequest struct {
+	*fuse.ReadIn
+	inode  inode
+	waited time.Duration   // for admission
+	buf    []byte          // space for the bytes requested
+	cancel <-chan struct{} // closed when the request is abandoned
+}
 
 // maxReadAttempts limits how often a READ is attempted if its tokens keep changing.
 const maxReadAttempts = 10
 
 func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
-	if k := i.kind(); (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
+	k := i.kind()
+	if (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
 		if k.isNext() {
 			t.logUnmappable(i, in.Pid)
 		}
 		return nil, fuse.EINVAL
 	}
-	if text := t.textForRead(i, in.Fh, in.Offset, cancel); text != nil {
-		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
+	reply, err := k.entry().content.read(t, readRequest{in, i, waited, buf, cancel})
+	if err == nil {
+		return reply, fuse.OK
 	}
-	reply, err := t.read(i, waited, in, buf, cancel)
-	if err != nil {
-		if i.kind().isNext() {
-			t.shared.EndFailedRead(in.Fh)
-		}
-		return nil, t.FailRequest(in.Unique, in.NodeId, err)
+	if k.isNext() {
+		t.shared.EndFailedRead(in.Fh)
 	}
-	return reply, fuse.OK
+	return nil, t.FailRequest(in.Unique, in.NodeId, err)
 }
 
 // read locates the bytes of a READ and gets them. If the tokens of next* change in between and the
 // split follows changes, it starts over with the new ones.
-func (t *tree) read(i inode, waited time.Duration, in *fuse.ReadIn, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
-	if i.kind().isNext() {
-		timer = t.shared.BeginRead(i.sequence(), in.Fh, in.Pid, in.Unique, waited)
+	if c.selector == nextBatch {
+		timer = t.shared.BeginRead(r.inode.sequence(), r.Fh, r.Pid, r.Unique, r.waited)
 	}
 	for attempt := 1; ; attempt++ {
-		part, err := t.locate(i, in, cancel)
+		part, err := t.locate(r)
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.getBytes(part, timer, buf, cancel)
-		if err == nil || !i.kind().isNext() {
+		reply, err := t.getBytes(part, timer, r.buf, r.cancel)
+		if err == nil || c.selector != nextBatch {
 			return reply, err
 		}
-		t.handles.Rollback(in.Unique)
+		t.handles.Rollback(r.Unique)
 		if !part.sequence.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
-		if _, err := t.sequences.latestFor(i.sequence(), part.batch, cancel); err != nil {
+		if _, err := t.sequences.latestFor(r.inode.sequence(), part.batch, r.cancel); err != nil {
 			return nil, err
 		}
 	}
@@ -81,20 +88,21 @@ type filePart struct {
 // locate finds the bytes that a READ gets. For next*, it uses the batch that the handle holds, or
 // takes the next number. It fails with ESTALE if the file is numbered and its tokens have changed
 // since it was opened.
-func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (filePart, error) {
+func (t *tree) locate(r readRequest) (filePart, error) {
+	i := r.inode
 	s, err := t.sequences.latest(i.sequence())
 	if err != nil {
 		return filePart{}, err
 	}
 	// Compare the version in the handle, because an inode in batch/ has only its low bits. Do so
 	// before the size is used: a reader of old tokens must get an error, not the end of a shorter
-	// new file. A live text gets here only if its reader has begun a text that is gone.
-	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
+	// new file.
+	if i.kind().isNumbered() && r.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return filePart{}, state.ErrOutdated
 	}
-	part := filePart{inode: i, sequence: s, batch: i.firstBatch(), off: int64(in.Offset), len: t.replyLen(i, s, in)}
+	part := filePart{inode: i, sequence: s, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, s, r.ReadIn)}
 	if i.kind().isNext() && part.len > 0 {
-		err = t.assignBatch(&part, in, cancel)
+		err = t.assignBatch(&part, r)
 	}
 	return part, err
 }
@@ -104,37 +112,34 @@ func (t *tree) locate(i inode, in *fuse.ReadIn, cancel <-chan struct{}) (filePar
 var maxGap = 16 * int64(os.Getpagesize())
 
 // assignBatch sets the batch of a part of next*: the one that the handle holds, or a new one.
-func (t *tree) assignBatch(part *filePart, in *fuse.ReadIn, cancel <-chan struct{}) (err error) {
+func (t *tree) assignBatch(part *filePart, r readRequest) (err error) {
 	if part.inode.kind().batches().format != raw && part.off+part.len <= headerBytes {
 		// A READ of only the header reads no tokens, so it would not notice that they have changed.
-		if part.sequence, err = t.refresh(part.inode, cancel); err != nil {
+		if part.sequence, err = t.refresh(part.inode, r.cancel); err != nil {
 			return err
 		}
 	}
 	size := t.size(part.inode, part.sequence)
 	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
-		ID: in.Unique, FH: in.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
+		ID: r.Unique, FH: r.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
 		// Neither number suffices: Pid is 0 for readers in some other PID namespaces, and LockOwner
 		// is the same for all threads of a process.
-		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32,
+		Thread:  uint64(r.Pid)<<32 | r.LockOwner&math.MaxUint32,
 		Version: part.sequence.Spec().Version,
 		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
-		PastEnd: int64(in.Size) > part.len,
+		PastEnd: int64(r.Size) > part.len,
 		Batches: part.sequence.Spec().Batches,
-	}, cancel)
+	}, r.cancel)
 	return err
 }
 
-// getBytes returns the bytes of a part of a file. If they were not prefetched, it computes them
-// into buf. The reply may alias buf.
+// getBytes returns the bytes of a part of a file of batches. If they were not prefetched, it
+// computes them into buf. The reply may alias buf.
 func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
 		timer.Discard()
 		return fuse.ReadResultData(buf), nil
-	}
-	if file, ok := part.inode.kind().entry().content.(computedContent); ok {
-		return fuse.ReadResultData(buf), file.read(part.inode, part.sequence, buf, part.off)
 	}
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // A textCache holds the text of each open handle of a live text. If the texts would exceed
@@ -46,43 +49,48 @@ func (c *textCache) release(fh uint64) {
 const textBits = 32
 
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
-	rendered := i.kind().entry().content.(textContent).render(t, i, cancel)
+	rendered := i.kind().entry().text.render(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
 	t.texts.put(fh, rendered)
 	return fh
-}
-
-// textForRead returns the text of handle fh of file i, or nil if i is not a text. If the text is
-// not cached, it renders a new one. If that has another length and off is not 0, it returns nil,
-// because the reader may have the beginning of the old text.
-func (t *tree) textForRead(i inode, fh, off uint64, cancel <-chan struct{}) []byte {
-	content, isText := i.kind().entry().content.(textContent)
-	if !isText {
-		return nil
-	}
-	if !i.kind().isLiveText() {
-		return content.render(t, i, cancel)
-	}
-	cached := t.texts.get(fh)
-	size := fh & (1<<textBits - 1)
-	switch {
-	case cached != nil:
-		return cached
-	case off > 0 && off >= size:
-		return []byte{} // the reader is at the end
-	}
-	rendered := content.render(t, i, cancel)
-	if off > 0 && uint64(len(rendered)) != size {
-		return nil
-	}
-	t.texts.put(fh, rendered)
-	return rendered
 }
 
 // A textContent is rendered as a whole.
 type textContent struct {
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
 	length func(BatchList) int64 // bytes; nil if only render knows it
+}
+
+var errTextGone = fmt.Errorf("the file has changed since it was opened, and the process that held the old text is gone: open it again (%w)", syscall.ESTALE)
+
+func (c textContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+	text, err := c.textOf(t, r)
+	if err != nil {
+		return nil, err
+	}
+	return fuse.ReadResultData(r.buf[:copy(r.buf, text[min(r.Offset, uint64(len(text))):])]), nil
+}
+
+// textOf returns the text of the file of a READ. If it is not cached, textOf renders a new one. If
+// that has another length and the READ does not begin at offset 0, it returns errTextGone, because
+// the reader may have the beginning of the old text.
+func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
+	if !r.inode.kind().isLiveText() {
+		return c.render(t, r.inode, r.cancel), nil
+	}
+	if cached := t.texts.get(r.Fh); cached != nil {
+		return cached, nil
+	}
+	size := r.Fh & (1<<textBits - 1)
+	if r.Offset > 0 && r.Offset >= size { // the reader is at the end
+		return nil, nil
+	}
+	rendered := c.render(t, r.inode, r.cancel)
+	if r.Offset > 0 && uint64(len(rendered)) != size {
+		return nil, errTextGone
+	}
+	t.texts.put(r.Fh, rendered)
+	return rendered, nil
 }
 
 func (c textContent) size(t *tree, i inode, s BatchList) int64 {
