@@ -50,10 +50,10 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 		return
 	}
 	path := name
-	if s := t.sequence(dir); s != nil {
-		path = s.Spec().Name + "/" + name
+	if b, _ := t.batches(dir); b != nil {
+		path = b.Spec().Name + "/" + name
 		if dir.kind() == batchDir {
-			path = s.Spec().Name + "/batch/" + name
+			path = b.Spec().Name + "/batch/" + name
 		}
 	}
 	last := t.badNames.Load()

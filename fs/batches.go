@@ -10,17 +10,50 @@ import (
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version = state.Version
 
-// A BatchList is the list of batches of a split under some settings; Spec.Batches says whether it
-// ends. It is immutable: when its token files change, another BatchList replaces it. It is safe for
-// concurrent use.
+// A Split is a split of the mount, or a split under the settings of a path. It stays the same
+// object when its token files change, and then has another BatchList. It is safe for concurrent
+// use.
 //
 // A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA.
+type Split interface {
+	// Current returns the BatchList that another method returned last, without any checks.
+	Current() BatchList
+
+	// Latest returns the BatchList of the token files that were opened last. It checks files only
+	// if one is known to be wrong. If no batch can be read, it returns Current and an error.
+	Latest() (BatchList, error)
+
+	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and
+	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.
+	LatestFor(k uint64, cancel <-chan struct{}) (BatchList, error)
+
+	// LatestWhole is like Latest, but fails unless every batch can be read.
+	LatestWhole(cancel <-chan struct{}) (BatchList, error)
+
+	// With returns the split under the settings of a path, such as "rank=3,world=8". Equivalent
+	// settings yield the same Spec.Name. The error wraps syscall.ENOENT if a setting is unknown.
+	With(settings string) (Split, error)
+
+	// OnChange sets a function that gets each new BatchList before another method returns it, one
+	// call at a time. It must be called before the Split is used concurrently.
+	OnChange(f func(BatchList))
+
+	// Stalled returns how long a check of all token files has been blocked, or 0.
+	Stalled() time.Duration
+}
+
+// A BatchList is the list of batches of a [Split] with certain token files; Spec.Batches says
+// whether it ends. It is immutable and safe for concurrent use.
 type BatchList interface {
 	Spec() *Spec
 
 	// Read fills dst with the bytes of batches k, k+1, … back to back, starting at byte off of
-	// batch k. Beyond Spec.Batches, the error wraps syscall.ENODATA.
+	// batch k. It fails if the files of these batches have changed, even during the read. Beyond
+	// Spec.Batches, the error wraps syscall.ENODATA.
 	Read(dst []byte, k uint64, off int64) error
+
+	// Check returns an error if Read would fail because the files of batch k have changed.
+	Check(k uint64) error
 
 	// ReadTokens fills dst with the bytes of tokens.bin, starting at byte off. The range must lie
 	// within Spec.TokensFileSize.
@@ -38,25 +71,6 @@ type BatchList interface {
 	// RowsOf returns how many rows of batch k come from a source, given by its index in
 	// Spec.SourceNames.
 	RowsOf(source int, k uint64) uint64
-
-	// With returns the BatchList under the settings of a path, such as "rank=3,world=8". Equivalent
-	// settings yield the same Spec.Name. The error wraps syscall.ENOENT if a setting is unknown.
-	With(settings string) (BatchList, error)
-
-	// Latest returns the BatchList that replaces this one, or this one if its token files have not
-	// changed. If no batch can be read, it returns this one and an error. It checks files only if
-	// one is known to be wrong.
-	Latest() (BatchList, error)
-
-	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and
-	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.
-	LatestFor(k uint64, cancel <-chan struct{}) (BatchList, error)
-
-	// LatestWhole is like Latest, but fails unless every batch can be read.
-	LatestWhole(cancel <-chan struct{}) (BatchList, error)
-
-	// Stalled returns how long a check of all token files has been blocked, or 0.
-	Stalled() time.Duration
 }
 
 // A Stage is a part of a mixture.

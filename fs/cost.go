@@ -6,13 +6,13 @@ import (
 	"batchfs/fs/guard"
 )
 
-// The cost methods do no I/O and create no BatchList, because the request is not admitted yet. If
-// the BatchList does not exist yet, they return an upper bound.
+// The cost methods do no I/O and create no Split, because the request is not admitted yet. If the
+// Split does not exist yet, they return an upper bound.
 
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
 	s := t.sequences.peek(dir.sequence())
-	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Spec().FollowsChanges || s == nil && dir.sequence() > 0)
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || s == nil && dir.sequence() > 0)
 }
 
 func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
@@ -46,15 +46,23 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	case !k.isNext() && !k.isNumbered(): // a text
 	case s == nil:
 		c.Rows, c.ReplyBytes = int64(in.Size), int(in.Size) // a row has at least one byte
-	case !i.outdated(s):
-		row := s.Spec().Batch.RowBytes(0)
-		if k.showsOneArray() {
-			row = s.Spec().Batch.RowBytes(i.array())
-		}
-		n := t.replyLen(i, s, in)
-		c.Rows, c.ReplyBytes = (n+row-1)/row, int(n)
+	default:
+		c.Rows, c.ReplyBytes = t.costOfBytes(i, s.Current(), in)
 	}
 	return c
+}
+
+// costOfBytes returns how many rows and bytes of b a READ gets.
+func (t *tree) costOfBytes(i inode, b BatchList, in *fuse.ReadIn) (rows int64, bytes int) {
+	if i.outdated(b) {
+		return 0, 0
+	}
+	row := b.Spec().Batch.RowBytes(0)
+	if i.kind().showsOneArray() {
+		row = b.Spec().Batch.RowBytes(i.array())
+	}
+	n := t.replyLen(i, b, in)
+	return (n + row - 1) / row, int(n)
 }
 
 // fillsPageCache reports whether a READ is for the page cache. Any other READ has a lock owner.

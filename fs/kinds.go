@@ -29,8 +29,8 @@ type kindEntry struct {
 
 // A content is what the files of a kind show.
 type content interface {
-	// size returns the size of file i in bytes. s is its sequence, or nil if it has none.
-	size(t *tree, i inode, s BatchList) int64
+	// size returns the size of file i in bytes. b has its batches, and is nil if it has none.
+	size(t *tree, i inode, b BatchList) int64
 
 	// read returns the bytes of a READ. The reply may alias its buffer.
 	read(t *tree, r readRequest) (fuse.ReadResult, error)
@@ -131,41 +131,41 @@ const (
 	headerBytes = header.Bytes
 )
 
-func (b batchContent) frame(i inode, s BatchList) header.Frame {
-	f := header.Frame{Format: b.format, Batch: &s.Spec().Batch, Array: header.AllArrays}
-	if b.oneArray {
+func (c batchContent) frame(i inode, b BatchList) header.Frame {
+	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.AllArrays}
+	if c.oneArray {
 		f.Array = i.array()
 	}
-	if b.selector == everyBatch {
-		f.Batches = s.Spec().Steps
+	if c.selector == everyBatch {
+		f.Batches = b.Spec().Steps
 	}
 	return f
 }
 
-func (b batchContent) size(_ *tree, i inode, s BatchList) int64 { return b.frame(i, s).Size() }
+func (c batchContent) size(_ *tree, i inode, b BatchList) int64 { return c.frame(i, b).Size() }
 
-func (b batchContent) byteRange(i inode, s BatchList) (from, size int64) {
-	return b.frame(i, s).ByteRange()
+func (c batchContent) byteRange(i inode, b BatchList) (from, size int64) {
+	return c.frame(i, b).ByteRange()
 }
 
-func (b batchContent) header(i inode, s BatchList, k uint64) []byte {
-	return b.frame(i, s).Header(k, s.Spec().Metadata)
+func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
+	return c.frame(i, b).Header(k, b.Spec().Metadata)
 }
 
 type batchJSONContent struct{}
 
-func (batchJSONContent) size(_ *tree, _ inode, s BatchList) int64 { return s.BatchJSONLen() }
+func (batchJSONContent) size(_ *tree, _ inode, b BatchList) int64 { return b.BatchJSONLen() }
 
 func (batchJSONContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
-	return t.compute(r, func(p filePart, dst []byte) error { return p.sequence.ReadBatchJSON(dst, p.batch, p.off) })
+	return t.compute(r, func(p filePart, dst []byte) error { return p.batches.ReadBatchJSON(dst, p.batch, p.off) })
 }
 
 type tokensContent struct{}
 
-func (tokensContent) size(_ *tree, _ inode, s BatchList) int64 { return s.Spec().TokensFileSize }
+func (tokensContent) size(_ *tree, _ inode, b BatchList) int64 { return b.Spec().TokensFileSize }
 
 func (tokensContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
-	return t.compute(r, func(p filePart, dst []byte) error { return p.sequence.ReadTokens(dst, p.off) })
+	return t.compute(r, func(p filePart, dst []byte) error { return p.batches.ReadTokens(dst, p.off) })
 }
 
 // compute replies to a READ with the bytes that fill writes to dst.
@@ -199,11 +199,11 @@ func (i inode) withVersion(v Version) inode {
 	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
-// outdated reports whether i is a numbered file of another version than s, or of an array that s
+// outdated reports whether i is a numbered file of another version than b, or of an array that b
 // lacks.
-func (i inode) outdated(s BatchList) bool {
-	return i.kind().isNumbered() && i != i.withVersion(s.Spec().Version) ||
-		i.kind().showsOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
+func (i inode) outdated(b BatchList) bool {
+	return i.kind().isNumbered() && i != i.withVersion(b.Spec().Version) ||
+		i.kind().showsOneArray() && i.array() >= len(b.Spec().Batch.Arrays)
 }
 
 //go:embed readme.tmpl
@@ -212,10 +212,14 @@ var readmeSource string
 var readmeTemplate = template.Must(template.New("README").
 	Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
 
-func renderReadme(mountpoint string, splits []BatchList) []byte {
-	var b bytes.Buffer
-	if err := readmeTemplate.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
+func renderReadme(mountpoint string, splits []Split) []byte {
+	var specs []*Spec
+	for _, s := range splits {
+		specs = append(specs, s.Current().Spec())
+	}
+	var text bytes.Buffer
+	if err := readmeTemplate.Execute(&text, map[string]any{"Mountpoint": mountpoint, "Splits": specs}); err != nil {
 		panic(err) // bug in the template
 	}
-	return b.Bytes()
+	return text.Bytes()
 }

@@ -26,14 +26,14 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isLiveText():
 		out.Fh, out.OpenFlags = t.openText(i, cancel), uncachedFlags
 	case k.isNumbered():
-		s, err := t.refreshToOpen(i, cancel)
+		b, err := t.refreshToOpen(i, cancel)
 		if err != nil {
 			return t.FailRequest(in.Unique, in.NodeId, err)
 		}
-		if i.outdated(s) {
+		if i.outdated(b) {
 			return fuse.Status(syscall.ESTALE) // makes the kernel look the path up again
 		}
-		out.Fh = uint64(s.Spec().Version)
+		out.Fh = uint64(b.Spec().Version)
 		if k == batchJSON { // a restart can rename sources
 			out.OpenFlags &^= fuse.FOPEN_KEEP_CACHE
 		}
@@ -41,30 +41,35 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	return fuse.OK
 }
 
-// refresh returns the latest BatchList of a file, after checking the token files from which the
-// file will be read.
+// refresh returns the latest BatchList of a file's split, after checking the token files from which
+// the file will be read. It is nil if the split is forgotten.
 func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
-	switch k := i.kind(); {
-	case k.spansBatches():
-		return t.sequences.latestWhole(i.sequence(), cancel)
-	case k.isNext():
-		return t.sequences.latestFor(i.sequence(), t.shared.Sequences[i.sequence()].Next(), cancel)
+	s := t.sequences.get(i.sequence())
+	switch {
+	case s == nil:
+		return nil, errForgotten
+	case i.kind().spansBatches():
+		return s.LatestWhole(cancel)
 	}
-	return t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
+	return s.LatestFor(t.batchOf(i), cancel)
+}
+
+// batchOf returns the number of a file's first batch. For next*, it is the number taken next.
+func (t *tree) batchOf(i inode) uint64 {
+	if i.kind().isNext() {
+		return t.shared.Sequences[i.sequence()].Next()
+	}
+	return i.firstBatch()
 }
 
 // refreshToOpen is like refresh, but fails with state.ErrEnded if the file's batch is beyond the
 // last one.
 func (t *tree) refreshToOpen(i inode, cancel <-chan struct{}) (BatchList, error) {
-	s, err := t.refresh(i, cancel)
-	k := i.firstBatch()
-	if i.kind().isNext() {
-		k = t.shared.Sequences[i.sequence()].Next()
-	}
-	if err == nil && s.Spec().Batches > 0 && k >= s.Spec().Batches {
+	b, err := t.refresh(i, cancel)
+	if err == nil && b.Spec().Batches > 0 && t.batchOf(i) >= b.Spec().Batches {
 		err = state.ErrEnded
 	}
-	return s, err
+	return b, err
 }
 
 func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {

@@ -34,10 +34,11 @@ type permits interface {
 	EndPrefetch(split int)
 }
 
-// A sequentialReader holds the batches prefetched for readers that read a sequence in order.
-// Readers that are close together share one, and may overtake each other.
+// A sequentialReader holds the batches prefetched for readers that read a BatchList in order, so
+// batches of old tokens are never sent for new ones. Readers that are close together share one, and
+// may overtake each other.
 type sequentialReader struct {
-	sequence     BatchList
+	list         BatchList
 	batchSize    int64  // bytes
 	next         uint64 // 1 + the highest batch requested since the reader last went back
 	nextRepeated uint64 // 1 + the last batch requested below next-1 and not prefetched; 0 if none
@@ -63,14 +64,14 @@ const (
 	maxLag     = 64  // batches by which a reader may trail another that shares its buffers
 )
 
-// acquireBuffer records that batch k of s is being read. If k was prefetched, it returns the
+// acquireBuffer records that batch k of list is being read. If k was prefetched, it returns the
 // buffer, which the caller must RUnlock; otherwise the buffer is nil. It waits for a running
 // prefetch of k.
-func (p *prefetcher) acquireBuffer(s BatchList, k uint64) (*sequentialReader, *batchBuffer) {
+func (p *prefetcher) acquireBuffer(list BatchList, k uint64) (*sequentialReader, *batchBuffer) {
 	if p.depth == 0 {
 		return nil, nil
 	}
-	r, prefetched := p.recordRequest(s, k)
+	r, prefetched := p.recordRequest(list, k)
 	if prefetched == nil {
 		return r, nil
 	}
@@ -83,10 +84,10 @@ func (p *prefetcher) acquireBuffer(s BatchList, k uint64) (*sequentialReader, *b
 }
 
 // recordRequest is like acquireBuffer, but neither waits for a prefetch nor locks the buffer.
-func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *batchBuffer) {
+func (p *prefetcher) recordRequest(list BatchList, k uint64) (*sequentialReader, *batchBuffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.readerFor(s, k)
+	r := p.readerFor(list, k)
 	wentBack := k > 0 && k == r.nextRepeated // for example, to repeat an evaluation
 	if k >= r.next || wentBack {
 		r.next, r.nextRepeated = k+1, 0
@@ -108,9 +109,9 @@ func (p *prefetcher) recordRequest(s BatchList, k uint64) (*sequentialReader, *b
 
 // readerFor returns the reader to which a request for batch k belongs, or a new one, and marks it
 // as the most recently used. The caller holds mu.
-func (p *prefetcher) readerFor(s BatchList, k uint64) *sequentialReader {
+func (p *prefetcher) readerFor(list BatchList, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
-		if r.sequence == s && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
+		if r.list == list && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
 			if i < len(p.readers)-1 {
 				p.readers = append(slices.Delete(p.readers, i, i+1), r)
 			}
@@ -120,7 +121,7 @@ func (p *prefetcher) readerFor(s BatchList, k uint64) *sequentialReader {
 	if len(p.readers) == maxReaders {
 		p.evict()
 	}
-	r := &sequentialReader{sequence: s, batchSize: s.Spec().Batch.Bytes(), next: k + 1}
+	r := &sequentialReader{list: list, batchSize: list.Spec().Batch.Bytes(), next: k + 1}
 	p.readers = append(p.readers, r)
 	return r
 }
@@ -176,14 +177,14 @@ func (p *prefetcher) compute(r *sequentialReader, b *batchBuffer) {
 			p.log.tryLog(slog.LevelError, "prefetching a batch panicked; its reader will compute it again", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	b.valid = readInParts(r.sequence, b.bytes, b.batch) == nil
+	b.valid = readInParts(r.list, b.bytes, b.batch) == nil
 }
 
 // readInParts reads batch k in parts of mount.MaxRequest bytes, because reading a part of a long
 // row takes memory in proportion to the part.
-func readInParts(s BatchList, dst []byte, k uint64) error {
+func readInParts(list BatchList, dst []byte, k uint64) error {
 	for off := 0; off < len(dst); off += mount.MaxRequest {
-		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
+		if err := list.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
 			return err
 		}
 	}
@@ -217,5 +218,5 @@ func (p *prefetcher) claim(r *sequentialReader) *batchBuffer {
 // that is maxLag or more behind k, because its reader has probably stopped.
 func (r *sequentialReader) isPartlySent(b *batchBuffer, k uint64) bool {
 	sent := b.sent.Load()
-	return sent >= 0 && sent < r.sequence.Spec().Batch.MainBytes() && b.batch+maxLag > k
+	return sent >= 0 && sent < r.list.Spec().Batch.MainBytes() && b.batch+maxLag > k
 }

@@ -17,7 +17,7 @@ import (
 
 // recordingBatches returns a counting sequence, and a function that returns which batches were
 // read.
-func recordingBatches(name string, batchBytes int64) (s *fakeBatchList, batchesRead func() []uint64) {
+func recordingBatches(name string, batchBytes int64) (s *fakeSplit, batchesRead func() []uint64) {
 	var mu sync.Mutex
 	var list []uint64
 	s = countingBatches(name, batchBytes)
@@ -95,11 +95,13 @@ func TestNoPrefetchForOtherReaders(t *testing.T) {
 // Every reader gets the right bytes, and the buffers stay within their limit.
 func TestPrefetchedBytesAreTheSame(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
-	var splits []BatchList
+	var splits []*fakeSplit
+	var all []Split
 	for name, size := range sizes {
 		splits = append(splits, countingBatches(name, size))
+		all = append(all, splits[len(splits)-1])
 	}
-	tr := newTestTree(t, splits...)
+	tr := newTestTree(t, all...)
 	tr.prefetcher.maxBytes = 100_000 // too little to prefetch huge batches
 	var wg sync.WaitGroup
 	for worker := range 8 {
@@ -160,7 +162,7 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 func TestPrefetchErrors(t *testing.T) {
 	s, _ := recordingBatches("train", 1000)
 	var changed error
-	s.latest = func(uint64) (BatchList, error) { return s, changed }
+	s.check = func(uint64) error { return changed }
 	read, broken := s.read, false
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if changed != nil {

@@ -51,8 +51,8 @@ func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.
 	return nil, t.FailRequest(in.Unique, in.NodeId, err)
 }
 
-// read locates the bytes of a READ and gets them. If the tokens of next* change in between and the
-// split follows changes, it starts over with the new ones.
+// read locates the bytes of a READ and gets them, all from one BatchList. If the tokens of next*
+// change in between and the split follows changes, it starts over with the new ones.
 func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
 	if c.selector == nextBatch {
@@ -63,15 +63,15 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.getBytes(part, timer, r.buf, r.cancel)
+		reply, err := t.getBytes(part, timer, r.buf)
 		if err == nil || c.selector != nextBatch {
 			return reply, err
 		}
 		t.handles.Rollback(r.Unique)
-		if !part.sequence.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
+		if !part.batches.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
-		if _, err := t.sequences.latestFor(r.inode.sequence(), part.batch, r.cancel); err != nil {
+		if _, err := part.split.LatestFor(part.batch, r.cancel); err != nil {
 			return nil, err
 		}
 	}
@@ -80,7 +80,8 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 // A filePart is the part of a file that a READ gets.
 type filePart struct {
 	inode    inode
-	sequence BatchList
+	split    Split
+	batches  BatchList
 	batch    uint64 // number of the first batch in the file
 	off, len int64  // range in the file, in bytes
 }
@@ -90,17 +91,21 @@ type filePart struct {
 // since it was opened.
 func (t *tree) locate(r readRequest) (filePart, error) {
 	i := r.inode
-	s, err := t.sequences.latest(i.sequence())
+	s := t.sequences.get(i.sequence())
+	if s == nil {
+		return filePart{}, errForgotten
+	}
+	b, err := s.Latest()
 	if err != nil {
 		return filePart{}, err
 	}
 	// Compare the version in the handle, because an inode in batch/ has only its low bits. Do so
 	// before the size is used: a reader of old tokens must get an error, not the end of a shorter
 	// new file.
-	if i.kind().isNumbered() && r.Fh != uint64(s.Spec().Version) || i.outdated(s) {
+	if i.kind().isNumbered() && r.Fh != uint64(b.Spec().Version) || i.outdated(b) {
 		return filePart{}, state.ErrOutdated
 	}
-	part := filePart{inode: i, sequence: s, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, s, r.ReadIn)}
+	part := filePart{inode: i, split: s, batches: b, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, b, r.ReadIn)}
 	if i.kind().isNext() && part.len > 0 {
 		err = t.assignBatch(&part, r)
 	}
@@ -113,29 +118,23 @@ var maxGap = 16 * int64(os.Getpagesize())
 
 // assignBatch sets the batch of a part of next*: the one that the handle holds, or a new one.
 func (t *tree) assignBatch(part *filePart, r readRequest) (err error) {
-	if part.inode.kind().batches().format != raw && part.off+part.len <= headerBytes {
-		// A READ of only the header reads no tokens, so it would not notice that they have changed.
-		if part.sequence, err = t.refresh(part.inode, r.cancel); err != nil {
-			return err
-		}
-	}
-	size := t.size(part.inode, part.sequence)
+	size := t.size(part.inode, part.batches)
 	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: r.Unique, FH: r.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
 		// Neither number suffices: Pid is 0 for readers in some other PID namespaces, and LockOwner
 		// is the same for all threads of a process.
 		Thread:  uint64(r.Pid)<<32 | r.LockOwner&math.MaxUint32,
-		Version: part.sequence.Spec().Version,
+		Version: part.batches.Spec().Version,
 		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
 		PastEnd: int64(r.Size) > part.len,
-		Batches: part.sequence.Spec().Batches,
+		Batches: part.batches.Spec().Batches,
 	}, r.cancel)
 	return err
 }
 
 // getBytes returns the bytes of a part of a file of batches. If they were not prefetched, it
 // computes them into buf. The reply may alias buf.
-func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel <-chan struct{}) (fuse.ReadResult, error) {
+func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
 		timer.Discard()
@@ -143,27 +142,38 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel
 	}
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
-	*r = reply{prefetcher: t.prefetcher, split: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
+	*r = reply{prefetcher: t.prefetcher, splitNumber: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
 	// rest is the part of buf after the header, and off is its offset from the end of the header.
 	file, rest, off := part.inode.kind().batches(), buf, part.off
 	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, file.header(part.inode, part.sequence, part.batch)[off:])
+			n := copy(buf, file.header(part.inode, part.batches, part.batch)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, size := file.byteRange(part.inode, part.sequence)
+	from, size := file.byteRange(part.inode, part.batches)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.reader, r.buffer = t.takePrefetched(part, cancel)
+		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.batches, part.batch)
 	}
+	r.parts = [2][]byte{buf}
 	if r.buffer != nil {
 		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.buffer.bytes[from+off:][:len(rest)]}
-	} else {
-		r.parts = [2][]byte{buf}
-		if err := readByteRanges(part.sequence, rest, part.batch, off, from, size); err != nil {
-			return nil, err
+	}
+	var err error
+	switch {
+	case r.buffer == nil && len(rest) > 0:
+		err = readByteRanges(part.batches, rest, part.batch, off, from, size)
+	case r.buffer == nil, part.off == 0, r.buffer.sent.Load() == 0:
+		// A header or the beginning of a prefetched batch. No token file is read, which would fail
+		// if the file had changed.
+		err = part.batches.Check(part.batch)
+	}
+	if err != nil {
+		if r.buffer != nil {
+			r.buffer.RUnlock()
 		}
+		return nil, err
 	}
 	if end := off + int64(len(rest)); end > off {
 		r.firstBegun, r.end = part.batch+uint64((off+size-1)/size), part.batch+uint64((end-1)/size)+1
@@ -171,37 +181,19 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte, cancel
 	return r, nil
 }
 
-// takePrefetched is [prefetcher.acquireBuffer] for a part of a file. At the beginning of a batch,
-// it also checks the token files, and returns no buffer if they have changed.
-func (t *tree) takePrefetched(part filePart, cancel <-chan struct{}) (*sequentialReader, *batchBuffer) {
-	r, b := t.prefetcher.acquireBuffer(part.sequence, part.batch)
-	if b == nil {
-		return r, nil
-	}
-	latest, err := part.sequence, error(nil)
-	if part.off == 0 || b.sent.Load() == 0 {
-		latest, err = t.sequences.latestFor(part.inode.sequence(), part.batch, cancel)
-	}
-	if err != nil || latest != part.sequence {
-		b.RUnlock()
-		b = nil
-	}
-	return r, b
-}
-
-func (t *tree) replyLen(i inode, s BatchList, in *fuse.ReadIn) int64 {
-	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
+func (t *tree) replyLen(i inode, b BatchList, in *fuse.ReadIn) int64 {
+	return min(int64(in.Size), max(t.size(i, b)-int64(in.Offset), 0))
 }
 
 // readByteRanges fills dst with bytes starting at offset off of a file, not counting its header.
 // The file consists of bytes [from, from+size) of each of the batches k, k+1, …
-func readByteRanges(s BatchList, dst []byte, k uint64, off, from, size int64) error {
-	if size == s.Spec().Batch.Bytes() && len(dst) > 0 { // whole batches
-		return s.Read(dst, k, off)
+func readByteRanges(b BatchList, dst []byte, k uint64, off, from, size int64) error {
+	if size == b.Spec().Batch.Bytes() { // whole batches
+		return b.Read(dst, k, off)
 	}
 	for k, off = k+uint64(off/size), off%size; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), size-off)
-		if err := s.Read(dst[:n], k, from+off); err != nil {
+		if err := b.Read(dst[:n], k, from+off); err != nil {
 			return err
 		}
 		dst = dst[n:]

@@ -13,12 +13,12 @@ import (
 // A reply is the fuse.ReadResult of a READ from batches. After it is sent, Done prefetches the next
 // batches.
 type reply struct {
-	parts      [2][]byte
-	split      int
-	timer      state.ReadTimer
-	prefetcher *prefetcher
-	reader     *sequentialReader // may be nil
-	buffer     *batchBuffer      // prefetched batch that parts[1] aliases, read-locked; may be nil
+	parts       [2][]byte
+	splitNumber int
+	timer       state.ReadTimer
+	prefetcher  *prefetcher
+	reader      *sequentialReader // may be nil
+	buffer      *batchBuffer      // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	filePart
 	firstBegun uint64 // first batch whose first byte is in the reply; end if there is none
@@ -44,7 +44,7 @@ func (r *reply) Done() {
 		sent.buffer.RUnlock()
 	}
 	if sent.reader != nil {
-		sent.prefetcher.run(sent.reader, sent.split)
+		sent.prefetcher.run(sent.reader, sent.splitNumber)
 	}
 }
 
@@ -78,11 +78,11 @@ func (t *tree) account(r *reply) {
 		return
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
-	sources := &t.shared.RowsBySource[r.split]
-	t.recordStage(r.split, r.sequence.Spec().Stages, r.end-1)
-	for source := range min(len(r.sequence.Spec().SourceNames), state.MaxSources) {
+	sources := &t.shared.RowsBySource[r.splitNumber]
+	t.recordStage(r.splitNumber, r.batches.Spec().Stages, r.end-1)
+	for source := range min(len(r.batches.Spec().SourceNames), state.MaxSources) {
 		for k := r.firstBegun; k < r.end; k++ {
-			sources[source].Rows.Add(r.sequence.RowsOf(source, k))
+			sources[source].Rows.Add(r.batches.RowsOf(source, k))
 		}
 	}
 }

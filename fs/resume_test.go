@@ -14,12 +14,12 @@ import (
 func TestResumeRejectsOtherSplits(t *testing.T) {
 	a, b := countingBatches("a", 1000), countingBatches("b", 1000)
 	tr := newTestTree(t, a, b)
-	for _, splits := range [][]BatchList{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
+	for _, splits := range [][]Split{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
 		if _, err := newSequenceTable(splits, tr.shared, Permissions{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
 	}
-	if q, err := newSequenceTable([]BatchList{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
+	if q, err := newSequenceTable([]Split{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -63,7 +63,7 @@ func TestTextsAfterTakeover(t *testing.T) {
 func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
-	s.with = func(string) (BatchList, error) { return under, nil }
+	s.with = func(string) (Split, error) { return under, nil }
 	tr := newTestTree(t, s)
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
@@ -72,11 +72,16 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 		open = append(open, tr.openFile(t, "train/seed=1/"+name, 0))
 	}
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
-		unfit := *s
+		unfit := countingBatches("train", 1000)
 		unfit.Batch = arrays
-		unfit.with = func(string) (BatchList, error) { return nil, syscall.EINVAL }
-		unfit.latest = func(uint64) (BatchList, error) { return &unfit, nil }
-		tr = takeOver(t, tr.shared, &unfit)
+		suits := false
+		unfit.with = func(string) (Split, error) {
+			if suits {
+				return under, nil
+			}
+			return nil, syscall.EINVAL
+		}
+		tr = takeOver(t, tr.shared, unfit)
 		for _, r := range open {
 			r.tree = tr
 			for _, off := range []int64{0, headerBytes - 1, headerBytes, 1 << 30} {
@@ -85,10 +90,10 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 				}
 			}
 		}
-		unfit.latest = func(uint64) (BatchList, error) { return s, nil }
+		suits = true
 	}
-	if u, err := tr.sequences.latest(number); err != nil || u != under {
-		t.Errorf("settings that suit again: %v", err)
+	if u := tr.sequences.get(number); u != under {
+		t.Errorf("settings that suit again: %v", u)
 	}
 	for _, r := range open {
 		if data, status := r.read(0, 100); !status.Ok() || len(data) == 0 {
@@ -125,7 +130,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
 	s := countingBatches("train", 1000)
 	with, created := s.with, 0
-	s.with = func(settings string) (BatchList, error) {
+	s.with = func(settings string) (Split, error) {
 		created++
 		return with(settings)
 	}
@@ -138,7 +143,7 @@ func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
 	q := takeOver(t, tr.shared, s).sequences
 	const number = 79
 	for range 2 {
-		if got := q.get(number); got == nil || got.Spec().Name != "train/seed=77" || created != 1 {
+		if got := q.get(number); got == nil || got.Current().Spec().Name != "train/seed=77" || created != 1 {
 			t.Errorf("%v, %d sequences created", got, created)
 		}
 	}

@@ -25,8 +25,8 @@ import (
 // working. A flood of lookups may overwrite names before they are invalidated; the kernel forgets
 // those when it needs the memory.
 //
-// The shared state holds what the next worker needs. That worker creates the BatchList of a
-// settings directory when it first uses it.
+// The shared state holds what the next worker needs. That worker creates the Split of a settings
+// directory when it first uses it.
 //
 // While mu is held, only locks of package state are taken.
 type sequenceTable struct {
@@ -34,7 +34,10 @@ type sequenceTable struct {
 	log        *limitedLog // separate from the tree's, so that bad paths do not use up its limit
 	access     Permissions
 	splitCount int
-	byNumber   [state.MaxSequences]atomic.Pointer[BatchList] // nil if not created yet
+
+	// byNumber has the Split of each sequence, or nil if it is not created yet. It is written with
+	// mu held.
+	byNumber [state.MaxSequences]atomic.Pointer[Split]
 
 	splitNumbers [state.MaxSequences]atomic.Uint32 // see splitOf
 
@@ -63,7 +66,7 @@ const (
 // maxNameLen is the length of the longest file name, in bytes.
 const maxNameLen = 255
 
-func newSequenceTable(splits []BatchList, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
+func newSequenceTable(splits []Split, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
@@ -88,10 +91,10 @@ func newSequenceTable(splits []BatchList, shared *state.Shared, access Permissio
 }
 
 // resume takes over the sequences in the shared state from an earlier worker.
-func (t *sequenceTable) resume(splits []BatchList) error {
-	bySplit := map[string]BatchList{}
+func (t *sequenceTable) resume(splits []Split) error {
+	bySplit := map[string]Split{}
 	for _, s := range splits {
-		bySplit[s.Spec().Name] = s
+		bySplit[s.Current().Spec().Name] = s
 	}
 	mounted := 0
 	for number := 1; number <= t.shared.SequencesUsed(); number++ {
@@ -103,8 +106,7 @@ func (t *sequenceTable) resume(splits []BatchList) error {
 		case settings == "" && s == nil:
 			return fmt.Errorf("split %s is mounted, but not in the configuration", split)
 		case settings == "":
-			t.byNumber[number].Store(&s)
-			t.describe(number, s)
+			t.hold(number, s)
 			mounted++
 		case seq.Lookups.Load() == 0 && !seq.CursorMoved():
 			// The earlier worker was killed before it counted a lookup or removed the sequence.
@@ -125,8 +127,20 @@ func (t *sequenceTable) resume(splits []BatchList) error {
 	return nil
 }
 
+// hold makes s the sequence of a number, and keeps its description in the shared state up to date.
+// The caller holds mu, unless nobody else uses the table yet.
+func (t *sequenceTable) hold(number int, s Split) {
+	s.OnChange(func(b BatchList) {
+		if t.peek(number) == s {
+			t.describe(number, b.Spec())
+		}
+	})
+	t.byNumber[number].Store(&s)
+	t.describe(number, s.Current().Spec())
+}
+
 // peek returns the sequence of a number, or nil if this process has not created it.
-func (t *sequenceTable) peek(number int) BatchList {
+func (t *sequenceTable) peek(number int) Split {
 	if s := t.byNumber[number].Load(); s != nil {
 		return *s
 	}
@@ -134,8 +148,8 @@ func (t *sequenceTable) peek(number int) BatchList {
 }
 
 // get returns the sequence of a number, which it creates if needed. It returns nil if the number is
-// not in use or if the settings no longer suit the tokens.
-func (t *sequenceTable) get(number int) BatchList {
+// not in use or if the settings no longer suit the tokens: see errForgotten.
+func (t *sequenceTable) get(number int) Split {
 	if s := t.peek(number); s != nil || number <= t.splitCount {
 		return s
 	}
@@ -146,9 +160,8 @@ func (t *sequenceTable) get(number int) BatchList {
 	if !used {
 		return nil
 	}
-	split, _ := t.latest(t.splitOf(number)) // reads of batches report the error
 	_, settings, _ := strings.Cut(name, "/")
-	s, err := split.With(settings)
+	s, err := t.peek(t.splitOf(number)).With(settings)
 	if err != nil {
 		t.log.tryLog(slog.LevelError, "settings that were in use no longer suit the tokens", "path", name, "err", err)
 		return nil
@@ -158,13 +171,15 @@ func (t *sequenceTable) get(number int) BatchList {
 	if !seq.Used() || seq.Name() != name {
 		return nil // its last file was forgotten in the meantime
 	}
-	t.byNumber[number].CompareAndSwap(nil, &s)
+	if t.peek(number) == nil {
+		t.hold(number, s)
+	}
 	return t.peek(number)
 }
 
 // add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
 // holds mu, unless nobody else uses the table yet.
-func (t *sequenceTable) add(s BatchList, user uint32) (number int) {
+func (t *sequenceTable) add(s Split, user uint32) (number int) {
 	if n := len(t.freeNumbers); n > 0 {
 		number, t.freeNumbers = t.freeNumbers[n-1], t.freeNumbers[:n-1]
 	} else if number = t.shared.NewNumber(); number == 0 {
@@ -173,25 +188,24 @@ func (t *sequenceTable) add(s BatchList, user uint32) (number int) {
 		}
 		number, t.retiredNumbers = t.retiredNumbers[0], t.retiredNumbers[1:]
 	}
-	t.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
-	t.byNumber[number].Store(&s)
-	t.describe(number, s)
-	t.indexName(number, s.Spec().Name, user)
+	spec := s.Current().Spec()
+	t.shared.Add(number, spec.Name, spec.Start, user)
+	t.hold(number, s)
+	t.indexName(number, spec.Name, user)
 	return number
 }
 
 // describe records the properties of a sequence in the shared state.
-func (t *sequenceTable) describe(number int, s BatchList) {
-	names := s.Spec().SourceNames
-	if strings.Contains(s.Spec().Name, "/") {
+func (t *sequenceTable) describe(number int, spec *Spec) {
+	names := spec.SourceNames
+	if strings.Contains(spec.Name, "/") {
 		names = nil // rows are counted only for splits, because the counters take 3 KiB
 	}
-	t.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, names)
+	t.shared.Describe(number, spec.Metadata["fingerprint"], spec.EpochBatches, names)
 	if len(names) > 0 {
 		// The stage of the batch that was read last remains, unless a restart has removed it.
-		stages := s.Spec().Stages
-		stage := min(t.shared.Stage(number), len(stages)-1)
-		t.shared.SetStage(number, stage, stages[stage].Weights)
+		stage := min(t.shared.Stage(number), len(spec.Stages)-1)
+		t.shared.SetStage(number, stage, spec.Stages[stage].Weights)
 	}
 }
 
@@ -210,13 +224,14 @@ func (t *sequenceTable) splitOf(number int) int { return int(t.splitNumbers[numb
 
 // lookup returns the sequence of dir under the settings in name, and its number. It counts the
 // lookup, which is request id. If the settings are wrong, err is the reason.
-func (t *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s BatchList, number int, errno syscall.Errno, err error) {
-	parent, _ := t.latestFor(dir.sequence(), 0, cancel) // reads of batches report the error
+func (t *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Split, number int, errno syscall.Errno, err error) {
+	parent := t.get(dir.sequence())
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
 	}
+	b, _ := parent.LatestFor(0, cancel) // reads of batches report the error
 	if s, err = parent.With(name); err != nil {
-		t.log.tryLog(slog.LevelWarn, "no such settings", "path", parent.Spec().Name+"/"+name, "err", err)
+		t.log.tryLog(slog.LevelWarn, "no such settings", "path", b.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, 0, syscall.ENOENT, err
 		}
@@ -236,10 +251,10 @@ func (t *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, c
 // acquire returns the number of a sequence, which it adds if needed, and counts the lookup. It
 // fails with EDQUOT if the user has too many settings directories, and with ENOSPC if all numbers
 // are in use.
-func (t *sequenceTable) acquire(s BatchList, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
+func (t *sequenceTable) acquire(s Split, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	number, known := t.byName[s.Spec().Name]
+	number, known := t.byName[s.Current().Spec().Name]
 	if !known {
 		if user != 0 && user != t.access.UID && t.settingsByUser[user] >= t.access.SettingsPerUser {
 			return 0, syscall.EDQUOT
@@ -314,7 +329,7 @@ func (t *sequenceTable) forget(number int, lookups uint64) {
 	}
 }
 
-// drop releases the BatchList of a sequence whose files the kernel has forgotten. It reports
+// drop releases the Split of a sequence whose files the kernel has forgotten. It reports
 // whether the sequence ends: one whose cursor has moved does not. The caller holds mu.
 func (t *sequenceTable) drop(number int) (ends bool) {
 	seq := &t.shared.Sequences[number]
@@ -326,35 +341,6 @@ func (t *sequenceTable) drop(number int) (ends bool) {
 	delete(t.byName, seq.Name())
 	t.settingsByUser[seq.User()]--
 	return true
-}
-
-// latest, latestFor and latestWhole call the [BatchList] method of that name, and replace the
-// BatchList by the result. They return nil and errForgotten if get returns nil.
-func (t *sequenceTable) latest(number int) (BatchList, error) {
-	return t.refresh(number, BatchList.Latest)
-}
-
-func (t *sequenceTable) latestFor(number int, k uint64, cancel <-chan struct{}) (BatchList, error) {
-	return t.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestFor(k, cancel) })
-}
-
-func (t *sequenceTable) latestWhole(number int, cancel <-chan struct{}) (BatchList, error) {
-	return t.refresh(number, func(s BatchList) (BatchList, error) { return s.LatestWhole(cancel) })
-}
-
-func (t *sequenceTable) refresh(number int, latest func(BatchList) (BatchList, error)) (BatchList, error) {
-	old := t.get(number)
-	if old == nil {
-		return nil, errForgotten
-	}
-	s, err := latest(old)
-	if current := t.byNumber[number].Load(); s != old && current != nil && *current == old {
-		replacement := s // taking the address of s would allocate it in every call
-		if t.byNumber[number].CompareAndSwap(current, &replacement) {
-			t.describe(number, s)
-		}
-	}
-	return s, err
 }
 
 // recordError records the last error of a sequence, counts request id as failed, and returns the

@@ -50,7 +50,7 @@ func (t *sequenceTable) check(tb testing.TB) {
 	seen := map[int]bool{}
 	for name, number := range byName {
 		stored := t.shared.Sequences[number].Name()
-		if s := t.get(number); s == nil || s.Spec().Name != name || stored != name || seen[number] {
+		if s := t.get(number); s == nil || s.Current().Spec().Name != name || stored != name || seen[number] {
 			tb.Errorf("number %d of %q: sequence %v, name %q in the shared state, seen before: %v", number, name, s, stored, seen[number])
 		}
 		seen[number] = true
@@ -67,10 +67,10 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
 	mixture.spec.SourceNames, mixture.spec.Stages = []string{"a", "b"}, []Stage{{0, []float64{0.75, 0.25}}, {7, []float64{1, 0}}}
 	with := mixture.with
-	mixture.with = func(settings string) (BatchList, error) {
+	mixture.with = func(settings string) (Split, error) {
 		s, err := with(settings)
 		if err == nil {
-			s.Spec().SourceNames, s.Spec().Stages = mixture.spec.SourceNames, mixture.spec.Stages
+			s.Current().Spec().SourceNames, s.Current().Spec().Stages = mixture.spec.SourceNames, mixture.spec.Stages
 		}
 		return s, err
 	}
@@ -93,7 +93,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 // The stage stays as it was if another worker takes over or the split follows changed tokens, and
 // the weights are those of the configuration in force.
 func TestStageRemains(t *testing.T) {
-	mixture := func(stages ...Stage) *fakeBatchList {
+	mixture := func(stages ...Stage) *fakeSplit {
 		s := countingBatches("train", 100)
 		s.spec.SourceNames, s.spec.Stages = []string{"a", "b"}, stages
 		return s
@@ -113,8 +113,8 @@ func TestStageRemains(t *testing.T) {
 	tr = takeOver(t, tr.shared, s)
 	check("after a takeover", 1, 0.5)
 	changed := mixture(first, second)
-	s.latest = func(uint64) (BatchList, error) { return changed, nil }
-	tr.sequences.latest(number)
+	s.latest = func(uint64) (*fakeBatchList, error) { return changed.fakeBatchList, nil }
+	tr.sequences.get(number).Latest()
 	check("after a change", 1, 0.5)
 	tr = takeOver(t, tr.shared, mixture(first, Stage{7, []float64{0.125, 0.875}}, Stage{9, []float64{1, 0}}))
 	check("after a restart with other weights", 1, 0.875)
@@ -178,7 +178,7 @@ func TestSequenceNumbers(t *testing.T) {
 		}
 		most = max(most, len(model))
 		for name, k := range model {
-			if s := tr.sequences.get(k.number); s == nil || s.Spec().Name != "train/"+name {
+			if s := tr.sequences.get(k.number); s == nil || s.Current().Spec().Name != "train/"+name {
 				t.Fatalf("number %d of %s is %v", k.number, name, s)
 			}
 		}
@@ -259,9 +259,9 @@ func TestIdleSettings(t *testing.T) {
 		t.Errorf("used: %v, cursor %d", s.Used(), s.Next())
 	}
 	if q.byNumber[number].Load() != nil {
-		t.Error("the BatchList of idle settings takes memory")
+		t.Error("the Split of idle settings takes memory")
 	}
-	if s := q.get(number); s == nil || s.Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
+	if s := q.get(number); s == nil || s.Current().Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
 		t.Errorf("the number of idle settings has %v", s)
 	}
 }
@@ -296,19 +296,26 @@ type changingSplit struct {
 	size       int64
 	version    atomic.Uint64
 	duringRead func()
+	lags       bool // whether only LatestFor and LatestWhole notice a change
 }
 
 func (c *changingSplit) latest() *fakeBatchList {
 	v := c.version.Load()
-	s := countingBatches(c.name, c.size)
+	s := countingBatches(c.name, c.size).fakeBatchList
 	fill := s.read
 	s.Version, s.FollowsChanges, s.Steps = Version(v), true, 5-v%2
+	s.check = func(uint64) error {
+		if c.version.Load() != v {
+			return fmt.Errorf("changed: %w", syscall.ESTALE)
+		}
+		return nil
+	}
 	s.read = func(dst []byte, k uint64, off int64) error {
 		if c.duringRead != nil {
 			c.duringRead()
 		}
-		if c.version.Load() != v {
-			return fmt.Errorf("changed: %w", syscall.ESTALE)
+		if err := s.check(k); err != nil {
+			return err
 		}
 		err := fill(dst, k, off)
 		for i := range dst {
@@ -317,12 +324,6 @@ func (c *changingSplit) latest() *fakeBatchList {
 		return err
 	}
 	s.batchJSONLen = func() int64 { return int64(2 + v%3) }
-	s.latest = func(uint64) (BatchList, error) {
-		if c.version.Load() == v {
-			return s, nil
-		}
-		return c.latest(), nil
-	}
 	return s
 }
 
@@ -345,14 +346,28 @@ func (c *changingSplit) identify(data []byte) string {
 
 func newChangingTree(t *testing.T, size int64) (*tree, *changingSplit) {
 	c := &changingSplit{name: "train", size: size}
-	return newTestTree(t, c.latest()), c
+	s := &fakeSplit{current: c.latest()}
+	s.latest = func(k uint64) (*fakeBatchList, error) {
+		if b := s.Current(); c.lags && k == noBatch || b.Check(0) == nil {
+			return b.(*fakeBatchList), nil
+		}
+		return c.latest(), nil
+	}
+	return newTestTree(t, s), c
 }
 
 // A handle of next switches to changed tokens only between batches, and neither repeats nor skips a
 // number.
 func TestNextFollowsChanges(t *testing.T) {
+	for _, lags := range []bool{false, true} {
+		t.Run(fmt.Sprint("lags=", lags), func(t *testing.T) { testNextFollowsChanges(t, lags) })
+	}
+}
+
+func testNextFollowsChanges(t *testing.T, lags bool) {
 	const size = 1000
 	tr, c := newChangingTree(t, size)
+	c.lags = lags
 	tr.prefetcher.depth = 0 // batches are read only when requested
 	first := tr.openFile(t, "train/next", 0)
 	expect := func(r *reader, want string) {
@@ -380,7 +395,7 @@ func TestNextFollowsChanges(t *testing.T) {
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
-			tr.sequences.latest(1)
+			tr.sequences.get(1).Latest()
 		}
 		expectStale(part, 400)
 		expectStale(part, 900)
@@ -434,6 +449,23 @@ func TestNextFollowsChanges(t *testing.T) {
 	expectStale(first, 0)
 	c.duringRead = nil
 	expect(first, fmt.Sprintf("batch 16 of version %d", c.version.Load()))
+}
+
+// A prefetched batch of old tokens is never sent, even if the change is not known yet.
+func TestNoPrefetchedBatchOfOldTokens(t *testing.T) {
+	const size = 1000
+	tr, c := newChangingTree(t, size)
+	c.lags = true
+	r := tr.openFile(t, "train/next", 0)
+	for k := range 10 {
+		data, status := r.read(0, size)
+		if got, want := c.identify(data), fmt.Sprintf("batch %d of version %d", k, c.version.Load()); !status.Ok() || got != want {
+			t.Fatalf("%v, %s, want %s", status, got, want)
+		}
+		if k%4 == 3 {
+			c.version.Add(1)
+		}
+	}
 }
 
 // A request that is repeated gets the same number, even if the tokens have changed.
@@ -501,7 +533,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 				return
 			default:
 				c.version.Add(1)
-				tr.sequences.latest(1)
+				tr.sequences.get(1).Latest()
 			}
 		}
 	})

@@ -29,7 +29,7 @@ import (
 // when the mount is gone, supervise.ErrReplaced when another process serves, and
 // supervise.ErrPanicked when another process should serve because a request panicked here. Handlers
 // may still be running then, so the process should exit.
-func Serve(w *supervise.Worker, mountpoint string, splits []BatchList, o Options) error {
+func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) error {
 	log := newLimitedLog(o.Log)
 	stop := make(chan error, 2)
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })

@@ -93,14 +93,14 @@ func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
 	return rendered, nil
 }
 
-func (c textContent) size(t *tree, i inode, s BatchList) int64 {
+func (c textContent) size(t *tree, i inode, b BatchList) int64 {
 	switch {
 	case c.length == nil:
 		return int64(len(c.render(t, i, nil)))
-	case s == nil: // the kernel has forgotten the sequence
+	case b == nil: // the kernel has forgotten the sequence
 		return 0
 	}
-	return c.length(s)
+	return c.length(b)
 }
 
 func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
@@ -108,11 +108,12 @@ func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
 }
 
 func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
-	s, _ := t.sequences.latestFor(i.sequence(), 0, cancel) // reads of batches report the error
+	s := t.sequences.get(i.sequence())
 	if s == nil {
 		return []byte{}
 	}
-	return s.Info()
+	b, _ := s.LatestFor(0, cancel) // reads of batches report the error
+	return b.Info()
 }
 
 // LiveStatus is the part of status.json that only package fs knows.

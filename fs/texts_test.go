@@ -9,13 +9,13 @@ import (
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}
-	var sequences []BatchList
+	var splits []Split
 	for _, name := range names {
 		s := countingBatches(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
-		sequences = append(sequences, s)
+		splits = append(splits, s)
 	}
-	tr := newTestTree(t, sequences...)
+	tr := newTestTree(t, splits...)
 	var readers []*reader
 	for _, name := range names {
 		readers = append(readers, tr.openFile(t, name+"/info.json", 0))

@@ -2,9 +2,9 @@
 //
 // A file is identified by its inode number, which contains its kind, its sequence and, in batch/,
 // its batch number; kindTable has an entry for each kind. A file of batches is an optional header
-// followed by the bytes of batches, which a [BatchList] computes. Handles of next, next.npy and
-// next.safetensors have state, which package state keeps, so that another process can continue from
-// it. [Serve] answers the kernel's requests.
+// followed by the bytes of batches, which the current [BatchList] of a [Split] computes. Handles of
+// next, next.npy and next.safetensors have state, which package state keeps, so that another
+// process can continue from it. [Serve] answers the kernel's requests.
 package fs
 
 import (
@@ -45,7 +45,7 @@ type tree struct {
 const forever = time.Duration(1<<31) * time.Second
 
 // newTree returns a tree that continues from the shared state, which no other worker may be using.
-func newTree(mountpoint string, splits []BatchList, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
+func newTree(mountpoint string, splits []Split, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
@@ -65,17 +65,20 @@ func newTree(mountpoint string, splits []BatchList, shared *state.Shared, log *l
 	return t, nil
 }
 
-func (t *tree) sequence(i inode) BatchList { return t.sequences.get(i.sequence()) }
-
-// isForgotten reports whether file i needs a sequence and has none: see errForgotten. s is the
-// result of t.sequence(i).
-func (t *tree) isForgotten(i inode, s BatchList) bool { return s == nil && i.sequence() > 0 }
+// batches returns the current BatchList of a file's split, or nil for files of the whole mount. ok
+// is false if the split is forgotten: see errForgotten.
+func (t *tree) batches(i inode) (b BatchList, ok bool) {
+	if s := t.sequences.get(i.sequence()); s != nil {
+		return s.Current(), true
+	}
+	return nil, i.sequence() == 0
+}
 
 // listDir returns the files in a directory. In batch/, it returns the files of batch k, without the
 // number.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
-	s := t.sequence(dir)
-	if t.isForgotten(dir, s) {
+	b, ok := t.batches(dir)
+	if !ok {
 		return nil
 	}
 	list := make([]fuse.DirEntry, 0, len(kindTable))
@@ -87,16 +90,16 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 		case e.parent != dir.kind():
 		case e.kind == splitDir:
 			for n := 1; n <= t.sequences.splitCount; n++ {
-				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
+				add(t.sequences.peek(n).Current().Spec().Name, makeInode(splitDir, n, 0))
 			}
 		case e.kind.showsOneArray() && k < 1<<arrayShift:
-			for n, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
-				i := makeArrayInode(e.kind, dir.sequence(), s.Spec().Batch.Main+n, k).withVersion(s.Spec().Version)
+			for n, a := range b.Spec().Batch.Arrays[b.Spec().Batch.Main:] {
+				i := makeArrayInode(e.kind, dir.sequence(), b.Spec().Batch.Main+n, k).withVersion(b.Spec().Version)
 				add(strings.Replace(e.name, "%", a.Name, 1), i)
 			}
 		case e.kind.showsOneArray(): // an inode has no room for such a large k
 		case e.kind.isNumbered():
-			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(s.Spec().Version))
+			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(b.Spec().Version))
 		case e.kind == batchDir:
 			add(e.name, makeInode(batchDir, dir.sequence(), dir.rest()))
 		default:
@@ -126,8 +129,8 @@ func (t *tree) lookup(dir inode, name string) inode {
 	return noSuchInode
 }
 
-func (t *tree) size(i inode, s BatchList) int64 {
-	return i.kind().entry().content.size(t, i, s)
+func (t *tree) size(i inode, b BatchList) int64 {
+	return i.kind().entry().content.size(t, i, b)
 }
 
 // These are the values of st_blksize. C's stdio reads blocks of that size, and seeks to multiples
@@ -141,8 +144,8 @@ const (
 	nextBlksize = 512
 )
 
-func (t *tree) attributes(i inode, s BatchList, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.opts.Access.Mode, Nlink: 1}
+func (t *tree) attributes(i inode, b BatchList, out *fuse.Attr) {
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, b)), Mode: i.kind().mode() | t.opts.Access.Mode, Nlink: 1}
 	if i.kind().isDir() {
 		out.Mode, out.Nlink = out.Mode|t.opts.Access.Mode>>2, 2
 	}
@@ -155,9 +158,9 @@ func (t *tree) attributes(i inode, s BatchList, out *fuse.Attr) {
 	modified := time.Unix(0, t.shared.Began)
 	switch {
 	case i.kind() == tokensFile:
-		modified = s.Spec().TokensModified
+		modified = b.Spec().TokensModified
 	case i.kind().isNumbered():
-		modified = s.Spec().Modified
+		modified = b.Spec().Modified
 	}
 	out.SetTimes(&modified, &modified, &modified)
 }
@@ -174,25 +177,28 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
-	if t.isForgotten(dir, t.sequence(dir)) {
+	if _, ok := t.batches(dir); !ok {
 		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}
 	if isSettingsDir(dir, name) {
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	s := t.sequence(i) // loaded once, because another BatchList may replace it
-	if i.kind().isNumbered() && s.Spec().FollowsChanges {
+	b, ok := t.batches(i) // once, because the split may get another BatchList
+	if !ok {
+		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
+	}
+	if i.kind().isNumbered() && b.Spec().FollowsChanges {
 		var err error
-		if s, err = t.refresh(i, cancel); s == nil { // if s is usable, Open reports err
+		if b, err = t.refresh(i, cancel); b == nil { // Open reports other errors
 			return t.FailRequest(header.Unique, header.NodeId, err)
 		}
-		i, timeout = i.withVersion(s.Spec().Version), 0 // the inode depends on the version
+		i, timeout = i.withVersion(b.Spec().Version), 0 // the inode depends on the version
 	}
 	if i == noSuchInode {
 		t.recordBadName(dir, name, t.explainBadName(dir, name))
 	}
-	t.fillEntry(i, s, timeout, out)
+	t.fillEntry(i, b, timeout, out)
 	t.sequences.countLookup(i.sequence(), header.Unique) // last, because the steps above may block
 	return fuse.OK
 }
@@ -203,23 +209,23 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, can
 		t.recordBadName(dir, name, err.Error())
 	}
 	if errno == 0 {
-		t.fillEntry(settingsInode(number, dir, name), s, forever, out)
+		t.fillEntry(settingsInode(number, dir, name), s.Current(), forever, out)
 	}
 	return fuse.Status(errno)
 }
 
 // fillEntry fills in the reply to a lookup that found i, or noSuchInode. The kernel may cache the
 // reply for the timeout.
-func (t *tree) fillEntry(i inode, s BatchList, timeout time.Duration, out *fuse.EntryOut) {
+func (t *tree) fillEntry(i inode, b BatchList, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
 	if i == noSuchInode {
 		return
 	}
 	if i.kind().isNumbered() {
-		out.Generation = uint64(s.Spec().Version) // the version in an inode wraps around
+		out.Generation = uint64(b.Spec().Version) // the version in an inode wraps around
 	}
-	t.attributes(i, s, &out.Attr)
+	t.attributes(i, b, &out.Attr)
 	out.SetAttrTimeout(attrTimeout(i))
 }
 
@@ -227,11 +233,11 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	s := t.sequence(i)
-	if t.isForgotten(i, s) || i.outdated(s) {
+	b, ok := t.batches(i)
+	if !ok || i.outdated(b) {
 		return fuse.Status(syscall.ESTALE)
 	}
-	t.attributes(i, s, &out.Attr)
+	t.attributes(i, b, &out.Attr)
 	out.SetTimeout(attrTimeout(i))
 	return fuse.OK
 }
@@ -259,7 +265,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	out.Bsize, out.Frsize, out.NameLen = stdioBlksize, stdioBlksize, maxNameLen
 	for n := 1; n <= t.sequences.splitCount; n++ {
-		out.Blocks += uint64(t.sequences.peek(n).Spec().FilesSize)
+		out.Blocks += uint64(t.sequences.peek(n).Current().Spec().FilesSize)
 	}
 	out.Blocks = (out.Blocks + stdioBlksize - 1) / stdioBlksize
 	return fuse.OK

@@ -26,48 +26,79 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
+// A fakeSplit is a Split whose methods a test may replace. At first, it has its own BatchList.
+type fakeSplit struct {
+	*fakeBatchList
+	latest func(k uint64) (*fakeBatchList, error)
+	with   func(settings string) (Split, error)
+
+	mu       sync.Mutex // guards the fields below
+	current  *fakeBatchList
+	onChange func(BatchList)
+}
+
+// update calls latest and makes its result the current BatchList.
+func (f *fakeSplit) update(k uint64) (BatchList, error) {
+	b, err := f.latest(k)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b != f.current {
+		f.current = b
+		f.onChange(b)
+	}
+	return b, err
+}
+
+func (f *fakeSplit) Current() BatchList {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current
+}
+
+func (f *fakeSplit) Latest() (BatchList, error)          { return f.update(noBatch) }
+func (f *fakeSplit) OnChange(change func(BatchList))     { f.onChange = change }
+func (f *fakeSplit) Stalled() time.Duration              { return 0 }
+func (f *fakeSplit) With(settings string) (Split, error) { return f.with(settings) }
+
+func (f *fakeSplit) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.update(anyBatch) }
+func (f *fakeSplit) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.update(k) }
+
+// Latest and LatestWhole call fakeSplit.latest with these arguments.
+const (
+	noBatch  = MaxBatches
+	anyBatch = MaxBatches + 1
+)
+
 // A fakeBatchList is a BatchList whose methods a test may replace.
 type fakeBatchList struct {
 	spec
 	read         func(dst []byte, k uint64, off int64) error
+	check        func(k uint64) error
 	batchJSONLen func() int64
 	info         func() []byte
-	latest       func(k uint64) (BatchList, error)
-	with         func(settings string) (BatchList, error)
 }
 
 type spec = Spec
 
 func (f *fakeBatchList) Spec() *Spec                                { return &f.spec }
 func (f *fakeBatchList) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
+func (f *fakeBatchList) Check(k uint64) error                       { return f.check(k) }
 func (f *fakeBatchList) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
 func (f *fakeBatchList) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
 
-func (f *fakeBatchList) BatchJSONLen() int64                     { return f.batchJSONLen() }
-func (f *fakeBatchList) Info() []byte                            { return f.info() }
-func (f *fakeBatchList) InfoLen() int64                          { return int64(len(f.info())) }
-func (f *fakeBatchList) Latest() (BatchList, error)              { return f.latest(noBatch) }
-func (f *fakeBatchList) Stalled() time.Duration                  { return 0 }
-func (f *fakeBatchList) With(settings string) (BatchList, error) { return f.with(settings) }
-
-func (f *fakeBatchList) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.latest(anyBatch) }
-func (f *fakeBatchList) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.latest(k) }
+func (f *fakeBatchList) BatchJSONLen() int64 { return f.batchJSONLen() }
+func (f *fakeBatchList) Info() []byte        { return f.info() }
+func (f *fakeBatchList) InfoLen() int64      { return int64(len(f.info())) }
 
 func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 	return nil
 }
 
-// Latest and LatestWhole call fakeBatchList.latest with these arguments.
-const (
-	noBatch  = MaxBatches
-	anyBatch = MaxBatches + 1
-)
-
-// countingBatches returns a sequence whose batches, placed back to back, have the value i%251 in
-// byte i.
-func countingBatches(name string, batchBytes int64) *fakeBatchList {
-	s := &fakeBatchList{
+// countingBatches returns a split whose batches, placed back to back, have the value i%251 in byte
+// i.
+func countingBatches(name string, batchBytes int64) *fakeSplit {
+	b := &fakeBatchList{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
 		info: func() []byte { return []byte("{}\n") },
 		read: func(dst []byte, k uint64, off int64) error {
@@ -76,10 +107,12 @@ func countingBatches(name string, batchBytes int64) *fakeBatchList {
 			}
 			return nil
 		},
+		check:        func(uint64) error { return nil },
 		batchJSONLen: func() int64 { return 21 },
 	}
-	s.latest = func(uint64) (BatchList, error) { return s, nil }
-	s.with = func(settings string) (BatchList, error) {
+	s := &fakeSplit{fakeBatchList: b, current: b}
+	s.latest = func(uint64) (*fakeBatchList, error) { return b, nil }
+	s.with = func(settings string) (Split, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
 			return nil, syscall.ENOENT
@@ -95,9 +128,9 @@ func countingBatches(name string, batchBytes int64) *fakeBatchList {
 	return s
 }
 
-func newTestTree(t testing.TB, sequences ...BatchList) *tree {
+func newTestTree(t testing.TB, splits ...Split) *tree {
 	t.Helper()
-	return takeOver(t, newShared(t), sequences...)
+	return takeOver(t, newShared(t), splits...)
 }
 
 func newShared(t testing.TB) *state.Shared {
@@ -114,7 +147,7 @@ func newShared(t testing.TB) *state.Shared {
 const maxTextBytes = 32 << 20
 
 // takeOver returns the tree of a worker that continues from the shared state.
-func takeOver(t testing.TB, shared *state.Shared, sequences ...BatchList) *tree {
+func takeOver(t testing.TB, shared *state.Shared, splits ...Split) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
@@ -125,11 +158,11 @@ func takeOver(t testing.TB, shared *state.Shared, sequences ...BatchList) *tree 
 		}},
 		Timeout: time.Minute, Log: log,
 	}
-	tr, err := newTree("/mnt", sequences, shared, newLimitedLog(log), o)
+	tr, err := newTree("/mnt", splits, shared, newLimitedLog(log), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.prefetcher.permits = tr.guarded(len(sequences))
+	tr.prefetcher.permits = tr.guarded(len(splits))
 	return tr
 }
 
@@ -299,7 +332,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.latest = func(uint64) (BatchList, error) { return s, err }
+		s.latest = func(uint64) (*fakeBatchList, error) { return s.fakeBatchList, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
@@ -353,9 +386,9 @@ func TestLookupsCheckFiles(t *testing.T) {
 	s := countingBatches("train", 1000)
 	var checked []uint64
 	s.FollowsChanges = true
-	s.latest = func(k uint64) (BatchList, error) {
+	s.latest = func(k uint64) (*fakeBatchList, error) {
 		checked = append(checked, k)
-		return s, nil
+		return s.fakeBatchList, nil
 	}
 	tr := newTestTree(t, s)
 	for path, want := range map[string]uint64{"batches.bin": anyBatch, "tokens.bin": anyBatch, "batch/3": 3, "batch/7.npy": 7} {

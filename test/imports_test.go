@@ -54,7 +54,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/web":                nil,
 		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/counts", "cache/localfile", "cache/store", "cmd/batchfs/config",
-			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
+			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "fs/state", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
 		"cmd/batchfs/prepare/bpe": {"internal/minheap"},
 		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/privatedir", "internal/printable"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/config",

@@ -43,7 +43,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
 		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			s, read, closeMount, err := openRecorded(&src, args[0])
+			b, read, closeMount, err := openRecorded(&src, args[0])
 			if err != nil {
 				return err
 			}
@@ -54,17 +54,17 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			if identity != "" && !s.Continues(identity, from) {
+			if identity != "" && !b.Continues(identity, from) {
 				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
-					"again to continue with the new ones", args[0], s.Identity(), identity)
+					"again to continue with the new ones", args[0], b.Identity(), identity)
 			}
 			out := cmd.OutOrStdout()
 			if format == "info" {
-				_, err := out.Write(s.Info())
+				_, err := out.Write(b.Info())
 				return err
 			}
-			err = cat(out, s, read, framing, from, count)
-			if end := s.CheckEnd(s.Sequence.Batches()); err == nil && count == 0 {
+			err = cat(out, b, read, framing, from, count)
+			if end := b.CheckEnd(b.Sequence.Batches()); err == nil && count == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), end)
 			}
 			return err
@@ -83,13 +83,13 @@ var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
 // cat writes count batches, beginning with number from, which it gets from read. A count of 0 means
 // all further batches, which a .npy file cannot hold.
-func cat(out io.Writer, s *dataset.Served, read readFunc, format header.Format, from, count uint64) error {
-	if err := s.CheckEnd(from + max(count, 1) - 1); err != nil {
+func cat(out io.Writer, b *dataset.BatchList, read readFunc, format header.Format, from, count uint64) error {
+	if err := b.CheckEnd(from + max(count, 1) - 1); err != nil {
 		return err
 	}
-	batch := s.Sequence.Batch()
+	batch := b.Sequence.Batch()
 	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
-	most := min(s.Sequence.Batches()-min(from, s.Sequence.Batches()), uint64(math.MaxInt64/f.Size()))
+	most := min(b.Sequence.Batches()-min(from, b.Sequence.Batches()), uint64(math.MaxInt64/f.Size()))
 	if count == 0 && format != header.FormatNPY {
 		count = most
 	}
@@ -102,7 +102,7 @@ func cat(out io.Writer, s *dataset.Served, read readFunc, format header.Format, 
 	if format == header.FormatNPY {
 		f.Batches = count
 	}
-	return writeBatches(out, f, s.Metadata(), read, from, count)
+	return writeBatches(out, f, b.Metadata(), read, from, count)
 }
 
 // A readFunc works like sampler.Sequence.Read.

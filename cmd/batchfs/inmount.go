@@ -40,25 +40,26 @@ func openSplit(flags *config.Flags, path string) (d *dataset.Dataset, in *splitM
 // openRecorded opens a split like openSplit, for a command that computes batches in its own
 // process. If the split is in a mount, read records there which rows were read, and fails once
 // batchfs restart has changed the schedule. The caller must call close after the last read.
-func openRecorded(flags *config.Flags, path string) (s *dataset.Served, read readFunc, close func(), err error) {
+func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read readFunc, close func(), err error) {
 	d, in, err := openSplit(flags, path)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	s = d.Serve()
 	if in == nil {
-		return s, s.Read, func() {}, nil
+		b = d.Batches(nil)
+		return b, b.Read, func() {}, nil
 	}
 	shared, err := in.State()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	q := newSequence(s, shared)
-	return s, func(dst []byte, k uint64, off int64) error {
-		if q.record(dst, k, off); shared.Schedule() != in.snapshot.Generation {
-			return fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
+	b = d.Batches(shared)
+	return b, func(dst []byte, k uint64, off int64) error {
+		err := b.Read(dst, k, off)
+		if shared.Schedule() != in.snapshot.Generation {
+			err = fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
 		}
-		return s.Read(dst, k, off)
+		return err
 	}, shared.Close, nil
 }
 

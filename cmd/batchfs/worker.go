@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -16,7 +15,6 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
-	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
 
@@ -82,13 +80,9 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 	localfile.Maps = &w.Shared.Maps
 	localfile.Log = log
 	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &w.Shared.Blocks, Writes: &w.Shared.Writes}
-	served, err := snapshot.Sequences(o, log, w.Publish)
+	splits, err := snapshot.Serve(o, log, w.Shared, w.Publish)
 	if err != nil {
 		return err
-	}
-	var splits []fs.BatchList
-	for _, s := range served {
-		splits = append(splits, newSequence(s, w.Shared))
 	}
 	status := &statusReport{shared: w.Shared, log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	portions := c.DivideBudget()
@@ -131,91 +125,4 @@ func readSnapshot(w *supervise.Worker, isRestart bool) (snapshot *dataset.Snapsh
 		return nil, nil, err
 	}
 	return snapshot, check, w.Publish(file)
-}
-
-// A sequence adapts a dataset.Served to fs.BatchList, and records which rows are read.
-type sequence struct {
-	*dataset.Served
-	spec     fs.Spec
-	shared   *state.Shared
-	furthest func() *state.Furthest // nil if nothing needs to be recorded
-}
-
-func newSequence(s *dataset.Served, shared *state.Shared) *sequence {
-	furthest := func() *state.Furthest { return nil }
-	if settings := s.ScheduleSettings(); settings != "" {
-		furthest = sync.OnceValue(func() *state.Furthest { return shared.FurthestFor(s.Split.Name, settings) })
-	}
-	return &sequence{s, fs.Spec{
-		Name:           s.Split.Path(),
-		Batch:          s.Sequence.Batch(),
-		Batches:        s.Sequence.Batches(),
-		Steps:          s.Steps,
-		Start:          s.Split.Start,
-		EpochBatches:   s.EpochBatches(),
-		SourceNames:    s.Split.SourceNames(),
-		Stages:         stages(s),
-		TokensFileSize: s.TokensLen(),
-		FilesSize:      s.Bytes(),
-		TokensModified: s.TokensModified(),
-		Modified:       s.BatchesModified(),
-		Metadata:       s.Metadata(),
-		Version:        fs.Version(s.Version),
-		FollowsChanges: s.Split.OnChange == "follow",
-	}, shared, furthest}
-}
-
-// Read records the rows before it computes them, so that no crash can come in between.
-func (s *sequence) Read(dst []byte, k uint64, off int64) error {
-	s.record(dst, k, off)
-	return s.Served.Read(dst, k, off)
-}
-
-// record records the rows that Read would read.
-func (s *sequence) record(dst []byte, k uint64, off int64) {
-	if last := s.LastBatch(dst, k, off); last < s.spec.Batches {
-		s.furthest().Record(s.Sequence.ScheduleRow(last, s.Sequence.BatchSize), s.spec.Name, last)
-	}
-}
-
-func stages(s *dataset.Served) (list []fs.Stage) {
-	if len(s.Split.Sources) == 0 {
-		return nil
-	}
-	for _, at := range s.Sequence.Stages() {
-		stage := fs.Stage{Batch: at.Batch}
-		for source := range at.Rows {
-			stage.Weights = append(stage.Weights, at.Fraction(source))
-		}
-		list = append(list, stage)
-	}
-	return list
-}
-
-func (s *sequence) Spec() *fs.Spec { return &s.spec }
-
-func (s *sequence) Latest() (fs.BatchList, error) { return s.wrap(s.Served.Latest()) }
-
-func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
-	return s.wrap(s.Served.LatestWhole(cancel))
-}
-
-func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.BatchList, error) {
-	return s.wrap(s.Served.LatestFor(k, cancel))
-}
-
-// wrap returns the sequence of served, or s itself if served has not changed.
-func (s *sequence) wrap(served *dataset.Served, err error) (fs.BatchList, error) {
-	if served == s.Served {
-		return s, err
-	}
-	return newSequence(served, s.shared), err
-}
-
-func (s *sequence) With(settings string) (fs.BatchList, error) {
-	other, err := s.Served.With(settings)
-	if err != nil {
-		return nil, err
-	}
-	return newSequence(other, s.shared), nil
 }

@@ -142,11 +142,12 @@ func TestSequencePath(t *testing.T) {
 			paths = append(paths, "dtype=int64,layout=tokens")
 		}
 		for _, path := range paths {
-			there, err := withPath(newServed(d, nil), path)
+			served, err := withPath(newServed(d, newWatcher(d), nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // a torch state fits one order only
 			}
 			must(t, err)
+			there := served.batches()
 			name, settings, _ := strings.Cut(there.sequencePath(), "/")
 			if name != d.Split.Name || len(settings) > 255 {
 				t.Errorf("%s/%s: label %s", d.Split.Name, path, there.sequencePath())
@@ -191,7 +192,7 @@ func serveOnlySplit(t testing.TB, text string) *Served {
 	w := newWatcher(d)
 	w.opener, w.log = NewOpener(&config.Config{Memory: config.Memory{Access: "pread", PageCache: "keep"}}), slog.New(slog.DiscardHandler)
 	w.publish = func(*Dataset) error { return nil }
-	return newServed(d, w)
+	return newServed(d, w, nil)
 }
 
 // If a change cannot be followed, reads fail with ESTALE and the reason, until the file is
@@ -214,7 +215,7 @@ func TestCannotFollow(t *testing.T) {
 		must(t, err)
 		must(t, os.Rename("a.bin", "kept.bin"))
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
-		if now, err := checkAll(s); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+		if now, err := checkAll(s); now.Version != 0 || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
 		must(t, os.Rename("kept.bin", "a.bin"))

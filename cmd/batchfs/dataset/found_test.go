@@ -69,7 +69,7 @@ func TestArraysNextToTokens(t *testing.T) {
 		if !strings.Contains(found.Summary(), ", array mask: ") {
 			t.Error(found.Summary())
 		}
-		checkSame(t, newServed(found, nil), newServed(want, nil))
+		checkSame(t, found.Batches(nil), want.Batches(nil))
 		checkSameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
 	}
 }

@@ -2,15 +2,20 @@ package dataset
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
+	"batchfs/fs/state"
 	"batchfs/internal/clock"
 	"batchfs/internal/testwait"
 )
@@ -85,7 +90,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			testfiles.Write(t, kept)
 			changed := openFlags(t, flags)
 			for i, d := range changed {
-				if d.fingerprint != worker[i].fingerprint {
+				if d.fingerprint != worker[i].batches().fingerprint {
 					d.Version = 1
 				}
 			}
@@ -95,9 +100,14 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			want = serveAll(t, changed, paths)
 			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
-				got[name] = mustCheckAll(t, s)
-				if again := mustCheckAll(t, got[name]); again != got[name] {
+				old, changes := s.Current(), []fs.BatchList{}
+				s.OnChange(func(b fs.BatchList) { changes = append(changes, b) })
+				now := mustCheckAll(t, s)
+				if again := mustCheckAll(t, s); again != now {
 					t.Errorf("%s changes without end", name)
+				}
+				if want := []fs.BatchList{now}; now != old && !slices.Equal(changes, want) || now == old && len(changes) > 0 {
+					t.Errorf("%s: OnChange was told %v, want %v", name, changes, want)
 				}
 			}
 			checkAllSame(t, got, want)
@@ -111,7 +121,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
-		served = append(served, d.Serve())
+		served = append(served, newServed(d, newWatcher(d), nil))
 	}
 	return underServed(t, served, paths)
 }
@@ -121,7 +131,7 @@ func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served
 	for _, s := range all {
 		for _, path := range paths {
 			if in, err := withPath(s, path); err == nil { // not every split accepts all settings
-				found[s.Split.Name+"/"+path] = in
+				found[s.batches().Split.Name+"/"+path] = in
 			}
 		}
 	}
@@ -137,31 +147,36 @@ func checkAllSame(t *testing.T, got, want map[string]*Served) {
 		if got[name] == nil {
 			t.Errorf("%s is not served", name)
 		} else {
-			checkSame(t, got[name], s)
+			checkSame(t, got[name].batches(), s.batches())
 		}
 	}
 }
 
-func withPath(s *Served, path string) (_ *Served, err error) {
+func withPath(s *Served, path string) (*Served, error) {
 	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
-		if s, err = s.With(settings); err != nil {
+		with, err := s.With(settings)
+		if err != nil {
 			return nil, err
 		}
+		s = with.(*Served)
 	}
 	return s, nil
 }
 
-// checkAll checks all files, and returns the current version of a sequence.
-func checkAll(s *Served) (*Served, error) {
+func (s *Served) batches() *BatchList { return s.current.Load() }
+
+// checkAll checks all files, and returns the current batches.
+func checkAll(s *Served) (*BatchList, error) {
 	s.watch.pass()
-	return s.LatestWhole(nil)
+	_, err := s.LatestWhole(nil)
+	return s.batches(), err
 }
 
-func mustCheckAll(t *testing.T, s *Served) *Served {
+func mustCheckAll(t *testing.T, s *Served) *BatchList {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {
-		t.Fatalf("%s: %v", s.Split.Path(), err)
+		t.Fatalf("%s: %v", now.Split.Path(), err)
 	}
 	return now
 }
@@ -180,8 +195,8 @@ func TestWatcherRests(t *testing.T) {
 	for changes := range uint64(3) {
 		now, err := s.LatestWhole(nil) // relies on the view alone
 		must(t, err)
-		if now.Version != changes {
-			t.Fatalf("version %d after %d changes", now.Version, changes)
+		if now.Spec().Version != fs.Version(changes) {
+			t.Fatalf("version %d after %d changes", now.Spec().Version, changes)
 		}
 		s.watch.lastRequest.Store(clock.Now() - 2*int64(idleTimeout))
 		testwait.Until(t, "the end of the goroutine", func() (any, bool) {
@@ -244,7 +259,38 @@ func TestOverwrittenFileIsFollowed(t *testing.T) {
 	must(t, f.Close())
 	now, err := s.LatestFor(0, nil)
 	must(t, err)
-	if now.Version != 1 {
-		t.Errorf("version %d", now.Version)
+	if now.Spec().Version != 1 {
+		t.Errorf("version %d", now.Spec().Version)
 	}
+}
+
+// The rows of a read are recorded before they are read. Rows beyond the end are not.
+func TestReadsAreRecorded(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	file, shared, err := state.New()
+	must(t, err)
+	defer shared.Close()
+	file.Close()
+	shared.Add(shared.NewNumber(), "train", 0, 0)
+	d := mustOpen(t, testfiles.Small+"[splits.train]\norder = 'shuffle'\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n")[0]
+	b := d.Batches(shared)
+	check := func(when string, want uint64) {
+		t.Helper()
+		if list, all := shared.Furthest("train"); len(list) != 1 || list[0].Rows() != want || !all {
+			t.Errorf("%s: %+v, want %d rows", when, list, want)
+		}
+	}
+	read := make([]byte, 2*b.Spec().Batch.Bytes())
+	must(t, b.Read(read, 1, 0))
+	check("batches 1 and 2", 3*uint64(d.Sequence.BatchSize))
+	if err := b.Read(read, d.Sequence.Batches()-1, 0); !errors.Is(err, syscall.ENODATA) {
+		t.Errorf("a read beyond the end: %v", err)
+	}
+	check("beyond the end", 3*uint64(d.Sequence.BatchSize))
+	must(t, os.Remove("a.bin"))
+	if err := b.Read(read, 2, 0); err == nil {
+		t.Error("a removed file is read")
+	}
+	check("a read that fails", 4*uint64(d.Sequence.BatchSize))
 }

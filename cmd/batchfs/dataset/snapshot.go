@@ -15,6 +15,8 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/fs"
+	"batchfs/fs/state"
 	"batchfs/sampler"
 )
 
@@ -178,12 +180,12 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// Sequences returns the splits as a mount serves them. The configuration of o must be that of the
-// snapshot. Token files are opened when they are first read.
+// Serve returns the splits as a mount serves them, whose state is shared. The configuration of o
+// must be that of the snapshot. Token files are opened when they are first read.
 //
 // When token files have changed, s is updated before the split serves the new tokens, and publish
 // gets a file with the new s, from which later workers start. publish must close the file.
-func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
+func (s *Snapshot) Serve(o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error) ([]fs.Split, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
 		mu.Lock()
@@ -195,7 +197,7 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 		}
 		return publish(file)
 	}
-	var all []*Served
+	var all []fs.Split
 	for _, split := range o.Config.Splits {
 		d, err := s.open(split, o)
 		if err != nil {
@@ -203,7 +205,7 @@ func (s *Snapshot) Sequences(o *Opener, log *slog.Logger, publish func(*os.File)
 		}
 		w := newWatcher(d)
 		w.mountpoint, w.opener, w.log, w.publish = s.Mountpoint, o, log, changed
-		all = append(all, newServed(d, w))
+		all = append(all, newServed(d, w, shared))
 	}
 	return all, nil
 }

@@ -48,12 +48,16 @@ func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	t.Helper()
 	c, err := s.Config()
 	must(t, err)
-	all, err := s.Sequences(NewOpener(c), slog.New(slog.DiscardHandler), publish)
+	splits, err := s.Serve(NewOpener(c), slog.New(slog.DiscardHandler), nil, publish)
 	must(t, err)
+	var all []*Served
+	for _, split := range splits {
+		all = append(all, split.(*Served))
+	}
 	return all
 }
 
-func checkSame(t testing.TB, a, b *Served) {
+func checkSame(t testing.TB, a, b *BatchList) {
 	t.Helper()
 	if a.Split.Path() != b.Split.Path() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
 		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())
@@ -71,10 +75,10 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	s := takeSnapshot(t)
 	must(t, os.Rename("a.bin", "moved.bin"))
 	q := serve(t, s, nil)[0]
-	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
+	if err := q.batches().Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
-	if now, err := checkAll(q); now != q || !errors.Is(err, os.ErrNotExist) {
+	if now, err := checkAll(q); now.Version != 0 || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a look: %v", err)
 	}
 }
@@ -90,18 +94,19 @@ func TestChangeIsPublished(t *testing.T) {
 			return fail
 		})
 		mix := all[len(all)-1]
+		old := mix.batches()
 		testfiles.Positions(t, map[string]int{file: 77})
-		if now, err := checkAll(mix); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
+		if now, err := checkAll(mix); now != old || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: not published: %v", file, err)
 		}
 		fail = nil
 		v := *mix.watch.view.Load()
 		v.retryAt, v.restUntil = 0, 0 // skip the backoff
 		mix.watch.view.Store(&v)
-		if now := mustCheckAll(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
+		if now := mustCheckAll(t, mix); now.Version != 1 || now.fingerprint == old.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)
 		}
-		if err := mix.Read(make([]byte, 1<<7), 0, 0); !errors.Is(err, syscall.ESTALE) {
+		if err := old.Read(make([]byte, 1<<7), 0, 0); !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: the old tokens are read: %v", file, err)
 		}
 	}
