@@ -50,7 +50,7 @@ func (t *tree) recordBadName(dir inode, name, why string) {
 		return
 	}
 	path := name
-	if b, _ := t.batches(dir); b != nil {
+	if b, _ := t.current(dir); b != nil {
 		path = b.Spec().Name + "/" + name
 		if dir.kind() == batchDir {
 			path = b.Spec().Name + "/batch/" + name

@@ -105,7 +105,7 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 			return reply, err
 		}
 		t.handles.Rollback(r.Unique)
-		if !part.batches.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
+		if !part.list.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
 			return nil, err
 		}
 		if _, err := part.split.LatestFor(part.batch, r.cancel); err != nil {
@@ -118,7 +118,7 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 type filePart struct {
 	inode    inode
 	split    Split
-	batches  BatchList
+	list     BatchList
 	batch    uint64 // number of the first batch in the file
 	off, len int64  // range in the file, in bytes
 }
@@ -142,7 +142,7 @@ func (t *tree) locate(r readRequest) (filePart, error) {
 	if i.kind().isNumbered() && r.Fh != uint64(b.Spec().Version) || i.outdated(b) {
 		return filePart{}, state.ErrOutdated
 	}
-	part := filePart{inode: i, split: s, batches: b, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, b, r.ReadIn)}
+	part := filePart{inode: i, split: s, list: b, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, b, r.ReadIn)}
 	if i.kind().isNext() && part.len > 0 {
 		err = t.assignBatch(&part, r)
 	}
@@ -155,16 +155,16 @@ var maxGap = 16 * int64(os.Getpagesize())
 
 // assignBatch sets the batch of a part of next*: the one that the handle holds, or a new one.
 func (t *tree) assignBatch(part *filePart, r readRequest) (err error) {
-	size := t.size(part.inode, part.batches)
+	size := t.size(part.inode, part.list)
 	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
 		ID: r.Unique, FH: r.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
 		// Neither number suffices: Pid is 0 for readers in some other PID namespaces, and LockOwner
 		// is the same for all threads of a process.
 		Thread:  uint64(r.Pid)<<32 | r.LockOwner&math.MaxUint32,
-		Version: part.batches.Spec().Version,
+		Version: part.list.Spec().Version,
 		Cut:     part.len > mount.MaxRequest-maxGap && part.off+part.len < size,
 		PastEnd: int64(r.Size) > part.len,
-		Batches: part.batches.Spec().Batches,
+		Batches: part.list.Spec().Batches,
 	}, r.cancel)
 	return err
 }
@@ -184,14 +184,14 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 	file, rest, off := part.inode.kind().batches(), buf, part.off
 	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, file.header(part.inode, part.batches, part.batch)[off:])
+			n := copy(buf, file.header(part.inode, part.list, part.batch)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, size := file.byteRange(part.inode, part.batches)
+	from, size := file.byteRange(part.inode, part.list)
 	if len(rest) > 0 && file.selector != everyBatch {
-		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.batches, part.batch)
+		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.list, part.batch)
 	}
 	r.parts = [2][]byte{buf}
 	if r.buffer != nil {
@@ -200,11 +200,11 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 	var err error
 	switch {
 	case r.buffer == nil && len(rest) > 0:
-		err = readByteRanges(part.batches, rest, part.batch, off, from, size)
+		err = readByteRanges(part.list, rest, part.batch, off, from, size)
 	case r.buffer == nil, part.off == 0, r.buffer.sent.Load() == 0:
 		// A header or the beginning of a prefetched batch. No token file is read, which would fail
 		// if the file had changed.
-		err = part.batches.Check(part.batch)
+		err = part.list.Check(part.batch)
 	}
 	if err != nil {
 		if r.buffer != nil {
@@ -307,10 +307,10 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.RowsBySource[r.splitNumber]
-	t.recordStage(r.splitNumber, r.batches.Spec().Stages, r.end-1)
-	for source := range min(len(r.batches.Spec().SourceNames), state.MaxSources) {
+	t.recordStage(r.splitNumber, r.list.Spec().Stages, r.end-1)
+	for source := range min(len(r.list.Spec().SourceNames), state.MaxSources) {
 		for k := r.firstBegun; k < r.end; k++ {
-			sources[source].Rows.Add(r.batches.RowsOf(source, k))
+			sources[source].Rows.Add(r.list.RowsOf(source, k))
 		}
 	}
 }

@@ -65,9 +65,9 @@ func newTree(mountpoint string, splits []Split, shared *state.Shared, log *limit
 	return t, nil
 }
 
-// batches returns the current BatchList of a file's split, or nil for files of the whole mount. ok
+// current returns the current BatchList of a file's split, or nil for files of the whole mount. ok
 // is false if the split is forgotten: see errForgotten.
-func (t *tree) batches(i inode) (b BatchList, ok bool) {
+func (t *tree) current(i inode) (b BatchList, ok bool) {
 	if s := t.sequences.get(i.sequence()); s != nil {
 		return s.Current(), true
 	}
@@ -77,7 +77,7 @@ func (t *tree) batches(i inode) (b BatchList, ok bool) {
 // listDir returns the files in a directory. In batch/, it returns the files of batch k, without the
 // number.
 func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
-	b, ok := t.batches(dir)
+	b, ok := t.current(dir)
 	if !ok {
 		return nil
 	}
@@ -177,14 +177,14 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
-	if _, ok := t.batches(dir); !ok {
+	if _, ok := t.current(dir); !ok {
 		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}
 	if isSettingsDir(dir, name) {
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	b, ok := t.batches(i) // once, because the split may get another BatchList
+	b, ok := t.current(i) // once, because the split may get another BatchList
 	if !ok {
 		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}
@@ -233,7 +233,7 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	b, ok := t.batches(i)
+	b, ok := t.current(i)
 	if !ok || i.outdated(b) {
 		return fuse.Status(syscall.ESTALE)
 	}

@@ -124,8 +124,8 @@ func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, er
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
 func (s *Served) Stalled() time.Duration { return s.watch.stalledFor() }
 
-// A BatchList is a Dataset as a mount serves it, with files next to its batches: an [fs.BatchList].
-// It is immutable and safe for concurrent use.
+// A BatchList has the batches of a Dataset, and the other files that a mount derives from it: it is
+// an [fs.BatchList]. It is immutable and safe for concurrent use.
 type BatchList struct {
 	*Dataset
 	spec fs.Spec
