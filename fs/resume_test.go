@@ -50,7 +50,7 @@ func TestTextsAfterTakeover(t *testing.T) {
 	if text, st := begun.read(1, 100); st != fuse.Status(syscall.ESTALE) {
 		t.Errorf("in its middle, a text continues with %q, %v", text, st)
 	}
-	if err := tr.liveStatus().Splits["train"].LastError; err != errTextGone.Error() {
+	if _, err := tr.shared.TextsOf(tr.find("train").sequence()); err != errTextGone.Error() {
 		t.Errorf("the last error is %q", err)
 	}
 	if text, st := begun.read(0, 100); st != fuse.OK || string(text) != info {
