@@ -34,8 +34,11 @@ func manyArrays(rows int) *fakeSplit {
 func contentOf(s *fakeSplit, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
 	arr, size := s.Batch.Stack(), s.Batch.MainBytes()
-	if strings.HasPrefix(name, "batches") {
+	switch {
+	case strings.HasPrefix(name, "batches"):
 		steps = s.Steps
+	case name == "sequence.bin":
+		steps, size = s.MaxSteps, s.Batch.Bytes()
 	}
 	fmt.Sscanf(name, "batch/%d", &k)
 	if strings.HasSuffix(name, ".json") {
@@ -77,7 +80,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 	)
 	for _, s := range []*fakeSplit{countingBatches("train", 2), countingBatches("train", 100), countingBatches("train", 5000), three, manyArrays(3)} {
 		tr := newTestTree(t, s)
-		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
+		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy", "sequence.bin"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
 			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k), fmt.Sprintf("batch/%d.json", k))
 			for _, a := range s.Batch.Arrays[s.Batch.Main:] {

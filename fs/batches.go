@@ -88,6 +88,7 @@ type Spec struct {
 	Batch          array.Batch       // at most array.MaxArrays arrays
 	Batches        uint64            // 1 + the number of the last batch; 0 means no limit
 	Steps          uint64            // batches in batches.*
+	MaxSteps       uint64            // batches in sequence.bin, from 1 to MaxBatches
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceNames    []string          // names of the sources of a mixture

@@ -12,11 +12,13 @@ import (
 // a lookup takes no memory, and every worker agrees with the one before it. It consists of:
 //
 //	bits 0-4    kind
-//	bits 5-7    files in batch/: version of the tokens, modulo 8, so that cached pages of old tokens
-//	            belong to another inode; others: 0
+//	bits 5-7    files in batch/ and sequence.bin: version of the tokens, modulo 8, so that cached
+//	            pages of old tokens belong to another inode; others: 0
 //	bits 8-23   number of the sequence, from 1; 0 for files and directories of the whole mount
 //	bits 24-63  files in batch/: batch number
 //	            batches.* and tokens.bin, which stay open for long: version of the tokens
+//	            sequence.bin: number of its batches, minus 1, so that an open file keeps its size
+//	            when a restart makes the sequence longer
 //	            files of a single array: index of the array in the top 4 bits, and one of the above
 //	            settings directories and their batch/: hash of the path below the split, because the
 //	            kernel allows a directory only one parent
@@ -52,6 +54,7 @@ const (
 	batchArrayNPY   kind = 21
 	batchesArrayNPY kind = 22
 	tokensFile      kind = 23
+	sequenceFile    kind = 24
 
 	maxKinds = 32
 )

@@ -23,6 +23,7 @@ func TestInodeIdentifiesFile(t *testing.T) {
 			makeInode(batchRaw, sequence, k):                    k,
 			makeInode(batchesRaw, sequence, 0):                  0,
 			makeInode(tokensFile, sequence, 0):                  0,
+			makeInode(sequenceFile, sequence, k):                0,
 			makeArrayInode(batchArrayNPY, sequence, a, inArray): inArray,
 			makeArrayInode(batchesArrayNPY, sequence, a, 0):     0,
 		} {

@@ -25,6 +25,8 @@ type kindEntry struct {
 	// These are content if it has the type, and otherwise the zero value.
 	batches batchContent
 	text    textContent
+	// isUnlisted is set for files that are too large to copy or search.
+	isUnlisted bool
 }
 
 // A content is what the files of a kind show.
@@ -57,6 +59,7 @@ var kindTable = []kindEntry{
 	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
 	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
 	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
+	{kind: sequenceFile, parent: splitDir, name: "sequence.bin", content: batchContent{selector: wholeSequence}, isUnlisted: true},
 	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokensContent{}},
 	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: BatchList.InfoLen}},
 }
@@ -92,12 +95,16 @@ func (k kind) showsOneArray() bool { return k.batches().oneArray }
 // when the handle was opened, so the page cache is not used.
 func (k kind) isLiveText() bool { return k.entry().text.render != nil && k != readmeFile }
 
-// isNumbered reports whether the files are batch/*, batches.* or tokens.bin, which change only when
-// the tokens do.
+// isNumbered reports whether the files are batch/*, batches.*, sequence.bin or tokens.bin, which
+// change only when the tokens do.
 func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
-// spansBatches reports whether the files show more than one batch: batches.* and tokens.bin.
-func (k kind) spansBatches() bool { return k.batches().selector == everyBatch || k == tokensFile }
+// spansBatches reports whether the files show more than one batch: batches.*, sequence.bin and
+// tokens.bin.
+func (k kind) spansBatches() bool {
+	s := k.batches().selector
+	return s == everyBatch || s == wholeSequence || k == tokensFile
+}
 
 type directoryContent struct{}
 
@@ -110,7 +117,7 @@ type batchContent struct {
 	format   header.Format
 
 	// oneArray is set if the file shows a single array, whose index is in the inode. Otherwise, it
-	// shows header.AllArrays.
+	// shows the main ones or, with wholeSequence, all of them.
 	oneArray bool
 }
 
@@ -118,9 +125,10 @@ type batchContent struct {
 type batchSelector uint8
 
 const (
-	nextBatch  batchSelector = iota + 1 // batch that the handle holds
-	oneBatch                            // batch in the file's name
-	everyBatch                          // batches 0 to Spec.Steps-1
+	nextBatch     batchSelector = iota + 1 // batch that the handle holds
+	oneBatch                               // batch in the file's name
+	everyBatch                             // batches 0 to Spec.Steps-1
+	wholeSequence                          // as many batches as the inode says, from 0 on
 )
 
 const (
@@ -132,12 +140,15 @@ const (
 )
 
 func (c batchContent) frame(i inode, b BatchList) header.Frame {
-	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.AllArrays}
+	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.MainArrays}
 	if c.oneArray {
 		f.Array = i.array()
 	}
-	if c.selector == everyBatch {
+	switch c.selector {
+	case everyBatch:
 		f.Batches = b.Spec().Steps
+	case wholeSequence:
+		f.Batches, f.Array = i.rest()+1, header.AllArrays
 	}
 	return f
 }
@@ -191,7 +202,7 @@ func (i inode) firstBatch() uint64 {
 // withVersion returns the inode of the same file with version v of the tokens.
 func (i inode) withVersion(v Version) inode {
 	switch {
-	case !i.kind().spansBatches():
+	case !i.kind().spansBatches() || i.kind() == sequenceFile:
 		return i&^0xe0 | inode(v%8<<5) // bits 5-7
 	case i.kind().showsOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))

@@ -190,7 +190,7 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 		off -= headerBytes
 	}
 	from, size := file.byteRange(part.inode, part.list)
-	if len(rest) > 0 && file.selector != everyBatch {
+	if len(rest) > 0 && !part.inode.kind().spansBatches() {
 		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.list, part.batch)
 	}
 	r.parts = [2][]byte{buf}

@@ -68,7 +68,7 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
 	for _, name := range []string{"next", "next.npy", "next.safetensors", "batch/3", "batch/3.npy", "batch/3.safetensors", "batch/3.json", "batches.bin",
-		"batches.npy", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
+		"batches.npy", "sequence.bin", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
 		open = append(open, tr.openFile(t, "train/seed=1/"+name, 0))
 	}
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {

@@ -495,6 +495,7 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 		old := map[string]*reader{}
 		for _, path := range []string{
 			"train/batch/3", "train/batch/3.npy", "train/batch/3.safetensors", "train/batch/3.json", "train/batches.bin", "train/batches.npy",
+			"train/sequence.bin",
 		} {
 			old[path] = tr.openFile(t, path, 0)
 		}

@@ -69,7 +69,7 @@ func TestCosts(t *testing.T) {
 	}
 	for path, want := range map[string]struct{ open, read int64 }{ // rows; a row has 200 bytes
 		"README": {}, "status.json": {}, "train/cursor": {}, "train/info.json": {1, 0}, "train/next": {1, 3}, "train/next.npy": {1, 3},
-		"train/batch/3": {1, 3}, "train/batches.bin": {1, 3}, "train/tokens.bin": {1, 3}, "train/batch/3.json": {1, 1},
+		"train/batch/3": {1, 3}, "train/batches.bin": {1, 3}, "train/sequence.bin": {1, 3}, "train/tokens.bin": {1, 3}, "train/batch/3.json": {1, 1},
 	} {
 		header := fuse.InHeader{NodeId: uint64(tr.find(path))}
 		check("open of "+path, tr.CostOfOpen(&fuse.OpenIn{InHeader: header}), want.open, 0)

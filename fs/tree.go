@@ -10,6 +10,7 @@ package fs
 import (
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,6 +99,8 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 				add(strings.Replace(e.name, "%", a.Name, 1), i)
 			}
 		case e.kind.showsOneArray(): // an inode has no room for such a large k
+		case e.kind == sequenceFile:
+			add(e.name, makeInode(e.kind, dir.sequence(), b.Spec().MaxSteps-1).withVersion(b.Spec().Version))
 		case e.kind.isNumbered():
 			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(b.Spec().Version))
 		case e.kind == batchDir:
@@ -195,6 +198,9 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		}
 		i, timeout = i.withVersion(b.Spec().Version), 0 // the inode depends on the version
 	}
+	if i.kind() == sequenceFile {
+		timeout = 0 // a restart that changes max_epochs also changes the inode
+	}
 	if i == noSuchInode {
 		t.recordBadName(dir, name, t.explainBadName(dir, name))
 	}
@@ -253,7 +259,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
 	if dir.kind() != batchDir { // there are too many batches to list
-		list = append(list, t.listDir(dir, 0)...)
+		list = append(list, slices.DeleteFunc(t.listDir(dir, 0), func(e fuse.DirEntry) bool { return inode(e.Ino).kind().entry().isUnlisted })...)
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
 	}
@@ -288,6 +294,6 @@ func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
 	number := inode(node).sequence()
 	name := t.sequences.recordError(number, id, err.Error())
 	t.shared.SetFailing(number, errno == syscall.EIO && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EACCES))
-	t.log.tryLog(slog.LevelError, "a request failed", "sequence", state.Label(name), "errno", errno.Error(), "err", err)
+	t.log.tryLog(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

@@ -99,7 +99,7 @@ func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 // i.
 func countingBatches(name string, batchBytes int64) *fakeSplit {
 	b := &fakeBatchList{
-		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
+		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5, MaxSteps: 7},
 		info: func() []byte { return []byte("{}\n") },
 		read: func(dst []byte, k uint64, off int64) error {
 			for i := range dst {
@@ -258,6 +258,7 @@ func TestNamesOfBatches(t *testing.T) {
 	}
 }
 
+// sequence.bin is not listed, so that programs that copy or search a directory end.
 func TestListedNamesExist(t *testing.T) {
 	tr := newTestTree(t, countingBatches("train", 100), countingBatches("val", 100))
 	for _, dir := range []string{"", "train", "val"} {
@@ -270,6 +271,35 @@ func TestListedNamesExist(t *testing.T) {
 				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.Name, e.Ino, i)
 			}
 		}
+		list := make([]byte, 4096)
+		tr.ReadDir(nil, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(d)}}, fuse.NewDirEntryList(list, 0))
+		if bytes.Contains(list, []byte("tokens.bin")) != (d != rootInode) || bytes.Contains(list, []byte("sequence.bin")) {
+			t.Errorf("%q lists %q", dir, list)
+		}
+	}
+}
+
+// An open sequence.bin keeps its size when the sequence becomes longer. Opened again, it is another
+// file, because the kernel has cached the page in which the old one ends.
+func TestLongerSequence(t *testing.T) {
+	s := countingBatches("train", 1000)
+	tr := newTestTree(t, s)
+	old := tr.openFile(t, "train/sequence.bin", 0)
+	s.MaxSteps = 9
+	for steps, r := range map[int]*reader{7: old, 9: tr.openFile(t, "train/sequence.bin", 0)} {
+		want := make([]byte, 1000*steps)
+		s.Read(want, 0, 0)
+		if got, status := r.read(0, 20_000); !status.Ok() || !bytes.Equal(got, want) || tr.size(r.node, s) != int64(len(want)) {
+			t.Errorf("sequence.bin of %d batches: %v, %d bytes, size %d", steps, status, len(got), tr.size(r.node, s))
+		}
+	}
+	if now := tr.find("train/sequence.bin"); now == old.node {
+		t.Errorf("sequence.bin of two sizes is inode %#x", now)
+	}
+	var out fuse.EntryOut
+	tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, "sequence.bin", &out)
+	if out.EntryValid != 0 || out.EntryValidNsec != 0 {
+		t.Error("the kernel caches which file sequence.bin is")
 	}
 }
 

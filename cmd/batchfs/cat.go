@@ -88,7 +88,7 @@ func cat(out io.Writer, b *dataset.BatchList, read readFunc, format header.Forma
 		return err
 	}
 	batch := b.Sequence.Batch()
-	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
+	f := header.Frame{Format: format, Batch: &batch, Array: header.MainArrays}
 	most := min(b.Sequence.Batches()-min(from, b.Sequence.Batches()), uint64(math.MaxInt64/f.Size()))
 	if count == 0 && format != header.FormatNPY {
 		count = most

@@ -19,7 +19,6 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
-	"batchfs/fs/state"
 )
 
 func doctorCommand() *cobra.Command {
@@ -320,7 +319,7 @@ func checkRequests(m *mount.Mounted) (string, error) {
 	var failing []string
 	for n := range shared.SequencesUsed() {
 		if name, lastError := shared.TextsOf(n + 1); name != "" && shared.Failing(n+1) {
-			failing = append(failing, fmt.Sprintf("%s fails, the last time with: %s", state.Label(name), lastError))
+			failing = append(failing, fmt.Sprintf("%s fails, the last time with: %s", name, lastError))
 		}
 	}
 	if len(failing) > 0 {

@@ -19,23 +19,25 @@ const (
 type Frame struct {
 	Format  Format
 	Batch   *array.Batch
-	Array   int    // index of the only array in the file, or AllArrays
+	Array   int    // index of the only array in the file, MainArrays or AllArrays
 	Batches uint64 // length of the first axis, in batches; 0 for one batch without such an axis
 }
 
-// AllArrays selects all arrays in safetensors format, and the main ones in other formats.
-const AllArrays = -1
+const (
+	MainArrays = -1 // in safetensors format, all arrays
+	AllArrays  = -2 // not in .npy format
+)
 
 // ByteRange returns which part of each batch's bytes the file has.
 func (f Frame) ByteRange() (from, size int64) {
 	switch {
-	case f.Format == FormatSafetensors:
+	case f.Format == FormatSafetensors, f.Array == AllArrays:
 		return 0, f.Batch.Bytes()
-	case f.Array != AllArrays:
-		a := &f.Batch.Arrays[f.Array]
-		return a.Offset, a.Bytes()
+	case f.Array == MainArrays:
+		return 0, f.Batch.MainBytes()
 	}
-	return 0, f.Batch.MainBytes()
+	a := &f.Batch.Arrays[f.Array]
+	return a.Offset, a.Bytes()
 }
 
 // Size returns the size of the file, in bytes.
@@ -55,7 +57,7 @@ func (f Frame) Header(k uint64, metadata map[string]string) []byte {
 		return Safetensors(*f.Batch, metadata, k)
 	}
 	a := f.Batch.Stack()
-	if f.Array != AllArrays {
+	if f.Array != MainArrays {
 		a = f.Batch.Arrays[f.Array]
 	}
 	shape := a.Shape

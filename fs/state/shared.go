@@ -10,7 +10,6 @@ package state
 
 import (
 	"bytes"
-	"regexp"
 	"time"
 
 	"batchfs/internal/clock"
@@ -51,12 +50,6 @@ func (q *SequenceState) Name() string { return getText(q.name[:]) }
 
 // User returns the id of the user who looked the sequence up first.
 func (q *SequenceState) User() uint32 { return uint32(q.user.Load()) }
-
-var largeSteps = regexp.MustCompile(`steps=\d{10,}`)
-
-// Label returns a sequence's name for people. The Python package reads a split under the largest
-// possible number of steps, which becomes "steps=max".
-func Label(name string) string { return largeSteps.ReplaceAllString(name, "steps=max") }
 
 // SetFailing records whether the last request of a sequence failed for a reason that a check of its
 // token files does not show, such as a token beyond the vocabulary.

@@ -67,7 +67,7 @@ def layouts(info: dict[str, Any]) -> list[ArrayLayout]:
 
 
 def parts(layouts: list[ArrayLayout]) -> list[ArrayLayout]:
-    """Returns the layouts that are read separately. x and y are read together; y's layout stands for both, because they end with it."""
+    """Returns the layouts of separate parts of the memory. x and y are read together; y's layout stands for both, because they end with it."""
     return layouts[1:] if layouts[0].name == "x" else layouts
 
 
@@ -78,7 +78,8 @@ class BatchBuffer:
         raw: the bytes. All arrays in it, and all views of them, refer to raw.
         arrays: the names and arrays.
         references: the sys.getrefcount of raw while nothing else refers to it, so that it can be filled again.
-        buffers: the parts of raw that are read separately, each in a list for preadv: x and y (or tokens, or rows), then each other array.
+        buffers: the parts of raw for a readv of all arrays, which have no gaps between them in a file: x and y (or tokens, or rows), then each
+            other array.
     """
 
     def __init__(self, layouts: list[ArrayLayout], raw: Array | None = None) -> None:
@@ -88,7 +89,7 @@ class BatchBuffer:
             raise MemoryError(f"a batch takes {layouts[-1].end / 2**30:.1f} GiB of memory, and there is not as much: reduce batch_size or block_size") from e
         self.arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in layouts]
         main, *others = parts(layouts)
-        self.buffers = [[self.raw.data[: main.end]], *([self.raw.data[p.start : p.end]] for p in others)]
+        self.buffers = [self.raw.data[: main.end], *(self.raw.data[p.start : p.end] for p in others)]
         self.references = sys.getrefcount(self.raw)
 
     def batch(self) -> Batch[Array]:

@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._batch import parts, layouts
+from ._batch import layouts
 from ._program import Error, ReadError, parse_info, run
 from ._split import read_rest
 from ._state import differences
 
-_NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
 
 _GONE = "the supervisor of the mount is gone. Mount again: batches are the same by number"
@@ -30,20 +29,16 @@ _HINTS = {
 
 
 class FileReader:
-    """Reads batches from files in a mount: batches.bin, and batches.NAME.npy for each array other than x and y."""
+    """Reads batches from sequence.bin in a mount."""
 
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
-        main, *others = parts(layouts(info))
-        # For each file: its name, the size of its header, and the size of a batch, in bytes.
-        self.files = [("batches.bin", 0, main.end)]
-        self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
-        # A file holds as many batches as possible, because a run may read beyond the first epoch.
+        self.size = sum(p.end - p.start for p in layouts(info))
         self.steps: int = info["max_steps"]
-        self.open: list[_File] = []
+        self.file: _File | None = None
 
-    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
         if k >= self.steps:
             try:
                 os.close(os.open(f"{self.path}/batch/{k}", os.O_RDONLY | os.O_CLOEXEC))
@@ -51,13 +46,12 @@ class FileReader:
                 raise ReadError(self._describe(k, e)) from e
             raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size. If the sequence has become longer, call split() again")
         try:
-            for file in self.open or self._open(k):
-                to, at = buffers[file.index], file.header + k * file.size
-                done = os.preadv(file.fd, to, at)
-                if done != file.size:  # a read of more than a mebibyte may return a part
-                    read_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)
+            file, at = self.file or self._open(k), k * self.size
+            done = os.preadv(file.fd, buffers, at)
+            if done != self.size:  # a read of more than a mebibyte may return a part
+                read_rest(lambda to, done: os.preadv(file.fd, to, at + done), buffers, done, self.size)
         except OSError as e:
-            self.close()  # after a takeover or with new tokens, files must be opened again
+            self.close()  # after a takeover or with new tokens, the file must be opened again
             raise ReadError(self._describe(k, e)) from e
 
     def refresh(self, k: int) -> None:
@@ -68,16 +62,18 @@ class FileReader:
         finally:
             os.close(directory)
 
-    def _open(self, k: int) -> list[_File]:
-        # All files are opened through one descriptor, because something else may be mounted at the
+    def _open(self, k: int) -> _File:
+        # Both files are opened through one descriptor, because something else may be mounted at the
         # path at any time.
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._compare(directory, k + 1)
-            self.open = [_File(i, name, directory, self.steps, header, size) for i, (name, header, size) in enumerate(self.files)]
+            self.file = file = _File(directory, self.steps * self.size)
+        except FileNotFoundError as e:
+            raise ReadError(f"{self.path} has no sequence.bin, so an older batchfs made the mount: unmount, upgrade batchfs, and mount again") from e
         finally:
             os.close(directory)
-        return self.open
+        return file
 
     def _compare(self, directory: int, batches: int) -> None:
         """Raises ReadError unless the directory, an open descriptor, has the first batches of the sequence that info describes."""
@@ -91,15 +87,17 @@ class FileReader:
         if changes:
             raise ReadError(f"another sequence is mounted at {self.path}: {changes}. To continue with it on purpose, call split() again")
         self.info.update(now)  # later stages may be others
+        if self.steps != now["max_steps"]:
+            self.close()  # an open file keeps its size
         self.steps = now["max_steps"]
 
     def close(self) -> None:
-        self.open = []  # a thread that is reading a file keeps it open
+        self.file = None  # a thread that is reading it keeps it open
 
     def _describe(self, k: int, e: OSError) -> str:
         """Explains a failed read."""
         words = f"batch {k} of {self.path}: {e.strerror}"
-        if e.errno == errno.EINVAL and (why := reason(f"{self.path}/steps={self.steps}")):
+        if e.errno == errno.EINVAL and (why := reason(self.path)):
             return f"{words}: {why}"
         if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
@@ -109,7 +107,7 @@ class FileReader:
 
     def _last_error(self) -> str:
         """Returns the last error of these settings in status.json, or an empty string."""
-        path = Path(self.path, f"steps={self.steps}")
+        path = Path(self.path)
         for root in path.parents:
             try:
                 sequences: dict[str, Any] = json.loads((root / "status.json").read_text())["sequences"]
@@ -122,18 +120,17 @@ class FileReader:
         return ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "open": []}
+        return {**self.__dict__, "file": None}
 
 
 class _File:
-    """An open file, which is closed when it is garbage-collected."""
+    """An open sequence.bin of size bytes, which is closed when it is garbage-collected."""
 
-    def __init__(self, index: int, name: str, directory: int, steps: int, header: int, size: int) -> None:
-        self.index, self.header, self.size = index, header, size
+    def __init__(self, directory: int, size: int) -> None:
         self.fd = -1
-        self.fd = os.open(f"steps={steps}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-        if os.fstat(self.fd).st_size != header + steps * size:
-            raise OSError(errno.ESTALE, f"{name} has another size than info.json says")
+        self.fd = os.open("sequence.bin", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        if os.fstat(self.fd).st_size != size:
+            raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
 
     def __del__(self) -> None:
         if self.fd >= 0:

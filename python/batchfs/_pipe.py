@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import subprocess
 import weakref
@@ -82,9 +81,9 @@ class PipeReader(Locked):
         self.directory = directory
         self.cat: _Cat | None = None
 
-    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
         header = [memoryview(bytearray(self.header))] if self.header else []
-        to = [*header, *itertools.chain.from_iterable(buffers)]
+        to = [*header, *buffers]
         with self.lock:
             if self.cat is None or self.cat.parent != os.getpid() or not 0 <= k - self.cat.next <= _SKIP:
                 self._end()

@@ -33,7 +33,7 @@ _DATA_PARALLEL = re.compile("NAME(_NAME)*".replace("NAME", "(dp|ddp|dp_replicate
 class Reader(Protocol):
     """A source of batches. It can be pickled, and used after a fork."""
 
-    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
         """Reads batch k into `BatchBuffer.buffers`. Raises ReadError."""
         ...
 

@@ -19,7 +19,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import batchfs
-from batchfs._files import FileReader
 
 STEPS, ROUNDS = 100, 160
 unread = itertools.count(STEPS, STEPS)  # batches that the kernel has not cached
@@ -65,8 +64,7 @@ def main(batch_size: int, block_size: int) -> None:
         np.arange(32 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
         with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread"}) as m:
             train = m.split("train")
-            assert isinstance(train.reader, FileReader)
-            fd = os.open(f"{m.mountpoint}/train/steps={train.reader.steps}/batches.bin", os.O_RDONLY)
+            fd = os.open(f"{m.mountpoint}/train/sequence.bin", os.O_RDONLY)
             buffer = np.empty((2, batch_size, block_size), np.uint16)
 
             def read(k: int) -> Any:

@@ -351,14 +351,13 @@ class TestArguments(Case):
         mounted, piped = self.both("train")
         fill, known = piped.reader.fill, dict[int, list[bytes]]()
 
-        def fill_once(k: int, buffers: list[list[memoryview]]) -> None:
+        def fill_once(k: int, buffers: list[memoryview]) -> None:
             """Reads each batch from the pipe once, because to read it again takes another process."""
             self.assertIs(type(k), int)
-            flat = [*itertools.chain.from_iterable(buffers)]
             if k not in known:
                 fill(k, buffers)
-                known[k] = [view.tobytes() for view in flat]
-            for view, data in zip(flat, known[k]):
+                known[k] = [view.tobytes() for view in buffers]
+            for view, data in zip(buffers, known[k]):
                 view[:] = data
 
         setattr(piped.reader, "fill", fill_once)
@@ -1167,6 +1166,30 @@ class TestSameSequence(Place):
         os.rename(self.directory / "new", self.directory / "data/train.bin")
         now = pickle.loads(pickle.dumps(piped)).read(0)
         self.assertTrue(same(now, batchfs.Piped(flags).split("train").read(0)) and not same(now, first))
+
+    def test_longer_sequence(self) -> None:
+        """A run whose source is used up continues after a restart with a larger max_epochs."""
+        config = self.directory / "data/mixture.toml"
+
+        def write(max_epochs: float) -> None:
+            source = f'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = {max_epochs}\n'
+            config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
+
+        write(0.1)
+        with batchfs.mount(config=config) as m:
+            train = m.split("train")
+            steps, end = train.steps(), train.info["max_steps"]
+            for _ in range(end):
+                next(steps)
+            self.assertRaisesRegex(batchfs.ReadError, f"batch {end} of .*: no batch is left.*max_epochs", next, steps)
+            write(0.2)
+            self.assertEqual(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1], "")
+            steps.state_dict()  # reads info.json again
+            piped = batchfs.Piped(["-c", str(config)]).split("train")
+            self.assertGreater(piped.info["max_steps"], end)
+            for k, batch in itertools.islice(steps, 5):
+                self.assertTrue(same(batch, piped.read(k)), k)
+            self.assertEqual(steps.step, end + 5)
 
     def test_another_directory(self) -> None:
         """Relative paths refer to the directory in which a mount or a pipe was opened."""

@@ -112,6 +112,17 @@ func TestEndOfSchedule(t *testing.T) {
 	for k := range 10 {
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], want[k])
 	}
+	checkSequence := func(batches int) {
+		t.Helper()
+		const header, batch = 4096, 256 + 8 // with the array source
+		var want []byte
+		all := e2e.Run(t, e2e.PlainBatchfs, "cat", "train", "-c", config, "--format", "safetensors", "--count", fmt.Sprint(batches))
+		for ; len(all) > 0; all = all[header+batch:] {
+			want = append(want, all[header:header+batch]...)
+		}
+		e2e.Equal(t, fmt.Sprintf("sequence.bin of %d batches", batches), e2e.FileDigest(t, m, "train/sequence.bin"), e2e.Digest(want))
+	}
+	checkSequence(10)
 	for range 3 {
 		for _, path := range []string{"next", "next.npy", "batch/10", "rank=1,world=2/batch/5.json"} {
 			e2e.CheckFails(t, "No data available", "cat", m.Path("train/"+path))
@@ -138,6 +149,7 @@ func TestEndOfSchedule(t *testing.T) {
 	e2e.CheckFails(t, "No data available", "cat", m.Path("train/next"))
 	e2e.Equal(t, "the cursor", m.NextNumber(t, "train"), 15)
 	e2e.Equal(t, "code's first row", e2e.FileDigest(t, m, "train/source=code/batch/0"), want[0])
+	checkSequence(15)
 	now := m.Info(t, "train")
 	e2e.Equal(t, "steps, which batches.bin keeps", now.Steps, info.Steps)
 	e2e.Equal(t, "the fingerprint", now.Fingerprint, e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "cat", "train", "-c", config, "--format", "info").Fingerprint)

@@ -280,7 +280,9 @@ func (d *Dataset) countSteps() error {
 // for headers.
 func (d *Dataset) mostInFile() uint64 { return math.MaxInt64 / 2 / uint64(d.Sequence.Batch().Bytes()) }
 
-func (d *Dataset) maxSteps() uint64 { return min(d.Sequence.Batches(), d.mostInFile()) }
+// MaxSteps returns the largest value of the key steps: the number of batches in the sequence, or as
+// many as fit in a file.
+func (d *Dataset) MaxSteps() uint64 { return min(d.Sequence.Batches(), d.mostInFile()) }
 
 // With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two
 // share open files. The error matches syscall.ENOENT if a setting is unknown.

@@ -78,7 +78,7 @@ func (d *Dataset) Info() []byte {
 		"batch_bytes":       batch.MainBytes(),
 		"start":             d.Split.Start,
 		"steps":             d.Steps,
-		"max_steps":         d.maxSteps(),
+		"max_steps":         d.MaxSteps(),
 		"short_files":       d.Sequence.TooShort(),
 		"rows_per_epoch":    d.Sequence.RowsPerEpoch(),
 		"batches_per_epoch": d.Sequence.BatchesPerEpoch(),

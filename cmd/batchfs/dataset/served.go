@@ -168,6 +168,7 @@ func (d *Dataset) spec() fs.Spec {
 		Batch:          d.Sequence.Batch(),
 		Batches:        d.Sequence.Batches(),
 		Steps:          d.Steps,
+		MaxSteps:       d.MaxSteps(),
 		Start:          d.Split.Start,
 		EpochBatches:   d.EpochBatches(),
 		SourceNames:    d.Split.SourceNames(),

@@ -10,7 +10,6 @@ import (
 
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/figures"
-	"batchfs/fs/state"
 	"batchfs/internal/printable"
 )
 
@@ -158,7 +157,7 @@ func sequenceLines(s *figures.Sequence, nameWidth int) []line {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)
 	}
 	var all []line
-	name := state.Label(s.Name)
+	name := s.Name
 	if utf8.RuneCountInString(name) > nameWidth { // gets a line of its own
 		all, name = []line{{text: "  " + name}}, ""
 	}

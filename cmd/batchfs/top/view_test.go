@@ -60,7 +60,7 @@ func TestScreen(t *testing.T) {
 	_, f := twoFrames(0.4, &figures.Reader{PID: 12, Command: "python"}, &figures.Reader{PID: 13, Command: strings.Repeat("x", 500)})
 	f.Mounts[0].Sequences[0].Errors, f.Mounts[0].Sequences[0].LastError = 3, "first\nsecond\x07"
 	for range 40 {
-		f.Mounts[0].Sequences = append(f.Mounts[0].Sequences, &figures.Sequence{Name: "train/seed=1,steps=1099511627776"})
+		f.Mounts[0].Sequences = append(f.Mounts[0].Sequences, &figures.Sequence{Name: "train/order=shuffle,seed=1"})
 	}
 	half := 0.5
 	history := map[string][]interval{"/mnt/a": append(make([]interval, 56), interval{batches: 1, waited: &half}, interval{batches: 2}, interval{}, interval{batches: 4, waited: &half})}
@@ -79,11 +79,11 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
-	if shown := screen(frameLines(f, history, 80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/seed=1,steps=max\n") {
+	if shown := screen(frameLines(f, history, 80), 0, 80, 60, "", ""); !strings.Contains(shown, "\n  train/order=shuffle,seed=1\n") {
 		t.Errorf("80 columns do not show the name that is longer than its column:\n%s", shown)
 	}
 	red := screen(frameLines(f, history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/seed=1,steps=max ",
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", "  train/order=shuffle,seed=1 ",
 		" ▂▄ █ 50.0\n", "<  waiting   " + strings.Repeat(" ", 56) + "▄  ▄ 40.0%>\n",
 		"<  store: 5.0 MB/s, 3.0 requests/s; fetched 10.0 MB, 500.0% of the bytes served; 4 errors, 1 retry>\n",
 		"<  cache: has 75.0% of the 4.0 GB needed; 0 bytes of 1.0 GB used; 75.0% of block reads hit; 1 block did not fit>\n"} {
