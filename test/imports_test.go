@@ -18,6 +18,7 @@ func TestImports(t *testing.T) {
 		"internal/clock":      nil,
 		"internal/eintr":      nil,
 		"internal/failpoint":  nil,
+		"internal/failure":    nil,
 		"internal/fdpass":     nil,
 		"internal/jsontext":   nil,
 		"internal/minheap":    nil,
@@ -39,7 +40,7 @@ func TestImports(t *testing.T) {
 
 		"fs/header":    {"cache/array", "cache/format"},
 		"fs/state":     {"cache/counts", "internal/clock", "internal/failpoint"},
-		"fs/mount":     {"fs/state", "internal/fdpass", "internal/printable", "internal/process"},
+		"fs/mount":     {"fs/state", "internal/failure", "internal/fdpass", "internal/printable", "internal/process"},
 		"fs/figures":   {"cache/counts", "fs/mount", "fs/state", "internal/process"},
 		"fs/supervise": {"fs/mount", "fs/state", "internal/clock", "internal/fdpass", "internal/process"},
 		"fs/guard":     {"fs/mount", "fs/state", "internal/clock"},
@@ -52,7 +53,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/metrics":            {"fs/figures", "fs/state"},
 		"cmd/batchfs/vocabulary":         nil,
 		"cmd/batchfs/web":                nil,
-		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "sampler"},
+		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "internal/failure", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/counts", "cache/localfile", "cache/store", "cmd/batchfs/config",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "fs/state", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
 		"cmd/batchfs/prepare/bpe": {"internal/minheap"},
@@ -67,7 +68,7 @@ func TestImports(t *testing.T) {
 			"sampler"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/metrics", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/scan", "cmd/batchfs/terminal",
-			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/figures", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/jsontext", "internal/printable",
+			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/figures", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failure", "internal/jsontext", "internal/printable",
 			"internal/process", "sampler"},
 	}
 	home := map[string][]string{ // packages that import a third-party module

@@ -13,6 +13,8 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/header"
+	"batchfs/internal/failure"
+	"batchfs/internal/printable"
 	"batchfs/sampler"
 )
 
@@ -55,8 +57,8 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
 			if identity != "" && !b.Continues(identity, from) {
-				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
-					"again to continue with the new ones", args[0], b.Identity(), identity)
+				return failure.Data.Wrap(fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open "+
+					"the split again to continue with the new ones", args[0], b.Identity(), identity))
 			}
 			out := cmd.OutOrStdout()
 			if format == "info" {
@@ -64,8 +66,9 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return err
 			}
 			err = cat(out, b, read, framing, from, count)
-			if end := b.CheckEnd(b.Sequence.Batches()); err == nil && count == 0 {
-				fmt.Fprintln(cmd.ErrOrStderr(), end)
+			if why := b.CheckEnd(b.Sequence.Batches()); err == nil && count == 0 && why != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), why)
+				statusOf(cmd).send(end, printable.Error(why))
 			}
 			return err
 		}),
@@ -127,7 +130,7 @@ func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, rea
 			}
 		}
 		if err := read(part, k, offset); err != nil {
-			return err
+			return failure.Data.Wrap(err)
 		}
 		if _, err := out.Write(part); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/internal/failure"
 )
 
 var update = flag.Bool("update", false, "write docs/commands.md")
@@ -38,6 +39,10 @@ func commandsPage(root *cobra.Command) string {
 	new(config.Flags).Register(flags)
 	b.WriteString("\n## Configuration\n\nCommands that read splits share these flags. [config.toml](../config.toml) explains every key.\n\n")
 	flags.Flags().VisitAll(func(f *pflag.Flag) { b.WriteString(flagItem(f)) })
+	b.WriteString(exitStatuses)
+	for _, k := range failure.Kinds {
+		fmt.Fprintf(&b, "| %d | `%s` | %s |\n", k.Status, k.Name, k.Meaning)
+	}
 	// The empty group stands for the commands without a group.
 	for _, group := range append(root.Groups(), &cobra.Group{}) {
 		for _, cmd := range root.Commands() {
@@ -48,6 +53,21 @@ func commandsPage(root *cobra.Command) string {
 	}
 	return b.String()
 }
+
+const exitStatuses = `
+## Exit status
+
+The exit status tells programs why a command failed. A status that is not in the table means that batchfs crashed or was killed.
+
+With ` + "`--status-fd N`" + `, a command also reports a failure to descriptor N, which must be open and at least 3, as one line of JSON:
+` + "`" + `{"kind":"no_fuse","message":"/dev/fuse: no such file or directory: ..."}` + "`. `mount` writes a line of the kind `ready`" + ` as soon as batches can
+be read, and ` + "`cat --count 0` one of the kind `end`" + ` after the last batch. A command that succeeds otherwise writes no line, and neither does
+one that crashes or is killed. Messages may change; statuses and kinds don't.
+
+| status | kind | meaning |
+|---|---|---|
+| 0 | ` + "`ready`, `end`" + ` | success |
+`
 
 // writeCommand writes sections for a command and its subcommands. level is the Markdown mark of
 // their headings, such as ##.

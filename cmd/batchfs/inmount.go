@@ -9,6 +9,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
+	"batchfs/internal/failure"
 )
 
 // A splitMount is a mount, together with the split in it that a command's argument names.
@@ -27,14 +28,14 @@ func openSplit(flags *config.Flags, path string) (d *dataset.Dataset, in *splitM
 	}
 	if in != nil {
 		d, err = in.snapshot.OpenPath(in.path)
-		return d, in, err
+		return d, in, failure.Data.Wrap(err)
 	}
 	c, err := configOf(flags, path)
 	if err != nil {
 		return nil, nil, err
 	}
 	d, err = dataset.NewOpener(c).OpenPath(path)
-	return d, nil, err
+	return d, nil, failure.Data.Wrap(err)
 }
 
 // openRecorded opens a split like openSplit, for a command that computes batches in its own
@@ -67,7 +68,7 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 func configOf(flags *config.Flags, path string) (*config.Config, error) {
 	c, err := flags.Load()
 	if errors.Is(err, config.ErrNothingNamed) && strings.Contains(path, "/") {
-		return nil, fmt.Errorf("%s: no batchfs is mounted there: %w", path, err)
+		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there: %w", path, err))
 	}
 	if err != nil {
 		return nil, err
@@ -82,7 +83,7 @@ func configOf(flags *config.Flags, path string) (*config.Config, error) {
 }
 
 func errOwnConfiguration(path string) error {
-	return fmt.Errorf("%s is in a mount, which has its own configuration; leave out -c, --data and --set", path)
+	return failure.Config.Wrap(fmt.Errorf("%s is in a mount, which has its own configuration; leave out -c, --data and --set", path))
 }
 
 // configuredSplit is like openSplit, but returns an opener for this split alone, and ignores
@@ -125,7 +126,7 @@ func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	case m != nil && configured:
 		return nil, errOwnConfiguration(path)
 	case m == nil && filepath.IsAbs(path):
-		return nil, fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path)
+		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path))
 	case m == nil:
 		return nil, nil
 	}

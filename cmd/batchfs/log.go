@@ -122,7 +122,8 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printWithTimeout prints an error as main does, but does not hang if standard error blocks.
+// printWithTimeout prints an error as main does, but does not hang if standard error blocks. It
+// returns the error, which main does not print again.
 func printWithTimeout(err error) error {
 	if err == nil {
 		return nil
@@ -130,7 +131,7 @@ func printWithTimeout(err error) error {
 	w := newLineWriter(os.Stderr)
 	printError(w, err)
 	w.flush()
-	return exitStatus(1)
+	return printedError{err}
 }
 
 func openLog(path string) (*os.File, error) {

@@ -25,6 +25,7 @@ import (
 	"batchfs/cmd/batchfs/prepare"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/top"
+	"batchfs/internal/failure"
 	"batchfs/internal/printable"
 )
 
@@ -40,12 +41,14 @@ func main() {
 	err := <-ended
 	var status exitStatus
 	if err != nil && !errors.As(err, &status) {
-		printError(os.Stderr, err)
-		status = 1
+		if !errors.As(err, new(printedError)) {
+			printError(os.Stderr, err)
+		}
+		status = exitStatus(failure.KindOf(err).Status)
 	}
 	if lost := out.Close(); lost != nil && !errors.Is(err, lost) {
 		printError(os.Stderr, lost)
-		status = cmp.Or(status, 1)
+		status = cmp.Or(status, exitStatus(failure.Other.Status))
 	}
 	os.Exit(int(status))
 }
@@ -54,6 +57,11 @@ func main() {
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// A printedError is an error that has been printed.
+type printedError struct{ error }
+
+func (e printedError) Unwrap() error { return e.error }
 
 func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
@@ -67,7 +75,30 @@ func run(args []string, out io.Writer) error {
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(out)
-	return root.ExecuteContext(ctx)
+	hasBegun := false
+	beforeRun(root, func() { hasBegun = true })
+	err := root.ExecuteContext(ctx)
+	// An errno means that cobra itself could not write, for example the text of --version.
+	if !hasBegun && !errors.As(err, new(syscall.Errno)) {
+		err = failure.Usage.Wrap(err)
+	}
+	if err != nil {
+		statusOf(root).sendError(err)
+	}
+	return err
+}
+
+// beforeRun calls f before a command runs: once cobra has checked the command line.
+func beforeRun(cmd *cobra.Command, f func()) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			f()
+			return run(cmd, args)
+		}
+	}
+	for _, c := range cmd.Commands() {
+		beforeRun(c, f)
+	}
 }
 
 type stopKey struct{} // key of the function behind stopNotifying
@@ -154,6 +185,7 @@ MOUNTPOINT/README explains the files of a mount.`,
 	addGroup(root, "Batches:", catCommand(), inspectCommand(), viewCommand())
 	addGroup(root, "Problems and performance:", doctorCommand(), whyCommand(), top.Command(), bench.Command())
 	addGroup(root, "Object stores:", cacheCommand(), plan.Command())
+	registerStatus(root)
 	root.AddCommand(openCommand(), superviseCommand(), workerCommand(), probeCommand(), resumeCommand(), versionCommand())
 	return root
 }

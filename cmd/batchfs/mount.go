@@ -1,8 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"encoding/gob"
 	"fmt"
 	"io"
 	"math"
@@ -17,6 +18,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
+	"batchfs/internal/failure"
 )
 
 // mountFlags holds the flags of mount, which are also those of the hidden command open.
@@ -102,7 +104,7 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 	if f.makesMountpoint && len(args) == 1 {
 		// A fusermount3 that lacks the capabilities of root must be able to enter it.
 		if err := os.Mkdir(args[0], 0o755); err != nil {
-			return fmt.Errorf("cannot create the mountpoint: %w; set TMPDIR to a directory with free space, or name a mountpoint", err)
+			return failure.Mountpoint.Wrap(fmt.Errorf("cannot create the mountpoint: %w; set TMPDIR to a directory with free space, or name a mountpoint", err))
 		}
 		// This process removes the directory, because its caller may die first.
 		defer unix.Rmdir(args[0])
@@ -131,6 +133,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	return printWithTimeout(runSupervisor(cmd.Context(), p.snapshot, p.config, p.connection, p.snapshotFile, logTo, func() {
 		p.describe(out)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", p.snapshot.Mountpoint)
+		statusOf(cmd).send(ready, "")
 	}))
 }
 
@@ -151,7 +154,7 @@ func (p *pendingMount) prepare(f *mountFlags, cmd *cobra.Command, args []string)
 			return fmt.Errorf("--fd: %w", err)
 		}
 	}
-	if p.snapshot, p.description, err = openInChild(cmd.Flags(), args); err != nil {
+	if p.snapshot, p.description, err = openInChild(cmd, args); err != nil {
 		return err
 	}
 	if p.config, err = p.snapshot.Config(); err != nil {
@@ -184,36 +187,35 @@ func (p *pendingMount) describe(out io.Writer) {
 // startInBackground starts a supervisor in the background, and returns once batches can be read.
 func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := p.snapshot.Log, p.snapshot.Mountpoint
-	daemon, ready, err := startSupervisor(logFile, p.connection, p.snapshotFile)
+	daemon, fromDaemon, err := startSupervisor(logFile, p.connection, p.snapshotFile)
 	if err != nil {
 		return err
 	}
-	defer ready.Close()
+	defer fromDaemon.Close()
 	stop := context.AfterFunc(cmd.Context(), func() { daemon.Process.Signal(syscall.SIGTERM) })
 	defer stop()
-	message, err := io.ReadAll(ready)
-	if err != nil {
-		return err
-	}
+	var r report
+	err = gob.NewDecoder(fromDaemon).Decode(&r) // io.EOF if it was killed
 	if cmd.Context().Err() != nil {
 		daemon.Wait() // it unmounts before it ends
 		return errInterrupted
 	}
-	if string(message) != serving {
-		err := daemon.Wait()
-		if len(message) > 0 {
-			return errors.New(string(message))
-		}
-		return fmt.Errorf("the background process ended before it could serve batches: %w; see its log, %s", err, logFile)
+	if err != nil {
+		return fmt.Errorf("the background process ended before it could serve batches: %w; see its log, %s", cmp.Or(daemon.Wait(), err), logFile)
+	}
+	if r.Kind != ready {
+		daemon.Wait()
+		return r.err()
 	}
 	p.describe(cmd.OutOrStdout())
 	printf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	statusOf(cmd).send(ready, "")
 	return daemon.Process.Release()
 }
 
-// startSupervisor starts the hidden command supervise, which writes the text serving to the pipe
-// once batches can be read, or else an error message.
-func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
+// startSupervisor starts the hidden command supervise, which writes a report to the pipe once
+// batches can be read or it has failed.
+func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, fromDaemon *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {
 		return nil, nil, err
@@ -223,7 +225,7 @@ func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exe
 	if err != nil {
 		return nil, nil, err
 	}
-	ready, child, err := os.Pipe()
+	fromDaemon, child, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -239,5 +241,5 @@ func startSupervisor(logFile string, connection, snapshot *os.File) (daemon *exe
 	// The daemon must not inherit descriptors of the caller, such as a pipe that another program
 	// reads until it is closed.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	return daemon, ready, daemon.Start()
+	return daemon, fromDaemon, daemon.Start()
 }

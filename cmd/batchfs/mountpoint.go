@@ -11,15 +11,17 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/mount"
+	"batchfs/internal/failure"
 )
 
 var dirCompletion = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 
 // checkMountpoint checks that the mountpoint of c is an empty directory, and returns its path,
 // absolute and without symbolic links. It unmounts any batchfs there whose processes have died.
-func checkMountpoint(c *config.Config, logFile string) (string, error) {
+func checkMountpoint(c *config.Config, logFile string) (abs string, err error) {
+	defer func() { err = failure.Mountpoint.Wrap(err) }()
 	path := c.Mountpoint
-	abs, err := resolve(path)
+	abs, err = resolve(path)
 	if err != nil {
 		return "", fmt.Errorf("mountpoint %s: %w", path, err)
 	}
@@ -115,7 +117,7 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 func requireMount(path string) (m *mount.Mounted, below string, err error) {
 	m, below, err = findMount(path)
 	if err == nil && m == nil {
-		err = fmt.Errorf("%s: no batchfs is mounted there", path)
+		err = failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there", path))
 	}
 	return m, below, err
 }
@@ -124,7 +126,7 @@ func requireMount(path string) (m *mount.Mounted, below string, err error) {
 func mountedAt(path string) (*mount.Mounted, error) {
 	m, below, err := requireMount(path)
 	if err == nil && "/"+below != m.Root {
-		return nil, fmt.Errorf("%s: no batchfs is mounted there; the mountpoint is %s", path, m.Mountpoint)
+		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there; the mountpoint is %s", path, m.Mountpoint))
 	}
 	return m, err
 }

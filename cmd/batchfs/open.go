@@ -19,25 +19,29 @@ import (
 
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/failure"
 )
 
-// An openMessage goes from the open command to its parent. The last one has either Err or a
+// An openMessage goes from the open command to its parent. The last one has either a Failure or a
 // Snapshot and a Description; the others report progress.
 type openMessage struct {
 	Files, Total int64 // files opened, and files to open
 	Snapshot     *dataset.Snapshot
 	Description  []string // lines for the user about the splits that are served
-	Err          string   // text of the error; empty if there is none
+	Failure      *report
 }
 
 const progressInterval = time.Second / 2
 
 // openInChild reads the configuration and checks the token files in a child process, because a
-// process that waits for a dead disk cannot be stopped. It passes on the flags that were set. The
-// kernel kills the child when this process ends.
-func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, []string, error) {
+// process that waits for a dead disk cannot be stopped. It passes on the flags of mount that were
+// set. The kernel kills the child when this process ends.
+func openInChild(cmd *cobra.Command, mountpoint []string) (*dataset.Snapshot, []string, error) {
 	args := []string{"open"}
-	flags.Visit(func(flag *pflag.Flag) {
+	cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		if !flag.Changed {
+			return
+		}
 		values := []string{flag.Value.String()}
 		if list, ok := flag.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
@@ -46,30 +50,30 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 			args = append(args, "--"+flag.Name+"="+value)
 		}
 	})
-	cmd := exec.Command("/proc/self/exe", append(append(args, "--"), mountpoint...)...)
-	cmd.Args[0] = os.Args[0]
+	child := exec.Command("/proc/self/exe", append(append(args, "--"), mountpoint...)...)
+	child.Args[0] = os.Args[0]
 	// The child writes to pipes. If it inherited the output of this process, whoever reads that
 	// output would have to wait for the child to end.
 	var stderr bytes.Buffer
-	cmd.Stdin, cmd.Stderr = os.Stdin, &stderr
-	out, err := cmd.StdoutPipe()
+	child.Stdin, child.Stderr = os.Stdin, &stderr
+	out, err := child.StdoutPipe()
 	if err != nil {
 		return nil, nil, err
 	}
 	// The child stays in this process group and ignores Ctrl-C. In a process group of its own, it
 	// could not read a configuration from the terminal.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := child.Start(); err != nil {
 		return nil, nil, err
 	}
 	o, err := lastMessage(out)
-	err = cmp.Or(cmd.Wait(), err)
+	err = cmp.Or(child.Wait(), err)
 	os.Stderr.Write(stderr.Bytes()) // warnings, such as about a failing cache directory
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("the process that opens the token files died: %w", err)
-	case o.Err != "":
-		return nil, nil, errors.New(o.Err)
+	case o.Failure != nil:
+		return nil, nil, o.Failure.err()
 	}
 	return o.Snapshot, o.Description, nil
 }
@@ -81,7 +85,7 @@ func lastMessage(from io.Reader) (o openMessage, err error) {
 	var progress *terminal.Progress
 	for {
 		o = openMessage{}
-		if err := messages.Decode(&o); err != nil || o.Snapshot != nil || o.Err != "" {
+		if err := messages.Decode(&o); err != nil || o.Snapshot != nil || o.Failure != nil {
 			return o, err
 		}
 		if progress == nil {
@@ -108,7 +112,7 @@ func openCommand() *cobra.Command {
 			go func() {
 				o, err := f.open(args, &progress)
 				if err != nil {
-					o = &openMessage{Err: err.Error()}
+					o = &openMessage{Failure: newReport(err)}
 				}
 				last <- o
 			}()
@@ -142,7 +146,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 		c.Mountpoint = args[0]
 	}
 	if c.Mountpoint == "" {
-		return nil, errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
+		return nil, failure.Mountpoint.Wrap(errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file"))
 	}
 	mountpoint, err := filepath.Abs(c.Mountpoint)
 	if f.fd < 0 { // with --fd, no worker serves the mount yet, so a check would hang
@@ -153,7 +157,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	}
 	splits, err := openAndTryRead(dataset.NewOpener(c), p)
 	if err != nil {
-		return nil, err
+		return nil, failure.Data.Wrap(err)
 	}
 	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
 	if err != nil {

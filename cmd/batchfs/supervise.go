@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/gob"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,12 +25,8 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// serving is the text that supervise writes to its parent once batches can be read. Any other text
-// is an error message.
-const serving = "serving"
-
 // superviseCommand returns the hidden command that mount -d starts in the background. It inherits
-// descriptor 3, a pipe for serving or an error; 4, the snapshot; and, with --handed-over, 5, the
+// descriptor 3, a pipe for a report; 4, the snapshot; and, with --handed-over, 5, the
 // FUSE connection.
 func superviseCommand() *cobra.Command {
 	var handedOver bool
@@ -38,7 +35,7 @@ func superviseCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ready, file := os.NewFile(3, "ready"), os.NewFile(4, "snapshot")
+			parent, file := os.NewFile(3, "parent"), os.NewFile(4, "snapshot")
 			syscall.CloseOnExec(3)
 			syscall.CloseOnExec(4)
 			var connection *os.File
@@ -48,9 +45,9 @@ func superviseCommand() *cobra.Command {
 			}
 			// All paths are absolute, and a working directory would prevent an unmount.
 			os.Chdir("/")
-			tell := func(message string) {
-				fmt.Fprint(ready, message)
-				ready.Close()
+			tell := func(r *report) {
+				gob.NewEncoder(parent).Encode(r)
+				parent.Close()
 			}
 			snapshot, err := dataset.ReadSnapshot(file)
 			var c *config.Config
@@ -58,10 +55,10 @@ func superviseCommand() *cobra.Command {
 				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = runSupervisor(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(serving) })
+				err = runSupervisor(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(&report{Kind: ready}) })
 			}
 			if err != nil {
-				tell(err.Error())
+				tell(newReport(err))
 			}
 			return printWithTimeout(err)
 		},

@@ -19,6 +19,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/failure"
 	"batchfs/internal/fdpass"
 )
 
@@ -89,8 +90,8 @@ func lockMountpoint(mountpoint string) (*os.File, error) {
 		return nil, err
 	}
 	if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
-			mountpoint, err)
+		err = failure.Busy.Wrap(fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
+			mountpoint, err))
 	} else {
 		// Another process may have mounted before this one had the lock.
 		err = cmp.Or(checkNotMounted(mountpoint), checkEmpty(dir))
@@ -103,7 +104,8 @@ func lockMountpoint(mountpoint string) (*os.File, error) {
 }
 
 // openMountpoint opens a directory. If a batchfs is mounted there, it fails without touching it.
-func openMountpoint(mountpoint string) (*os.File, error) {
+func openMountpoint(mountpoint string) (dir *os.File, err error) {
+	defer func() { err = failure.Mountpoint.Wrap(err) }()
 	pathFd, err := openPath(mountpoint)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -129,9 +131,9 @@ func checkEmpty(dir *os.File) error {
 	names, err := dir.Readdirnames(1)
 	switch {
 	case len(names) > 0:
-		return fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", dir.Name(), names[0])
+		return failure.Mountpoint.Wrap(fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", dir.Name(), names[0]))
 	case err != io.EOF:
-		return fmt.Errorf("mountpoint %s: %w", dir.Name(), err)
+		return failure.Mountpoint.Wrap(fmt.Errorf("mountpoint %s: %w", dir.Name(), err))
 	}
 	return nil
 }
@@ -139,7 +141,7 @@ func checkEmpty(dir *os.File) error {
 func checkNotMounted(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
-		err = fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %[1]s ends it", mountpoint)
+		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %[1]s ends it", mountpoint))
 	}
 	return err
 }
@@ -178,7 +180,7 @@ func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File
 	unix.Close(fd)
 	switch {
 	case err == unix.ENODEV, err == unix.ENOSYS:
-		return nil, fmt.Errorf("cannot mount %s: %w: %s", mountpoint, err, withoutFUSE)
+		return nil, failure.NoFUSE.Wrap(fmt.Errorf("cannot mount %s: %w: %s", mountpoint, err, withoutFUSE))
 	case err != unix.EPERM && err != unix.EACCES:
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
@@ -196,17 +198,17 @@ const (
 )
 
 // ErrNoCapability means that this process is root but lacks CAP_SYS_ADMIN.
-var ErrNoCapability = errors.New("root may not mount in this container: " + insteadOfFUSE +
-	"; to mount, start the container with docker run --device /dev/fuse --cap-add SYS_ADMIN")
+var ErrNoCapability = failure.NoFUSE.Wrap(errors.New("root may not mount in this container: " + insteadOfFUSE +
+	"; to mount, start the container with docker run --device /dev/fuse --cap-add SYS_ADMIN"))
 
 // OpenDevice opens path, which is /dev/fuse except in tests. The error says how to fix the problem.
 func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EACCES):
-		return -1, fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %[1]s", path, err, insteadOfFUSE)
+		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %[1]s", path, err, insteadOfFUSE))
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EPERM):
-		return -1, fmt.Errorf("%s: %w: %s", path, err, withoutFUSE)
+		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s", path, err, withoutFUSE))
 	case err != nil:
 		return -1, fmt.Errorf("%s: %w", path, err)
 	}
@@ -221,7 +223,7 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 		return nil, err
 	}
 	if err := CheckHelper(mountpoint, "/etc"); err != nil {
-		return nil, fmt.Errorf("cannot mount %w; %s", err, insteadOfFUSE)
+		return nil, failure.NoFUSE.Wrap(fmt.Errorf("cannot mount %w; %s", err, insteadOfFUSE))
 	}
 	ours, theirs, err := fdpass.Pair()
 	if err != nil {
@@ -240,7 +242,7 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 		if p := readAppArmor("/etc"); p.file != "" && bytes.Contains(out, []byte("ermission denied")) {
 			err = fmt.Errorf("%w; %w", err, p.error())
 		}
-		return nil, fmt.Errorf("cannot mount %s: %s (%w); %s", mountpoint, strings.TrimSpace(string(out)), err, insteadOfFUSE)
+		return nil, failure.NoFUSE.Wrap(fmt.Errorf("cannot mount %s: %s (%w); %s", mountpoint, strings.TrimSpace(string(out)), err, insteadOfFUSE))
 	}
 	_, connection, err := fdpass.Receive(ours)
 	if err == nil && connection == nil {
@@ -255,6 +257,7 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 // FindFusermount returns the path of fusermount3, with which ordinary users mount. etc is /etc,
 // except in tests. The error says how to fix the problem.
 func FindFusermount(etc string) (helper string, err error) {
+	defer func() { err = failure.NoFUSE.Wrap(err) }()
 	const because = "this user may not mount: " + insteadOfFUSE + "; to mount: "
 	if helper, err = lookUpFusermount(); err != nil {
 		return "", fmt.Errorf(because+"%w", err)

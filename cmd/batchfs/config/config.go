@@ -23,6 +23,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/localfile"
+	"batchfs/internal/failure"
 	"batchfs/sampler"
 )
 
@@ -188,7 +189,7 @@ func (c *Config) Named(name string) (*Split, error) {
 		}
 		names = append(names, s.Name)
 	}
-	return nil, fmt.Errorf("no split %q; there are %q", name, names)
+	return nil, failure.Config.Wrap(fmt.Errorf("no split %q; there are %q", name, names))
 }
 
 // MakeAbsolute resolves relative paths of token files and of the block cache against dir, the

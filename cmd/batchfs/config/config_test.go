@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -357,7 +358,7 @@ func TestTokenFiles(t *testing.T) {
 		c.Splits[0].StateFile != "rng.bin" || c.Splits[1].StateFile != dir+"/rng.bin" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := decodeFile("none.toml", nil); !os.IsNotExist(err) {
+	if _, err := decodeFile("none.toml", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"batchfs/internal/failure"
 	"batchfs/sampler"
 )
 
@@ -28,7 +29,7 @@ func (r RawConfig) Decode() (*Config, error) {
 	if err == nil && len(c.Splits) == 0 {
 		err = fmt.Errorf("%s: no splits; at least one is needed, as in splits.train.tokens = \"data/train.bin\"", r.File)
 	}
-	return c, err
+	return c, failure.Config.Wrap(err)
 }
 
 func (r RawConfig) decode() (*Config, error) {

@@ -14,6 +14,7 @@ import (
 
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/failure"
 )
 
 // Flags holds the flags that say where the configuration of a command comes from.
@@ -40,7 +41,8 @@ func (f *Flags) Register(cmd *cobra.Command) {
 // Read reads the configuration without decoding it. If Config and Data are empty, it reads
 // config.toml in the working directory and sets Config, so that another Read reads the same file.
 // Without such a file, the error is ErrNothingNamed, unless Sets defines a split.
-func (f *Flags) Read() (RawConfig, error) {
+func (f *Flags) Read() (raw RawConfig, err error) {
+	defer func() { err = failure.Config.Wrap(err) }()
 	sets := f.Sets
 	switch {
 	case f.Data != "":
@@ -56,7 +58,7 @@ func (f *Flags) Read() (RawConfig, error) {
 			return RawConfig{}, ErrNothingNamed
 		}
 	}
-	raw := RawConfig{File: f.Config, Sets: sets}
+	raw = RawConfig{File: f.Config, Sets: sets}
 	if f.Config == "" {
 		return raw, nil
 	}

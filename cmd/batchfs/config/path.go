@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"batchfs/internal/failure"
 )
 
 // An unknownSetting is the error for a path with an unknown setting. It matches ENOENT, because no
@@ -19,7 +21,8 @@ func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 // With returns the split under the settings of a path component, such as "rank=3,world=8". The
 // error names the whole path and the rule for the value. It matches syscall.ENOENT if a path has no
 // such key, and no errno otherwise. Both splits share their slices and maps.
-func (s *Split) With(settings string) (*Split, error) {
+func (s *Split) With(settings string) (_ *Split, err error) {
+	defer func() { err = failure.Config.Wrap(err) }()
 	n := *s
 	if n.base == nil {
 		n.base, n.path = s, s.Name
