@@ -26,7 +26,7 @@ all other arrays of the split, such as mask, positions, cu_seqlens and source. T
 unless ``dtype="int64"`` is set. NumPy has no bfloat16, so such numbers appear as uint16 with the same bits.
 
 Every problem with data or the machine raises an `Error` whose text says what happened and what to do: `MountError` if there is no
-mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an argument is wrong. Data known to be wrong is an error, never a batch.
+mount to read from, `ReadError` if a batch cannot be read, `ArgumentError` if an argument is wrong. Its ``kind`` is for programs. Data known to be wrong is an error, never a batch.
 
 `writer` makes token files from documents that a program has as ids, and `finish` joins those of several processes. `save_tokenizer`
 writes a tokenizer.json for ``batchfs prepare``.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ._batch import layouts
-from ._program import Error, ReadError, parse_info, run
+from ._program import Error, ReadError, Report, parse_info, run
 from ._split import read_rest
 from ._state import differences
 
@@ -98,7 +98,7 @@ class FileReader:
         """Explains a failed read."""
         words = f"batch {k} of {self.path}: {e.strerror}"
         if e.errno == errno.EINVAL and (why := reason(self.path)):
-            return f"{words}: {why}"
+            return f"{words}: {why.message}"
         if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
             if e.errno in (errno.ESTALE, errno.ENODATA):  # the error says what to do
@@ -137,13 +137,12 @@ class _File:
             os.close(self.fd)
 
 
-def reason(path: str) -> str:
-    """Returns the program's explanation of why a split cannot be opened, or an empty string if it can.
+def reason(path: str) -> Report | None:
+    """Returns the program's explanation of why a split cannot be opened, or None if it can.
 
     The program uses the settings of the mount without touching the mount, which may hang.
     """
-    _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
-    return why
+    return run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)[1]
 
 
 def hint(number: int | None) -> str:

@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ._pipe import Piped
 from ._files import FileReader, hint, reason
-from ._program import Log, MountError, PathLike, Setting, flags, parse_info, program, run
+from ._program import Log, MountError, PathLike, Setting, flags, parse_info, parse_report, program, run, unexplained
 from ._split import Split, resolve_split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_READY = b"stop with Ctrl-C"
-# Errors of machines that cannot mount. Paths in errors must not match.
-_CANNOT_MOUNT = re.compile(r"[:;] here, batchfs\.open\(\.\.\.\) in Python|^cannot mount .*: (no such device|function not implemented)(:|$)")
 _UNMOUNT_LIMIT = 10.0  # seconds
 
 
@@ -81,7 +78,7 @@ def open(
     try:
         return mount(data, config=config, mountpoint=mountpoint, log=log, set=set, **batch)
     except MountError as e:
-        if not _CANNOT_MOUNT.search(str(e)):
+        if e.kind != "no_fuse":
             raise
         piped = Piped(flags(data, config, batch, set or {}))
         warnings.warn(f"batches are read from pipes, because there is no mount: {e}", RuntimeWarning, stacklevel=2)
@@ -155,34 +152,42 @@ def _info(path: str) -> dict[str, Any]:
     try:
         return parse_info(path, Path(path, "info.json").read_bytes())
     except OSError as e:
-        why = reason(path)
-        if e.errno not in (errno.ENOENT, errno.EINVAL) or not why:
-            why = f"{why or f'{path}: {e}'}; {hint(e.errno)}"
-        raise MountError(why) from e
+        failure = reason(path)
+        why = failure.message if failure else f"{path}: {e}"
+        if e.errno not in (errno.ENOENT, errno.EINVAL) or not failure:
+            why = f"{why}; {hint(e.errno)}"
+        raise MountError(why, kind=failure.kind if failure else "failed") from e
 
 
 def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]:
     """Starts the program and returns when the mount can be read. If it fails, nothing is mounted, and directory, if any, is gone."""
-    # In a session of its own, the program does not get Ctrl-C, so the trainer can still read while
-    # it saves its state.
-    try:
-        process = subprocess.Popen(
-            [program(), "mount", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.fd, start_new_session=True
-        )
-    except OSError as e:
-        raise MountError(f"the program could not be started: {e}") from e
-    assert process.stdout is not None
-    try:
-        with process.stdout as lines:
-            if any(line.startswith(_READY) for line in lines):
+    with contextlib.ExitStack() as files:
+        try:
+            ours, theirs = (files.enter_context(os.fdopen(fd, mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
+            # In a session of its own, the program does not get Ctrl-C, so the trainer can still
+            # read while it saves its state.
+            process = subprocess.Popen(
+                [program(), "mount", "--status-fd", str(theirs.fileno()), *args],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log.fd,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as e:
+            raise MountError(f"the program could not be started: {e}") from e
+        try:
+            theirs.close()
+            report = parse_report(ours.readline()) or unexplained(process, log)
+            if report.kind == "ready":
                 return process
-        status = process.wait()
-        raise MountError(log.end() or f"batchfs mount ended with status {status}")
-    except BaseException:
-        process.terminate()
-        process.wait()
-        _clear(process, directory)
-        raise
+            process.wait()
+            raise MountError(report.message, kind=report.kind)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            _clear(process, directory)
+            raise
 
 
 def _unmount(directory: str, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
@@ -212,7 +217,8 @@ def _clear(process: subprocess.Popen[bytes], directory: str) -> None:
     why = ""
     for place in _mounted_by(process.pid):
         # Meanwhile, another program may be installed.
-        _, why = run("unmount", "--force", place, timeout=_UNMOUNT_LIMIT, path=cast("list[str]", process.args)[0])
+        _, failure = run("unmount", "--force", place, timeout=_UNMOUNT_LIMIT, path=cast("list[str]", process.args)[0])
+        why = failure.message if failure else ""
     with contextlib.suppress(OSError):
         os.rmdir(directory)
     for place in _mounted_by(process.pid):

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 
 from ._batch import layouts
 from ._lock import Locked
-from ._program import Log, MountError, ReadError, Setting, parse_info, program, run
+from ._program import MountError, ReadError, Process, Setting, parse_info, run
 from ._split import Split, read_rest, resolve_split
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Piped:
         return Split(info, reader, self)
 
     def _info(self, path: str) -> dict[str, Any]:
-        text, why = run("cat", path, "--format", "info", *self._flags, directory=self._directory)
-        if why:
-            raise MountError(why)
+        text, failure = run("cat", path, "--format", "info", *self._flags, directory=self._directory)
+        if failure:
+            raise MountError(failure.message, kind=failure.kind)
         return parse_info(path, text)
 
     def close(self) -> None:
@@ -119,15 +119,13 @@ class _Cat:
     def __init__(self, args: list[str], first: int, directory: str) -> None:
         self.next = first
         self.parent = os.getpid()
-        self.log = Log()
         try:
-            process = subprocess.Popen(
-                [program(), *args], bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log.fd, cwd=directory
-            )
+            self.running = Process(args, subprocess.PIPE, directory)
         except OSError as e:
             raise ReadError(f"batchfs cat could not be started: {e}") from e
+        self.process = process = self.running.process
         assert process.stdout is not None
-        self.process, self.stdout = process, process.stdout
+        self.stdout = process.stdout
         with contextlib.suppress(OSError):  # a smaller pipe is slower
             fcntl.fcntl(self.stdout, _F_SETPIPE_SZ, _PIPE_BYTES)
         self.end = weakref.finalize(self, _end, process, self.stdout, self.parent)
@@ -139,8 +137,8 @@ class _Cat:
             if done != size:
                 read_rest(lambda to, _: os.readv(fd, to), buffers, done, size)
         except ReadError as e:
-            self.process.wait()
-            raise ReadError(f"batch {self.next}: {self.log.end() or e}") from e
+            report = self.running.report()
+            raise ReadError(f"batch {self.next}: {report.message}", kind=report.kind) from e
         self.next += 1
 
 

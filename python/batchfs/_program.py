@@ -8,10 +8,11 @@ import operator
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sysconfig
-from collections.abc import Mapping
-from typing import Any, SupportsIndex, TypeAlias, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
 
 Setting: TypeAlias = "str | SupportsIndex | float | bool | list[str]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -22,7 +23,16 @@ _PATH_VALUE = re.compile("[A-Za-z0-9_.-]+")
 
 
 class Error(Exception):
-    """The base class of batchfs's errors. The text says what happened and what to do."""
+    """The base class of batchfs's errors. The text says what happened and what to do.
+
+    Attributes:
+        kind: the kind of failure that the program reported, such as "no_fuse", "config" or "data", or "failed": see the exit statuses in
+            docs/commands.md.
+    """
+
+    def __init__(self, *args: object, kind: str = "failed") -> None:
+        super().__init__(*args)
+        self.kind = kind
 
 
 class MountError(Error):
@@ -145,21 +155,74 @@ class Log:
         os.close(self.fd)
 
     def end(self, most: int = 2000) -> str:
-        """Returns the last bytes, or only the final error if the program ended with one."""
+        """Returns the last bytes."""
         start = max(os.fstat(self.fd).st_size - most, 0)
-        return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
+        return os.pread(self.fd, most, start).decode(errors="replace").strip()
 
 
-def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, str]:
-    """Runs the program, or the one at path, in directory if given, with stdin as its input. Returns its output, and its error, which
-    is empty if it succeeded."""
+class Report(NamedTuple):
+    """What the program writes to --status-fd."""
+
+    kind: str  # "ready", "end", or the kind of a failure
+    message: str
+
+
+def parse_report(line: bytes) -> Report | None:
+    """Returns a report, or None if line is not one."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        report = json.loads(line)
+        return Report(report["kind"], report["message"])
+    return None
+
+
+def unexplained(process: subprocess.Popen[bytes], log: Log) -> Report:
+    """Returns why a program ended that did not report it. Such a program was killed or crashed, or does not know --status-fd."""
+    path, command = cast("list[str]", process.args)[:2]
+    if process.wait() < 0:
+        why = f"batchfs {command} was killed by signal {-process.returncode} ({signal.strsignal(-process.returncode)})"
+    else:
+        why = (
+            f"batchfs {command} ended with status {process.returncode} and did not report why: {path} crashed, or is of another version than this package; "
+            "pip install --force-reinstall batchfs installs both, or set BATCHFS_PROGRAM to the path of the right one"
+        )
+    return Report("failed", f"{why}; its log: {text}" if (text := log.end()) else why)
+
+
+class Process:
+    """A program, whose reports and log are in memory."""
+
+    def __init__(self, args: Iterable[str], stdout: int, stdin: int = subprocess.DEVNULL, directory: str | None = None, path: str = "") -> None:
+        """Starts a command of the program, or of the one at path, in directory if given. Raises OSError, or MountError if there is no program."""
+        command, *rest = args
+        self.log, self._reports = Log(), Log()
+        self.process = subprocess.Popen(
+            [path or program(), command, "--status-fd", str(self._reports.fd), *rest],
+            bufsize=0,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=self.log.fd,
+            cwd=directory,
+            pass_fds=[self._reports.fd],
+        )
+
+    def report(self) -> Report:
+        """Waits for the end of the program, and returns why it ended."""
+        self.process.wait()
+        return parse_report(os.pread(self._reports.fd, 1 << 20, 0)) or unexplained(self.process, self.log)
+
+
+def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, Report | None]:
+    """Runs a command of the program, or of the one at path, in directory if given, with stdin as its input. Returns its output, and why it
+    failed, or None if it succeeded."""
     try:
-        done = subprocess.run([path or program(), *args], input=stdin, capture_output=True, timeout=timeout, cwd=directory, check=False)
-    except subprocess.TimeoutExpired:
-        return b"", f"batchfs {args[0]} did not respond within {timeout} seconds"
+        running = Process(args, subprocess.PIPE, subprocess.PIPE, directory, path)
     except OSError as e:
-        return b"", f"the program could not be started: {e}"
-    if done.returncode == 0:
-        return done.stdout, ""
-    why = done.stderr.decode(errors="replace").strip().removeprefix("batchfs: ")
-    return done.stdout, why or f"batchfs {args[0]} ended with status {done.returncode}"
+        return b"", Report("failed", f"the program could not be started: {e}")
+    with running.process as process:
+        try:
+            output, _ = process.communicate(stdin, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return b"", Report("failed", f"batchfs {args[0]} did not respond within {timeout} seconds")
+        finally:
+            process.kill()
+    return output, None if process.returncode == 0 else running.report()

@@ -80,7 +80,7 @@ def _compare(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError(f"the state must be what state_dict() returned (got {then!r}): {e}") from e
     answer, why = run("resume", stdin=states.encode())
     if why:
-        raise Error(f"the states cannot be compared: {why}")
+        raise Error(f"the states cannot be compared: {why.message}")
     return json.loads(answer)
 
 

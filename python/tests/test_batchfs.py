@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
 from batchfs._files import FileReader
-from batchfs._program import program, run
+from batchfs._program import Report, flags, program, run
 from batchfs._split import read_rest
 from tests import waiting
 from tests.waiting import python
@@ -1183,7 +1183,7 @@ class TestSameSequence(Place):
                 next(steps)
             self.assertRaisesRegex(batchfs.ReadError, f"batch {end} of .*: no batch is left.*max_epochs", next, steps)
             write(0.2)
-            self.assertEqual(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1], "")
+            self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
             steps.state_dict()  # reads info.json again
             piped = batchfs.Piped(["-c", str(config)]).split("train")
             self.assertGreater(piped.info["max_steps"], end)
@@ -1196,7 +1196,7 @@ class TestSameSequence(Place):
         make_data(self.directory / "elsewhere/data")
         np.ones(9000, np.uint16).tofile(self.directory / "elsewhere/data/train.bin")
         self.addCleanup(os.chdir, os.getcwd())
-        error = batchfs.MountError("cannot mount /x: no such device")
+        error = batchfs.MountError("there is no FUSE", kind="no_fuse")
         no_mount = mock.patch.object(batchfs._mount, "mount", side_effect=error)  # pyright: ignore
         for settings in ({"config": "data/config.toml"}, {"set": {"splits.train.tokens": "data/train.bin"}, "batch_size": B, "block_size": T}):
             os.chdir(self.directory)
@@ -1294,18 +1294,16 @@ class TestErrors(Place):
             pass
         self.assertEqual([place for place in mounts() if place.startswith(str(self.directory))], [])
         m = self.killed(self.place)
-        with mock.patch("batchfs._mount.run", return_value=(b"", "permission denied")):
+        with mock.patch("batchfs._mount.run", return_value=(b"", Report("failed", "permission denied"))):
             words = f"{self.place} is still mounted: permission denied; as root, run: umount -l {self.place}"
             with self.assertRaisesRegex(batchfs.MountError, words), m:
                 pass
         self.assertTrue(self.mounted())
-        self.assertEqual(run("unmount", str(self.place), timeout=waiting.LIMIT)[1], "")
+        self.assertIsNone(run("unmount", str(self.place), timeout=waiting.LIMIT)[1])
 
     def test_killed_before_it_is_ready(self) -> None:
         """If the program is killed between mounting and saying so, nothing stays mounted."""
-        silent = self.directory / "silent"
-        silent.write_text(f"#!/bin/sh\nexec {program()} \"$@\" >/dev/null\n")
-        silent.chmod(0o755)
+        silent = self.script("silent", f'command=$1\nshift 3 # with --status-fd\nexec {program()} $command "$@"')
         (places := self.directory / "tmp").mkdir()
 
         def kill() -> None:
@@ -1320,9 +1318,85 @@ class TestErrors(Place):
         thread = threading.Thread(target=kill, daemon=True)
         thread.start()
         with mock.patch.object(tempfile, "tempdir", str(places)), mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(silent)}):
-            self.assertRaisesRegex(batchfs.MountError, "ended with status -9|mounted", batchfs.mount, config=self.config)
+            self.assertRaisesRegex(batchfs.MountError, "mount was killed by signal 9", batchfs.mount, config=self.config)
         waiting.join(thread)
         self.assertEqual([*places.iterdir()], [])
+
+    def script(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def test_kinds(self) -> None:
+        """Each kind of failure reaches Python, from a mount and from a pipe, with the program's message."""
+        (self.directory / "odd.bin").write_bytes(b"123")
+        Path(self.directory / "broken.toml").write_text("[batch")
+        none, odd = str(self.directory / "none"), str(self.directory / "odd.bin")
+        cases: list[tuple[str, str, dict[str, Any]]] = [
+            ("config", "batch_size: must be", {"config": self.config, "batch_size": 0}),
+            ("config", "none: no such directory", {"data": none}),
+            ("config", "none: no such file", {"config": none}),
+            ("config", "broken.toml:1", {"config": self.directory / "broken.toml"}),
+            ("data", "none: no such file", {"config": self.config, "set": {"splits.train.tokens": none}}),
+            ("data", "odd.bin", {"config": self.config, "set": {"splits.train.tokens": odd}}),
+            ("data", "fingerprint", {"config": self.config, "set": {"splits.train.expect_fingerprint": "0" * 32}}),
+            ("mountpoint", "does not exist", {"config": self.config, "mountpoint": none}),
+            ("mountpoint", "is not empty", {"config": self.config, "mountpoint": self.directory}),
+        ]
+        for kind, words, args in cases:
+            with self.subTest(kind, words=words):
+                self.failed(kind, words, batchfs.mount, **args)
+                if kind != "mountpoint":
+                    batch = {key: value for key, value in args.items() if key == "batch_size"}
+                    piped = batchfs.Piped(flags(args.get("data"), args.get("config"), batch, args.get("set", {})))
+                    self.failed(kind, words, piped.split, "train")
+        with batchfs.mount(config=self.config, mountpoint=self.place) as m:
+            self.failed("busy", "already mounted", batchfs.mount, config=self.config, mountpoint=self.place)
+            for split in (m.split, batchfs.Piped(["-c", self.config]).split):
+                self.failed("config", 'no split "test"', split, "test")
+                self.failed("config", "unknown setting", split, "train", colour="red")
+                self.failed("config", "rank: must be below world", split, "train", rank=3, world=3)
+        self.failed("mountpoint", "no batchfs is mounted there", batchfs.split, self.place / "train")
+
+    def failed(self, kind: str, words: str, call: Callable[..., object], *args: Any, **settings: Any) -> None:
+        with self.assertRaisesRegex(batchfs.Error, words) as caught:
+            call(*args, **settings)
+        error = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((type(error), error.kind, str(error)), (batchfs.MountError, kind, str(caught.exception)))
+
+    def test_programs_that_report_nothing(self) -> None:
+        """A program of another version, and one that was killed, are clear errors."""
+        old = self.script("old", 'echo "batchfs: unknown flag: --status-fd" >&2\nexit 1')
+        killed = self.script("killed", "kill -KILL $$")
+        for script, words in (
+            (old, f"batchfs (mount|cat) ended with status 1 .*{old} crashed, or is of another version.*its log: batchfs: unknown flag: --status-fd"),
+            (killed, r"batchfs (mount|cat) was killed by signal 9 \(Killed\)"),
+        ):
+            piped = batchfs.Piped(["-c", self.config]).split("train")
+            with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(script)}):
+                for call in (batchfs.mount, batchfs.open):
+                    self.failed("failed", words, call, config=self.config)
+                self.failed("failed", words, batchfs.Piped(["-c", self.config]).split, "train")
+                self.assertRaisesRegex(batchfs.ReadError, words, piped.read, 0)
+        # A program may be killed after it has written some batches.
+        piped = batchfs.Piped(["-c", self.config]).split("train")
+        piped.read(0)
+        os.kill(piped.reader.cat.process.pid, signal.SIGKILL)  # pyright: ignore
+        with self.assertRaisesRegex(batchfs.ReadError, r"batch \d+: batchfs cat was killed by signal 9"):
+            for k in range(1, 100_000):
+                piped.read(k)
+        self.assertEqual(piped.read(5).x.shape, (B, T))
+
+    def test_end_of_a_pipe(self) -> None:
+        config = self.directory / "data/mixture.toml"
+        source = 'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = 0.1\n'
+        config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
+        train = batchfs.Piped(["-c", str(config)]).split("train")
+        with self.assertRaisesRegex(batchfs.ReadError, "train has no batch .*max_epochs") as caught:
+            for _ in train.steps():
+                pass
+        self.assertEqual(caught.exception.kind, "end")
 
     def test_paths_are_no_reason_for_pipes(self) -> None:
         for name in ("fusermount3", "dev/fuse", "cannot mount x: no such device", "root may not mount", "batchfs.open"):
@@ -1336,9 +1410,9 @@ class TestErrors(Place):
         with batchfs.open(config=self.config) as m:
             self.assertIsInstance(m, batchfs.Mount)
             want = m.split("train")[3]
-            error = batchfs.MountError("cannot mount /x: no such device")
+            error = batchfs.MountError("there is no FUSE", kind="no_fuse")
             with mock.patch.object(batchfs._mount, "mount", side_effect=error):  # pyright: ignore
-                with self.assertWarnsRegex(RuntimeWarning, "read from pipes, because there is no mount: cannot"):
+                with self.assertWarnsRegex(RuntimeWarning, "read from pipes, because there is no mount: there is no FUSE"):
                     with batchfs.open(config=self.config) as p:
                         self.assertIsInstance(p, batchfs.Piped)
                         self.assertTrue(same(p.split("train")[3], want))
@@ -1365,7 +1439,7 @@ class TestErrors(Place):
             try:
                 batchfs.mount(config={self.config!r})
             except batchfs.MountError as e:
-                print(e)
+                print(e.kind, e)
             with batchfs.open(config={self.config!r}) as p:
                 print(p.split('train')[1].x.shape)
             os.chmod({str(self.directory / "data/mask.bin")!r}, 0)
@@ -1376,7 +1450,7 @@ class TestErrors(Place):
             """,
             run="setpriv --bounding-set -all --inh-caps -all",
         )
-        self.assertRegex(out, f"root may not mount.*here, batchfs.open.*/dev/fuse.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
+        self.assertRegex(out, f"no_fuse root may not mount.*here, batchfs.open.*/dev/fuse.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
 
     @unittest.skipUnless(os.geteuid() == 0, "a full disk needs root")
     def test_full_disk(self) -> None:

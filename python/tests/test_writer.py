@@ -297,8 +297,8 @@ class TestRefused(Case):
         self.refused("another batchfs.writer or batchfs prepare is running", lambda: batchfs.writer(self.data, vocab_size=9))
         text = self.root / "text"
         text.write_text("text")
-        _, why = run_program("prepare", str(text), "--val", "0", "--out", str(self.data), timeout=waiting.LIMIT)
-        self.assertIn("another batchfs prepare or batchfs.writer is running", why)
+        _, failure = run_program("prepare", str(text), "--val", "0", "--out", str(self.data), timeout=waiting.LIMIT)
+        self.assertIn("another batchfs prepare or batchfs.writer is running", str(failure))
         out.add([1])
         child = waiting.forked(self.refused, "belongs to process", lambda: out.add([1]))
         waiting.join(child)
