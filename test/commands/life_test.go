@@ -3,6 +3,7 @@
 package commands
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -150,6 +151,42 @@ func TestNobodyListens(t *testing.T) {
 	e2e.Equal(t, "batch 0", e2e.FileDigest(t, m, "train/next"), want[0])
 }
 
+// mount reports that batches can be read, or a failure that only its supervisor finds. Then it
+// closes the descriptor, which no other process of the mount has open.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	config, _ := e2e.SmallConfig(t, 1)
+	dir := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	log := filepath.Join(t.TempDir(), "log")
+	report := func(kind string, end func(), command ...string) {
+		t.Helper()
+		command = append(command, "sh", "-c", `exec "$0" "$@" 3>&1 >>`+log+" 2>&1", e2e.Batchfs, "mount", "--status-fd=3", "-c", config, "--log", log, dir)
+		for _, background := range []string{"--background=false", "--background"} {
+			cmd := e2e.Command(t, command[0], append(command[1:], background)...)
+			out := e2e.Must(cmd.StdoutPipe())(t)
+			e2e.NoError(t, cmd.Start())
+			var got struct{ Kind, Message string }
+			if text := e2e.Must(io.ReadAll(out))(t); json.Unmarshal(text, &got) != nil || got.Kind != kind {
+				t.Errorf("%s: reported %q, want kind %s", cmd.Args, text, kind)
+			}
+			end()
+			cmd.Wait()
+			e2e.NotMounted(t, dir)
+		}
+	}
+	report("ready", func() { e2e.Run(t, e2e.Batchfs, "unmount", dir) })
+	nothing := func() {}
+	if os.Geteuid() == 0 {
+		report("no_fuse", nothing, "setpriv", "--bounding-set=-all", "--inh-caps=-all")
+	}
+	file := e2e.Must(os.Open(dir))(t)
+	defer file.Close()
+	e2e.NoError(t, unix.Flock(int(file.Fd()), unix.LOCK_EX))
+	report("busy", nothing)
+}
+
 // A mount in the foreground ends when its terminal is closed.
 func TestTerminalIsClosed(t *testing.T) {
 	t.Parallel()
@@ -159,15 +196,15 @@ func TestTerminalIsClosed(t *testing.T) {
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	out := e2e.Run(t, e2e.Python, "-c", `
 import os, pty, sys
+reports, theirs = os.pipe()
 pid, terminal = pty.fork()
 if pid == 0:
-    os.execv(sys.argv[1], sys.argv[1:])
-said = b""
-while b"stop with Ctrl-C" not in said:
-    try:
-        said += os.read(terminal, 1000)
-    except OSError: # the mount has ended
-        sys.exit(f"it ended after {said}")
+    os.set_inheritable(theirs, True)
+    os.execv(sys.argv[1], [*sys.argv[1:], "--status-fd", str(theirs)])
+os.close(theirs)
+report = os.read(reports, 1000)
+if b'"kind":"ready"' not in report:
+    sys.exit(f"it ended: {report}")
 os.close(terminal)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, e2e.Batchfs, "mount", "-c", config, dir)
 	if out != "0\n" || e2e.IsMounted(t, dir) {

@@ -48,7 +48,8 @@ func TestPreparedMask(t *testing.T) {
 	}
 	command := prepare("--mask", "prompt:0,completion:1")
 	mountpoint := t.TempDir()
-	command = "exec " + e2e.Batchfs + " mount " + strings.Replace(command, "MOUNTPOINT", "--set splits.train.on_change=follow "+mountpoint, 1)
+	// MountAt adds the first argument.
+	command = "exec " + e2e.Batchfs + ` mount "$1" ` + strings.Replace(command, "MOUNTPOINT", "--set splits.train.on_change=follow "+mountpoint, 1)
 	program := exec.Command("sh", "-c", command)
 	program.Dir = dir
 	m := e2e.MountAt(t, mountpoint, program)

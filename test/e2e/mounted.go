@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +20,8 @@ type Mounted struct {
 	Cmd  *exec.Cmd
 	Done <-chan struct{} // closed when the process has ended
 	Out  LogFile         // standard output and standard error
+
+	report LogFile // what the process writes to --status-fd
 }
 
 // Mount mounts with the given arguments on a new directory, and unmounts at the end of the test.
@@ -49,8 +52,7 @@ func (m *Mounted) AwaitReady(t testing.TB) {
 		if m.Ended() {
 			t.Fatalf("%s ended:\n%s", m.Cmd.Args, m.Out)
 		}
-		text := m.Out.String()
-		return LastLines(text, 20), strings.Contains(text, "stop with Ctrl-C")
+		return LastLines(m.Out.String(), 20), strings.Contains(m.report.String(), `{"kind":"ready",`)
 	})
 }
 
@@ -74,8 +76,8 @@ func (f LogFile) String() string {
 	return string(text)
 }
 
-// StartMount starts a command that mounts on a directory. The mount is stopped at the end of the
-// test.
+// StartMount starts a command that mounts on a directory. One of its arguments is mount. It is
+// stopped at the end of the test.
 func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 	t.Helper()
 	NeedFUSE(t)
@@ -88,6 +90,12 @@ func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 		m.Out = LogFile(file.Name())
 		m.Cmd.Stdout, m.Cmd.Stderr = file, file
 	}
+	report := Must(os.CreateTemp(t.TempDir(), "report"))(t)
+	defer report.Close()
+	m.report = LogFile(report.Name())
+	cmd.ExtraFiles = append(cmd.ExtraFiles, report)
+	i := slices.Index(cmd.Args, "mount") + 1
+	cmd.Args = slices.Insert(cmd.Args, i, fmt.Sprint("--status-fd=", 2+len(cmd.ExtraFiles)))
 	m.Done = Begin(t, cmd)
 	t.Cleanup(func() { m.Stop(t) })
 	return m

@@ -37,7 +37,7 @@ func TestUnreachableMountpoint(t *testing.T) {
 	} else if out, err := run("unmount", open); err != nil {
 		t.Errorf("unmount: %v: %s", err, out)
 	}
-	const untilReady = `mkfifo ready && { "$@" --parent $$ >ready & } && grep -m 1 "stop with Ctrl-C" ready`
+	const untilReady = `mkfifo ready && { "$@" --parent $$ --status-fd 3 3>ready & } && grep '^{"kind":"ready"' ready`
 	made := filepath.Join(home, "made")
 	t.Cleanup(func() { syscall.Unmount(made, syscall.MNT_DETACH) })
 	if out, err := runProgram("sh", "-c", "cd $HOME && "+untilReady, "sh", e2e.Batchfs, "mount", "--make-mountpoint", "--data", data, made); err != nil {
