@@ -120,7 +120,7 @@ class _Cat:
         self.next = first
         self.parent = os.getpid()
         try:
-            self.running = Process(args, subprocess.PIPE, directory)
+            self.running = Process(args, subprocess.PIPE, directory=directory)
         except OSError as e:
             raise ReadError(f"batchfs cat could not be started: {e}") from e
         self.process = process = self.running.process
