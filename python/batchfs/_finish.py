@@ -104,8 +104,8 @@ def documents_of(state: State) -> int:
 
 
 def file_names(shard: State) -> list[str]:
-    """Returns the names of the files of a shard."""
-    return [shard["name"], shard["name"] + ".index", *(array["file"] for array in shard.get("arrays", []))]
+    """Returns the names of the files of a shard. The tokens are last, because a mount accepts them without their index."""
+    return [*(array["file"] for array in shard.get("arrays", [])), shard["name"] + ".index", shard["name"]]
 
 
 def write_manifest(work: WorkDirectory, manifest: State, splits: dict[str, list[State]], states: Iterable[State]) -> None:

@@ -21,11 +21,12 @@ import (
 )
 
 // A SlowFS is a file system that passes requests through to another directory, and delays,
-// interrupts or blocks those that a test picks. The kernel caches neither its entries nor its
-// attributes. A separate process serves it, so that a test may access its files too. A SlowFS is
-// safe for concurrent use.
+// interrupts or blocks those that a test picks, or kills the process that makes them. The kernel
+// caches neither its entries nor its attributes. A separate process serves it, so that a test may
+// access its files too. A SlowFS is safe for concurrent use.
 //
-// Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for
+// Requests are "lookup", "getattr", "open" or "read", or one of the changes "create", "mkdir",
+// "rename", "unlink", "rmdir", "write", "setattr", "fsync" or "fsyncdir". A stat is a lookup for
 // each element of the path below Dir, followed by a getattr. A file name stands for the lookups of
 // that name, which also count as "lookup".
 type SlowFS struct {
@@ -87,6 +88,20 @@ func (s *SlowFS) Count(t testing.TB, request string) int {
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
 }
 
+// KillAt kills the process that asks for the n-th change from now, before anything changes. From
+// then on, all changes fail, until KillAt is called again. n is 0 to kill no process.
+func (s *SlowFS) KillAt(t testing.TB, n int) {
+	t.Helper()
+	s.tell(t, "kill", "process", int64(n), 0)
+}
+
+// Changes returns the changes that were made since KillAt was last called, such as "write a/b" or
+// "rename a/b c", with paths below Dir.
+func (s *SlowFS) Changes(t testing.TB) []string {
+	t.Helper()
+	return strings.Split(s.tell(t, "changes", "all", 0, 0), "\t")
+}
+
 // tell sends a command to the server, which slowServer.executeCommand executes, and returns the
 // reply.
 func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
@@ -105,9 +120,10 @@ const slowFSVariable = "BATCHFS_TEST_SLOWFS"
 type slowServer struct {
 	fuse.RawFileSystem
 
-	mu      sync.Mutex                // guards kinds
+	mu      sync.Mutex                // guards the fields below
 	changed *sync.Cond                // uses mu
 	kinds   map[string]*slowedRequest // keyed by kind of request, such as "read"
+	changes changeLog
 }
 
 // untilChanged is the delay of requests that wait until another delay is set.
@@ -127,6 +143,7 @@ func serveSlowFS(source, dir string) {
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
 	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]*slowedRequest{}}
+	slow.changes.paths = map[uint64]string{fuse.FUSE_ROOT_ID: ""}
 	slow.changed = sync.NewCond(&slow.mu)
 	server, err := fuse.NewServer(slow, dir, &fuse.MountOptions{FsName: "slow", Name: "slow", DirectMount: true, MaxWrite: 1 << 20, DisableReadDirPlus: true})
 	must(err)
@@ -155,8 +172,8 @@ func (s *slowServer) kind(name string) *slowedRequest {
 }
 
 // executeCommand executes a command from SlowFS.tell, and returns how many requests of its kind
-// were received, or how many hang.
-func (s *slowServer) executeCommand(command string) int {
+// were received, how many hang, or the changes.
+func (s *slowServer) executeCommand(command string) any {
 	var verb, name string
 	var n int64
 	var m int
@@ -173,6 +190,10 @@ func (s *slowServer) executeCommand(command string) int {
 		return r.hanging
 	case "interrupt":
 		r.n, r.m = int(n), m
+	case "kill":
+		s.changes.made, s.changes.killAt, s.changes.killed = nil, int(n), false
+	case "changes":
+		return strings.Join(s.changes.made, "\t")
 	}
 	return r.count
 }
@@ -208,7 +229,11 @@ func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name 
 			return status
 		}
 	}
-	return s.RawFileSystem.Lookup(cancel, header, name, out)
+	status := s.RawFileSystem.Lookup(cancel, header, name, out)
+	if status.Ok() {
+		s.setPath(out.NodeId, s.pathOf(header.NodeId, name))
+	}
+	return status
 }
 
 func (s *slowServer) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -232,23 +257,9 @@ func (s *slowServer) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	return s.RawFileSystem.Open(cancel, in, out)
 }
 
-func (s *slowServer) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if status := s.countAndDelay("create"); !status.Ok() {
-		return status
-	}
-	return s.RawFileSystem.Create(cancel, in, name, out)
-}
-
 func (s *slowServer) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if status := s.countAndDelay("read"); !status.Ok() {
 		return nil, status
 	}
 	return s.RawFileSystem.Read(cancel, in, buf)
-}
-
-func (s *slowServer) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
-	if status := s.countAndDelay("write"); !status.Ok() {
-		return 0, status
-	}
-	return s.RawFileSystem.Writev(cancel, in, data)
 }

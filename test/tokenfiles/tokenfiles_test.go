@@ -1,0 +1,287 @@
+// Package tokenfiles tests what batchfs prepare and the Python package's writer have in common: the
+// token files, and how they come about.
+package tokenfiles
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+func TestMain(m *testing.M) { e2e.Main(m) }
+
+const (
+	shardTokens = 100_000
+	manyLines   = 320 // several shards
+)
+
+// A program writes the same documents in each run.
+type program interface {
+	// start continues what is in a directory. wait returns errKilled, or what the program says.
+	start(t testing.TB, dir string) (wait func() error)
+}
+
+func write(t testing.TB, p program, dir string) error {
+	t.Helper()
+	return p.start(t, dir)()
+}
+
+type killedError struct{}
+
+func (killedError) Error() string { return "killed" }
+
+var errKilled error = killedError{}
+
+// prepare runs batchfs prepare with these arguments.
+type prepare []string
+
+func (p prepare) start(t testing.TB, dir string) (wait func() error) {
+	t.Helper()
+	cmd := e2e.Command(t, e2e.PlainBatchfs, append(append([]string{"prepare"}, p...), "--out", dir)...)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	e2e.NoError(t, cmd.Start())
+	return func() error {
+		switch err := cmd.Wait(); {
+		case err == nil:
+			return nil
+		case cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+			return errKilled
+		default:
+			return fmt.Errorf("%w: %s", err, &said)
+		}
+	}
+}
+
+// A pythonProgram is a function of clients/writer.py.
+type pythonProgram struct {
+	client   *e2e.Client
+	function string
+}
+
+func (p pythonProgram) start(t testing.TB, dir string) (wait func() error) {
+	t.Helper()
+	e2e.Must(fmt.Fprintln(p.client.In, p.function, dir))(t)
+	return func() error {
+		switch status, said, _ := strings.Cut(p.client.ReadLine(t), " "); status {
+		case "0":
+			return nil
+		case "-9":
+			return errKilled
+		default:
+			return fmt.Errorf("%s: %s", status, said)
+		}
+	}
+}
+
+// texts are JSON lines of which all programs make the same documents.
+type texts struct {
+	dir   string
+	files []string
+	args  []string // of prepare
+}
+
+// newTexts writes three files with a number of lines, some of which are for val.
+func newTexts(t testing.TB, lines int) *texts {
+	x := &texts{dir: t.TempDir()}
+	rng := rand.New(rand.NewPCG(1, 2))
+	words := func() string {
+		text := make([]byte, rng.IntN(2000))
+		for i := range text {
+			text[i] = 'a' + byte(rng.IntN(26))
+		}
+		return string(text)
+	}
+	for name, part := range map[string]int{"a": 2, "b": 1, "val": 1} {
+		var all strings.Builder
+		for range lines * part / 4 {
+			fmt.Fprintf(&all, "{\"p\": \"%s\", \"c\": \"%s.\"}\n", words(), words())
+		}
+		e2e.Write(t, filepath.Join(x.dir, name+".jsonl"), all.String())
+	}
+	// Otherwise, documents of val would be last.
+	for _, name := range []string{"a", "val", "b"} {
+		x.files = append(x.files, filepath.Join(x.dir, name+".jsonl"))
+	}
+	x.args = append(slices.Clone(x.files), "--by", x.tokenizer(t), "--mask", "p:0,c:1", "--eot", "begin", "--val-files", "val.jsonl", "--shard-tokens", fmt.Sprint(shardTokens))
+	return x
+}
+
+// tokenizer writes a tokenizer.json in which each byte is a token.
+func (x *texts) tokenizer(t testing.TB) string {
+	vocab := map[string]int{}
+	next := 256
+	for b := range 256 {
+		r := rune(b)
+		if b <= ' ' || 127 <= b && b <= 160 || b == 173 {
+			r = rune(next)
+			next++
+		}
+		vocab[string(r)] = b
+	}
+	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}
+	raw := e2e.Must(json.Marshal(map[string]any{
+		"model":         map[string]any{"type": "BPE", "vocab": vocab, "merges": []any{}},
+		"pre_tokenizer": level,
+		"added_tokens":  []any{map[string]any{"id": 256, "content": "<|endoftext|>", "special": true}},
+	}))(t)
+	return e2e.Write(t, filepath.Join(x.dir, "tokenizer.json"), raw)
+}
+
+func (x *texts) python(t testing.TB, function string) pythonProgram {
+	t.Helper()
+	args := append([]string{"clients/writer.py", filepath.Join(x.dir, "tokenizer.json"), fmt.Sprint(shardTokens)}, x.files...)
+	cmd := exec.Command(e2e.Python, args...)
+	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	client := e2e.StartClient(t, cmd)
+	client.AwaitReady(t)
+	return pythonProgram{client, function}
+}
+
+// files returns the content of each file in a directory, without those of unfinished work.
+func files(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if !os.IsNotExist(err) {
+		e2e.NoError(t, err)
+	}
+	for _, e := range entries {
+		if e.Name() != ".prepare" {
+			found[e.Name()] = string(e2e.Content(t, filepath.Join(dir, e.Name())))
+		}
+	}
+	return found
+}
+
+// The same documents become the same files.
+func TestSameFiles(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, manyLines)
+	var found []map[string]string
+	var manifests []map[string]any
+	for i, p := range []program{prepare(x.args), x.python(t, "write")} {
+		dir := filepath.Join(x.dir, fmt.Sprint(i))
+		e2e.NoError(t, write(t, p, dir))
+		all := files(t, dir)
+		var m map[string]any
+		e2e.NoError(t, json.Unmarshal([]byte(all["vocab.json"]), &m))
+		delete(all, "vocab.json")
+		// These let each program recognize its own files.
+		for _, key := range []string{"run", "writer"} {
+			delete(m, key)
+		}
+		found, manifests = append(found, all), append(manifests, m)
+	}
+	if names := slices.Sorted(maps.Keys(found[0])); len(names) < 3*5 {
+		t.Errorf("the files are %q, want several shards with an index and a mask", names)
+	}
+	if !maps.Equal(found[0], found[1]) {
+		t.Errorf("the files of prepare, %q, and of the writer, %q, differ", slices.Sorted(maps.Keys(found[0])), slices.Sorted(maps.Keys(found[1])))
+	}
+	if !reflect.DeepEqual(manifests[0], manifests[1]) {
+		t.Errorf("the manifest of prepare: %v\nthat of the writer: %v", manifests[0], manifests[1])
+	}
+}
+
+// All data is on disk before anything refers to it, and tokens become visible last.
+func TestOrderOfChanges(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, manyLines)
+	for name, p := range map[string]program{"prepare": prepare(x.args), "writer": x.python(t, "write"), "shards": x.python(t, "shards")} {
+		t.Run(name, func(t *testing.T) {
+			slow := e2e.NewSlowFS(t, t.TempDir())
+			slow.KillAt(t, 0)
+			e2e.NoError(t, write(t, p, filepath.Join(slow.Dir, "data")))
+			dirty := map[string]bool{} // files with data that was not synced
+			var checkpoints int
+			var moved []string
+			changes := slow.Changes(t)
+			for i, change := range changes {
+				words := strings.Fields(change)
+				path := words[1]
+				next := func(want string) {
+					if i+1 == len(changes) || changes[i+1] != want {
+						t.Errorf("after %q: %q, want %q", change, changes[i+1:][:1], want)
+					}
+				}
+				switch words[0] {
+				case "create", "write":
+					dirty[path] = true
+				case "fsync":
+					delete(dirty, path)
+				case "unlink":
+					if len(moved) == 0 && filepath.Base(path) != "vocab.json" {
+						t.Errorf("%q before any file was moved", change)
+					}
+				case "rename":
+					to := words[2]
+					if dirty[path] {
+						t.Errorf("%q before it was synced", change)
+					}
+					if !strings.Contains(to, "/.prepare/") {
+						moved = append(moved, filepath.Base(to))
+						break
+					}
+					checkpoints++
+					if len(dirty) > 0 {
+						t.Errorf("%q before %q were synced", change, slices.Sorted(maps.Keys(dirty)))
+					}
+					next("fsyncdir " + filepath.Dir(to))
+				}
+				if len(moved) > 0 && words[0] == "rename" && !strings.HasPrefix(changes[i+1], "rename ") {
+					next("fsyncdir data")
+				}
+			}
+			if len(dirty) > 0 || checkpoints < 4 || len(moved) < 10 || moved[0] != "vocab.json" {
+				t.Errorf("%d checkpoints, moves of %q, not synced: %q; want several checkpoints, vocab.json first, and all synced", checkpoints, moved, slices.Sorted(maps.Keys(dirty)))
+			}
+			for i, name := range moved {
+				stem, rest, _ := strings.Cut(name, ".")
+				if rest == "bin" && slices.ContainsFunc(moved[i+1:], func(later string) bool { return strings.HasPrefix(later, stem+".") }) {
+					t.Errorf("%s was moved before another file of the shard: %q", name, moved)
+				}
+			}
+		})
+	}
+}
+
+// The programs keep each other out.
+func TestLocks(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, manyLines)
+	programs := map[string]program{"prepare": prepare(x.args), "writer": x.python(t, "write"), "shards": x.python(t, "shards"), "finish": x.python(t, "finish")}
+	for name, holder := range programs {
+		if name == "finish" {
+			continue
+		}
+		slow := e2e.NewSlowFS(t, t.TempDir())
+		dir := filepath.Join(slow.Dir, "data")
+		slow.Hang(t, "fsync")
+		if python, ok := holder.(pythonProgram); ok {
+			holder = x.python(t, python.function) // because it is one of the others too
+		}
+		wait := holder.start(t, dir)
+		slow.AwaitHanging(t, "fsync")
+		for other, p := range programs {
+			if err := write(t, p, dir); err == nil || !strings.Contains(err.Error(), "is running there: wait until it has ended") {
+				t.Errorf("%s while %s runs: error %v, want that another runs there", other, name, err)
+			}
+		}
+		slow.Delay(t, "fsync", 0)
+		if err := wait(); err != nil {
+			t.Errorf("%s, after others were refused: %v", name, err)
+		}
+	}
+}
