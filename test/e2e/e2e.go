@@ -287,6 +287,14 @@ func NormalOrSoak[T any](normal, soak T) T {
 	return normal
 }
 
+// NormalOrShort returns short under -short, and otherwise normal.
+func NormalOrShort[T any](normal, short T) T {
+	if testing.Short() {
+		return short
+	}
+	return normal
+}
+
 // SmallConfig writes a configuration of small batches. It returns the path, and digests of the
 // first n batches of train.
 func SmallConfig(t testing.TB, n int) (config string, batches []string) {

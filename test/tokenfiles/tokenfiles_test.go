@@ -21,6 +21,9 @@ import (
 
 func TestMain(m *testing.M) { e2e.Main(m) }
 
+// advice is part of what every command says about unfinished token files.
+const advice = "run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True or call batchfs.finish again"
+
 const (
 	shardTokens = 100_000
 	manyLines   = 320 // several shards
@@ -192,6 +195,122 @@ func TestSameFiles(t *testing.T) {
 	}
 	if !reflect.DeepEqual(manifests[0], manifests[1]) {
 		t.Errorf("the manifest of prepare: %v\nthat of the writer: %v", manifests[0], manifests[1])
+	}
+}
+
+// whyNotMountable returns why a split cannot be opened, or an empty string if a mount would serve
+// both.
+func whyNotMountable(t testing.TB, dir string) string {
+	t.Helper()
+	for _, split := range []string{"train", "val"} {
+		if _, why, err := e2e.Try(t, e2e.PlainBatchfs, "cat", split, "--data", dir, "--format", "info", "--set", "batch.block_size=16"); err != nil {
+			return why
+		}
+	}
+	return ""
+}
+
+// A run that is killed before any change to the file system, and then continued, writes the files
+// of an uninterrupted run. Meanwhile, nothing can be mounted but all files of one run.
+//
+// It takes long because each program makes about 200 changes.
+func TestKilledAtEveryChange(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, manyLines)
+	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(3, 11)
+	for name, newProgram := range map[string]func(t testing.TB) program{
+		"prepare":         func(testing.TB) program { return prepare(x.args) },
+		"prepare --force": func(testing.TB) program { return prepare(append(slices.Clone(x.args), "--force")) },
+		"writer":          func(t testing.TB) program { return x.python(t, "write") },
+		"shards":          func(t testing.TB) program { return x.python(t, "shards") },
+	} {
+		for part := range parts {
+			t.Run(fmt.Sprintf("%s/%d", name, part), func(t *testing.T) {
+				t.Parallel()
+				k := &killer{x: x, program: newProgram(t), source: t.TempDir(), old: map[string]string{}}
+				k.slow = e2e.NewSlowFS(t, k.source)
+				want := filepath.Join(t.TempDir(), "want")
+				e2e.NoError(t, write(t, k.program, want))
+				k.want = files(t, want)
+				if strings.Contains(name, "--force") {
+					k.old = x.oldFiles(t)
+				}
+				for change := 1 + part; k.kill(t, change); change += step {
+				}
+			})
+		}
+	}
+}
+
+// oldFiles returns the files of a run with other texts, which has more shards.
+func (x *texts) oldFiles(t testing.TB) map[string]string {
+	t.Helper()
+	args := append(slices.Clone(x.args), "--shard-tokens", "40000")
+	args[0] = e2e.Write(t, filepath.Join(t.TempDir(), "old.jsonl"), strings.Repeat("{\"p\": \"old\", \"c\": \"text\"}\n", 20_000))
+	dir := filepath.Join(t.TempDir(), "old")
+	e2e.NoError(t, write(t, prepare(args), dir))
+	return files(t, dir)
+}
+
+// A killer kills a program and lets it continue.
+type killer struct {
+	x         *texts
+	program   program
+	slow      *e2e.SlowFS
+	source    string            // directory that slow shows
+	old, want map[string]string // files before and after the program has run
+}
+
+// kill kills the program before its n-th change. It returns false if the program makes fewer
+// changes.
+func (k *killer) kill(t testing.TB, n int) bool {
+	t.Helper()
+	dir, slowDir := filepath.Join(k.source, fmt.Sprint(n)), filepath.Join(k.slow.Dir, fmt.Sprint(n))
+	for name, content := range k.old {
+		e2e.Write(t, filepath.Join(dir, name), content)
+	}
+	k.slow.KillAt(t, n)
+	err := write(t, k.program, slowDir)
+	changes := k.slow.Changes(t)
+	k.slow.KillAt(t, 0)
+	if err == nil {
+		t.Logf("%d changes", len(changes))
+		return false
+	}
+	when := fmt.Sprintf("killed after change %d, %s", n-1, changes[len(changes)-1])
+	if err != errKilled {
+		t.Fatalf("%s: %v", when, err)
+	}
+	k.checkMount(t, when, dir)
+	if err := write(t, k.program, slowDir); err != nil {
+		t.Errorf("%s, and continued: %v", when, err)
+	}
+	if !maps.Equal(files(t, dir), k.want) {
+		t.Errorf("%s, and continued: the files differ from those of an uninterrupted run", when)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, ".prepare")); err == nil {
+		t.Errorf("%s, and continued: .prepare has %v", when, left)
+	}
+	e2e.NoError(t, os.RemoveAll(dir))
+	return true
+}
+
+// checkMount checks that a mount rejects a directory, and says how to continue, unless it has all
+// files of one run.
+func (k *killer) checkMount(t testing.TB, when, dir string) {
+	t.Helper()
+	now := files(t, dir)
+	names := slices.Sorted(maps.Keys(now))
+	_, notBegun := os.Lstat(filepath.Join(dir, ".prepare"))
+	switch why := whyNotMountable(t, dir); {
+	case len(now) > 0 && (maps.Equal(now, k.want) || maps.Equal(now, k.old)):
+		if why != "" {
+			t.Errorf("%s: a mount rejects all files of a run: %s", when, why)
+		}
+	case why == "":
+		t.Errorf("%s: %q can be mounted", when, names)
+	case notBegun == nil && !strings.Contains(why, advice):
+		t.Errorf("%s: a mount of %q says %q, want how to continue", when, names, why)
 	}
 }
 

@@ -110,6 +110,10 @@ func setArgsForData(dir string) (sets []string, err error) {
 				"with resume=True or call batchfs.finish again, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
 		}
 	}
+	if _, err := os.Stat(filepath.Join(dir, ".prepare")); len(sets) == 0 && err == nil {
+		return nil, fmt.Errorf("%s has only unfinished token files: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
+			"or call batchfs.finish again", dir)
+	}
 	if len(sets) == 0 {
 		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
 	}

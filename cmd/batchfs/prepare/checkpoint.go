@@ -106,14 +106,35 @@ func (w *workDir) close() {
 	w.out.Close()
 }
 
+// clear removes what createdFilePattern matches. The checkpoint is first, because it is wrong once
+// another file is gone.
 func (w *workDir) clear() error {
 	names, err := w.createdFiles()
+	if i := slices.Index(names, checkpointName); i >= 0 {
+		names[0], names[i] = names[i], names[0]
+	}
 	for _, name := range names {
 		if err == nil {
 			err = w.dir.Remove(name)
 		}
 	}
 	return err
+}
+
+// removePublished removes the working directory of a run that was killed after it had moved all
+// files to DIR.
+func removePublished(out string) {
+	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
+		return
+	}
+	w, err := openWorkDir(out)
+	if err != nil {
+		return // it belongs to another program
+	}
+	s, err := w.load()
+	names, namesErr := w.finalNames()
+	w.hasCheckpoint = err != nil || namesErr != nil || s != nil && (!s.Complete || len(names) > 0)
+	w.close()
 }
 
 func (w *workDir) createdFiles() ([]string, error) {
@@ -199,7 +220,8 @@ func (w *workDir) save(s *checkpoint) error {
 }
 
 // finalNames returns the names of the files to move to DIR. vocab.json is first, because a mount
-// that follows changes reads it when it sees new tokens.
+// rejects token files while others that it lists are missing. Each token file comes after its index
+// and mask.
 func (w *workDir) finalNames() ([]string, error) {
 	names, err := w.createdFiles()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
@@ -208,21 +230,28 @@ func (w *workDir) finalNames() ([]string, error) {
 	return names, err
 }
 
-// publish moves the files of a complete run to DIR.
+// publish moves the files of a complete run to DIR. It first removes those of an earlier run, each
+// token file before its index. A file that vocab.json lists is then missing until the last move, so
+// no mount combines files of two runs.
 func (w *workDir) publish(s *checkpoint) error {
-	for _, name := range s.Stale {
+	names, err := w.finalNames()
+	if err != nil {
+		return err
+	}
+	replaced := slices.Concat(s.Stale, names)
+	slices.Sort(replaced)
+	for _, name := range replaced {
+		if name == manifestName {
+			continue
+		}
 		if err := w.out.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	names, err := w.finalNames()
 	for _, name := range names {
-		if err == nil {
-			err = w.out.Rename(filepath.Join(workDirName, name), name)
+		if err := w.out.Rename(filepath.Join(workDirName, name), name); err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return err
 	}
 	w.hasCheckpoint = false
 	dir, err := w.out.Open(".")

@@ -128,6 +128,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	}
 	if !o.force && o.isComplete(p) {
 		o.printLine("%s is already complete: the same command made it from the same texts", o.dir)
+		removePublished(o.dir)
 		return o.printResult()
 	}
 	work, err := openWorkDir(o.dir)
