@@ -135,6 +135,10 @@ class Writer:
             if (then := state["settings"].get(key)) != now:
                 was = "another tokenizer: pass the same one" if key == "tokenizer" else f"{key}={then} (now {now}): pass the same value"
                 raise Error(f"{path} was started with {was}, or remove the directory to start over")
+        if not state["moves"]:
+            for name in (name for split in state["splits"].values() for shard in split["shards"] for name in file_names(shard)):
+                if not os.path.exists(os.path.join(path, name)):
+                    raise Error(f"{path} lacks {name}, which was complete: restore the file, or remove the directory to start over")
         if state["arrays"] is not None:
             self._columns = self._all_columns(state["arrays"])
         return state

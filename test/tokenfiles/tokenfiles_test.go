@@ -404,3 +404,31 @@ func TestLocks(t *testing.T) {
 		}
 	}
 }
+
+// A continued run notices that files of the checkpoint are missing or too short.
+func TestContinuedRunChecksFiles(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, manyLines)
+	for name, p := range map[string]program{"prepare": prepare(x.args), "writer": x.python(t, "write")} {
+		t.Run(name, func(t *testing.T) {
+			source := t.TempDir()
+			slow := e2e.NewSlowFS(t, source)
+			work := filepath.Join(source, "data", ".prepare")
+			// Many changes after the second shard was begun, there is a checkpoint with the first.
+			slow.KillAt(t, 110)
+			if err := write(t, p, filepath.Join(slow.Dir, "data")); err != errKilled {
+				t.Fatalf("error %v, want %v", err, errKilled)
+			}
+			slow.KillAt(t, 0)
+			for _, file := range []string{"train_000001.bin", "train_000001.bin.index", "train_000001.mask.bin"} {
+				hidden := filepath.Join(source, "hidden")
+				e2e.NoError(t, os.Rename(filepath.Join(work, file), hidden))
+				if err := write(t, p, filepath.Join(slow.Dir, "data")); err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "restore the file") {
+					t.Errorf("without %s: error %v, want one that names it", file, err)
+				}
+				e2e.NoError(t, os.Rename(hidden, filepath.Join(work, file)))
+			}
+			e2e.NoError(t, write(t, p, filepath.Join(slow.Dir, "data")))
+		})
+	}
+}

@@ -167,6 +167,20 @@ func (w *workDir) load() (*checkpoint, error) {
 	return s, nil
 }
 
+// checkShards returns an error if a file of a complete shard is missing.
+func (s *checkpoint) checkShards(w *workDir) error {
+	for _, split := range s.Splits {
+		for _, shard := range split.Shards {
+			for _, name := range outputFormats[s.Settings.Format].files(shard) {
+				if _, err := w.dir.Stat(name); err != nil {
+					return fmt.Errorf("%s: %w: restore the file, or remove the directory to start over", w.dir.Name(), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // startCheckpoint returns the checkpoint of an unfinished run of the same command, or an empty one.
 func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
@@ -182,7 +196,10 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 		default:
 			w.hasCheckpoint = true
 			saved.Settings = begin.Settings
-			return saved, nil
+			if !saved.Complete {
+				err = saved.checkShards(w)
+			}
+			return saved, err
 		}
 	}
 	if err != nil && !o.force {

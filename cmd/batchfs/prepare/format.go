@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	tokenfile "batchfs/cache/format"
+	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // An outputFormat describes the files of a shard.
@@ -19,10 +21,26 @@ type outputFormat struct {
 	maxTokens int64 // limit of a shard; 0 for none
 
 	// endsFile names the file that records where a shard's documents end, in tokens, as 64-bit
-	// numbers. finish writes the other files of a shard. If a format has it, each shard ends with a
-	// document.
+	// numbers. finish, if not nil, writes one more file, which lastFile names, and each shard ends
+	// with a document.
 	endsFile func(name string) string
+	lastFile func(name string) string
 	finish   func(dir *os.Root, name string, s shardInfo) error
+}
+
+// files returns the names of all files of a complete shard.
+func (f outputFormat) files(s vocabulary.Shard) []string {
+	names := []string{s.Name}
+	if ends := f.endsFile(s.Name); !strings.HasPrefix(ends, ".") {
+		names = append(names, ends)
+	}
+	if f.lastFile != nil {
+		names = append(names, f.lastFile(s.Name))
+	}
+	for _, a := range s.Arrays {
+		names = append(names, a.File)
+	}
+	return names
 }
 
 type shardInfo struct {
@@ -35,8 +53,8 @@ var outputFormats = map[string]outputFormat{
 	"headerless": {extension: ".bin", endsFile: indexName},
 	"llm.c":      {extension: ".bin", endsFile: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
 	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyTokensHeader},
-	"megatron":   {extension: ".bin", endsFile: megatronEndsName, finish: writeMegatronIndex},
-	"datatrove":  {extension: ".ds", endsFile: indexName, finish: writeDatatroveMetadata},
+	"megatron":   {extension: ".bin", endsFile: megatronEndsName, lastFile: tokenfile.MegatronIndexOf, finish: writeMegatronIndex},
+	"datatrove":  {extension: ".ds", endsFile: indexName, lastFile: datatroveMetadataName, finish: writeDatatroveMetadata},
 }
 
 // megatronEndsName names the temporary file from which writeMegatronIndex writes the index.
@@ -76,8 +94,10 @@ func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error
 
 func indexName(name string) string { return name + tokenfile.IndexSuffix }
 
+func datatroveMetadataName(name string) string { return name + tokenfile.MetadataSuffix }
+
 func writeDatatroveMetadata(dir *os.Root, name string, s shardInfo) error {
-	return create(dir, name+tokenfile.MetadataSuffix, func(w *bufio.Writer) error {
+	return create(dir, datatroveMetadataName(name), func(w *bufio.Writer) error {
 		_, err := w.WriteString(tokenfile.DatatroveMetadata(s.tokenizer, s.width, s.tokens))
 		return err
 	})

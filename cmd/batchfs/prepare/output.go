@@ -28,8 +28,10 @@ func (o *options) isComplete(p *plan) bool {
 	}
 	for _, split := range m.Splits {
 		for _, shard := range split.Shards {
-			if _, err := os.Stat(filepath.Join(o.dir, shard.Name)); err != nil {
-				return false
+			for _, name := range outputFormats[o.Format].files(shard) {
+				if _, err := os.Stat(filepath.Join(o.dir, name)); err != nil {
+					return false
+				}
 			}
 		}
 	}

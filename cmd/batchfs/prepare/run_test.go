@@ -282,6 +282,27 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare or batchfs.writer is running there")
 }
 
+// A run is complete only if all of its files are there.
+func TestPrepareMissesFiles(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
+	for _, format := range []string{"headerless", "npy", "megatron", "datatrove"} {
+		args := "a.jsonl --by pairs --mask text:1 --out " + format + " --format " + format
+		prepared(t, args)
+		for name := range filesOf(t, format) {
+			if name == manifestName {
+				continue
+			}
+			path := filepath.Join(format, name)
+			testfiles.NoError(t, os.Rename(path, "hidden"))
+			wantError(t, args, "already exists")
+			testfiles.NoError(t, os.Rename("hidden", path))
+		}
+		if said := prepared(t, args); !strings.Contains(said, "is already complete") {
+			t.Errorf("%s with all files: said %q, want that it is complete", format, said)
+		}
+	}
+}
+
 // prepare neither replaces nor removes unfinished work of the Python package.
 func TestPrepareLeavesTheWriterAlone(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A"})})

@@ -160,7 +160,7 @@ func (s *split) openShard() error {
 		s.files[i] = f
 		size, err := f.Seek(0, io.SeekEnd)
 		if err == nil && s.Tokens > 0 && size < sizes[i] {
-			err = fmt.Errorf("%s: has %d bytes, but had %d: start over with --force", f.Name(), size, sizes[i])
+			err = fmt.Errorf("%s: has %d bytes, but had %d: restore the file, or remove %s to start over", f.Name(), size, sizes[i], s.dir.Name())
 		}
 		if err == nil {
 			err = f.Truncate(sizes[i])
