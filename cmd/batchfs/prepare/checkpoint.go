@@ -66,12 +66,32 @@ func openWorkDir(out string) (*workDir, error) {
 	return w, nil
 }
 
-// open opens the working directory. It must belong to the user, because another owner could
-// redirect what is written and removed there.
+// open opens and locks the working directory. It must belong to the user, because another owner
+// could redirect what is written and removed there.
 func (w *workDir) open() error {
-	if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	for {
+		if err := w.out.Mkdir(workDirName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		err := w.openExisting()
+		if err == nil {
+			break
+		}
+		// Another run that ends may remove the directory at any moment.
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
+	names, err := w.fileNames()
+	if slices.ContainsFunc(names, writerFilePattern.MatchString) {
+		return errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
+	}
+	return err
+}
+
+// openExisting opens and locks the working directory. It returns fs.ErrNotExist if the directory is
+// removed meanwhile.
+func (w *workDir) openExisting() error {
 	info, err := w.out.Lstat(workDirName)
 	if err == nil && !info.IsDir() {
 		err = errors.New("is not a directory, but prepare needs this name for its working directory: move it away, or choose another --out")
@@ -83,16 +103,32 @@ func (w *workDir) open() error {
 		return err
 	}
 	if w.lock, err = privatedir.Open(w.dir, false); err != nil {
+		w.dir.Close()
 		return fmt.Errorf("%w: choose another --out, or remove it", err)
 	}
-	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || privatedir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return errors.New("another batchfs prepare or batchfs.writer is running there: wait until it has ended")
-	}
-	names, err := w.fileNames()
-	if slices.ContainsFunc(names, writerFilePattern.MatchString) {
-		return errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
+	if err = w.lockOpened(); err != nil {
+		w.lock.Close()
+		w.dir.Close()
 	}
 	return err
+}
+
+func (w *workDir) lockOpened() error {
+	err := privatedir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return errors.New("another batchfs prepare or batchfs.writer is running there: wait until it has ended")
+	}
+	if err != nil {
+		return err
+	}
+	opened, err := w.lock.Stat()
+	if err != nil {
+		return err
+	}
+	if now, err := w.out.Lstat(workDirName); err != nil || !os.SameFile(opened, now) {
+		return fs.ErrNotExist
+	}
+	return nil
 }
 
 // close removes the working directory unless it has a checkpoint.

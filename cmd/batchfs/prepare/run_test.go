@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -301,6 +302,30 @@ func TestPrepareMissesFiles(t *testing.T) {
 			t.Errorf("%s with all files: said %q, want that it is complete", format, said)
 		}
 	}
+}
+
+// While another run ends and removes the working directory, a run gets one of its own or an error.
+func TestWorkDirIsNotRemoved(t *testing.T) {
+	t.Chdir(t.TempDir())
+	var runs sync.WaitGroup
+	for range 4 {
+		runs.Go(func() {
+			for range 2000 {
+				w, err := openWorkDir("out")
+				if err != nil {
+					if !strings.Contains(err.Error(), "is running there") {
+						t.Errorf("error %v, want that another run has the directory", err)
+					}
+					continue
+				}
+				if err := w.dir.WriteFile("vocab.json", nil, 0o600); err != nil {
+					t.Error(err)
+				}
+				w.close()
+			}
+		})
+	}
+	runs.Wait()
 }
 
 // prepare neither replaces nor removes unfinished work of the Python package.
