@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ._program import ArgumentError, PathLike
 
-_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 

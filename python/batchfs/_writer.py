@@ -415,7 +415,9 @@ class _Split:
         arrays = [
             {"name": c.name, "file": c.file(stem), "dtype": _dtype_name(c.dtype), **({"shape": c.shape} if c.shape else {})} for c in columns[1:]
         ]
-        described = {"arrays": arrays, "mask_ones": current["ones"]} if arrays else {}
+        described: State = {"arrays": arrays} if arrays else {}
+        if current["ones"]:
+            described["mask_ones"] = current["ones"]
         sizes = {key: current[key] for key in ("tokens", "documents")}
         self.state["shards"].append({"name": f"{stem}.bin", **sizes, "sha256": hashed.hexdigest(), **described})
         current.update(dict.fromkeys(COUNTS, 0))

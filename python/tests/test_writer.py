@@ -177,6 +177,33 @@ class TestFiles(Case):
             made = json.loads((directory / "vocab.json").read_text())
             self.assertEqual((made["eot_at"], made["splits"]["train"].get("eot_inside")), (at, inside), documents)
 
+    def test_end_of_text_names(self) -> None:
+        """The end-of-text token is the one that prepare takes."""
+        names = ["<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>"]
+        for first in range(len(names)):
+            ids = {name: i for i, name in enumerate(reversed(names[first:]))}
+
+            class Tokenizer:
+                __module__ = "tokenizers"
+
+                def to_str(self) -> str:
+                    added = [{"content": name, "id": i, "special": True} for name, i in ids.items()]
+                    return json.dumps({"decoder": None, "pre_tokenizer": None, "added_tokens": added})
+
+                def get_vocab(self) -> dict[str, int]:
+                    return ids
+
+            self.assertEqual(vocabulary(Tokenizer()).eot, ids[names[first]])
+
+    def test_mask_ones(self) -> None:
+        """The tokens with mask 1 are counted only where there is a mask."""
+        with batchfs.writer(self.root / "weights", vocab_size=9) as out:
+            out.add([1], weight=[0.5])
+        with batchfs.writer(self.root / "masks", vocab_size=9) as out:
+            out.add([1, 2], mask=[0, 1])
+        found = [json.loads((self.root / name / "vocab.json").read_text())["splits"]["train"]["shards"][0] for name in ("weights", "masks")]
+        self.assertEqual([shard.get("mask_ones") for shard in found], [None, 1])
+
     def test_val(self) -> None:
         self.write(self.data, range(1000), val=0.1)
         self.write(self.root / "half", range(500), val=0.1)
@@ -562,7 +589,7 @@ class TestTokenizers(Case):
 
     @staticmethod
     def end_of_text(ids: dict[str, int]) -> int | None:
-        return next((ids[eot] for eot in ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>") if eot in ids), None)
+        return next((ids[eot] for eot in ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>") if eot in ids), None)
 
     def test_bytes(self) -> None:
         for name, tokenizer, encode, eot in self.kinds():

@@ -111,6 +111,10 @@ func TestPrepareSpecial(t *testing.T) {
 		if n := int(readManifest(t).Splits["train"].EOTInside); n != want.inside || strings.Contains(said, inside) != (n == 1) {
 			t.Errorf("%s: %d end-of-text tokens inside documents, want %d; said %q", args, n, want.inside, said)
 		}
+		// A reader may split documents at this token only if each document has exactly one.
+		if at := readManifest(t).EOTAt; (at == "none") != (want.inside > 0 || strings.Contains(args, "byte")) {
+			t.Errorf("%s: end-of-text tokens are at %q", args, at)
+		}
 	}
 	wantError(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": choose one of ["<|endoftext|>"`)
 }

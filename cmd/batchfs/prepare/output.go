@@ -149,7 +149,10 @@ func (p *plan) manifest(made [len(splits)]vocabulary.Split, n *notes) *vocabular
 	}
 	if p.eot >= 0 {
 		eot := uint32(p.eot)
-		m.EOT, m.EOTAt = &eot, p.EOT
+		m.EOT = &eot
+		if made[0].EOTInside == 0 && made[1].EOTInside == 0 {
+			m.EOTAt = p.EOT
+		}
 	}
 	if m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte {
 		m.Kind = vocabulary.BPE
