@@ -24,8 +24,11 @@ WRITER_STATE, FINISH_STATE = ".writer.json", ".finish.json"
 _KEYS = {WRITER_STATE: {"settings", "arrays", "splits", "moves"}, FINISH_STATE: {"writer", "moves"}}
 _LOCK_LIMIT = 2.0  # seconds: a writer of a shard that ends locks out the others for a moment
 SHARD = re.compile(r"shard_(\d+)_of_(\d+)")
-_TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index)")
-_WRITER_FILE = re.compile(rf"{SHARD.pattern}|{_TOKEN_FILE.pattern}|\.(writer|finish)\.json(\.new)?")
+_TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index|metadata)")
+# Files of writers, and of a prepare that was killed before its first checkpoint.
+_CREATED_FILE = re.compile(
+    rf"{SHARD.pattern}|{_TOKEN_FILE.pattern}|\.(writer|finish)\.json(\.new)?|\.state\.json\.new|\.parquet-\d+|\.(train|val)(_\d+)?\.bin\.ends"
+)
 
 
 class WorkDirectory:
@@ -76,18 +79,21 @@ def _open(path: str, operation: int) -> int:
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as on_error:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             on_error.callback(os.close, fd)
-            status, entries = os.fstat(fd), os.listdir(fd)
+            status = os.fstat(fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise Error(f"{path} belongs to another user, or others may write to it: choose another directory, or remove it")
+            _lock(path, fd, operation)
+            if not os.path.samestat(os.stat(path), status):
+                continue
+            # Before, another program may have been writing.
+            entries = os.listdir(fd)
             if ".state.json" in entries:
                 raise Error(f"{path} belongs to an unfinished batchfs prepare: run that command again, or remove the directory")
-            if foreign := [name for name in entries if not _WRITER_FILE.fullmatch(name)]:
+            if foreign := [name for name in entries if not _CREATED_FILE.fullmatch(name)]:
                 raise Error(f"{path} contains {foreign[0]}, which batchfs did not create: remove the directory, or choose another")
-            _lock(path, fd, operation)
-            if os.path.samestat(os.stat(path), status):
-                os.fchmod(fd, 0o700)
-                on_error.pop_all()
-                return fd
+            os.fchmod(fd, 0o700)
+            on_error.pop_all()
+            return fd
 
 
 def _lock(path: str, fd: int, operation: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import importlib
 import importlib.util
 import io
@@ -331,6 +332,19 @@ class TestRefused(Case):
         waiting.join(child)
         self.assertEqual(child.exitcode, 0)
         out.close()
+
+    def test_checkpoint_while_waiting(self) -> None:
+        """A prepare that ends while a writer waits for its lock may leave a checkpoint."""
+        work = self.data / ".prepare"
+        work.mkdir(parents=True)
+
+        def prepare(path: str, fd: int, operation: int) -> None:
+            (work / ".state.json").touch()
+            fcntl.flock(fd, operation)
+
+        with mock.patch("batchfs._workdir._lock", prepare):
+            self.refused("belongs to an unfinished batchfs prepare", lambda: batchfs.writer(self.data, vocab_size=9, resume=True))
+        self.assertEqual([path.name for path in work.iterdir()], [".state.json"])
 
     def test_not_closed(self) -> None:
         with self.assertWarnsRegex(ResourceWarning, "was not closed"):

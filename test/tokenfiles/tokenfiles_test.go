@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -401,6 +402,53 @@ func TestLocks(t *testing.T) {
 		slow.Delay(t, "fsync", 0)
 		if err := wait(); err != nil {
 			t.Errorf("%s, after others were refused: %v", name, err)
+		}
+	}
+}
+
+// A program removes what another left that cannot be continued, and refuses the rest, as the table
+// in docs/design.md says.
+func TestFilesOfTheOtherProgram(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, 4)
+	programs := map[string]program{"prepare": prepare(x.args), "writer": x.python(t, "write")}
+	want := map[string]map[string]string{}
+	for name, p := range programs {
+		dir := filepath.Join(x.dir, name)
+		e2e.NoError(t, write(t, p, dir))
+		want[name] = files(t, dir)
+	}
+	rows := regexp.MustCompile("(?m)^\\| (`[^|]*`) \\| (both|prepare|writer) \\| (removes it|refuses) \\|").FindAllStringSubmatch(e2e.ReadPage(t, "docs/design.md"), -1)
+	if len(rows) < 10 {
+		t.Fatalf("docs/design.md has %d rows, want a table", len(rows))
+	}
+	n := 0
+	for _, row := range rows {
+		for _, file := range strings.Split(strings.Trim(row[1], "`"), "` `") {
+			for name, p := range programs {
+				if row[2] == name {
+					continue
+				}
+				n++
+				dir := filepath.Join(x.dir, fmt.Sprint(n))
+				work := filepath.Join(dir, ".prepare")
+				if strings.HasSuffix(file, "/") {
+					e2e.NoError(t, os.MkdirAll(filepath.Join(work, file), 0o755))
+				} else {
+					e2e.Write(t, filepath.Join(work, file), "unfinished")
+				}
+				err := write(t, p, dir)
+				_, left := os.Lstat(filepath.Join(work, file))
+				if row[3] == "refuses" {
+					if err == nil || !strings.Contains(err.Error(), "belongs to") || left != nil || len(files(t, dir)) > 0 {
+						t.Errorf("%s with %s: error %v, want that it belongs to the other program; the file: %v", name, file, err, left)
+					}
+					continue
+				}
+				if _, workLeft := os.Lstat(work); err != nil || !os.IsNotExist(workLeft) || !maps.Equal(files(t, dir), want[name]) {
+					t.Errorf("%s with %s: error %v, want the files of a run without it, and nothing left", name, file, err)
+				}
+			}
 		}
 	}
 }

@@ -43,8 +43,10 @@ type checkpoint struct {
 	Stale    []string `json:"stale"`    // files of an earlier run to remove from DIR first
 }
 
-// createdFilePattern matches the files in the working directory that prepare may remove.
-var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFilePattern.String())
+// createdFilePattern matches the files in the working directory that prepare may remove: its own,
+// and those of a writer that was killed before its first checkpoint.
+var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.(writer|finish)\.json\.new$|^\.parquet-\d+$|` +
+	`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + tokenFilePattern.String())
 
 // writerFilePattern matches files that only the Python package's writer makes: its checkpoint, and
 // the working directories of its shards.
