@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"batchfs/cache/array"
 	"batchfs/fs/mount"
 )
 
@@ -59,9 +60,7 @@ type batchBuffer struct {
 
 const (
 	notRequested = -1
-
-	maxReaders = 256 // limit on sequentialReaders
-	maxLag     = 64  // batches by which a reader may trail another that shares its buffers
+	maxReaders   = 256 // limit on sequentialReaders
 )
 
 // acquireBuffer records that batch k of list is being read. If k was prefetched, it returns the
@@ -111,7 +110,7 @@ func (p *prefetcher) recordRequest(list BatchList, k uint64) (*sequentialReader,
 // as the most recently used. The caller holds mu.
 func (p *prefetcher) readerFor(list BatchList, k uint64) *sequentialReader {
 	for i, r := range slices.Backward(p.readers) {
-		if r.list == list && r.next <= k+maxLag && k <= r.next+uint64(p.depth) {
+		if r.list == list && r.next <= k+array.MaxLag && k <= r.next+uint64(p.depth) {
 			if i < len(p.readers)-1 {
 				p.readers = append(slices.Delete(p.readers, i, i+1), r)
 			}
@@ -215,8 +214,8 @@ func (p *prefetcher) claim(r *sequentialReader) *batchBuffer {
 
 // isPartlySent reports whether a reader is in the middle of the batch in b. Some readers take only
 // the main arrays, so a batch whose main arrays were sent is not partly sent. Neither is a batch
-// that is maxLag or more behind k, because its reader has probably stopped.
+// that is array.MaxLag or more behind k, because its reader has probably stopped.
 func (r *sequentialReader) isPartlySent(b *batchBuffer, k uint64) bool {
 	sent := b.sent.Load()
-	return sent >= 0 && sent < r.list.Spec().Batch.MainBytes() && b.batch+maxLag > k
+	return sent >= 0 && sent < r.list.Spec().Batch.MainBytes() && b.batch+array.MaxLag > k
 }

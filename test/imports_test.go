@@ -53,7 +53,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/metrics":            {"fs/figures", "fs/state"},
 		"cmd/batchfs/vocabulary":         nil,
 		"cmd/batchfs/web":                nil,
-		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "internal/failure", "sampler"},
+		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "fs/state", "internal/failure", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/counts", "cache/localfile", "cache/store", "cmd/batchfs/config",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "fs/state", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
 		"cmd/batchfs/prepare/bpe": {"internal/minheap"},

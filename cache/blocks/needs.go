@@ -32,8 +32,9 @@ type need struct {
 	firstBatch, lastBatch uint64
 }
 
-// maxLag is how many batches one thread of a reader may be behind another.
-const maxLag = 4
+// justPassed is for how many batches a block counts as just passed. In this time, it serves threads
+// of a reader that are behind another.
+const justPassed = 4
 
 // distance returns how many batches come before the next one that needs the block. ok is false if
 // no batch does any more, or the stream seems to have ended.
@@ -45,7 +46,7 @@ func (n need) distance() (batches uint64, ok bool) {
 // isPassed reports whether the stream has just passed the last batch that needs the block.
 func (n need) isPassed() bool {
 	batch := n.stream.batch.Load()
-	return n.lastBatch < batch && batch <= n.lastBatch+maxLag && n.stream.isActive()
+	return n.lastBatch < batch && batch <= n.lastBatch+justPassed && n.stream.isActive()
 }
 
 func (s *Stream) isActive() bool {

@@ -19,6 +19,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 func doctorCommand() *cobra.Command {
@@ -294,7 +295,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	}
 	defer shared.Close()
 	// The supervisor pings the worker every second.
-	if silent := shared.SinceHeartbeat(); silent > 3*time.Second {
+	if silent := shared.SinceHeartbeat(); silent > state.StuckAfter {
 		return "", fmt.Errorf("%s is stuck: its worker, process %d, has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}

@@ -101,7 +101,7 @@ func (f *foundMount) state() string {
 		return "closed"
 	case err != nil:
 		return "dead"
-	case f.IsStopped(), f.shared.SinceHeartbeat() > 3*time.Second, len(f.shared.Unresponsive()) > 0:
+	case f.IsStopped(), f.shared.SinceHeartbeat() > state.StuckAfter, len(f.shared.Unresponsive()) > 0:
 		return "stuck"
 	}
 	return "serving"

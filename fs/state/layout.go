@@ -145,7 +145,7 @@ type SequenceState struct {
 	used          atomic.Uint64 // nonzero if the sequence exists; written last, cleared first
 	initialCursor atomic.Uint64
 	user          atomic.Uint64 // id of the user who looked it up first
-	name          [maxName]byte // padded with zeros
+	name          [MaxName]byte // padded with zeros
 	lastError     [512]byte     // padded with zeros
 
 	// Lookups counts lookups of the sequence's files that the kernel has not forgotten. It is 0 for
@@ -160,9 +160,9 @@ type SequenceState struct {
 	SequenceCounters
 }
 
-// maxName is the size of a sequence's name in bytes. A split's name takes at most 100, and settings
+// MaxName is the size of a sequence's name in bytes. A split's name takes at most 100, and settings
 // fewer than 200.
-const maxName = 344
+const MaxName = 344
 
 // MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open at
 // the same time.

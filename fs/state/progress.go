@@ -34,7 +34,7 @@ type Furthest struct {
 	// same time.
 	batch    atomic.Uint64
 	readAt   atomic.Int64  // clock.Now of the read
-	path     [maxName]byte // directory of the batch, padded with zeros
+	path     [MaxName]byte // directory of the batch, padded with zeros
 	settings [256]byte     // path settings that give the split this schedule, padded with zeros
 }
 

@@ -134,6 +134,9 @@ func (s *Shared) NewConnection() {
 	clear(s.lookups.countedLookups[:])
 }
 
+// StuckAfter is the time without an answer to a ping after which a worker is said to be stuck.
+const StuckAfter = 3 * time.Second
+
 // SinceHeartbeat returns the time since the worker last answered a ping, which it gets every
 // second.
 func (s *Shared) SinceHeartbeat() time.Duration {

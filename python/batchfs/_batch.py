@@ -13,6 +13,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 A = TypeVar("A")
 
+HEADER = 4096  # bytes before the arrays in .npy and .safetensors files of batches
 _ALIGNMENT = 64  # bytes
 
 

@@ -9,7 +9,7 @@ import subprocess
 import weakref
 from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 
-from ._batch import layouts
+from ._batch import HEADER, layouts
 from ._lock import Locked
 from ._program import MountError, ReadError, Process, Setting, parse_info, run
 from ._split import Split, read_rest, resolve_split
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
-_HEADER = 4096  # bytes before the arrays in a .safetensors file
 _SKIP = 256  # limit on the batches to read and drop; a new process is faster beyond it
 
 
@@ -75,7 +74,7 @@ class PipeReader(Locked):
         arrays = layouts(info)
         self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.
-        self.header = 0 if [p.name for p in arrays] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
+        self.header = 0 if [p.name for p in arrays] in (["x", "y"], ["tokens"], ["rows"]) else HEADER
         output = "safetensors" if self.header else "raw"
         self.args = ["cat", *args, "--count", "0", "--format", output, "--identity", info["identity"]]
         self.directory = directory

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	"batchfs/fs/state"
 	"batchfs/internal/failure"
 )
 
@@ -56,14 +57,11 @@ func (s *Split) With(settings string) (_ *Split, err error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
-	if path := n.Path(); len(path) > maxPath {
-		return nil, fmt.Errorf("%s: the settings make a path of %d bytes, but at most %d are supported; set some of them in the configuration", n.path, len(path), maxPath)
+	if path := n.Path(); len(path) > state.MaxName {
+		return nil, fmt.Errorf("%s: the settings make a path of %d bytes, but at most %d are supported; set some of them in the configuration", n.path, len(path), state.MaxName)
 	}
 	return &n, nil
 }
-
-// maxPath is the size of a path in the shared memory, in bytes.
-const maxPath = 344
 
 func pathKeys() (names []string) {
 	for _, key := range batchTable.keys {

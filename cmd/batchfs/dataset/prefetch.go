@@ -21,14 +21,9 @@ type blockPrefetcher struct {
 	nextBatch  uint64 // first batch whose blocks have not all been requested yet
 }
 
-const (
-	// maxReaderDistance is the largest distance, in batches, of two threads that count as one
-	// reader.
-	maxReaderDistance = 64
-	// maxPrefetchedRows limits how many rows are prefetched. One batch is always prefetched, even
-	// if it has more rows.
-	maxPrefetchedRows = 4096
-)
+// maxPrefetchedRows limits how many rows are prefetched. One batch is always prefetched, even if it
+// has more rows.
+const maxPrefetchedRows = 4096
 
 func newBlockPrefetcher(d *Dataset) *blockPrefetcher {
 	return &blockPrefetcher{
@@ -55,12 +50,12 @@ func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache
 // prefetchFrom requests the blocks of up to maxBatches batches, beginning with k, until the cache
 // accepts no more. If k is far from the last batch read, it only records k.
 func (p *blockPrefetcher) prefetchFrom(k uint64) {
-	far := k+maxReaderDistance < p.lastRead || k > p.lastRead+maxReaderDistance
+	far := k+array.MaxLag < p.lastRead || k > p.lastRead+array.MaxLag
 	p.lastRead = k
 	if far {
 		return
 	}
-	if p.nextBatch < k || p.nextBatch > k+p.maxBatches+maxReaderDistance {
+	if p.nextBatch < k || p.nextBatch > k+p.maxBatches+array.MaxLag {
 		p.nextBatch = k
 	}
 	for ; p.nextBatch < k+p.maxBatches; p.nextBatch++ {
