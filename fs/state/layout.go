@@ -125,7 +125,7 @@ type SequenceCounters struct {
 	Waited          atomic.Int64  // nanoseconds waited for next, first requests excluded
 	ReplyTimes      WaitHistogram // all successful requests for next
 
-	_ [32 - 9 - 23]uint64 // for later builds: 32 words, less those above
+	_ [40 - 9 - 23]uint64 // for later builds: 40 words, less those above
 }
 
 // RecordBatch raises Batches to k+1, if it is less. It is safe for concurrent use.

@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 	"unsafe"
 )
@@ -131,5 +135,50 @@ func TestForgedHeader(t *testing.T) {
 	defer empty.Close()
 	if _, err := Map(empty); !errors.Is(err, errLayout) {
 		t.Error(err)
+	}
+}
+
+var update = flag.Bool("update", false, "write testdata/layout.txt")
+
+// The layout of the shared memory stays the same, because processes of other versions map it too.
+// New fields may only take the place of unused words, or be added at the end of a section that is
+// no array, or as new sections.
+func TestLayout(t *testing.T) {
+	s := new(Shared)
+	fields := map[*unsafe.Pointer]reflect.StructField{}
+	for i := range reflect.TypeFor[Shared]().NumField() {
+		address := reflect.ValueOf(s).Elem().Field(i).Addr().UnsafePointer()
+		fields[(*unsafe.Pointer)(address)] = reflect.TypeFor[Shared]().Field(i)
+	}
+	var layout strings.Builder
+	for i, known := range s.sections() {
+		describeLayout(&layout, fmt.Sprintf("%d %s", i, fields[known.pointer].Name), fields[known.pointer].Type.Elem(), 0)
+	}
+	const file = "testdata/layout.txt"
+	if *update {
+		noError(t, os.WriteFile(file, []byte(layout.String()), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	noError(t, err)
+	if layout.String() != string(want) {
+		t.Errorf("the layout differs from %s. If fields were only added, run the test with -update. It is now\n%s", file, &layout)
+	}
+}
+
+// describeLayout writes the offset and size of each number, and of each list of numbers, in a type.
+func describeLayout(out *strings.Builder, name string, typ reflect.Type, offset uintptr) {
+	isNumber := func(t reflect.Type) bool {
+		return t.PkgPath() == "sync/atomic" || t.Kind() != reflect.Struct && t.Kind() != reflect.Array
+	}
+	switch {
+	case isNumber(typ), typ.Kind() == reflect.Array && isNumber(typ.Elem()):
+		fmt.Fprintf(out, "%s: %d bytes at %d\n", name, typ.Size(), offset)
+	case typ.Kind() == reflect.Array:
+		describeLayout(out, fmt.Sprintf("%s[%d of %d bytes]", name, typ.Len(), typ.Elem().Size()), typ.Elem(), offset)
+	default:
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			describeLayout(out, name+"."+f.Name, f.Type, offset+f.Offset)
+		}
 	}
 }
