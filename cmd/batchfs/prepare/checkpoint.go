@@ -250,9 +250,9 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	return begin, w.clear()
 }
 
-// continuesWith reports whether a run with other settings has the same output up to here: those that
-// say what to do about text that is not UTF-8, of which there was none. A text that has begun cannot
-// be left out.
+// continuesWith reports whether a run with other settings has the same output up to here, because
+// they only say what to do about invalid text, of which there was none. A text that has begun
+// cannot be left out.
 func (s *checkpoint) continuesWith(other settings) bool {
 	if s.Settings.Invalid != "error" || other.Invalid == "skip" && s.Position.Within {
 		return false

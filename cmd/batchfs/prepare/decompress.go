@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxWindow is the largest window that zstd can write (--long=31), in bytes. It bounds the memory
-	// of a decoder.
+	// maxWindow is the largest window that zstd can write (--long=31), in bytes. It bounds the
+	// memory of a decoder.
 	maxWindow = 2 << 30
 	// largeWindow is the largest window that zstd reads without --long, in bytes.
 	largeWindow = 128 << 20

@@ -74,7 +74,8 @@ func TestPrepareContinuesWithoutUnusableLines(t *testing.T) {
 	usable := lines(someDocuments(300, 300))
 	all := usable + "{\"txet\": 1}\n" + textLine("last")
 	writeFilesHere(t, map[string]string{"a.jsonl": all, "b.jsonl": usable + textLine("last")})
-	const args = " --by pairs --val 0.1 --shard-tokens 2000 --out " // saves a checkpoint after each shard
+	// A checkpoint is saved after each shard.
+	const args = " --by pairs --val 0.1 --shard-tokens 2000 --out "
 	wantError(t, "a.jsonl"+args+"out", "has no field text: choose one with --field or --mask; there are [\"txet\"]; to leave such lines out, use --invalid skip; run the same command again to continue")
 	wantError(t, "a.jsonl --field a"+args+"out --invalid skip", "belongs to an unfinished run with other options")
 	if said := prepared(t, "a.jsonl"+args+"out --invalid skip"); !strings.Contains(said, "continuing at ") {
