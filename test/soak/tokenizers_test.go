@@ -58,7 +58,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	e2e.SkipIfShort(t)
 	t.Parallel()
 	dir, paths := tokenizers(t), map[string]string{}
-	for _, name := range []string{"llama3_2", "qwen3", "gpt35turbo", "gpt4o", "deepseek_v3"} {
+	for _, name := range []string{"llama3_2", "qwen3", "gpt35turbo", "gpt4o", "deepseek_v3", "llama2", "gemma3", "olmo_1", "olmo_2"} {
 		paths[name] = filepath.Join(dir, name+".json")
 	}
 	var preTokenizers, qwen map[string]json.RawMessage
@@ -78,6 +78,45 @@ func TestTokensOfTokenizers(t *testing.T) {
 			}
 			compareTokens(t, e2e.Must(bpe.Open(path))(t), run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
 		})
+	}
+}
+
+// With random vocabularies, flags of added tokens, normalizers and pre-tokenizers, every text has
+// the same tokens as with Hugging Face's tokenizers, also if it is cut where Cut says.
+func TestTokensOfVariants(t *testing.T) {
+	e2e.SkipIfShort(t)
+	t.Parallel()
+	dir, n := t.TempDir(), e2e.NormalOrSoak(50, 2000)
+	e2e.RunJob(t, filepath.Join(tokenizers(t), "bin/python"), "clients/variants.py", "1", fmt.Sprint(n), dir)
+	random := rand.New(rand.NewPCG(1, 2))
+	texts, cuts := 0, 0
+	for i := range n {
+		ordinary := e2e.Must(bpe.Open(filepath.Join(dir, fmt.Sprintf("%d.json", i))))(t)
+		tokenizers := map[string]*bpe.Tokenizer{"ordinary": ordinary, "special": ordinary.WithSpecial()}
+		caches := map[string]*bpe.Cache{"ordinary": bpe.NewCache(), "special": bpe.NewCache()}
+		for raw := range bytes.Lines(e2e.Content(t, filepath.Join(dir, fmt.Sprintf("%d.jsonl", i)))) {
+			var line struct {
+				Text              string
+				Ordinary, Special []uint32
+			}
+			e2e.NoError(t, json.Unmarshal(raw, &line))
+			for name, want := range map[string][]uint32{"ordinary": line.Ordinary, "special": line.Special} {
+				encoder, text := tokenizers[name].NewEncoder(caches[name]), []byte(line.Text)
+				texts++
+				if got := encoder.Append(nil, text); !slices.Equal(got, want) {
+					t.Fatalf("variant %d: %q (%s): %d, want %d", i, text, name, got, want)
+				}
+				if at, _ := tokenizers[name].Cut(text[:random.IntN(len(text))]); at > 0 {
+					cuts++
+					if got := encoder.AppendRest(encoder.Append(nil, text[:at]), text[at:]); !slices.Equal(got, want) {
+						t.Fatalf("variant %d: %q (%s), cut at %d: %d, want %d", i, text, name, at, got, want)
+					}
+				}
+			}
+		}
+	}
+	if texts < 100*n || cuts < 10*n {
+		t.Errorf("%d texts, %d cuts", texts, cuts)
 	}
 }
 

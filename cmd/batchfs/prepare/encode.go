@@ -33,7 +33,7 @@ func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText, 
 	}
 	w.beginDocument(out)
 	for _, t := range texts {
-		if err := w.appendText(out, t.text, t.mask); err != nil {
+		if err := w.appendText(out, t.text, t.mask, true); err != nil {
 			return err
 		}
 	}
@@ -56,8 +56,9 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
 
-// appendText encodes a text. It cuts a long text where cuts do not affect the tokens.
-func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error {
+// appendText encodes a text, or the rest of one if begins is false. It cuts a long text where cuts
+// do not affect the tokens.
+func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begins bool) error {
 	w.countNames(t)
 	for len(t) > 0 {
 		part := t
@@ -67,8 +68,13 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte) error
 			}
 		}
 		t = t[len(part):]
-		w.scratch = w.Append(w.scratch[:0], part)
-		if int64(slices.Max(w.scratch)) >= w.Size() {
+		encode := w.Append
+		if !begins {
+			encode = appendRest(w.encoder)
+		}
+		w.scratch, begins = encode(w.scratch[:0], part), false
+		w.countLacking()
+		if len(w.scratch) > 0 && int64(slices.Max(w.scratch)) >= w.Size() {
 			return errChanged // has a character that was not counted
 		}
 		for _, token := range w.scratch {

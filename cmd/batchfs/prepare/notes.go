@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -30,6 +31,8 @@ type notes struct {
 	Dropped tally `json:"dropped,omitempty"`
 	// Matched counts the texts that each part of --mask applies to.
 	Matched tally `json:"matched,omitempty"`
+	// Lacking counts bytes that the vocabulary lacks, such as 0x00.
+	Lacking tally `json:"lacking,omitempty"`
 }
 
 func (n *notes) add(more *notes) {
@@ -43,6 +46,7 @@ func (n *notes) add(more *notes) {
 	n.Unnamed.addAll(more.Unnamed)
 	n.Dropped.addAll(more.Dropped)
 	n.Matched.addAll(more.Matched)
+	n.Lacking.addAll(more.Lacking)
 }
 
 func location(unit string, number int64, in *input) string {
@@ -150,6 +154,12 @@ func (n *notes) lines(e *encoding) (lines []string) {
 	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), "line", "lines"), n.unusable())
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
+	unknown := "dropped"
+	if t, ok := e.tokenizer.(bpeTokenizer); ok && t.Unknown() != "" {
+		unknown = "encoded as " + t.Unknown()
+	}
+	add(n.Lacking.total(), "%s: %s that the vocabulary lacks, %s; the library tokenizers does the same", unknown,
+		terminal.Plural(n.Lacking.total(), "byte", "bytes"), n.Lacking)
 	for _, f := range e.unmatched(n) {
 		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.mask)
 	}
@@ -195,6 +205,13 @@ func (w *encodeWorker) countDropped(fields []field, depth int, name []byte, valu
 		return f.nextStep(depth).name == string(name) || f.path[depth-1].key == string(name)
 	}) {
 		w.notes.Dropped.add(string(name), 1)
+	}
+}
+
+// countLacking counts the bytes that the vocabulary lacks in the text that was encoded last.
+func (w *encodeWorker) countLacking() {
+	if e, ok := w.encoder.(*bpe.Encoder); ok {
+		e.TakeLacking(func(b byte, n int64) { w.notes.Lacking.add(fmt.Sprintf("%#02x", b), n) })
 	}
 }
 

@@ -184,6 +184,7 @@ func (o *options) makePlan(args []string) (*plan, error) {
 		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
 	o.warnMissingEOT(p)
+	o.warnTokenizer(p)
 	return p, o.announceWindows(inputs)
 }
 

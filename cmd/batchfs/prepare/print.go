@@ -42,6 +42,14 @@ func (o *options) warnMissingEOT(p *plan) {
 	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)
 }
 
+// warnTokenizer warns about a tokenizer that differs from the one of the model.
+func (o *options) warnTokenizer(p *plan) {
+	if t, ok := p.tokenizer.(bpeTokenizer); ok && t.IsWrongMistral() {
+		o.printLine("warning: %s splits text like Llama 3, but Mistral trained its models on tokens of tekken.json, which splits it differently: "+
+			"give the tekken.json of the same model with --by", o.By)
+	}
+}
+
 // announceWindows prints how much memory decompressing takes if zstd files need more than usual.
 func (o *options) announceWindows(inputs []*input) error {
 	var largest *input

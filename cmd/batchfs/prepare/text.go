@@ -122,7 +122,8 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	if piece.startsDocument {
 		w.beginDocument(out)
 	}
-	if err := w.appendText(out, valid, 0); err != nil { // with --mask, there is no text
+	const mask = 0 // with --mask, there is no text
+	if err := w.appendText(out, valid, mask, piece.startsDocument); err != nil {
 		return err
 	}
 	if piece.endsDocument {

@@ -29,6 +29,19 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
+// A restEncoder is an encoder for which the beginning of a text differs from the rest, after a cut.
+type restEncoder interface {
+	AppendRest(tokens []uint32, text []byte) []uint32
+}
+
+// appendRest returns the method of an encoder that appends the rest of a text.
+func appendRest(e encoder) func(tokens []uint32, text []byte) []uint32 {
+	if e, ok := e.(restEncoder); ok {
+		return e.AppendRest
+	}
+	return e.Append
+}
+
 // tokenizers has the names that --by accepts. The tokenizer for char only collects the characters.
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(charCollector), nil },
@@ -81,7 +94,12 @@ type bpeTokenizer struct {
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder(t.cache) }
 
-func (t bpeTokenizer) Cut(text []byte) int { return wordEnd(text, t.Joins) }
+func (t bpeTokenizer) Cut(text []byte) int {
+	if n, ok := t.Tokenizer.Cut(text); ok {
+		return n
+	}
+	return wordEnd(text, t.Joins)
+}
 
 func (t bpeTokenizer) EndOfText() (uint32, bool) {
 	if t.eot == "" {

@@ -22,13 +22,16 @@
 // A special token, such as <|endoftext|>, stands for no text. Its name in a text is encoded like
 // any other text, unless the tokenizer comes from [Tokenizer.WithSpecial].
 //
-// All bytes can be encoded; a byte that is not part of valid UTF-8 counts as a symbol. Decoding
-// restores the text, unless the tokenizer normalizes it, as Qwen's do (to NFC).
+// In vocabularies in the style of SentencePiece, such as Llama 2's, merging begins with characters
+// instead of bytes (sentencepiece.go).
+//
+// A byte that is not part of valid UTF-8 counts as a symbol. Decoding restores the text, unless the
+// tokenizer normalizes it, as Qwen's do (to NFC), or the vocabulary lacks some of its bytes.
 package bpe
 
 import (
-	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
@@ -39,54 +42,109 @@ type Tokenizer struct {
 	expression                          // how text is split
 	normalize  func(text []byte) []byte // nil if text is not normalized
 	tokens     []string                 // empty for unused numbers
-	byteTokens [256]uint32
+	byteTokens [256]uint32              // noToken for bytes that the vocabulary lacks
+	pieces     *sentencePiece           // nil if merging begins with bytes
+	// unknown stands for bytes that the vocabulary lacks; noToken if they are dropped. If
+	// fuseUnknown is true, it stands for all such bytes in a row.
+	unknown     uint32
+	fuseUnknown bool
 	// wholePieces has the pieces that are one token whatever the merges say.
 	wholePieces map[string]uint32
 	merges      *merges
-	// byteMerges has the merges of any two bytes, which are looked up most.
+	// byteMerges has the merges of any two bytes, which are looked up most; nil if merging does not
+	// begin with one token for each byte.
 	byteMerges    *[1 << 16]uint64
 	special       map[string]uint32
 	endOfTextName string // name of the special token between documents, or empty
-	// addedByText maps the texts of added tokens to them: [0] those to find in the original text,
-	// [1] in normalized text.
-	addedByText [2]map[string]addedToken
-	// addedSets[i] finds the tokens of addedByText[i]; nil if all of them are special.
+	added         []addedToken
+	// addedSets has the added tokens to find: [0] in the original text, [1] in normalized text; nil
+	// if all of them are special.
 	addedSets [2]*addedSet
 }
 
 // finish sets the fields that depend on the tokens, the merges and the added tokens.
-func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
+func (t *Tokenizer) finish(pairs []pair, added []addedToken) {
 	fillClasses()
-	var known [256]bool
-	for token, text := range t.tokens {
-		if len(text) == 1 {
-			t.byteTokens[text[0]], known[text[0]] = uint32(token), true
+	t.merges, t.unknown = newMerges(pairs), noToken
+	if t.pieces == nil {
+		t.setByteTokens()
+	}
+	t.special, t.added = map[string]uint32{}, added
+	for _, token := range added {
+		for uint32(len(t.tokens)) <= token.token {
+			t.tokens = append(t.tokens, "")
+		}
+		if token.special {
+			t.tokens[token.token], t.special[token.content] = token.content, token.token
+		} else {
+			t.tokens[token.token] = t.decoded(token.content)
 		}
 	}
-	if b := slices.Index(known[:], false); b >= 0 {
-		return fmt.Errorf("no token stands for the byte %#02x: only byte-level vocabularies can encode all text", b)
-	}
-	t.merges, t.byteMerges = newMerges(pairs), new([1 << 16]uint64)
-	for i := range t.byteMerges {
-		t.byteMerges[i] = t.merges.find(t.byteTokens[i>>8], t.byteTokens[i&0xff])
-	}
-	t.special, t.addedByText = map[string]uint32{}, added
-	for i, texts := range added {
-		t.addedSets[i] = newAddedSet(texts, i == 1)
-		for text, token := range texts {
-			for uint32(len(t.tokens)) <= token.token {
-				t.tokens = append(t.tokens, "")
-			}
-			if t.tokens[token.token] = text; token.special {
-				t.special[text] = token.token
-			}
-		}
-	}
+	t.addedSets = t.newAddedSets(false)
 	i := slices.IndexFunc(endNames, func(name string) bool { _, ok := t.special[name]; return ok })
 	if i >= 0 {
 		t.endOfTextName = endNames[i]
 	}
-	return nil
+}
+
+// decoded returns the bytes for which a token stands that is written as text in tokenizer.json.
+func (t *Tokenizer) decoded(text string) string {
+	if t.pieces != nil {
+		if b, ok := byteOfPiece(text); ok {
+			return string([]byte{b})
+		}
+		return strings.ReplaceAll(text, spaceMark, " ")
+	}
+	if decoded, ok := bytesOfAlphabet(text); ok {
+		return decoded
+	}
+	return text
+}
+
+// setByteTokens sets byteTokens and, if the vocabulary has all bytes, byteMerges.
+func (t *Tokenizer) setByteTokens() {
+	for b := range t.byteTokens {
+		t.byteTokens[b] = noToken
+	}
+	for token, text := range t.tokens {
+		if len(text) == 1 {
+			t.byteTokens[text[0]] = uint32(token)
+		}
+	}
+	if slices.Contains(t.byteTokens[:], noToken) {
+		return
+	}
+	t.byteMerges = new([1 << 16]uint64)
+	for i := range t.byteMerges {
+		t.byteMerges[i] = t.merges.find(t.byteTokens[i>>8], t.byteTokens[i&0xff])
+	}
+}
+
+// newAddedSets returns the sets of added tokens, in which special tokens are found if special is
+// true.
+func (t *Tokenizer) newAddedSets(special bool) (sets [2]*addedSet) {
+	found := [2]map[string]addedToken{{}, {}}
+	for _, token := range t.added {
+		text, i := token.content, 0
+		if token.normalized {
+			text, i = string(t.normalized([]byte(text))), 1
+			if t.prefix() == prefixAllParts {
+				text = " " + text
+			}
+		}
+		token.special = token.special && !special
+		found[i][text] = token
+	}
+	for i := range sets {
+		sets[i] = newAddedSet(found[i])
+	}
+	if t.normalize != nil {
+		sets[1].allowNormalization()
+	}
+	if t.pieces != nil {
+		t.pieces.adapt(sets)
+	}
+	return sets
 }
 
 // endNames has names of the special token between documents, in order of preference.
@@ -109,13 +167,7 @@ func (t *Tokenizer) EndOfText() (uint32, bool) {
 // tokenizers.
 func (t *Tokenizer) WithSpecial() *Tokenizer {
 	with := *t
-	for i, tokens := range t.addedByText {
-		found := map[string]addedToken{}
-		for text, token := range tokens {
-			found[text] = addedToken{token: token.token}
-		}
-		with.addedSets[i] = newAddedSet(found, i == 1)
-	}
+	with.addedSets = t.newAddedSets(true)
 	return &with
 }
 
@@ -139,6 +191,32 @@ type Encoder struct {
 	lookups   [256]lookup
 	read      uint64 // result of startLookups
 	merge     merger
+	spaced    []byte // result of withSpace
+	lacking   [256]int64
+}
+
+// TakeLacking calls visit with each byte that the vocabulary lacks and the number of times that it
+// occurred since the last call. Such bytes were dropped, or encoded as [Tokenizer.Unknown].
+func (e *Encoder) TakeLacking(visit func(b byte, n int64)) {
+	if e.tokenizer.lacksBytes() {
+		for b, n := range e.lacking {
+			if n > 0 {
+				visit(byte(b), n)
+			}
+		}
+		clear(e.lacking[:])
+	}
+}
+
+// lacksBytes reports whether the vocabulary lacks some byte.
+func (t *Tokenizer) lacksBytes() bool { return t.byteMerges == nil && t.pieces == nil }
+
+// Unknown returns the name of the token that stands for bytes that the vocabulary lacks, or "".
+func (t *Tokenizer) Unknown() string {
+	if t.unknown == noToken {
+		return ""
+	}
+	return t.tokens[t.unknown]
 }
 
 // NewEncoder returns an encoder that shares a cache with other encoders of t.
@@ -151,20 +229,47 @@ func (t *Tokenizer) NewEncoder(cache *Cache) *Encoder { return &Encoder{tokenize
 // It needs memory for the tokens, and 40 times the length of the longest piece, which must be below
 // 2 GiB.
 func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
-	for text, token := range e.tokenizer.addedSets[0].split(text) {
-		if e.tokenizer.normalize != nil {
-			text = e.tokenizer.normalize(text)
+	return e.appendText(tokens, text, true)
+}
+
+// AppendRest appends the tokens of the rest of a text, from a position returned by [Tokenizer.Cut].
+func (e *Encoder) AppendRest(tokens []uint32, text []byte) []uint32 {
+	return e.appendText(tokens, text, false)
+}
+
+func (e *Encoder) appendText(tokens []uint32, text []byte, begins bool) []uint32 {
+	t, prefix := e.tokenizer, e.tokenizer.prefix()
+	atStart := true // no text or token precedes
+	for text, token := range t.addedSets[0].split(text) {
+		text = t.normalized(text)
+		if prefix == prefixAllParts && (begins || !atStart) {
+			text = e.withSpace(text)
 		}
-		for text, token := range e.tokenizer.addedSets[1].split(text) {
-			if tokens = e.append(tokens, text); token != noToken {
-				tokens = append(tokens, token)
+		for text, token := range t.addedSets[1].split(text) {
+			if len(text) > 0 {
+				if t.lacksBytes() {
+					e.countLacking(text)
+				}
+				tokens = e.append(tokens, e.replaced(text, begins, atStart))
+				atStart = false
+			}
+			if token != noToken {
+				tokens, atStart = append(tokens, token), false
 			}
 		}
 		if token != noToken {
-			tokens = append(tokens, token)
+			tokens, atStart = append(tokens, token), false
 		}
 	}
 	return tokens
+}
+
+func (e *Encoder) countLacking(text []byte) {
+	for _, b := range text {
+		if e.tokenizer.byteTokens[b] == noToken {
+			e.lacking[b]++
+		}
+	}
 }
 
 // append looks up as many as 256 pieces before it appends the tokens of the first, so that lookups

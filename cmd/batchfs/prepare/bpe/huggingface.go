@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Open returns a tokenizer of [Named], or reads a file: a tokenizer.json of Hugging Face with
-// byte-level BPE, as in GPT-2, Llama 3, Qwen, DeepSeek and GPT-4o, or a tekken.json of Mistral. The
-// error names the first unsupported feature.
+// byte-level BPE, as in GPT-2, Llama 3, Qwen, DeepSeek and GPT-4o, or with BPE in the style of
+// SentencePiece, as in Llama 2, Mistral and Gemma, or a tekken.json of Mistral. The error names the
+// first unsupported feature.
 //
 // The result encodes like the tokenizers library with add_special_tokens=False: it ignores
 // truncation, padding and tokens to put around a text. Added tokens that are not special are always
@@ -23,8 +25,7 @@ func Open(path string) (*Tokenizer, error) {
 	case "":
 		return Named(path)
 	case ".model":
-		return nil, fmt.Errorf("%s: SentencePiece is not supported, only byte-level BPE: %s", path,
-			encodeInPython("sentencepiece", "sentencepiece.SentencePieceProcessor", path, "tokenizer=tokenizer", "text)"))
+		return nil, sentencePieceModelError(path)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -33,7 +34,11 @@ func Open(path string) (*Tokenizer, error) {
 	var f tokenizerFile
 	err = json.Unmarshal(raw, &f)
 	// Decoding fails for other models, whose vocab has a different type.
-	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other {
+	other := f.Model.Type != "" && f.Model.Type != "BPE"
+	switch {
+	case err != nil && isSentencePieceModel(raw):
+		return nil, sentencePieceModelError(path)
+	case err != nil && !other:
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
 	}
 	newTokenizer := f.newTokenizer
@@ -45,6 +50,11 @@ func Open(path string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
+}
+
+func sentencePieceModelError(path string) error {
+	return fmt.Errorf("%s: models of SentencePiece are not supported: use the tokenizer.json of the same model, or %s", path,
+		encodeInPython("sentencepiece", "sentencepiece.SentencePieceProcessor", path, "tokenizer=tokenizer", "text)"))
 }
 
 type tokenizerFile struct {
@@ -69,6 +79,8 @@ type tokenizerFile struct {
 		Vocab        map[string]uint32 `json:"vocab"`
 		Merges       []twoTokens       `json:"merges"`
 		ByteFallback bool              `json:"byte_fallback"`
+		UnknownToken string            `json:"unk_token"`
+		FuseUnknown  bool              `json:"fuse_unk"`
 	} `json:"model"`
 	tekkenFile
 }
@@ -81,13 +93,19 @@ type stage struct {
 	Processors    []stage `json:"processors"`
 
 	Pattern struct {
-		Regex string `json:"Regex"`
-	} `json:"pattern"`
-	Behavior       string `json:"behavior"` // Pattern, Behavior and Invert belong to Split
+		Regex  string `json:"Regex"`
+		String string `json:"String"`
+	} `json:"pattern"` // belongs to Split and Replace
+	Behavior       string `json:"behavior"` // this and Invert belong to Split
 	Invert         bool   `json:"invert"`
-	AddPrefixSpace bool   `json:"add_prefix_space"` // this and UseRegex belong to ByteLevel
-	UseRegex       *bool  `json:"use_regex"`
+	AddPrefixSpace *bool  `json:"add_prefix_space"`  // belongs to ByteLevel and Metaspace
+	UseRegex       *bool  `json:"use_regex"`         // belongs to ByteLevel
 	Individual     bool   `json:"individual_digits"` // belongs to Digits
+	Prepend        string `json:"prepend"`           // belongs to Prepend
+	Content        string `json:"content"`           // belongs to Replace
+	Replacement    string `json:"replacement"`       // this, Scheme and Split belong to Metaspace
+	Scheme         string `json:"prepend_scheme"`
+	Split          *bool  `json:"split"`
 }
 
 func (s *stage) steps() []stage {
@@ -130,7 +148,11 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("%w: %s", err,
 			encodeInPython("tokenizers", "tokenizers.Tokenizer.from_file", path, "tokenizer=tokenizer", "text).ids"))
 	}
-	if err := f.loadVocabulary(t); err != nil {
+	load := f.loadBytes
+	if t.pieces != nil {
+		load = f.loadPieces
+	}
+	if err := load(t); err != nil {
 		return nil, err
 	}
 	pairs := make([]pair, len(m.Merges))
@@ -147,31 +169,32 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t, t.finish(pairs, added)
+	t.finish(pairs, added)
+	if b := slices.Index(t.byteTokens[:], noToken); b >= 0 && t.pieces == nil && m.UnknownToken != "" {
+		token, ok := m.Vocab[m.UnknownToken]
+		if !ok {
+			return nil, fmt.Errorf("model.vocab has neither the byte %#02x nor unk_token, %q: add one of them", b, m.UnknownToken)
+		}
+		t.unknown, t.fuseUnknown = token, m.FuseUnknown
+	}
+	return t, nil
 }
 
-func (f *tokenizerFile) loadVocabulary(t *Tokenizer) error {
-	alphabet, added := byteAlphabet(), map[string]bool{}
+// loadBytes reads a byte-level vocabulary.
+func (f *tokenizerFile) loadBytes(t *Tokenizer) error {
+	added := map[string]bool{}
 	for _, a := range f.AddedTokens {
 		added[a.Content] = true
 	}
-vocab:
 	for text, token := range f.Model.Vocab {
 		if err := t.reserve(token, text); err != nil {
 			return fmt.Errorf("model.vocab: %w", err)
 		}
-		b := make([]byte, 0, len(text))
-		for _, r := range text {
-			value, ok := alphabet[r]
-			if !ok && added[text] {
-				continue vocab
-			}
-			if !ok {
-				return fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is supported", text, r)
-			}
-			b = append(b, value)
+		decoded, ok := bytesOfAlphabet(text)
+		if !ok && !added[text] {
+			return fmt.Errorf("model.vocab: token %q has a character that stands for no byte: only byte-level BPE is supported without byte_fallback", text)
 		}
-		t.tokens[token] = string(b)
+		t.tokens[token] = decoded
 	}
 	if f.Model.IgnoreMerges {
 		t.wholePieces = make(map[string]uint32, len(t.tokens))
@@ -182,24 +205,41 @@ vocab:
 	return nil
 }
 
-// addedTokens returns the added tokens to find in the original text, and those to find in
-// normalized text.
-func (f *tokenizerFile) addedTokens(t *Tokenizer) (added [2]map[string]addedToken, err error) {
-	added = [2]map[string]addedToken{{}, {}}
+// addedTokens returns the added tokens. The tokenizers library ignores their written ids: a token
+// has its id in model.vocab, and the others are numbered from the size of model.vocab on.
+func (f *tokenizerFile) addedTokens(t *Tokenizer) (added []addedToken, err error) {
+	next := uint32(len(f.Model.Vocab))
+	index := map[string]int{} // in added
 	for _, a := range f.AddedTokens {
+		if a.Content == "" {
+			return nil, fmt.Errorf("added_tokens: token %d is empty", a.ID)
+		}
 		if err := t.reserve(a.ID, a.Content); err != nil {
-			return added, fmt.Errorf("added_tokens: %w", err)
+			return nil, fmt.Errorf("added_tokens: %w", err)
 		}
+		id, ok := f.Model.Vocab[a.Content]
+		i, again := index[a.Content]
 		switch {
-		case a.Content == "":
-			return added, fmt.Errorf("added_tokens: token %d is empty", a.ID)
-		case a.SingleWord, a.LStrip, a.RStrip:
-			return added, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not supported: set them to false", a.Content)
-		case a.Normalized && t.normalize != nil:
-			added[1][string(t.normalize([]byte(a.Content)))] = addedToken{a.ID, a.Special}
-		default:
-			added[0][a.Content] = addedToken{a.ID, a.Special}
+		case again:
+			id = added[i].token
+		case !ok:
+			id = next
+			next++
 		}
+		if id != a.ID {
+			return nil, fmt.Errorf("added_tokens: %q has the id %d, but tokenizers gives it %d, whatever the file says: "+
+				"if a model was trained with %d, save the file again with tokenizers; otherwise, give the tokens ids in their order, from the size of model.vocab, %d, on",
+				a.Content, a.ID, id, id, len(f.Model.Vocab))
+		}
+		token := addedToken{token: id, content: a.Content, special: a.Special, normalized: a.Normalized,
+			singleWord: a.SingleWord, lstrip: a.LStrip, rstrip: a.RStrip}
+		if again { // only special stays as it was
+			token.special = token.special || added[i].special
+			added[i] = token
+			continue
+		}
+		index[a.Content] = len(added)
+		added = append(added, token)
 	}
 	return added, nil
 }
@@ -220,25 +260,21 @@ func (t *Tokenizer) reserve(token uint32, text string) error {
 func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 	switch m := &f.Model; {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return fmt.Errorf("model %s is not supported, only byte-level BPE", cmp.Or(m.Type, "without a type"))
-	case m.ByteFallback:
-		return errors.New("model.byte_fallback is true, as in SentencePiece, which is not supported, only byte-level BPE")
+		return fmt.Errorf("model %s is not supported, only BPE", cmp.Or(m.Type, "without a type"))
 	case m.Prefix != "" || m.Suffix != "":
-		return fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q, which are not supported, only byte-level BPE", m.Prefix, m.Suffix)
+		return fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q, which are not supported", m.Prefix, m.Suffix)
+	}
+	if err := f.checkPostProcessor(); err != nil {
+		return err
+	}
+	if f.Model.ByteFallback {
+		return f.applyPieceStages(t)
 	}
 	for _, s := range f.Normalizer.steps() {
 		if s.Type != "NFC" {
 			return fmt.Errorf("normalizer %s is not supported, only NFC", s.Type)
 		}
 		t.normalize = nfc
-	}
-	for _, s := range f.PostProcessor.steps() {
-		switch s.Type {
-		// These only change offsets or add special tokens around a text, so they are ignored.
-		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing":
-		default:
-			return fmt.Errorf("post_processor %s is not supported", s.Type)
-		}
 	}
 	steps := f.PreTokenizer.steps()
 	var patterns []string
@@ -252,7 +288,7 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 			patterns = append(patterns, s.Pattern.Regex)
 		case s.Type == "Digits" && s.Individual && !last:
 			patterns = append(patterns, `\p{N}`)
-		case s.Type == "ByteLevel" && last && s.AddPrefixSpace:
+		case s.Type == "ByteLevel" && last && s.AddPrefixSpace != nil && *s.AddPrefixSpace:
 			return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not supported")
 		case s.Type == "ByteLevel" && last:
 			if s.UseRegex == nil || *s.UseRegex {
@@ -263,7 +299,19 @@ func (f *tokenizerFile) applyStages(t *Tokenizer) error {
 			return fmt.Errorf("pre_tokenizer %s is not supported there, only Split and Digits (with individual_digits) before a ByteLevel", s.Type)
 		}
 	}
-	return errors.New("pre_tokenizer has no ByteLevel, only byte-level BPE is supported")
+	return errors.New("pre_tokenizer has no ByteLevel, and model.byte_fallback is not true: one of them is needed to encode all text")
+}
+
+func (f *tokenizerFile) checkPostProcessor() error {
+	for _, s := range f.PostProcessor.steps() {
+		switch s.Type {
+		// These only change offsets or add special tokens around a text, so they are ignored.
+		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing":
+		default:
+			return fmt.Errorf("post_processor %s is not supported", s.Type)
+		}
+	}
+	return nil
 }
 
 // splitBy makes the tokenizer split text by regular expressions that are applied in turn.
@@ -271,10 +319,17 @@ func (t *Tokenizer) splitBy(patterns []string) error {
 	joined := strings.Join(patterns, then)
 	i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, joined) })
 	if i < 0 {
-		return fmt.Errorf("text is split by the expressions %q, which are not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, DeepSeek, StarCoder, Mistral and nanochat", patterns)
+		return fmt.Errorf("text is split by the expressions %q, which are not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, DeepSeek, StarCoder, BLOOM, Mistral and nanochat", patterns)
 	}
 	t.expression = expressions[i]
 	return nil
+}
+
+// IsWrongMistral reports whether the tokenizer comes from a tokenizer.json that Mistral published
+// for a tekken.json, but with the expression of Llama 3.
+func (t *Tokenizer) IsWrongMistral() bool {
+	_, ok := t.special["[INST]"]
+	return ok && t.Size() == 1<<17 && slices.Equal(t.patterns, llama3.patterns)
 }
 
 // encodeInPython suggests what to do with an unsupported tokenizer.
@@ -286,6 +341,22 @@ with batchfs.writer("data", %s) as out:
     for text in texts:
         out.add(tokenizer.encode(%s)`, module, open, path, vocabulary, arguments)
 }
+
+// bytesOfAlphabet returns the bytes for which the characters of a token stand. ok is false if one of
+// them stands for no byte.
+func bytesOfAlphabet(text string) (decoded string, ok bool) {
+	b := make([]byte, 0, len(text))
+	for _, r := range text {
+		value, ok := alphabet()[r]
+		if !ok {
+			return "", false
+		}
+		b = append(b, value)
+	}
+	return string(b), true
+}
+
+var alphabet = sync.OnceValue(byteAlphabet)
 
 // byteAlphabet returns the characters that stand for bytes in tokenizer.json. Visible characters
 // stand for themselves; the others are numbered from 256.

@@ -81,11 +81,20 @@ func (m *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	if n > maxScanned {
 		return appendLong(tokens, t, piece)
 	}
-	for i, b := range piece {
-		m.tokens[i] = t.byteTokens[b]
-	}
-	for i := range n - 1 {
-		m.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
+	if t.byteMerges != nil {
+		for i, b := range piece {
+			m.tokens[i] = t.byteTokens[b]
+		}
+		for i := range n - 1 {
+			m.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
+		}
+	} else {
+		if n = len(t.appendSymbols(m.tokens[:0], piece)); n == 0 {
+			return tokens
+		}
+		for i := range n - 1 {
+			m.merges[i] = t.merges.find(m.tokens[i], m.tokens[i+1])
+		}
 	}
 	m.merges[n-1] = noMerge
 	for {
@@ -108,6 +117,29 @@ func (m *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	}
 }
 
+// appendSymbols appends the tokens with which merging begins.
+func (t *Tokenizer) appendSymbols(tokens []uint32, piece []byte) []uint32 {
+	if t.pieces != nil {
+		return t.pieces.appendChars(tokens, piece, &t.byteTokens)
+	}
+	unknown := false // whether t.unknown stands for the previous byte
+	for _, b := range piece {
+		token := t.byteTokens[b]
+		if token != noToken {
+			unknown = false
+		} else if token = t.unknown; token != noToken {
+			if unknown && t.fuseUnknown {
+				continue
+			}
+			unknown = true
+		}
+		if token != noToken {
+			tokens = append(tokens, token)
+		}
+	}
+	return tokens
+}
+
 // A link is a token of a long piece.
 type link struct {
 	token      uint32
@@ -119,7 +151,11 @@ type link struct {
 // time. A merge in the queue may have become impossible; its rank then no longer matches the
 // link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
-	links := make([]link, len(piece))
+	symbols := t.appendSymbols(make([]uint32, 0, len(piece)), piece)
+	if len(symbols) == 0 {
+		return tokens
+	}
+	links := make([]link, len(symbols))
 	var q minheap.Heap // rank<<32 | position of each merge, so the leftmost of equal ranks is first
 	updateMerge := func(i int32) {
 		links[i].merge = noMerge
@@ -130,8 +166,8 @@ func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 			}
 		}
 	}
-	for i, b := range piece {
-		links[i] = link{token: t.byteTokens[b], prev: int32(i) - 1, next: int32(i) + 1}
+	for i, token := range symbols {
+		links[i] = link{token: token, prev: int32(i) - 1, next: int32(i) + 1}
 	}
 	links[len(links)-1].next = -1
 	for i := range links {

@@ -6,6 +6,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // The vocabularies of tiktoken: each token is a byte with its length, and then its bytes, in order
@@ -58,11 +59,15 @@ func (t *Tokenizer) finishRanked(special map[string]uint32) error {
 			}
 		}
 	}
-	found := map[string]addedToken{}
+	var added []addedToken
 	for text, token := range special {
-		found[text] = addedToken{token, true}
+		added = append(added, addedToken{token: token, content: text, special: true})
 	}
-	return t.finish(pairs, [2]map[string]addedToken{found})
+	t.finish(pairs, added)
+	if b := slices.Index(t.byteTokens[:], noToken); b >= 0 {
+		return fmt.Errorf("no token stands for the byte %#02x: a vocabulary in order of rank must have all bytes", b)
+	}
+	return nil
 }
 
 func readVocabulary(name string) ([]string, error) {

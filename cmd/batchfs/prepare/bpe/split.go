@@ -122,10 +122,11 @@ var (
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
+	bloom     = expression{next: nextBLOOM, patterns: []string{` ?[^(\s|[.,!?…。，、।۔،])]+`}}
 	starCoder = expression{finders: []finder{runs(isDigit, 1, false)}, next: nextGPT2, patterns: []string{`\p{N}` + then + gpt2.patterns[0]}}
 )
 
-var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, qwen35, o200k, tekken, starCoder, deepSeekV2, deepSeekV3}
+var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, qwen35, o200k, tekken, starCoder, bloom, deepSeekV2, deepSeekV3}
 
 // nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
@@ -151,6 +152,47 @@ func nextGPT2(text []byte, i int) int {
 		return last
 	}
 	return end
+}
+
+// nextBLOOM implements ` ?[^(\s|[.,!?…。，、।۔،])]+`. Text between matches is a piece.
+func nextBLOOM(text []byte, i int) int {
+	if end := matchBLOOM(text, i); end > i {
+		return end
+	}
+	for {
+		_, n := utf8.DecodeRune(text[i:])
+		if i += n; i == len(text) || matchBLOOM(text, i) > i {
+			return i
+		}
+	}
+}
+
+// matchBLOOM returns the end of the match of ` ?[^(\s|[.,!?…。，、।۔،])]+` at i, or i.
+func matchBLOOM(text []byte, i int) int {
+	start := i
+	if text[i] == ' ' {
+		start++
+	}
+	end := start
+	for end < len(text) {
+		r, n := utf8.DecodeRune(text[end:])
+		if isSpace(r) || isOutsideBLOOM(r) {
+			break
+		}
+		end += n
+	}
+	if end == start {
+		return i
+	}
+	return end
+}
+
+func isOutsideBLOOM(r rune) bool {
+	switch r {
+	case '(', ')', '|', '.', ',', '!', '?', '…', '。', '，', '、', '।', '۔', '،':
+		return true
+	}
+	return false
 }
 
 // nextCL100K implements the following expression, with `\s+$|` before `\s*` if trailing is true:
