@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +76,7 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
         path: the file to write.
 
     Raises:
-        ArgumentError: the tokenizer is of another kind.
+        ArgumentError: the tokenizer is of another kind, or its ids cannot be kept.
     """
     packages = _packages(tokenizer)
     if "tiktoken" in packages:
@@ -97,19 +96,29 @@ def _from_tiktoken(encoding: Any) -> dict[str, Any]:
     ranks: dict[bytes, int] = dict(sorted(encoding._mergeable_ranks.items(), key=itemgetter(1)))
     special: dict[str, int] = dict(sorted(encoding._special_tokens.items(), key=itemgetter(1)))
     vocab = {_alphabet_text(token): rank for token, rank in ranks.items()}
-    last = [_last_parts(token, ranks) for token in ranks]
-    merges = [[_alphabet_text(part) for part in parts] for parts in last if len(parts) == 2]
+    if both := sorted(vocab.keys() & special.keys()):
+        raise ArgumentError(f"tokenizer has the special token {both[0]!r}, and an ordinary one that tokenizer.json writes in the same way: rename the special token")
+    last = [_merge(token, lambda a, b: ranks.get(a + b), 2) for token in ranks]
+    pairs = {(parts[0], parts[1]): ranks[parts[0] + parts[1]] for parts in last if len(parts) == 2}
+    merges = [[_alphabet_text(part) for part in pair] for pair in pairs]
     # The library ignores the ids of added tokens and numbers them from the size of vocab on, unless
-    # vocab has their names.
-    if [*vocab.values(), *special.values()] != [*range(len(vocab) + len(special))]:
+    # vocab has their names. But then a piece of ordinary text that is such a name must not be
+    # looked up before it is merged.
+    consecutive = [*vocab.values(), *special.values()] == [*range(len(vocab) + len(special))]
+    if not consecutive:
         vocab |= special
+        if whole := [token for token in ranks if len(_merge(token, lambda a, b: pairs.get((a, b)), 1)) > 1]:
+            raise ArgumentError(
+                f"tokenizer has ids that are not consecutive, and the token {whole[0]!r}, which no merges make: "
+                "tokenizer.json cannot have both; give special tokens the ids after all others, in order"
+            )
     # It would repeat {1,3} in {1,3}+. At the end of an alternative, the match is the same without
     # the possessive +.
     pattern = re.sub(r"(\{\d+,\d+\})\+(?=\||$)", r"\1", encoding._pat_str)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    # Like tiktoken, the result drops text that the pattern does not match, and looks up whole
-    # pieces before it merges.
+    # Like tiktoken, the result drops text that the pattern does not match and, if that matters,
+    # looks up whole pieces before it merges.
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Removed", "invert": True}
     return {
         "version": "1.0",
@@ -117,18 +126,18 @@ def _from_tiktoken(encoding: Any) -> dict[str, Any]:
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
         "decoder": level,
-        "model": {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges},
+        "model": {"type": "BPE", "ignore_merges": consecutive, "vocab": vocab, "merges": merges},
     }
 
 
-def _last_parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """Returns the two parts that the last merge of a token joins, or more parts if no merges lead to the token."""
+def _merge(token: bytes, rank: Callable[[bytes, bytes], int | None], least: int) -> list[bytes]:
+    """Returns the parts of a token after all merges, or as soon as there are no more than `least`."""
     parts = [bytes([b]) for b in token]
-    while len(parts) > 2:
-        found = [ranks.get(a + b, math.inf) for a, b in zip(parts, parts[1:])]
-        if (first := min(found)) == math.inf:
+    while len(parts) > least:
+        found = [(r, i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if (r := rank(a, b)) is not None]
+        if not found:
             break
-        i = found.index(first)
+        i = min(found)[1]
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
     return parts
 

@@ -613,11 +613,13 @@ class TestTokenizers(Case):
     def check_bytes(self, tokenizer: Any, encode: Callable[[str], list[int]], eot: int | None) -> None:
         found = vocabulary(tokenizer)
         self.assertEqual(found.eot, eot)
+        prefix = b" " if b"".join(found.tokens[i] for i in encode("a")) == b" a" else b""
         for text in self.texts:
-            self.assertEqual(b"".join(found.tokens[i] for i in encode(text)), text.encode())
+            self.assertEqual(b"".join(found.tokens[i] for i in encode(text)), prefix + text.encode())
         if type(tokenizer).__module__ == "tokenizers":
+            a = tokenizer.token_to_id("a")  # at the beginning of a text, a space may be dropped
             for i, token in enumerate(found.tokens):
-                self.assertEqual(tokenizer.decode([i], skip_special_tokens=False), token.decode(errors="replace"), i)
+                self.assertEqual(tokenizer.decode([a, i], skip_special_tokens=False), "a" + token.decode(errors="replace"), i)
 
     @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
     def test_published(self) -> None:
@@ -677,6 +679,27 @@ class TestTokenizers(Case):
                     batchfs.save_tokenizer(copy, path)
                     self.assertEqual(tokenizers.Tokenizer.from_file(str(path)).encode(texts[0]).ids, encoding.encode(texts[0], allowed_special="all"))
         self.refused("got a Case", lambda: batchfs.save_tokenizer(Case(), path), batchfs.ArgumentError)
+
+    @unittest.skipUnless(installed("tokenizers") and installed("tiktoken"), "there is no tokenizers or tiktoken")
+    def test_saved_names(self) -> None:
+        """Names of special tokens are ordinary text, even if the pattern does not split them and ids are left out."""
+        tokenizers: Any = importlib.import_module("tokenizers")
+        tiktoken: Any = importlib.import_module("tiktoken")
+        ranks = {bytes([b]): b for b in range(256)} | {b"he": 256, b"ll": 257, b"hell": 258}
+        path = self.root / "tokenizer.json"
+
+        def encoding(special: dict[str, int], **more: int) -> Any:
+            return tiktoken.Encoding("small", pat_str=r"\S+|\s+", mergeable_ranks=ranks | {token.encode(): i for token, i in more.items()}, special_tokens=special)
+
+        for special in {"<|bos|>": 259, "SEP": 260}, {"<|bos|>": 263, "SEP": 270}, {"<|bos|>": 260, "SEP": 259}:
+            batchfs.save_tokenizer(encoding(special), path)
+            loaded = tokenizers.Tokenizer.from_file(str(path))
+            for text in "<|bos|>", "SEP", "hello <|bos|> SEP hell", "SEPSEP hell<|bos|>":
+                for names in True, False:
+                    loaded.encode_special_tokens = not names
+                    self.assertEqual(loaded.encode(text).ids, encoding(special).encode(text, allowed_special="all" if names else set(), disallowed_special=()))
+        self.refused("the token b'zqx', which no merges make", lambda: batchfs.save_tokenizer(encoding({"SEP": 270}, zqx=259), path), batchfs.ArgumentError)
+        self.refused("the special token 'X', and an ordinary one", lambda: batchfs.save_tokenizer(encoding({"X": 259}), path), batchfs.ArgumentError)
 
     @unittest.skipUnless(installed("tokenizers"), "there is no tokenizers")
     def test_another_tokenizer(self) -> None:
