@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -101,10 +102,12 @@ func (in *input) offsetOf(n int64, bytes bool) (int64, error) {
 		return at + n, nil
 	}
 	for range n {
-		_, size, err := text.ReadRune()
-		if err != nil {
+		next, err := text.Peek(utf8.UTFMax)
+		if len(next) == 0 {
 			return 0, cmp.Or(s.checkUnchanged(), err)
 		}
+		_, size := decodeRune(next)
+		text.Discard(size)
 		at += int64(size)
 	}
 	return at, nil

@@ -108,16 +108,39 @@ func (w *encodeWorker) appendTokens(out *encodedTokens, tokens []uint32, mask by
 // leavesOutBinary reports whether texts that are not UTF-8 are left out.
 func (e *encoding) leavesOutBinary() bool { return e.skipInvalid && !e.anyBytes }
 
-// toValidUTF8 returns the text, with invalid bytes replaced if the options say so, and -1. If
-// invalid bytes are neither replaced nor allowed, it returns nil and the index of the first one.
+// toValidUTF8 returns the text, and the index of its first byte that is not valid UTF-8, or -1 if
+// there is none or any bytes are allowed. Invalid bytes are replaced if the options say so;
+// otherwise, there is no text.
 func (e *encoding) toValidUTF8(t []byte) ([]byte, int) {
 	switch {
 	case e.anyBytes || utf8.Valid(t):
 		return t, -1
 	case e.replaceInvalid:
-		return []byte(string([]rune(string(t)))), -1
+		return replaceInvalid(t), firstInvalid(t)
 	}
 	return nil, firstInvalid(t)
+}
+
+// replaceInvalid replaces each part of a text that is not valid UTF-8 by U+FFFD. Like Python, Rust
+// and browsers, it takes the longest part that begins a valid character, and otherwise one byte.
+func replaceInvalid(t []byte) []byte {
+	valid := make([]byte, 0, len(t)+utf8.UTFMax)
+	for len(t) > 0 {
+		r, n := decodeRune(t)
+		valid, t = utf8.AppendRune(valid, r), t[n:]
+	}
+	return valid
+}
+
+// decodeRune is utf8.DecodeRune, except that the length of an invalid part may exceed 1.
+func decodeRune(t []byte) (rune, int) {
+	r, n := utf8.DecodeRune(t)
+	if r == utf8.RuneError && n == 1 {
+		for n < len(t) && !utf8.FullRune(t[:n+1]) {
+			n++
+		}
+	}
+	return r, n
 }
 
 // firstInvalid returns the index of the first byte that is not valid UTF-8; there must be one.

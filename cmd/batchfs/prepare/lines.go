@@ -89,12 +89,17 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if !w.replaceInvalid && !utf8.Valid(line) {
-			if w.skipInvalid {
+		if !utf8.Valid(line) {
+			switch {
+			case w.replaceInvalid:
+				line = replaceInvalid(line)
+				ch.notes.Replaced.add(location("line", number, piece.in))
+			case w.skipInvalid:
 				addLeftOut(&ch.notes.NotUTF8, 1, location("line", number, piece.in))
 				continue
+			default:
+				return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 			}
-			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
 		}
 		ch.notes.Lines++
 		texts, err := w.lineTexts(replaceNaN(line))

@@ -20,6 +20,8 @@ import (
 type notes struct {
 	NotUTF8 vocabulary.LeftOut `json:"not_utf8"`
 	Empty   vocabulary.LeftOut `json:"empty"`
+	// Replaced counts documents in which U+FFFD replaced invalid bytes.
+	Replaced replaced `json:"replaced"`
 	// Unusable counts lines without text, by what is wrong with them, of the Lines of JSON.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
@@ -38,6 +40,7 @@ type notes struct {
 func (n *notes) add(more *notes) {
 	addLeftOut(&n.NotUTF8, more.NotUTF8.Documents, more.NotUTF8.First)
 	addLeftOut(&n.Empty, more.Empty.Documents, more.Empty.First)
+	n.Replaced.addAll(more.Replaced)
 	for kind, left := range more.Unusable {
 		n.countUnusable(kind, left.Documents, left.First)
 	}
@@ -93,6 +96,27 @@ func (n *notes) unusable() string {
 		list = append(list, fmt.Sprintf("%s (%d, the first is %s)", kind, n.Unusable[kind].Documents, n.Unusable[kind].First))
 	}
 	return strings.Join(list, "; ")
+}
+
+// A replaced counts documents, in order. A document may be added several times in a row.
+type replaced struct {
+	vocabulary.LeftOut
+	Last string `json:"last,omitempty"` // location of the last one
+}
+
+func (r *replaced) add(location string) {
+	if location != r.Last {
+		addLeftOut(&r.LeftOut, 1, location)
+		r.Last = location
+	}
+}
+
+func (r *replaced) addAll(more replaced) {
+	if more.Documents > 0 {
+		r.add(more.First)
+		r.Documents += more.Documents - 1
+		r.Last = more.Last
+	}
 }
 
 // A tally counts by name. Its values are pointers so that counting allocates nothing.
@@ -151,6 +175,8 @@ func (n *notes) lines(e *encoding) (lines []string) {
 	}
 	add(n.Empty.Documents, "left out because they have no text: %s; the first is %s; if they should have some, check --field or --mask",
 		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
+	add(n.Replaced.Documents, "not valid UTF-8: %s, in which U+FFFD replaced each invalid part; the first is %s",
+		terminal.Plural(n.Replaced.Documents, "document", "documents"), n.Replaced.First)
 	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), "line", "lines"), n.unusable())
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)

@@ -139,6 +139,8 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	case w.skipInvalid && bad >= 0:
 		addLeftOut(&ch.notes.NotUTF8, 1, location("row", piece.start.Offset+1, piece.in))
 		return nil
+	case bad >= 0 && w.replaceInvalid:
+		ch.notes.Replaced.add(location("row", piece.start.Offset+1, piece.in))
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
 	}

@@ -371,6 +371,62 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 }
 
+// --invalid replace writes as many U+FFFD as Unicode recommends, in a text, a line and a row, and
+// counts the documents, however small the chunks are.
+func TestPrepareReplaces(t *testing.T) {
+	// The examples are those of the Unicode Standard, section 3.9, and a few of their kind.
+	examples := map[string]string{
+		"a\xf1\x80\x80\xe1\x80\xc2b\x80c\x80\xbfd":        "a???b?c??d",
+		"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82A":               "????????A",
+		"\xed\xa0\x80\xed\xbf\xbf\xed\xafA":               "????????A",
+		"\xf4\x91\x92\x93\xffA\x80\xbfB":                  "?????A??B",
+		"\xe1\x80\xe2\xf0\x91\x92\xf1\xbfA":               "????A",
+		"x\xf0\x9f\xa6":                                   "x?",
+		"\xf0\x9f\xa6\xf0\x9f\xa6\x80\xe2\x82":            "?\U0001f980?",
+		"é\xe2\x82 \xe2\x82\xac\n\xc3\xc3\xa9 \ufffd\xef": "é? €\n?é \ufffd?",
+	}
+	writeFilesHere(t, nil)
+	for raw, want := range examples {
+		want = strings.ReplaceAll(want, "?", "\ufffd")
+		if got := string(replaceInvalid([]byte(raw))); got != want {
+			t.Errorf("%q: %q, want %q", raw, got, want)
+		}
+	}
+	rng, keys := rand.New(rand.NewPCG(1, 2)), slices.Sorted(maps.Keys(examples))
+	for _, size := range []int{3, 10, 64 << 10} {
+		useSmallChunks(t, size, 1<<20)
+		var raw, want string
+		for range 200 {
+			key := keys[rng.IntN(len(keys))]
+			raw += key + "w w\n"
+			want += strings.ReplaceAll(examples[key], "?", "\ufffd") + "w w\n"
+		}
+		line := strings.ReplaceAll(raw, "\n", "\\n")
+		testfiles.Write(t, map[string]string{"a": raw, "b.jsonl": `{"text": "valid"}` + "\n" + `{"text": "` + line + `"}` + "\n", "c.parquet": parquetOf(t, []string{raw, "valid"})})
+		for args, test := range map[string]struct{ text, first string }{
+			"a":         {want, "a"},
+			"b.jsonl":   {"valid" + want, "line 2 of b.jsonl"},
+			"c.parquet": {want + "valid", "row 1 of c.parquet"},
+		} {
+			for _, by := range []string{"pairs", "char"} {
+				said := prepared(t, args+" --by "+by+" --eot none --invalid replace --val 0 --force --out out")
+				if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != test.text {
+					t.Errorf("%s, chunks of %d bytes: %d U+FFFD, want %d", args, size, strings.Count(got, "\ufffd"), strings.Count(test.text, "\ufffd"))
+				}
+				if want := "not valid UTF-8: 1 document, in which U+FFFD replaced each invalid part; the first is " + test.first; !strings.Contains(said, want) {
+					t.Errorf("it said %s, want %s", said, want)
+				}
+			}
+		}
+		// val is the end of a single text, and does not begin within an invalid part.
+		prepared(t, "a --by char --invalid replace --val 0.3 --force --out out")
+		m := readManifest(t)
+		if got := decoded(m, readTokens(t, "out/train.bin")) + decoded(m, readTokens(t, "out/val.bin")); got != want {
+			t.Errorf("train and val: %d U+FFFD, want %d", strings.Count(got, "\ufffd"), strings.Count(want, "\ufffd"))
+		}
+	}
+}
+
 // Inputs are read in the order of the arguments, and those of a glob or directory in the order of
 // their paths. None may be given twice.
 func TestPrepareGlobs(t *testing.T) {

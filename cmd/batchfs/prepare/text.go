@@ -112,6 +112,8 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	case w.skipInvalid && bad >= 0:
 		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
 		return nil
+	case bad >= 0 && w.replaceInvalid:
+		ch.notes.Replaced.add(piece.in.path)
 	case bad >= 0:
 		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
 	}
