@@ -44,10 +44,10 @@ func TestBench(t *testing.T) {
 		NotCold bool `json:"not_cold"`
 		Scenes  []struct {
 			Name string
-			Rows []struct {
+			Ways []struct {
 				Name, Kind, Access string
 				Rounds             []float64
-				Figure, P99        float64
+				Wait, P99          float64
 				NanoGPT            float64 `json:"nanogpt_over_this"`
 			}
 		}
@@ -62,12 +62,12 @@ func TestBench(t *testing.T) {
 		want++
 	}
 	for _, scene := range report.Scenes {
-		if len(scene.Rows) != want {
-			t.Errorf("%s: %d ways to get batches, want %d", scene.Name, len(scene.Rows), want)
+		if len(scene.Ways) != want {
+			t.Errorf("%s: %d ways to get batches, want %d", scene.Name, len(scene.Ways), want)
 		}
-		for _, r := range scene.Rows {
-			if len(r.Rounds) != 1 || r.Figure <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 {
-				t.Errorf("%s: %+v, want one round and positive figures", scene.Name, r)
+		for _, w := range scene.Ways {
+			if len(w.Rounds) != 1 || w.Wait <= 0 || w.P99 <= 0 || w.NanoGPT <= 0 {
+				t.Errorf("%s: %+v, want one round and positive figures", scene.Name, w)
 			}
 		}
 	}
