@@ -28,9 +28,9 @@ is, whether any process that reads ` + "`next`" + ` spends more than 5% of its t
 cannot see how long readers of numbered files wait, because the kernel serves those
 files from its page cache.
 
-Two lines of blocks show the last minute of each mount: batches per second, of which
-the highest block is the most in that minute, and the fraction of the time that a
-reader of ` + "`next`" + ` waited, of which a full block is all. If token files are in a store, two
+Two lines of bars show the last minute of each mount: batches per second, of which
+the highest bar is the most in that minute, and the fraction of the time that a
+reader of ` + "`next`" + ` waited, of which a full bar is all. If token files are in a store, two
 more lines show what is fetched from it and how much of it the block cache has.
 
 Scroll with the arrow keys, and quit with q. If the output is not a terminal, top

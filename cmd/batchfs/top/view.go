@@ -85,7 +85,7 @@ func summaryLine(m *figures.Mount) line {
 
 // historyLines draws the last intervals that fit the width, next to the current rates.
 func historyLines(m *figures.Mount, intervals []interval, width int) []line {
-	const others = 20 // columns of text beside the blocks
+	const others = 20 // columns of text beside the bars
 	intervals = intervals[max(0, len(intervals)-max(width-others, 0)):]
 	most, batches, waited := 0.0, make([]float64, len(intervals)), make([]float64, len(intervals))
 	for i, s := range intervals {
@@ -101,8 +101,8 @@ func historyLines(m *figures.Mount, intervals []interval, width int) []line {
 	}
 }
 
-// sparkline draws a block for each value, which is full if the value equals most. A value above 0
-// has at least an eighth of a block.
+// sparkline draws a bar for each value, which is full if the value equals most. A value above 0 has
+// at least an eighth of a bar.
 func sparkline(values []float64, most float64) string {
 	var b strings.Builder
 	for _, v := range values {
