@@ -98,7 +98,10 @@ func (t bpeTokenizer) Cut(text []byte) int {
 	if n, ok := t.Tokenizer.Cut(text); ok {
 		return n
 	}
-	return wordEnd(text, t.Joins)
+	if n := wordEnd(text, t.Joins); n > 0 {
+		return n
+	}
+	return t.LastPieceEnd(text)
 }
 
 func (t bpeTokenizer) EndOfText() (uint32, bool) {

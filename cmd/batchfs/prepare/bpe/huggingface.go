@@ -342,8 +342,8 @@ with batchfs.writer("data", %s) as out:
         out.add(tokenizer.encode(%s)`, module, open, path, vocabulary, arguments)
 }
 
-// bytesOfAlphabet returns the bytes for which the characters of a token stand. ok is false if one of
-// them stands for no byte.
+// bytesOfAlphabet returns the bytes for which the characters of a token stand. ok is false if one
+// of them stands for no byte.
 func bytesOfAlphabet(text string) (decoded string, ok bool) {
 	b := make([]byte, 0, len(text))
 	for _, r := range text {
