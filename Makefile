@@ -41,7 +41,7 @@ TEST = .ci/progress test $(FLAGS)
 PACKAGES = $(addprefix ./test/,commands soak namespaces faults stores) ./test ./test/readers ./sampler ./cmd/batchfs/prepare/... ./...
 # Packages whose goroutines share data. In others, the tests in SHARING do. -short skips everything in
 # test/stores.
-RACED = ./test/faults ./test/readers ./fs/... ./cache/... ./cmd/batchfs $(addprefix ./cmd/batchfs/,dataset scan terminal web)
+RACED = ./test/faults ./test/readers ./fs/... ./cache/... $(addprefix ./cmd/batchfs/,command dataset doctor processes scan terminal web)
 SHARING = TestTablesAreBounded|TestTorchRandomAccess|TestPrepareGoesOn|TestSharedCache
 # A number of inputs rather than of seconds, because Go before 1.27 may fail when time is up
 # (go.dev/issue/75804).

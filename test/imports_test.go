@@ -55,7 +55,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/web":                nil,
 		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/vocabulary", "fs/state", "internal/failure", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/counts", "cache/localfile", "cache/store", "cmd/batchfs/config",
-			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "fs/state", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
+			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "fs/mount", "fs/state", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
 		"cmd/batchfs/prepare/bpe": {"internal/minheap"},
 		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/privatedir", "internal/printable"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/config",
@@ -66,10 +66,16 @@ func TestImports(t *testing.T) {
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsontext", "internal/printable"},
 		"cmd/batchfs/view": {"cache", "cache/array", "cmd/batchfs/dataset", "cmd/batchfs/prepare/bpe", "cmd/batchfs/vocabulary", "internal/jsontext",
 			"sampler"},
-		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
-			"cmd/batchfs/dataset", "cmd/batchfs/metrics", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/scan", "cmd/batchfs/terminal",
-			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/figures", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failure", "internal/jsontext", "internal/printable",
-			"internal/process", "sampler"},
+		"cmd/batchfs/command": {"internal/failure", "internal/printable"},
+		"cmd/batchfs/processes": {"cache/blocks", "cache/localfile", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/metrics",
+			"cmd/batchfs/terminal", "cmd/batchfs/web", "fs", "fs/figures", "fs/mount", "fs/state", "fs/supervise", "internal/failure", "internal/jsontext",
+			"internal/printable", "internal/process"},
+		"cmd/batchfs/doctor": {"cache/blocks", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/processes", "fs/mount",
+			"fs/state", "internal/printable"},
+		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/bench", "cmd/batchfs/command",
+			"cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/doctor", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/processes",
+			"cmd/batchfs/scan", "cmd/batchfs/terminal", "cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/figures", "fs/header", "fs/mount",
+			"internal/failure", "internal/printable", "sampler"},
 	}
 	home := map[string][]string{ // packages that import a third-party module
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
@@ -80,7 +86,7 @@ func TestImports(t *testing.T) {
 		"github.com/prometheus":          {"cmd/batchfs/metrics"},
 		"charm.land/bubbletea":           {"cmd/batchfs/top"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
-		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
+		"github.com/coreos/go-systemd":   {"cmd/batchfs/processes"},
 		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},
 		"github.com/minio/minio-go":      {"cache/store"},
 		"github.com/klauspost/compress":  {"cmd/batchfs/prepare"},
@@ -88,7 +94,8 @@ func TestImports(t *testing.T) {
 		"github.com/bmatcuk/doublestar":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
-		"github.com/spf13":               {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
+		"github.com/spf13": {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/doctor", "cmd/batchfs/plan", "cmd/batchfs/prepare",
+			"cmd/batchfs/processes", "cmd/batchfs/top"},
 	}
 	for line := range strings.Lines(e2e.RunJob(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
 		fields := strings.Fields(line)

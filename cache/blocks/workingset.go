@@ -230,6 +230,15 @@ type SavedWorkingSet struct {
 	file    string
 }
 
+// String describes the working set for people.
+func (s SavedWorkingSet) String() string {
+	reader := s.Name
+	if !s.Live {
+		reader += " (no mount reads it)"
+	}
+	return fmt.Sprintf("%s: %d bytes needed, %d in the cache; last read at %s", reader, s.Needed, s.Stored, s.Touched.Format(time.DateTime))
+}
+
 // savedIn returns the working sets in the directory, most recently read first. If tidy is true, it
 // removes invalid ones, and those not read for forgetAfter; the caller must then hold the lock.
 func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {

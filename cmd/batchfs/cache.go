@@ -3,17 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"batchfs/cache"
 	"batchfs/cache/blocks"
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/fs/state"
 )
 
 func cacheCommand() *cobra.Command {
@@ -37,7 +35,7 @@ this host can share it. You can delete it at any time, even while batches are se
 				total += object.StoredBytes
 			}
 			for _, s := range sets {
-				printf(cmd.OutOrStdout(), "%s\n", describeWorkingSet(s))
+				printf(cmd.OutOrStdout(), "%s\n", s)
 			}
 			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", o.Config.Store.CacheDir, total, o.Config.Store.CacheBytes)
 			return nil
@@ -62,7 +60,7 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 		Short:   short,
 		Example: fmt.Sprintf("  batchfs cache %s -c config.toml", name),
 		Args:    cobra.NoArgs,
-		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, _ []string) error {
 			c, err := flags.Load()
 			if err != nil {
 				return err
@@ -75,14 +73,6 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *dataset.Opene
 	}
 	flags.Register(cmd)
 	return cmd
-}
-
-func describeWorkingSet(s blocks.SavedWorkingSet) string {
-	reader := s.Name
-	if !s.Live {
-		reader += " (no mount reads it)"
-	}
-	return fmt.Sprintf("%s: %d bytes needed, %d in the cache; last read at %s", reader, s.Needed, s.Stored, s.Touched.Format(time.DateTime))
 }
 
 func fillCommand() *cobra.Command {
@@ -142,34 +132,4 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener) error {
 			store.CacheDir, total, store.CacheBytes)
 	}
 	return err
-}
-
-// recordCacheUse updates the gauges of the block cache forever, if there is a cache directory. It
-// spends at most 1% of its time listing blocks.
-func recordCacheUse(o blocks.Options, to *state.Gauges) {
-	for o.Dir != "" {
-		began := time.Now()
-		objects, sets, err := blocks.Usage(o)
-		if err == nil {
-			var used, needed, stored int64
-			for _, object := range objects {
-				used += object.StoredBytes
-			}
-			for _, s := range sets {
-				if s.Live {
-					needed, stored = needed+s.Needed, stored+s.Stored
-				}
-			}
-			to.CacheUsed.Store(used)
-			to.CacheNeeded.Store(needed)
-			to.CacheStored.Store(stored)
-			to.CacheLimit.Store(o.Limit)
-		}
-		var disk unix.Statfs_t
-		if unix.Statfs(o.Dir, &disk) == nil {
-			to.CacheFree.Store(int64(disk.Bavail) * disk.Bsize)
-			to.CacheDisk.Store(int64(disk.Blocks) * disk.Bsize)
-		}
-		time.Sleep(max(5*time.Second, 100*time.Since(began)))
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
@@ -44,7 +45,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
 			b, read, closeMount, err := openRecorded(&src, args[0])
 			if err != nil {
 				return err
@@ -68,7 +69,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
 			err = cat(out, b, read, framing, from, count)
 			if why := b.CheckEnd(b.Sequence.Batches()); err == nil && count == 0 && why != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), why)
-				statusOf(cmd).send(end, printable.Error(why))
+				command.StatusOf(cmd).Send(command.End, printable.Error(why))
 			}
 			return err
 		}),

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/scan"
@@ -88,7 +89,7 @@ func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.C
 		report.Print(cmd.OutOrStdout())
 	}
 	if err == nil && !report.OK {
-		err = exitStatus(1)
+		err = command.ExitStatus(1)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/scan"
 )
 
@@ -42,7 +43,7 @@ instead of the .idx, which stays as it is. It is written only with --force.`,
 	}
 	flags.register(cmd)
 	cmd.Flags().Int64Var(&eot, "eot", -1, "`TOKEN` that ends a document (default: from the vocab.json of batchfs prepare next to the file)")
-	hideDefault(cmd, "eot")
+	command.HideDefault(cmd, "eot")
 	cmd.Flags().BoolVar(&force, "force", false, "replace an existing index with different contents")
 	return cmd
 }

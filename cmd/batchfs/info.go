@@ -13,6 +13,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cache/localfile"
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/scan"
@@ -69,7 +70,7 @@ reads everything.`,
   batchfs info ids.bin --token-dtype uint32 --json
   batchfs info 's3://corpora/web/train_*.bin'`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) (err error) {
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) (err error) {
 			if o.Open, err = flags.options(); err != nil {
 				return err
 			}

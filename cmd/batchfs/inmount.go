@@ -75,7 +75,7 @@ func configOf(flags *config.Flags, path string) (*config.Config, error) {
 	}
 	name, _, _ := strings.Cut(path, "/")
 	if _, err = c.Named(name); err != nil {
-		if m, _, _ := findMount(path); m != nil {
+		if m, _, _ := mount.FindContaining(path); m != nil {
 			return nil, errOwnConfiguration(path)
 		}
 	}
@@ -119,7 +119,7 @@ func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	if configured && !filepath.IsAbs(path) {
 		return nil, nil
 	}
-	m, below, err := findMount(path)
+	m, below, err := mount.FindContaining(path)
 	switch {
 	case err != nil:
 		return nil, err
@@ -130,23 +130,9 @@ func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	case m == nil:
 		return nil, nil
 	}
-	snapshot, err := snapshotOf(m)
+	snapshot, err := dataset.SnapshotOf(m)
 	if err == nil && below == "" {
 		err = errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
 	}
 	return &splitMount{m, snapshot, below}, err
-}
-
-// snapshotOf returns the snapshot that a mount's supervisor holds.
-func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
-	file, err := m.Snapshot()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", m.Mountpoint, err)
-	}
-	defer file.Close()
-	snapshot, err := dataset.ReadSnapshot(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %[1]s", m.Mountpoint, err)
-	}
-	return snapshot, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
@@ -39,7 +40,7 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs inspect train/rank=3,world=8 12345 --json
   batchfs inspect train --find 1000000 --epoch 2`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
 			finding := cmd.Flags().Changed("find")
 			var k uint64
 			switch {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/figures"
 )
@@ -19,7 +20,7 @@ func listCommand() *cobra.Command {
 delay the list, because no mount is accessed.`,
 		Example: "  batchfs list",
 		Args:    cobra.NoArgs,
-		RunE: interruptible(func(cmd *cobra.Command, _ []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, _ []string) error {
 			mounts, err := figures.Mounts("")
 			if err != nil {
 				return err

@@ -1,6 +1,6 @@
-// Command batchfs mounts token files as training batches. Each subcommand has its own file. The
-// subcommands in open.go, supervise.go, worker.go, probe.go and resume.go are hidden, because only
-// batchfs itself and its Python package start them.
+// Command batchfs mounts token files as training batches. Each subcommand has its own file or its
+// own package. Those that only batchfs itself and its Python package start are hidden: the child
+// processes of mount and doctor, and resume.
 package main
 
 import (
@@ -10,19 +10,20 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"regexp"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/bench"
+	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/doctor"
 	"batchfs/cmd/batchfs/plan"
 	"batchfs/cmd/batchfs/prepare"
+	"batchfs/cmd/batchfs/processes"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/top"
 	"batchfs/internal/failure"
@@ -39,39 +40,27 @@ func main() {
 	ended := make(chan error)
 	go func() { ended <- run(os.Args[1:], out) }()
 	err := <-ended
-	var status exitStatus
+	var status command.ExitStatus
 	if err != nil && !errors.As(err, &status) {
-		if !errors.As(err, new(printedError)) {
-			printError(os.Stderr, err)
+		if !errors.As(err, new(command.PrintedError)) {
+			command.PrintError(os.Stderr, err)
 		}
-		status = exitStatus(failure.KindOf(err).Status)
+		status = command.ExitStatus(failure.KindOf(err).Status)
 	}
 	if lost := out.Close(); lost != nil && !errors.Is(err, lost) {
-		printError(os.Stderr, lost)
-		status = cmp.Or(status, exitStatus(failure.Other.Status))
+		command.PrintError(os.Stderr, lost)
+		status = cmp.Or(status, command.ExitStatus(failure.Other.Status))
 	}
 	os.Exit(int(status))
 }
-
-// An exitStatus is an error that sets the process's exit status and prints nothing.
-type exitStatus int
-
-func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
-
-// A printedError is an error that has been printed.
-type printedError struct{ error }
-
-func (e printedError) Unwrap() error { return e.error }
-
-func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
 // printf prints text for people. It escapes invisible characters in its arguments, because other
 // users may have chosen the names of files and mounts.
 func printf(out io.Writer, format string, args ...any) { printable.Fprintf(out, format, args...) }
 
 func run(args []string, out io.Writer) error {
-	ctx := untilSignal(context.Background())
-	defer stopNotifying(ctx)
+	ctx := command.UntilSignal(context.Background())
+	defer command.StopNotifying(ctx)
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -83,7 +72,7 @@ func run(args []string, out io.Writer) error {
 		err = failure.Usage.Wrap(err)
 	}
 	if err != nil {
-		statusOf(root).sendError(err)
+		command.StatusOf(root).SendError(err)
 	}
 	return err
 }
@@ -98,56 +87,6 @@ func beforeRun(cmd *cobra.Command, f func()) {
 	}
 	for _, c := range cmd.Commands() {
 		beforeRun(c, f)
-	}
-}
-
-type stopKey struct{} // key of the function behind stopNotifying
-
-// untilSignal returns a context that ends with the first signal. Then, the default action is
-// restored, so a second one kills the process.
-func untilSignal(ctx context.Context) context.Context {
-	first := make(chan os.Signal, 1)
-	signal.Notify(first, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if _, ok := <-first; ok {
-			signal.Stop(first)
-			cancel()
-		}
-	}()
-	return context.WithValue(ctx, stopKey{}, sync.OnceFunc(func() {
-		signal.Stop(first)
-		close(first)
-		<-done
-	}))
-}
-
-// stopNotifying leaves further signals to others than a context of untilSignal. If a signal has
-// arrived, the context has ended when stopNotifying returns.
-func stopNotifying(ctx context.Context) { ctx.Value(stopKey{}).(func())() }
-
-var errInterrupted = errors.New("interrupted")
-
-// untilInterrupted runs f and returns its error. If ctx ends first, it returns errInterrupted and
-// leaves f running, because f may be stuck on a disk that does not answer.
-func untilInterrupted(ctx context.Context, f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return errInterrupted
-	}
-}
-
-// interruptible wraps the run function of a command so that the first signal ends the command, even
-// if it is stuck in a system call.
-func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		return untilInterrupted(cmd.Context(), func() error { return run(cmd, args) })
 	}
 }
 
@@ -183,10 +122,11 @@ MOUNTPOINT/README explains the files of a mount.`,
 	addGroup(root, "Token files:", prepare.Command(), infoCommand(), checkCommand(), indexCommand())
 	addGroup(root, "Mounts:", mountCommand(), unmountCommand(), restartCommand(), seekCommand(), listCommand())
 	addGroup(root, "Batches:", catCommand(), inspectCommand(), viewCommand())
-	addGroup(root, "Problems and performance:", doctorCommand(), whyCommand(), top.Command(), bench.Command())
+	addGroup(root, "Problems and performance:", doctor.Command(), whyCommand(), top.Command(), bench.Command())
 	addGroup(root, "Object stores:", cacheCommand(), plan.Command())
-	registerStatus(root)
-	root.AddCommand(openCommand(), superviseCommand(), workerCommand(), probeCommand(), resumeCommand(), versionCommand())
+	command.RegisterStatus(root)
+	root.AddCommand(processes.ChildCommands()...)
+	root.AddCommand(doctor.ProbeCommand(), resumeCommand(), versionCommand())
 	return root
 }
 

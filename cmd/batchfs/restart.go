@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/doctor"
+	"batchfs/fs/mount"
 )
 
 func restartCommand() *cobra.Command {
@@ -28,8 +32,8 @@ command also fails if a split cannot be read after the restart.
 Sending SIGHUP to the supervisor of the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			m, err := mountedAt(args[0])
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
+			m, err := mount.At(args[0])
 			if err != nil {
 				return err
 			}
@@ -38,7 +42,7 @@ Sending SIGHUP to the supervisor of the mount does the same.`,
 				return err
 			}
 			defer shared.Close()
-			if err := checkRunning(m); err != nil {
+			if err := m.CheckRunning(); err != nil {
 				return err
 			}
 			before := shared.Restarts.Load()
@@ -47,7 +51,7 @@ Sending SIGHUP to the supervisor of the mount does the same.`,
 			}
 			const limit = 30 * time.Second
 			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
-				if err := cmp.Or(m.CheckAlive(), checkRunning(m)); err != nil {
+				if err := cmp.Or(m.CheckAlive(), m.CheckRunning()); err != nil {
 					return err
 				}
 				if time.Now().After(end) {
@@ -58,9 +62,9 @@ Sending SIGHUP to the supervisor of the mount does the same.`,
 				return errors.New(problem)
 			}
 			printf(cmd.OutOrStdout(), "process %d now serves %s\n", shared.Worker.Load(), args[0])
-			splits, err := splitsOf(m)
+			splits, err := doctor.SplitsOf(m)
 			for _, s := range splits {
-				if _, unreadable := probeSplit(m, s); unreadable != nil {
+				if _, unreadable := doctor.ProbeSplit(m, s); unreadable != nil {
 					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Name), unreadable))
 				}
 			}

@@ -12,7 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/doctor"
 	"batchfs/fs"
+	"batchfs/fs/mount"
 )
 
 func seekCommand() *cobra.Command {
@@ -31,7 +34,7 @@ unmount, even if another worker takes over.`,
   batchfs seek /mnt/batches/train/rank=3,world=8 1000
   batchfs seek /mnt/batches/train/batch_size=24 --row 48000`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
 			byRow := cmd.Flags().Changed("row")
 			if byRow == (len(args) == 2) {
 				return errors.New("name either the number of a batch or --row")
@@ -43,14 +46,15 @@ unmount, even if another worker takes over.`,
 					return err
 				}
 			}
-			m, below, err := requireMount(args[0])
+			m, below, err := mount.Containing(args[0])
 			switch {
 			case err != nil:
 				return err
 			case below == "":
 				return fmt.Errorf("%s: name a split in the mount, such as %s", args[0], filepath.Join(args[0], "train"))
 			}
-			if _, err := diagnose(m); err != nil { // opening a file of a stuck mount would hang
+			// Opening a file of a stuck mount would hang.
+			if _, err := doctor.Diagnose(m); err != nil {
 				return err
 			}
 			shared, err := m.State()

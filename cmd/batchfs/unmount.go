@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/fs/mount"
 )
 
@@ -34,8 +35,8 @@ that made it must unmount it.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			m, err := mountedAt(args[0])
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
+			m, err := mount.At(args[0])
 			if err != nil {
 				return err
 			}
@@ -51,7 +52,7 @@ that made it must unmount it.`,
 			printf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		}),
-		ValidArgsFunction: dirCompletion,
+		ValidArgsFunction: command.DirCompletion,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount even if processes have files open there")
 	return cmd
@@ -62,7 +63,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	supervisor, err := m.Pidfd()
 	var stopped error
 	if err == nil {
-		stopped = checkRunning(m)
+		stopped = m.CheckRunning()
 	}
 	if stopped != nil && !force {
 		return stopped
@@ -99,7 +100,7 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", m.Mountpoint, err)
 	}
-	if err := checkRunning(m); err != nil {
+	if err := m.CheckRunning(); err != nil {
 		return err
 	}
 	if err := unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0); err != nil {

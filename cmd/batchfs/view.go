@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/view"
 	"batchfs/cmd/batchfs/web"
@@ -36,7 +37,7 @@ path in a mount. Without SPLIT, the page shows all splits of the configuration.`
   batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8
   batchfs view --data fineweb --by gpt2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := interruptible(func(cmd *cobra.Command, args []string) error { return serveView(cmd, &src, args, by, port) })(cmd, args)
+			err := command.Interruptible(func(cmd *cobra.Command, args []string) error { return serveView(cmd, &src, args, by, port) })(cmd, args)
 			if cmd.Context().Err() != nil { // Ctrl-C is the normal way to end it
 				return nil
 			}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/doctor"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs"
 	"batchfs/fs/mount"
@@ -34,12 +36,13 @@ The status.json of a mount lists the last ten paths that did not exist, and the 
 of the mount's log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
-			m, _, err := requireMount(args[0])
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
+			m, _, err := mount.Containing(args[0])
 			if err != nil {
 				return err
 			}
-			if _, err := diagnose(m); err != nil { // opening a file of a stuck mount would hang
+			// Opening a file of a stuck mount would hang.
+			if _, err := doctor.Diagnose(m); err != nil {
 				return err
 			}
 			size, err := tryRead(args[0])

@@ -165,6 +165,14 @@ func (m *Mounted) verify() error {
 // Credential returns the user and groups with which workers read token files.
 func (m *Mounted) Credential() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
+// CheckRunning returns an error if a signal such as SIGSTOP has stopped the supervisor.
+func (m *Mounted) CheckRunning() error {
+	if !m.IsStopped() {
+		return nil
+	}
+	return fmt.Errorf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
+}
+
 // IsStopped reports whether a signal has stopped the supervisor.
 func (m *Mounted) IsStopped() bool {
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))

@@ -16,6 +16,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs"
+	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/sampler"
 )
@@ -254,4 +255,18 @@ func (s *Snapshot) find(split string) *splitSnapshot {
 		}
 	}
 	return nil
+}
+
+// SnapshotOf returns the snapshot that a mount's supervisor holds.
+func SnapshotOf(m *mount.Mounted) (*Snapshot, error) {
+	file, err := m.Snapshot()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Mountpoint, err)
+	}
+	defer file.Close()
+	snapshot, err := ReadSnapshot(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %[1]s", m.Mountpoint, err)
+	}
+	return snapshot, nil
 }

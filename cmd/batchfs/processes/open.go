@@ -1,4 +1,4 @@
-package main
+package processes
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/failure"
@@ -28,7 +29,7 @@ type openMessage struct {
 	Files, Total int64 // files opened, and files to open
 	Snapshot     *dataset.Snapshot
 	Description  []string // lines for the user about the splits that are served
-	Failure      *report
+	Failure      *command.Report
 }
 
 const progressInterval = time.Second / 2
@@ -73,7 +74,7 @@ func openInChild(cmd *cobra.Command, mountpoint []string) (*dataset.Snapshot, []
 	case err != nil:
 		return nil, nil, fmt.Errorf("the process that opens the token files died: %w", err)
 	case o.Failure != nil:
-		return nil, nil, o.Failure.err()
+		return nil, nil, o.Failure.Err()
 	}
 	return o.Snapshot, o.Description, nil
 }
@@ -100,7 +101,7 @@ func lastMessage(from io.Reader) (o openMessage, err error) {
 // openCommand returns the hidden command that openInChild runs. It writes gob-encoded messages to
 // standard output.
 func openCommand() *cobra.Command {
-	var f mountFlags
+	var f MountFlags
 	cmd := &cobra.Command{
 		Use:    "open [MOUNTPOINT]",
 		Hidden: true,
@@ -112,7 +113,7 @@ func openCommand() *cobra.Command {
 			go func() {
 				o, err := f.open(args, &progress)
 				if err != nil {
-					o = &openMessage{Failure: newReport(err)}
+					o = &openMessage{Failure: command.NewReport(err)}
 				}
 				last <- o
 			}()
@@ -128,13 +129,13 @@ func openCommand() *cobra.Command {
 			}
 		},
 	}
-	f.register(cmd)
+	f.Register(cmd)
 	return cmd
 }
 
 // open reads the configuration, opens and checks all splits, and returns the last message.
-func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
-	raw, err := f.Read()
+func (f *MountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
+	raw, err := f.source.Read()
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	}
 	mountpoint, err := filepath.Abs(c.Mountpoint)
 	if f.fd < 0 { // with --fd, no worker serves the mount yet, so a check would hang
-		mountpoint, err = checkMountpoint(c, f.logFile)
+		mountpoint, err = CheckMountpoint(c, f.logFile)
 	}
 	if err != nil {
 		return nil, err
@@ -159,7 +160,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	if err != nil {
 		return nil, failure.Data.Wrap(err)
 	}
-	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
+	snapshot, err := dataset.NewSnapshot(mountpoint, f.source, raw, splits)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +170,7 @@ func (f *mountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 }
 
 // logPath returns the absolute path of the log, or an empty string for standard error.
-func (f *mountFlags) logPath(mountpoint string) (string, error) {
+func (f *MountFlags) logPath(mountpoint string) (string, error) {
 	switch {
 	case f.logFile != "":
 		return filepath.Abs(f.logFile)

@@ -1,4 +1,4 @@
-package main
+package processes
 
 import (
 	"errors"
@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/internal/printable"
 )
@@ -129,9 +130,9 @@ func printWithTimeout(err error) error {
 		return nil
 	}
 	w := newLineWriter(os.Stderr)
-	printError(w, err)
+	command.PrintError(w, err)
 	w.flush()
-	return printedError{err}
+	return command.PrintedError{Err: err}
 }
 
 func openLog(path string) (*os.File, error) {

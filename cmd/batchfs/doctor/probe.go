@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"cmp"
@@ -12,15 +12,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
 )
 
-// splitsOf returns the splits of a mount from its supervisor's snapshot. It does not touch the
+// SplitsOf returns the splits of a mount from its supervisor's snapshot. It does not touch the
 // mount.
-func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
-	snapshot, err := snapshotOf(m)
+func SplitsOf(m *mount.Mounted) ([]*config.Split, error) {
+	snapshot, err := dataset.SnapshotOf(m)
 	if err != nil {
 		return nil, err
 	}
@@ -31,11 +32,11 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	return c.Splits, nil
 }
 
-// probeSplit describes the token files of a split, or returns an error if the mount cannot read
+// ProbeSplit describes the token files of a split, or returns an error if the mount cannot read
 // them or they have changed. It uses a child process, because a process that waits for a dead disk
 // cannot end. The child runs as the mount's user, because root can read files that this user
 // cannot.
-func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
+func ProbeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	user, err := m.Credential()
 	if err != nil {
 		return "", err
@@ -74,9 +75,9 @@ func probeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	return string(text), nil
 }
 
-// probeCommand returns the hidden command that probeSplit starts, with the snapshot open as
+// ProbeCommand returns the hidden command that ProbeSplit starts, with the snapshot open as
 // descriptor 3.
-func probeCommand() *cobra.Command {
+func ProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe SPLIT",
 		Hidden: true,
@@ -85,7 +86,7 @@ func probeCommand() *cobra.Command {
 			detail, err := probe(os.NewFile(3, "snapshot"), args[0])
 			if err != nil {
 				fmt.Fprint(cmd.OutOrStdout(), err)
-				return exitStatus(1)
+				return command.ExitStatus(1)
 			}
 			fmt.Fprint(cmd.OutOrStdout(), detail)
 			return nil
@@ -93,7 +94,7 @@ func probeCommand() *cobra.Command {
 	}
 }
 
-// probe runs in the child process of probeSplit. file holds the encoded snapshot.
+// probe runs in the child process of ProbeSplit. file holds the encoded snapshot.
 func probe(file *os.File, split string) (string, error) {
 	snapshot, err := dataset.ReadSnapshot(file)
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package processes
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
@@ -45,7 +46,7 @@ func superviseCommand() *cobra.Command {
 			}
 			// All paths are absolute, and a working directory would prevent an unmount.
 			os.Chdir("/")
-			tell := func(r *report) {
+			tell := func(r *command.Report) {
 				gob.NewEncoder(parent).Encode(r)
 				parent.Close()
 			}
@@ -55,10 +56,10 @@ func superviseCommand() *cobra.Command {
 				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = runSupervisor(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(&report{Kind: ready}) })
+				err = runSupervisor(cmd.Context(), cmd.Root().Version, snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(&command.Report{Kind: command.Ready}) })
 			}
 			if err != nil {
-				tell(newReport(err))
+				tell(command.NewReport(err))
 			}
 			return printWithTimeout(err)
 		},
@@ -70,7 +71,7 @@ func superviseCommand() *cobra.Command {
 // runSupervisor mounts, unless another process did and handed over connection, and supervises
 // workers until the mount ends. It calls ready once batches can be read. file holds the encoded
 // snapshot.
-func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
+func runSupervisor(ctx context.Context, version string, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive whoever reads its output, and output to a terminal must not stop it
 	// (stty tostop).
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
@@ -79,8 +80,8 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 	}
 	restart, stop := signals()
 	// Each signal ends ctx or is in one of the channels, or both.
-	if stopNotifying(ctx); ctx.Err() != nil {
-		return errInterrupted
+	if command.StopNotifying(ctx); ctx.Err() != nil {
+		return command.ErrInterrupted
 	}
 	var listener net.Listener // nil without metrics
 	if address := c.Mount.MetricsListen; address.IsValid() {
@@ -111,7 +112,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 		NoResend: snapshot.NoResend,
 		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
-			log.Info("mounted", "version", version(), "pid", os.Getpid())
+			log.Info("mounted", "version", version, "pid", os.Getpid())
 			snapshot.WarnUnleased(c, log)
 			if listener != nil {
 				log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
@@ -131,7 +132,7 @@ func runSupervisor(ctx context.Context, snapshot *dataset.Snapshot, c *config.Co
 		Log:      log,
 	})
 	if err == supervise.ErrInterrupted {
-		return errInterrupted
+		return command.ErrInterrupted
 	}
 	if err == nil && connection == nil {
 		log.Info("unmounted")

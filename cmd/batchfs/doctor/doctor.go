@@ -1,4 +1,5 @@
-package main
+// Package doctor diagnoses why mounting or reading fails.
+package doctor
 
 import (
 	"bytes"
@@ -16,13 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/blocks"
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/processes"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/printable"
 )
 
-func doctorCommand() *cobra.Command {
+// Command returns the command doctor.
+func Command() *cobra.Command {
 	var f config.Flags
 	var mounted bool
 	cmd := &cobra.Command{
@@ -44,7 +49,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
   batchfs doctor -c config.toml
   batchfs doctor --mounted /mnt/batches`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: interruptible(func(cmd *cobra.Command, args []string) error {
+		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
 			switch {
 			case !mounted:
@@ -62,7 +67,7 @@ mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
 			}
 			return d.finish()
 		}),
-		ValidArgsFunction: dirCompletion,
+		ValidArgsFunction: command.DirCompletion,
 	}
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&mounted, "mounted", false, "check only the mount at MOUNTPOINT, and fail if there is none")
@@ -119,18 +124,18 @@ func (d *doctor) configure(f *config.Flags) {
 
 func (d *doctor) checkMounted() {
 	if d.check("mountpoint", func() (string, error) {
-		m, _, err := requireMount(d.config.Mountpoint)
+		m, _, err := mount.Containing(d.config.Mountpoint)
 		if err != nil {
 			return "", err
 		}
-		return diagnose(m)
+		return Diagnose(m)
 	}) {
 		d.mountedSplits()
 	}
 }
 
 func (d *doctor) checkAll() {
-	m, _, _ := findMount(d.config.Mountpoint)
+	m, _, _ := mount.FindContaining(d.config.Mountpoint)
 	if m == nil || !m.HandedOver { // a handed-over mount is made by another process
 		d.check("/dev/fuse", d.device)
 		d.check("permission to mount", d.permissionToMount)
@@ -183,11 +188,11 @@ func (d *doctor) checkWithin(hint, what string, examine func() (string, error)) 
 		err = errNoReply(d.timeout, hint)
 	}
 	if err == nil {
-		printf(&d.passed, "ok   %s: %s\n", what, detail)
+		printable.Fprintf(&d.passed, "ok   %s: %s\n", what, detail)
 		return true
 	}
 	d.problems++
-	printf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(err.Error(), what), ": "))
+	printable.Fprintf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(err.Error(), what), ": "))
 	return false
 }
 
@@ -227,14 +232,14 @@ func (d *doctor) mountpoint() (string, error) {
 	if path == "" {
 		return "none named", nil
 	}
-	m, _, err := findMount(path)
+	m, _, err := mount.FindContaining(path)
 	if err != nil {
 		return "", err
 	}
 	if m != nil {
-		return diagnose(m)
+		return Diagnose(m)
 	}
-	abs, err := checkMountpoint(d.config, "")
+	abs, err := processes.CheckMountpoint(d.config, "")
 	if err != nil {
 		return "", err
 	}
@@ -250,16 +255,16 @@ func (d *doctor) mountpoint() (string, error) {
 }
 
 func (d *doctor) mountedSplits() {
-	m, _, err := requireMount(d.config.Mountpoint)
+	m, _, err := mount.Containing(d.config.Mountpoint)
 	if err != nil {
 		return // unmounted in the meantime
 	}
-	splits, err := splitsOf(m)
+	splits, err := SplitsOf(m)
 	if err != nil && !lacksAccess(m, err) {
 		d.check("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
-		d.checkWithin(storageHint(s), "mounted "+s.Name, func() (string, error) { return probeSplit(m, s) })
+		d.checkWithin(storageHint(s), "mounted "+s.Name, func() (string, error) { return ProbeSplit(m, s) })
 	}
 }
 
@@ -268,9 +273,9 @@ func lacksAccess(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
-// diagnose describes a mount, or returns an error if it is stuck, dead or closed to this user. It
+// Diagnose describes a mount, or returns an error if it is stuck, dead or closed to this user. It
 // touches the mount only if nothing else shows whether it is dead.
-func diagnose(m *mount.Mounted) (string, error) {
+func Diagnose(m *mount.Mounted) (string, error) {
 	err := m.CheckAlive()
 	if errors.Is(err, mount.ErrElsewhere) && !m.IsDead() {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
@@ -278,7 +283,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
-	if err := checkRunning(m); err != nil {
+	if err := m.CheckRunning(); err != nil {
 		return "", err
 	}
 	euid := os.Geteuid()
@@ -329,14 +334,6 @@ func checkRequests(m *mount.Mounted) (string, error) {
 	return "none fails for another reason", nil
 }
 
-// checkRunning returns an error if a signal such as SIGSTOP has stopped the mount's supervisor.
-func checkRunning(m *mount.Mounted) error {
-	if !m.IsStopped() {
-		return nil
-	}
-	return fmt.Errorf("%s is stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
-}
-
 // stuckSplits returns an error unless waiting is empty. That map holds how long each sequence has
 // been waiting for its token files.
 func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
@@ -344,7 +341,7 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 		return nil
 	}
 	hints := map[string]string{}
-	splits, _ := splitsOf(m) // without splits, as for another user, there are no hints
+	splits, _ := SplitsOf(m) // without splits, as for another user, there are no hints
 	for _, s := range splits {
 		hints[s.Name] = storageHint(s)
 	}
@@ -386,7 +383,7 @@ func describeBlockCache(o blocks.Options) (string, error) {
 	enough := int64(0)
 	for _, s := range sets {
 		if s.Live {
-			all = append(all, describeWorkingSet(s))
+			all = append(all, s.String())
 			enough = max(enough, s.Enough)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package processes
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/localfile"
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
@@ -19,7 +20,7 @@ import (
 )
 
 // panicked is the exit status of a worker in which a request panicked. The supervisor replaces it.
-const panicked exitStatus = 3
+const panicked command.ExitStatus = 3
 
 func workerCommand() *cobra.Command {
 	var isRestart bool
@@ -35,14 +36,14 @@ func workerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch err := serve(w, isRestart); {
+			switch err := serve(w, cmd.Root().Version, isRestart); {
 			case err == nil, errors.Is(err, supervise.ErrReplaced):
 				return nil
 			case errors.Is(err, supervise.ErrPanicked):
 				return panicked
 			default:
 				w.Refuse(err) // the supervisor tells the user
-				return exitStatus(1)
+				return command.ExitStatus(1)
 			}
 		},
 	}
@@ -54,7 +55,7 @@ func workerCommand() *cobra.Command {
 }
 
 // serve serves the mount until it ends or another worker takes over.
-func serve(w *supervise.Worker, isRestart bool) (err error) {
+func serve(w *supervise.Worker, version string, isRestart bool) (err error) {
 	defer func() {
 		// The supervisor would mistake Go's exit status after a panic, 2, for a lack of memory.
 		if p := recover(); p != nil {
@@ -91,7 +92,7 @@ func serve(w *supervise.Worker, isRestart bool) (err error) {
 		Access: fs.Permissions{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
-		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
+		Status:  fs.Status{ProgramVersion: version, JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
 		Promoted: func() error {
 			w.Shared.SetSchedule(snapshot.Generation)

@@ -1,0 +1,63 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+type stopKey struct{} // key of the function behind StopNotifying
+
+// UntilSignal returns a context that ends with the first signal. Then, the default action is
+// restored, so a second one kills the process.
+func UntilSignal(ctx context.Context) context.Context {
+	first := make(chan os.Signal, 1)
+	signal.Notify(first, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, ok := <-first; ok {
+			signal.Stop(first)
+			cancel()
+		}
+	}()
+	return context.WithValue(ctx, stopKey{}, sync.OnceFunc(func() {
+		signal.Stop(first)
+		close(first)
+		<-done
+	}))
+}
+
+// StopNotifying leaves further signals to others than a context of UntilSignal. If a signal has
+// arrived, the context has ended when StopNotifying returns.
+func StopNotifying(ctx context.Context) { ctx.Value(stopKey{}).(func())() }
+
+// ErrInterrupted is the error of a command that a signal has ended.
+var ErrInterrupted = errors.New("interrupted")
+
+// UntilInterrupted runs f and returns its error. If ctx ends first, it returns ErrInterrupted and
+// leaves f running, because f may be stuck on a disk that does not answer.
+func UntilInterrupted(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ErrInterrupted
+	}
+}
+
+// Interruptible wraps the run function of a command so that the first signal ends the command, even
+// if it is stuck in a system call.
+func Interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return UntilInterrupted(cmd.Context(), func() error { return run(cmd, args) })
+	}
+}

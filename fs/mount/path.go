@@ -1,0 +1,87 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"batchfs/internal/failure"
+)
+
+// Resolve makes a path absolute and resolves its symbolic links, as in the kernel's table of
+// mounts. If the path is a mountpoint, it does not touch the last component, because lstat on a
+// dead mount fails.
+func Resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if errors.Is(err, os.ErrNotExist) {
+		return abs, nil // nothing can be mounted there
+	}
+	if err != nil {
+		return "", err
+	}
+	abs = filepath.Join(dir, filepath.Base(abs))
+	if mounted, err := Find(abs); mounted != nil || err != nil {
+		return abs, err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real, nil
+	}
+	return abs, nil
+}
+
+// FindContaining returns the batchfs mount that contains a path, or nil, and the path below its
+// root. It does not touch the mount, which may hang.
+func FindContaining(path string) (m *Mounted, below string, err error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, "", err
+	}
+	if m := FindHandedOver(abs); m != nil {
+		return m, strings.TrimPrefix(strings.TrimPrefix(abs, m.Mountpoint), "/"), nil
+	}
+	// Look from the root down, because following a link inside a mount would touch the mount.
+	for end := 0; end <= len(abs); end++ {
+		if end < len(abs) && abs[end] != '/' {
+			continue
+		}
+		dir, err := Resolve(abs[:max(end, 1)])
+		if err != nil {
+			return nil, "", nil // no such directory
+		}
+		if m, err := Find(dir); m != nil || err != nil {
+			if m != nil {
+				below = strings.TrimPrefix(filepath.Join(m.Root, abs[end:]), "/")
+			}
+			return m, below, err
+		}
+	}
+	// A link may lead into a mount.
+	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
+		return FindContaining(real)
+	}
+	return nil, "", nil
+}
+
+// Containing is like FindContaining, but returns an error if no batchfs mount contains the path.
+func Containing(path string) (m *Mounted, below string, err error) {
+	m, below, err = FindContaining(path)
+	if err == nil && m == nil {
+		err = failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there", path))
+	}
+	return m, below, err
+}
+
+// At returns the batchfs mount whose mountpoint is path.
+func At(path string) (*Mounted, error) {
+	m, below, err := Containing(path)
+	if err == nil && "/"+below != m.Root {
+		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there; the mountpoint is %s", path, m.Mountpoint))
+	}
+	return m, err
+}
