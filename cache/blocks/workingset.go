@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/internal/eintr"
+	"batchfs/cache/localfile"
 	"batchfs/internal/privatedir"
 )
 
@@ -270,5 +270,5 @@ func (d *disk) savedIn(root *os.Root, tidy bool) (all []SavedWorkingSet) {
 // isLinked reports whether f still has a name in a directory.
 func isLinked(f *os.File) bool {
 	var st unix.Stat_t
-	return eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0
+	return localfile.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0
 }

@@ -12,8 +12,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"batchfs/internal/eintr"
 )
 
 // A File is a regular file, and implements blob.Blob. If its bytes change after it was opened, Read
@@ -95,7 +93,7 @@ func StampOf(f *os.File) (Stamp, error) { return stampOf(int(f.Fd()), f.Name()) 
 
 func stampOf(fd int, path string) (Stamp, error) {
 	var st unix.Stat_t
-	if err := eintr.Retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+	if err := Retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return Stamp{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, nil
@@ -121,7 +119,7 @@ func (f *File) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD
 	const mask = unix.STATX_INO | unix.STATX_SIZE | unix.STATX_MTIME
-	err := eintr.Retry(func() error {
+	err := Retry(func() error {
 		_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(cwd), uintptr(f.cpath()), 0, mask, uintptr(unsafe.Pointer(&st)), 0)
 		return errnoError(errno)
 	})
@@ -142,7 +140,7 @@ func (f *File) Check() error {
 
 func (f *File) open() (fd int, err error) {
 	cwd := unix.AT_FDCWD
-	err = eintr.Retry(func() error {
+	err = Retry(func() error {
 		n, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(f.cpath()), openFlags, 0, 0, 0)
 		fd = int(n)
 		return errnoError(errno)
@@ -304,7 +302,7 @@ func areClose(ranges []Range) bool {
 func pread(fd int, buf []byte, off int64) error {
 	for len(buf) > 0 {
 		var n int
-		err := eintr.Retry(func() (err error) {
+		err := Retry(func() (err error) {
 			n, err = unix.Pread(fd, buf, off)
 			return err
 		})

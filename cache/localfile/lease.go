@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/internal/clock"
-	"batchfs/internal/eintr"
 )
 
 // A writeState says whether a process has a file open for writing. The kernel grants a read lease
@@ -28,7 +27,7 @@ const (
 // release the lease with unleaseFile.
 func leaseFile(f *os.File) writeState {
 	var fs unix.Statfs_t
-	if eintr.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
+	if Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
 		return unknown
 	}
 	err := setLease(f, unix.F_RDLCK)
@@ -49,7 +48,7 @@ func leaseFile(f *os.File) writeState {
 func unleaseFile(f *os.File) { setLease(f, unix.F_UNLCK) }
 
 func setLease(f *os.File, kind int) error {
-	return eintr.Retry(func() error {
+	return Retry(func() error {
 		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind)
 		return err
 	})

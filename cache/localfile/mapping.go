@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/counts"
-	"batchfs/internal/eintr"
 	"batchfs/internal/process"
 )
 
@@ -137,7 +136,7 @@ func (f *File) mmap(fd, prot, flags int) (mapping []byte, err error) {
 	}
 	// unix.Mmap would record the mapping in a table guarded by a lock.
 	var first unsafe.Pointer
-	err = eintr.Retry(func() (err error) {
+	err = Retry(func() (err error) {
 		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), prot, flags)
 		return err
 	})

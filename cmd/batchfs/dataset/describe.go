@@ -14,7 +14,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 	"batchfs/sampler"
 )
@@ -147,7 +147,7 @@ func (d *Dataset) arrayInfos() (list []map[string]any) {
 			if b.Name != a.Name {
 				continue
 			}
-			var files []jsontext.String
+			var files []jsonbytes.String
 			for _, arrays := range d.sources {
 				files = append(files, jsonTexts(arrays[n+1].Files())...)
 			}
@@ -166,10 +166,10 @@ func indentedJSON(v any) []byte {
 	return append(text, '\n')
 }
 
-func jsonTexts(paths []string) []jsontext.String {
-	texts := make([]jsontext.String, len(paths))
+func jsonTexts(paths []string) []jsonbytes.String {
+	texts := make([]jsonbytes.String, len(paths))
 	for i, path := range paths {
-		texts[i] = jsontext.String(path)
+		texts[i] = jsonbytes.String(path)
 	}
 	return texts
 }

@@ -7,16 +7,16 @@ import (
 	"io"
 	"strings"
 
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 )
 
 // A FoundToken is a token with the batches of one epoch that hold it.
 type FoundToken struct {
-	File        jsontext.String `json:"file"`  // token file that holds the token
-	Index       int64           `json:"index"` // position of the token in the file
-	Epoch       uint64          `json:"epoch"`
-	Occurrences []occurrence    `json:"occurrences"`
+	File        jsonbytes.String `json:"file"`  // token file that holds the token
+	Index       int64            `json:"index"` // position of the token in the file
+	Epoch       uint64           `json:"epoch"`
+	Occurrences []occurrence     `json:"occurrences"`
 
 	pos   int64 // position of the token in the split
 	split string
@@ -45,7 +45,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		source++
 	}
 	at := d.mains[source].Locate(inSource)
-	f := &FoundToken{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Occurrences: []occurrence{}, pos: pos, split: d.Split.Name}
+	f := &FoundToken{File: jsonbytes.String(at.Path), Index: at.Index, Epoch: epoch, Occurrences: []occurrence{}, pos: pos, split: d.Split.Name}
 	hits, err := d.Sequence.Find(source, inSource, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/sampler"
 )
 
@@ -63,7 +63,7 @@ func (d *Dataset) Origins() *Origins {
 }
 
 func quoteJSON(path string) []byte {
-	text, _ := jsontext.String(path).MarshalJSON() // never fails
+	text, _ := jsonbytes.String(path).MarshalJSON() // never fails
 	return text
 }
 

@@ -10,7 +10,7 @@ import (
 	"batchfs/fs"
 	"batchfs/fs/figures"
 	"batchfs/fs/state"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/process"
 )
 
@@ -27,7 +27,7 @@ type statusReport struct {
 var statusText string
 
 var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
-	"quote": func(text string) string { return string(jsontext.Quote(text)) },
+	"quote": func(text string) string { return string(jsonbytes.Quote(text)) },
 	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
 	"whole": func(n float64) int64 { return int64(n) },
 	"ms":    func(seconds float64) int64 { return int64(1e3 * seconds) },

@@ -16,7 +16,7 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 )
 
@@ -76,15 +76,15 @@ const maxPrinted = 20 // limit of problems that Print prints
 
 // A Problem is a defect of Count elements of File, beginning at Index.
 type Problem struct {
-	Kind       string          `json:"kind"`
-	Split      string          `json:"split"`
-	File       jsontext.String `json:"file,omitempty"`
-	Index      int64           `json:"index"`
-	Count      int64           `json:"count"`
-	Other      jsontext.String `json:"other,omitempty"` // file of the other copy
-	OtherIndex int64           `json:"other_index"`
-	Message    jsontext.String `json:"message"`
-	Text       jsontext.String `json:"text,omitempty"` // beginning of duplicated tokens
+	Kind       string           `json:"kind"`
+	Split      string           `json:"split"`
+	File       jsonbytes.String `json:"file,omitempty"`
+	Index      int64            `json:"index"`
+	Count      int64            `json:"count"`
+	Other      jsonbytes.String `json:"other,omitempty"` // file of the other copy
+	OtherIndex int64            `json:"other_index"`
+	Message    jsonbytes.String `json:"message"`
+	Text       jsonbytes.String `json:"text,omitempty"` // beginning of duplicated tokens
 
 	// These are set for a leak. Passage is the length of its longest passage, which begins at
 	// OtherIndex in Other.
@@ -173,12 +173,12 @@ func Check(ctx context.Context, openers []*dataset.Opener, o CheckOptions, stder
 }
 
 func (c *check) addProblem(p Problem, format string, args ...any) {
-	p.Message = jsontext.String(fmt.Sprintf(format, args...))
+	p.Message = jsonbytes.String(fmt.Sprintf(format, args...))
 	c.report.Problems = append(c.report.Problems, p)
 }
 
 func (f *checkedFile) problem(kind string) Problem {
-	return Problem{Kind: kind, Split: f.splitArray.split, File: jsontext.String(f.path), file: f}
+	return Problem{Kind: kind, Split: f.splitArray.split, File: jsonbytes.String(f.path), file: f}
 }
 
 // open opens each file as a separate array, so that a bad file does not hide others.
@@ -274,7 +274,7 @@ func (c *check) addTexts() {
 			}
 			if v != nil {
 				text, _ := dataset.Text(p.file.array, p.Index, int(min(32, p.Count)), v)
-				p.Text = jsontext.String(text)
+				p.Text = jsonbytes.String(text)
 			}
 		}
 	}

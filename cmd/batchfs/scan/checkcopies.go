@@ -6,7 +6,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 )
 
 const (
@@ -63,7 +63,7 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 		}
 		same[f] = original
 		p := f.problem(Duplicate)
-		p.Count, p.Other = f.array.Len(), jsontext.String(original.path)
+		p.Count, p.Other = f.array.Len(), jsonbytes.String(original.path)
 		if f.path == original.path {
 			c.addProblem(p, "%s is listed twice, in source %d of splits.%s and in source %d of splits.%s; remove it from one of them",
 				f.path, original.splitArray.Source, original.splitArray.split, f.splitArray.Source, f.splitArray.split)
@@ -100,7 +100,7 @@ func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 		// A problem covers whole elements only.
 		p.Index = (passage.b - b.offset + per - 1) / per
 		p.Count = (passage.b-b.offset+passage.n)/per - p.Index
-		p.Other, p.OtherIndex = jsontext.String(a.path), (passage.a-passage.b+b.offset+p.Index*per-a.offset)/per
+		p.Other, p.OtherIndex = jsonbytes.String(a.path), (passage.a-passage.b+b.offset+p.Index*per-a.offset)/per
 		elsewhere := ""
 		if a.splitArray.split != b.splitArray.split {
 			elsewhere = " of split " + a.splitArray.split

@@ -11,7 +11,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 )
 
@@ -31,16 +31,16 @@ type Survey struct {
 
 // A File describes one file. If only samples of it were read, Largest covers only them.
 type File struct {
-	Path      jsontext.String `json:"path"`
-	Format    string          `json:"format"`
-	Array     string          `json:"array,omitempty"` // name of an aligned array
-	DType     array.DType     `json:"dtype"`
-	Shape     []int64         `json:"shape"`
-	Tokens    int64           `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
-	Bytes     int64           `json:"bytes"`
-	Read      int64           `json:"bytes_read"`
-	Largest   any             `json:"largest"`             // integer or bool; nil for other dtypes
-	Documents int64           `json:"documents,omitempty"` // from the index, if there is one
+	Path      jsonbytes.String `json:"path"`
+	Format    string           `json:"format"`
+	Array     string           `json:"array,omitempty"` // name of an aligned array
+	DType     array.DType      `json:"dtype"`
+	Shape     []int64          `json:"shape"`
+	Tokens    int64            `json:"tokens,omitempty"` // 0 if the elements cannot be tokens
+	Bytes     int64            `json:"bytes"`
+	Read      int64            `json:"bytes_read"`
+	Largest   any              `json:"largest"`             // integer or bool; nil for other dtypes
+	Documents int64            `json:"documents,omitempty"` // from the index, if there is one
 
 	largest uint64
 }
@@ -100,7 +100,7 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	}
 	hasTokens := isTokens(a) && o.Open.AlignedArray == ""
 	f := &File{
-		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
+		Path: jsonbytes.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
 		Array: o.Open.AlignedArray,
 	}
 	if f.DType.IsSigned() {

@@ -10,7 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 )
 
@@ -152,7 +152,7 @@ func (p *Problem) locate(longest commonRun, files []*checkedFile, indexed map[*c
 		i--
 	}
 	other, what, place := files[i], "", ""
-	p.Other, p.OtherIndex = jsontext.String(other.path), longest.other-other.offset
+	p.Other, p.OtherIndex = jsonbytes.String(other.path), longest.other-other.offset
 	if p.Document != nil {
 		what = fmt.Sprintf(" of the %d", p.Size)
 		place = fmt.Sprintf("document %d: ", *p.Document)
@@ -164,6 +164,6 @@ func (p *Problem) locate(longest commonRun, files []*checkedFile, indexed map[*c
 			in += fmt.Sprintf(", document %d", number)
 		}
 	}
-	p.Message = jsontext.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest passage has %d tokens and is in %s, from index %d on",
+	p.Message = jsonbytes.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest passage has %d tokens and is in %s, from index %d on",
 		p.File, place, p.Count, what, p.Index, other.splitArray.split, p.Passage, in, p.OtherIndex))
 }

@@ -7,7 +7,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 	"batchfs/sampler"
 )
 
@@ -18,23 +18,23 @@ const (
 )
 
 type row struct {
-	Epoch    uint64            `json:"epoch"`
-	Source   int               `json:"source"`
-	Stage    int               `json:"stage"`
-	Segments []segment         `json:"segments"`
-	Begins   []int             `json:"begins"` // where documents begin, if an index says so
-	Text     []jsontext.String `json:"text"`   // one text per token of x, and that of the last y
-	Arrays   map[string][]byte `json:"arrays"` // bytes of each array of the batch
+	Epoch    uint64             `json:"epoch"`
+	Source   int                `json:"source"`
+	Stage    int                `json:"stage"`
+	Segments []segment          `json:"segments"`
+	Begins   []int              `json:"begins"` // where documents begin, if an index says so
+	Text     []jsonbytes.String `json:"text"`   // one text per token of x, and that of the last y
+	Arrays   map[string][]byte  `json:"arrays"` // bytes of each array of the batch
 }
 
 // A segment is a run of tokens that are consecutive both in the row and in their file.
 type segment struct {
-	At       int             `json:"at"` // index in the row
-	Len      int             `json:"len"`
-	Document int64           `json:"document"` // number; -1 if unknown
-	Inserted bool            `json:"inserted"` // whether bos replaces the first token
-	File     jsontext.String `json:"file"`
-	Start    int64           `json:"start"` // index in the file
+	At       int              `json:"at"` // index in the row
+	Len      int              `json:"len"`
+	Document int64            `json:"document"` // number; -1 if unknown
+	Inserted bool             `json:"inserted"` // whether bos replaces the first token
+	File     jsonbytes.String `json:"file"`
+	Start    int64            `json:"start"` // index in the file
 }
 
 // rows returns up to q["n"] rows of batch q["k"], beginning with row q["from"], and up to q["len"]
@@ -61,7 +61,7 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	r.Source = source
 	for _, p := range parts {
 		l := s.data.Arrays()[source][0].Locate(p.Start)
-		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsontext.String(l.Path), Start: l.Index})
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsonbytes.String(l.Path), Start: l.Index})
 	}
 	if documents := s.data.Arrays()[source][0].Documents(); documents != nil && q.Rows == sampler.Windows {
 		if r.Begins, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {
@@ -123,7 +123,7 @@ func readRow(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error)
 
 // tokenTexts returns the texts of tokens. A character that spans several tokens is in the text of
 // the first. Bytes that are not UTF-8 stay unchanged.
-func tokenTexts(decode decoder, dtype array.DType, raw []byte) (list []jsontext.String) {
+func tokenTexts(decode decoder, dtype array.DType, raw []byte) (list []jsonbytes.String) {
 	var all []byte
 	var ends []int
 	for ; len(raw) > 0; raw = raw[dtype.Size():] {
@@ -137,7 +137,7 @@ func tokenTexts(decode decoder, dtype array.DType, raw []byte) (list []jsontext.
 			_, size := utf8.DecodeRune(all[at:])
 			at += size
 		}
-		list = append(list, jsontext.String(all[from:at]))
+		list = append(list, jsonbytes.String(all[from:at]))
 	}
 	return list
 }

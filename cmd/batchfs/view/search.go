@@ -8,7 +8,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/internal/jsontext"
+	"batchfs/internal/jsonbytes"
 )
 
 // Limits of one response. The page continues with another request.
@@ -25,9 +25,9 @@ type searchResult struct {
 }
 
 type hit struct {
-	Pos    int64           `json:"pos"` // position of the first token, counted over all sources
-	Before jsontext.String `json:"before"`
-	After  jsontext.String `json:"after"`
+	Pos    int64            `json:"pos"` // position of the first token, counted over all sources
+	Before jsonbytes.String `json:"before"`
+	After  jsonbytes.String `json:"after"`
 }
 
 // search searches the token files, starting at a position. It does not find a text that spans two
@@ -76,7 +76,7 @@ func (f *searchResult) searchPiece(ctx context.Context, from *cache.Array, decod
 				return nil
 			}
 			before, after := all[max(at-contextLen, 0):at], all[next:min(next+contextLen, len(all))]
-			f.Hits = append(f.Hits, hit{Pos: pos, Before: jsontext.String(before), After: jsontext.String(after)})
+			f.Hits = append(f.Hits, hit{Pos: pos, Before: jsonbytes.String(before), After: jsonbytes.String(after)})
 			if len(f.Hits) == maxHits {
 				f.Next = pos + 1
 			}

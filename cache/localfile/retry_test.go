@@ -1,4 +1,4 @@
-package eintr
+package localfile
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ func TestRetry(t *testing.T) {
 			{0, unix.ENOENT, unix.ENOENT, 0},
 			{5, nil, nil, time.Millisecond},
 			{5, unix.ENOENT, unix.ENOENT, time.Millisecond},
-			{1 << 30, nil, unix.EINTR, Limit + time.Second},
+			{1 << 30, nil, unix.EINTR, retryLimit + time.Second},
 		} {
 			calls, began := 0, time.Now()
 			err := Retry(func() error {

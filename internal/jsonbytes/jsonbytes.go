@@ -1,5 +1,5 @@
-// Package jsontext writes text as JSON even if it is not valid UTF-8.
-package jsontext
+// Package jsonbytes writes text as JSON even if it is not valid UTF-8.
+package jsonbytes
 
 import (
 	"encoding/json"
