@@ -41,8 +41,8 @@ type permits interface {
 type sequentialReader struct {
 	list         BatchList
 	batchSize    int64  // bytes
-	next         uint64 // 1 + the highest batch requested since the reader last went back
-	nextRepeated uint64 // 1 + the last batch requested below next-1 and not prefetched; 0 if none
+	next         uint64 // batch after the highest requested since the reader last went back
+	nextRepeated uint64 // batch after the last requested below next-1 and not prefetched; 0 if none
 
 	// buffers holds batch k in element k%len(buffers). It is nil until batches are requested in
 	// order, and empty if there is no room for two.

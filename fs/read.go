@@ -21,7 +21,7 @@ import (
 	"batchfs/internal/process"
 )
 
-// The guard calls CostOfRead, ServeRead and, if the request succeeds in time, Succeeded. A READ of
+// The guard calls CostOfRead, HandleRead and, if the request succeeds in time, Succeeded. A READ of
 // batches takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them, and
 // [tree.account] counts them.
 
@@ -69,7 +69,7 @@ func (t *tree) costOfBytes(i inode, b BatchList, in *fuse.ReadIn) (rows int64, b
 // fillsPageCache reports whether a READ is for the page cache. Any other READ has a lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-func (t *tree) ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (t *tree) HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
 	k := i.kind()
 	if (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
@@ -250,7 +250,7 @@ type reply struct {
 
 	filePart
 	firstBegun uint64 // first batch whose first byte is in the reply; end if there is none
-	end        uint64 // one more than the last batch with bytes in the reply; 0 if there is none
+	end        uint64 // batch after the last with bytes in the reply; 0 if there is none
 }
 
 var replies = sync.Pool{New: func() any { return new(reply) }}

@@ -94,7 +94,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 	if err := w.Serving(); err != nil {
 		return err
 	}
-	return serve(server, fd, guarded, stop)
+	return answerRequests(server, fd, guarded, stop)
 }
 
 // isKilled reports whether a thread is being killed. The kernel makes SIGKILL pending for every
@@ -102,9 +102,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 // those of profilers and of Go's runtime, do not end it.
 func isKilled(thread uint32) bool { return process.IsPending(int(thread), unix.SIGKILL) }
 
-// serve answers requests until the mount ends, or until it receives an error from stop, which it
-// returns.
-func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error) error {
+// answerRequests answers requests until the mount ends, or until it receives an error from stop,
+// which it returns.
+func answerRequests(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error) error {
 	served := make(chan struct{})
 	tuneRuntime()
 	go guarded.Run()

@@ -122,7 +122,7 @@ func TestHandlerOfForgottenFile(t *testing.T) {
 	}
 	node, stale := uint64(makeInode(nextNPY, number, 0)), fuse.Status(syscall.ESTALE)
 	in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: node, Unique: 6}, Fh: fh, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
-	if _, st := tr.ServeRead(nil, 0, in, make([]byte, 100)); st != stale {
+	if _, st := tr.HandleRead(nil, 0, in, make([]byte, 100)); st != stale {
 		t.Errorf("its read: %v, want ESTALE", st)
 	}
 	if st := tr.GetAttr(nil, &fuse.GetAttrIn{InHeader: in.InHeader}, &fuse.AttrOut{}); st != stale {

@@ -210,7 +210,7 @@ func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 func (r *reader) repeat(off int64, n int) ([]byte, fuse.Status) {
 	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
 	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
-	result, status := r.ServeRead(nil, 0, in, make([]byte, n))
+	result, status := r.HandleRead(nil, 0, in, make([]byte, n))
 	if !status.Ok() {
 		return nil, status
 	}
@@ -382,7 +382,7 @@ func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
 	} {
 		r := tr.openFile(t, path, 0)
 		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh, Size: 10}
-		if _, status := tr.ServeRead(nil, 0, in, make([]byte, 10)); status != want {
+		if _, status := tr.HandleRead(nil, 0, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
 		}
 	}
@@ -455,7 +455,7 @@ func TestEnd(t *testing.T) {
 	var all sync.WaitGroup
 	for _, r := range handles {
 		all.Go(func() {
-			if _, status := r.ServeRead(nil, 0, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node), Unique: lastUnique.Add(2)}, Fh: r.fh, Size: size,
+			if _, status := r.HandleRead(nil, 0, &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node), Unique: lastUnique.Add(2)}, Fh: r.fh, Size: size,
 				ReadFlags: fuse.READ_LOCKOWNER}, make([]byte, size)); status != fuse.Status(syscall.ENODATA) {
 				t.Errorf("a read beyond the end: %v", status)
 			}

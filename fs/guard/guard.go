@@ -34,9 +34,9 @@ import (
 type FileSystem interface {
 	fuse.RawFileSystem
 
-	// ServeRead handles a READ in place of Read. waited is the time that the request waited for
+	// HandleRead handles a READ in place of Read. waited is the time that the request waited for
 	// admission.
-	ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
+	HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
 
 	// The cost methods neither do I/O nor create anything.
 	CostOfLookup(header *fuse.InHeader, name string) Cost
@@ -157,34 +157,34 @@ func New(inner FileSystem, o Options) *Guard {
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
 
 func (g *Guard) Lookup(interrupted <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return g.serve(interrupted, header, g.CostOfLookup(header, name), nil,
+	return g.handleRequest(interrupted, header, g.CostOfLookup(header, name), nil,
 		func(r *request) fuse.Status { return g.FileSystem.Lookup(r.cancel, header, name, out) },
 		func() { g.Forget(out.NodeId, 1) })
 }
 
 func (g *Guard) GetAttr(interrupted <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return g.serve(interrupted, &in.InHeader, g.CostOfGetAttr(in), nil,
+	return g.handleRequest(interrupted, &in.InHeader, g.CostOfGetAttr(in), nil,
 		func(r *request) fuse.Status { return g.FileSystem.GetAttr(r.cancel, in, out) },
 		func() {})
 }
 
 func (g *Guard) Open(interrupted <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return g.serve(interrupted, &in.InHeader, g.CostOfOpen(in), nil,
+	return g.handleRequest(interrupted, &in.InHeader, g.CostOfOpen(in), nil,
 		func(r *request) fuse.Status { return g.FileSystem.Open(r.cancel, in, out) },
 		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
 func (g *Guard) ReadDir(interrupted <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return g.serve(interrupted, &in.InHeader, g.CostOfReadDir(in), nil,
+	return g.handleRequest(interrupted, &in.InHeader, g.CostOfReadDir(in), nil,
 		func(r *request) fuse.Status { return g.FileSystem.ReadDir(r.cancel, in, out) },
 		func() {})
 }
 
 func (g *Guard) Read(interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
 	cost, abandoned := g.CostOfRead(in), false
-	status = g.serve(interrupted, &in.InHeader, cost, buf,
+	status = g.handleRequest(interrupted, &in.InHeader, cost, buf,
 		func(r *request) (status fuse.Status) {
-			reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
+			reply, status = g.HandleRead(r.cancel, r.waited, in, buf)
 			return status
 		},
 		func() {
@@ -201,10 +201,10 @@ func (g *Guard) Read(interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	return reply, status
 }
 
-// serve registers a request, waits for its admission and calls its handler. If the handler succeeds
-// after the request was abandoned, serve calls undo, because the kernel has already received an
-// error. await may discard the content of buf.
-func (g *Guard) serve(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
+// handleRequest registers a request, waits for its admission and calls its handler. If the handler
+// succeeds after the request was abandoned, handleRequest calls undo, because the kernel has
+// already received an error. await may discard the content of buf.
+func (g *Guard) handleRequest(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
 	r, waits, err := g.beginRequest(interrupted, header, cost)
 	if err != nil {
 		return g.FailRequest(header.Unique, header.NodeId, err)

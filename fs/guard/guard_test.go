@@ -105,7 +105,7 @@ func (d *hangingDisk) ReadDir(<-chan struct{}, *fuse.ReadIn, *fuse.DirEntryList)
 	return d.handle()
 }
 
-func (d *hangingDisk) ServeRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (d *hangingDisk) HandleRead(_ <-chan struct{}, waited time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if waited > 0 {
 		d.waited.Add(1)
 	}

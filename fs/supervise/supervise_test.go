@@ -325,7 +325,7 @@ func TestRefusalBehindTheEnd(t *testing.T) {
 func TestStopBeforeItServes(t *testing.T) {
 	r := newTestRun(t, "hang")
 	r.Grace = time.Hour
-	go func() { r.done <- r.serve() }()
+	go func() { r.done <- r.supervise() }()
 	awaitChildren(t, 1)
 	r.stop <- syscall.SIGTERM
 	if err := r.await(t); err != ErrInterrupted {

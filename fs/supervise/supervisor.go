@@ -124,7 +124,7 @@ func Run(mountpoint string, o Options) error {
 		s.connection.Close()
 		s.Snapshot.Close()
 	}()
-	err = s.serve()
+	err = s.supervise()
 	// EBUSY is ignored: it means that something is mounted over this mount.
 	if unmountErr := s.mounted.Unmount(true); unmountErr != nil && !errors.Is(unmountErr, unix.EBUSY) {
 		err = errors.Join(err, unmountErr)
@@ -149,7 +149,7 @@ func reserveThreads() {
 	started.Wait()
 }
 
-func (s *supervisor) serve() error {
+func (s *supervisor) supervise() error {
 	defer s.killWorkers()
 	err := s.run()
 	switch {

@@ -1,9 +1,9 @@
 // Package dataset opens the token files of a configuration's splits and binds them to settings: the
 // split's own, or those of a path such as "train/rank=3,world=8".
 //
-// A [Dataset] is an open split with fixed settings. It never changes. A [Served] is a split as a
-// mount serves it: it notices changed token files and, under on_change = "follow", switches to a
-// Dataset of the new ones. A [Snapshot] lets another process serve the same batches as a mount
+// A [Dataset] is an open split with fixed settings. It never changes. A [MountedSplit] is a split
+// as a mount serves it: it notices changed token files and, under on_change = "follow", switches to
+// a Dataset of the new ones. A [Snapshot] lets another process serve the same batches as a mount
 // without opening files first.
 package dataset
 

@@ -142,7 +142,7 @@ func TestSequencePath(t *testing.T) {
 			paths = append(paths, "dtype=int64,layout=tokens")
 		}
 		for _, path := range paths {
-			served, err := withPath(newServed(d, newWatcher(d), nil), path)
+			served, err := withPath(newMountedSplit(d, newWatcher(d), nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // a torch state fits one order only
 			}
@@ -185,14 +185,14 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// serveOnlySplit serves a split as a worker does, but publishes nothing.
-func serveOnlySplit(t testing.TB, text string) *Served {
+// onlyMountedSplit serves a split as a worker does, but publishes nothing.
+func onlyMountedSplit(t testing.TB, text string) *MountedSplit {
 	t.Helper()
 	d := mustOpen(t, text)[0]
 	w := newWatcher(d)
 	w.opener, w.log = NewOpener(&config.Config{Memory: config.Memory{Access: "pread", PageCache: "keep"}}), slog.New(slog.DiscardHandler)
 	w.publish = func(*Dataset) error { return nil }
-	return newServed(d, w, nil)
+	return newMountedSplit(d, w, nil)
 }
 
 // If a change cannot be followed, reads fail with ESTALE and the reason, until the file is
@@ -210,7 +210,7 @@ func TestCannotFollow(t *testing.T) {
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
-		s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
+		s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		s, err := withPath(s, test.path)
 		must(t, err)
 		must(t, os.Rename("a.bin", "kept.bin"))

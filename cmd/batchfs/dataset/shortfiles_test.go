@@ -198,7 +198,7 @@ func TestFilesThatWereEmptied(t *testing.T) {
 func TestFollowedFileThatBecomesEmpty(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50})
-	served := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'\non_change = 'follow'")
+	served := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'\non_change = 'follow'")
 	replace(t, "b.bin", "")
 	if _, err := checkAll(served); err == nil || !strings.Contains(err.Error(), "b.bin is empty") {
 		t.Errorf("error %v", err)

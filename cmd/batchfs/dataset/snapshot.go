@@ -181,12 +181,12 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// Serve returns the splits as a mount serves them, whose state is shared. The configuration of o
-// must be that of the snapshot. Token files are opened when they are first read.
+// MountedSplits returns the splits as a mount serves them, whose state is shared. The configuration
+// of o must be that of the snapshot. Token files are opened when they are first read.
 //
 // When token files have changed, s is updated before the split serves the new tokens, and publish
 // gets a file with the new s, from which later workers start. publish must close the file.
-func (s *Snapshot) Serve(o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error) ([]fs.Split, error) {
+func (s *Snapshot) MountedSplits(o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error) ([]fs.Split, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
 		mu.Lock()
@@ -206,7 +206,7 @@ func (s *Snapshot) Serve(o *Opener, log *slog.Logger, shared *state.Shared, publ
 		}
 		w := newWatcher(d)
 		w.mountpoint, w.opener, w.log, w.publish = s.Mountpoint, o, log, changed
-		all = append(all, newServed(d, w, shared))
+		all = append(all, newMountedSplit(d, w, shared))
 	}
 	return all, nil
 }

@@ -44,15 +44,15 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 	return s
 }
 
-func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
+func mountedSplitsOf(t testing.TB, s *Snapshot, publish func(*os.File) error) []*MountedSplit {
 	t.Helper()
 	c, err := s.Config()
 	must(t, err)
-	splits, err := s.Serve(NewOpener(c), slog.New(slog.DiscardHandler), nil, publish)
+	splits, err := s.MountedSplits(NewOpener(c), slog.New(slog.DiscardHandler), nil, publish)
 	must(t, err)
-	var all []*Served
+	var all []*MountedSplit
 	for _, split := range splits {
-		all = append(all, split.(*Served))
+		all = append(all, split.(*MountedSplit))
 	}
 	return all
 }
@@ -74,7 +74,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
 	s := takeSnapshot(t)
 	must(t, os.Rename("a.bin", "moved.bin"))
-	q := serve(t, s, nil)[0]
+	q := mountedSplitsOf(t, s, nil)[0]
 	if err := q.batches().Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
@@ -89,7 +89,7 @@ func TestChangeIsPublished(t *testing.T) {
 		openMany(t)
 		full := errors.New("full")
 		fail := full
-		all := serve(t, takeWith(t, config.Flags{Sets: []string{"splits.mix.on_change=follow"}}), func(file *os.File) error {
+		all := mountedSplitsOf(t, takeWith(t, config.Flags{Sets: []string{"splits.mix.on_change=follow"}}), func(file *os.File) error {
 			file.Close()
 			return fail
 		})
@@ -165,6 +165,6 @@ func TestReload(t *testing.T) {
 		if err != nil || c.Memory.PrefetchBatches != 7 {
 			t.Errorf("%s: %+v, %v", test.text, c, err)
 		}
-		serve(t, fresh, nil)
+		mountedSplitsOf(t, fresh, nil)
 	}
 }

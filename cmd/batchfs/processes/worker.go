@@ -36,7 +36,7 @@ func workerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch err := serve(w, cmd.Root().Version, isRestart); {
+			switch err := runWorker(w, cmd.Root().Version, isRestart); {
 			case err == nil, errors.Is(err, supervise.ErrReplaced):
 				return nil
 			case errors.Is(err, supervise.ErrPanicked):
@@ -54,8 +54,8 @@ func workerCommand() *cobra.Command {
 	return cmd
 }
 
-// serve serves the mount until it ends or another worker takes over.
-func serve(w *supervise.Worker, version string, isRestart bool) (err error) {
+// runWorker serves the mount until it ends or another worker takes over.
+func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) {
 	defer func() {
 		// The supervisor would mistake Go's exit status after a panic, 2, for a lack of memory.
 		if p := recover(); p != nil {
@@ -81,7 +81,7 @@ func serve(w *supervise.Worker, version string, isRestart bool) (err error) {
 	localfile.Maps = &w.Shared.Maps
 	localfile.Log = log
 	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &w.Shared.Blocks, Writes: &w.Shared.Writes}
-	splits, err := snapshot.Serve(o, log, w.Shared, w.Publish)
+	splits, err := snapshot.MountedSplits(o, log, w.Shared, w.Publish)
 	if err != nil {
 		return err
 	}

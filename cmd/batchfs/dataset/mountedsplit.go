@@ -14,9 +14,9 @@ import (
 	"batchfs/fs/state"
 )
 
-// A Served is a split, possibly under the settings of a path, as a mount serves it: an [fs.Split].
-// It is safe for concurrent use.
-type Served struct {
+// A MountedSplit is a split, possibly under the settings of a path, as a mount serves it: an
+// [fs.Split]. It is safe for concurrent use.
+type MountedSplit struct {
 	watch   *watcher
 	shared  *state.Shared             // records which rows are read
 	current atomic.Pointer[BatchList] // replaced with mu held
@@ -25,34 +25,34 @@ type Served struct {
 	onChange func(fs.BatchList)
 }
 
-func newServed(d *Dataset, w *watcher, shared *state.Shared) *Served {
-	s := &Served{watch: w, shared: shared, onChange: func(fs.BatchList) {}}
+func newMountedSplit(d *Dataset, w *watcher, shared *state.Shared) *MountedSplit {
+	s := &MountedSplit{watch: w, shared: shared, onChange: func(fs.BatchList) {}}
 	s.current.Store(newBatchList(d, w.mountpoint, shared))
 	return s
 }
 
 // Current returns the batches that another method returned last.
-func (s *Served) Current() fs.BatchList { return s.current.Load() }
+func (s *MountedSplit) Current() fs.BatchList { return s.current.Load() }
 
 // OnChange sets a function that gets the batches of changed token files before any request does.
-func (s *Served) OnChange(f func(fs.BatchList)) { s.onChange = f }
+func (s *MountedSplit) OnChange(f func(fs.BatchList)) { s.onChange = f }
 
 // With returns the split under the settings of a path component; see [Dataset.With].
-func (s *Served) With(settings string) (fs.Split, error) {
+func (s *MountedSplit) With(settings string) (fs.Split, error) {
 	b, _ := s.latest(s.watch.view.Load()) // reads of batches report the error
 	d, err := b.Dataset.With(settings)
 	if err != nil {
 		return nil, err
 	}
-	return newServed(d, s.watch, s.shared), nil
+	return newMountedSplit(d, s.watch, s.shared), nil
 }
 
 // Latest returns the batches of the token files that the watcher has opened last. If no batch can
 // be read, it also returns an error: a file has changed or cannot be read and the split does not
 // follow changes, or the settings do not fit the new tokens.
-func (s *Served) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
+func (s *MountedSplit) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
 
-func (s *Served) latest(v *view) (*BatchList, error) {
+func (s *MountedSplit) latest(v *view) (*BatchList, error) {
 	b := s.current.Load()
 	if err := s.watch.recheckWrongFile(v); err != nil || v.dataset.Version == b.Version {
 		return b, err
@@ -61,7 +61,7 @@ func (s *Served) latest(v *view) (*BatchList, error) {
 }
 
 // follow makes d, a later version of the split, the current one.
-func (s *Served) follow(d *Dataset) (*BatchList, error) {
+func (s *MountedSplit) follow(d *Dataset) (*BatchList, error) {
 	if old := s.current.Load(); old.Split.InPath() {
 		var err error
 		if d, err = d.withSettings(old.Split); err != nil {
@@ -83,7 +83,7 @@ func (s *Served) follow(d *Dataset) (*BatchList, error) {
 // error if some token file cannot be checked, or if a change could not be followed. If the split
 // was idle, both functions wait up to a second for a check of its files; LatestWhole stops waiting
 // when cancel is closed.
-func (s *Served) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
+func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 	v := s.watch.currentView(cancel)
 	b, err := s.latest(v)
 	if err == nil && v.wrongFile == nil {
@@ -95,7 +95,7 @@ func (s *Served) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 // LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
 // split follows changes, it waits until the new files are open, or until cancel is closed. If they
 // cannot be served, the error matches syscall.ESTALE.
-func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
+func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
 	var b *BatchList
 	waited := false // for a process that writes to the file
 	for range maxReloads {
@@ -122,7 +122,7 @@ func (s *Served) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, er
 }
 
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
-func (s *Served) Stalled() time.Duration { return s.watch.stalledFor() }
+func (s *MountedSplit) Stalled() time.Duration { return s.watch.stalledFor() }
 
 // A BatchList has the batches of a Dataset, and the other files that a mount derives from it: it is
 // an [fs.BatchList]. It is immutable and safe for concurrent use.

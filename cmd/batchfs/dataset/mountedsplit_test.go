@@ -67,7 +67,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				flags.Sets = append(flags.Sets, "splits."+d.Split.Name+".on_change=follow")
 			}
 			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
-			want := serveAll(t, openFlags(t, flags), paths)
+			want := mountedSplits(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
 			for _, file := range []string{"config.toml", "rng.bin"} { // not needed by workers
@@ -77,11 +77,11 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				}
 			}
 			var published *Snapshot
-			worker := serve(t, snapshot, func(file *os.File) error {
+			worker := mountedSplitsOf(t, snapshot, func(file *os.File) error {
 				published = readAndClose(t, file)
 				return nil
 			})
-			got := underServed(t, worker, paths)
+			got := mountedUnder(t, worker, paths)
 			checkAllSame(t, got, want)
 
 			for file, content := range test.change {
@@ -97,7 +97,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			if changed[len(changed)-1].Version == 0 {
 				t.Fatal("nothing has changed")
 			}
-			want = serveAll(t, changed, paths)
+			want = mountedSplits(t, changed, paths)
 			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
 				old, changes := s.Current(), []fs.BatchList{}
@@ -111,23 +111,23 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				}
 			}
 			checkAllSame(t, got, want)
-			checkAllSame(t, underServed(t, serve(t, published, nil), paths), want)
+			checkAllSame(t, mountedUnder(t, mountedSplitsOf(t, published, nil), paths), want)
 		})
 	}
 }
 
-// serveAll returns datasets as a mount serves them, with the settings of each path, keyed by split
-// and path.
-func serveAll(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
-	var served []*Served
+// mountedSplits returns datasets as a mount serves them, with the settings of each path, keyed by
+// split and path.
+func mountedSplits(t *testing.T, all []*Dataset, paths []string) map[string]*MountedSplit {
+	var served []*MountedSplit
 	for _, d := range all {
-		served = append(served, newServed(d, newWatcher(d), nil))
+		served = append(served, newMountedSplit(d, newWatcher(d), nil))
 	}
-	return underServed(t, served, paths)
+	return mountedUnder(t, served, paths)
 }
 
-func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served {
-	found := map[string]*Served{}
+func mountedUnder(t *testing.T, all []*MountedSplit, paths []string) map[string]*MountedSplit {
+	found := map[string]*MountedSplit{}
 	for _, s := range all {
 		for _, path := range paths {
 			if in, err := withPath(s, path); err == nil { // not every split accepts all settings
@@ -138,7 +138,7 @@ func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served
 	return found
 }
 
-func checkAllSame(t *testing.T, got, want map[string]*Served) {
+func checkAllSame(t *testing.T, got, want map[string]*MountedSplit) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("%d sequences, want %d", len(got), len(want))
@@ -152,27 +152,27 @@ func checkAllSame(t *testing.T, got, want map[string]*Served) {
 	}
 }
 
-func withPath(s *Served, path string) (*Served, error) {
+func withPath(s *MountedSplit, path string) (*MountedSplit, error) {
 	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
 		with, err := s.With(settings)
 		if err != nil {
 			return nil, err
 		}
-		s = with.(*Served)
+		s = with.(*MountedSplit)
 	}
 	return s, nil
 }
 
-func (s *Served) batches() *BatchList { return s.current.Load() }
+func (s *MountedSplit) batches() *BatchList { return s.current.Load() }
 
 // checkAll checks all files, and returns the current batches.
-func checkAll(s *Served) (*BatchList, error) {
+func checkAll(s *MountedSplit) (*BatchList, error) {
 	s.watch.pass()
 	_, err := s.LatestWhole(nil)
 	return s.batches(), err
 }
 
-func mustCheckAll(t *testing.T, s *Served) *BatchList {
+func mustCheckAll(t *testing.T, s *MountedSplit) *BatchList {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {
@@ -191,7 +191,7 @@ func replace(t *testing.T, file, content string) {
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	for changes := range uint64(3) {
 		now, err := s.LatestWhole(nil) // relies on the view alone
 		must(t, err)
@@ -218,7 +218,7 @@ func TestWatcherRests(t *testing.T) {
 func TestFirstRequestAwaitsTheWriter(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	for n := range 500 {
 		f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
 		must(t, err)
@@ -245,7 +245,7 @@ func TestFirstRequestAwaitsTheWriter(t *testing.T) {
 func TestOverwrittenFileIsFollowed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := serveOnlySplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteString(positions(51)[4:])
