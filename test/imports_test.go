@@ -3,6 +3,7 @@
 package test
 
 import (
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -76,6 +77,7 @@ func TestImports(t *testing.T) {
 			"cmd/batchfs/scan", "cmd/batchfs/terminal", "cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/figures", "fs/header", "fs/mount",
 			"internal/failure", "internal/printable", "sampler"},
 	}
+	checkTable(t, allowed)
 	home := map[string][]string{ // packages that import a third-party module
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
@@ -124,6 +126,40 @@ func TestImports(t *testing.T) {
 			}
 			if !slices.Contains(importers, pkg) {
 				t.Errorf("%s imports %s, want that only in %q", pkg, imported, importers)
+			}
+		}
+	}
+}
+
+// checkTable checks that the table of packages in docs/design.md has all of them, and that each one
+// imports only packages further down.
+func checkTable(t *testing.T, imports map[string][]string) {
+	_, table, _ := strings.Cut(e2e.ReadPage(t, "docs/design.md"), "| package | what it does |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var packages []string
+	for row := range strings.Lines(table) {
+		dir := "" // the directory of the first name, to which the others are relative
+		for name := range strings.SplitSeq(strings.Split(row, "|")[1], ",") {
+			name = strings.Trim(name, " `")
+			if dir == "" {
+				dir = path.Dir(name)
+			} else {
+				name = path.Join(dir, name)
+			}
+			packages = append(packages, name)
+		}
+	}
+	for pkg, imported := range imports {
+		if strings.Contains(pkg, "internal/") {
+			continue
+		}
+		at := slices.Index(packages, pkg)
+		if at < 0 {
+			t.Errorf("the table in docs/design.md lacks %s", pkg)
+		}
+		for _, other := range imported {
+			if !strings.HasPrefix(other, "internal/") && slices.Index(packages, other) < at {
+				t.Errorf("%s imports %s, which is not further down in the table in docs/design.md", pkg, other)
 			}
 		}
 	}
