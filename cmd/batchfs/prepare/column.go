@@ -14,12 +14,13 @@ import (
 	parquetformat "github.com/parquet-go/parquet-go/format"
 )
 
-// maxPage limits the size of a page in bytes, because parquet-go holds a whole page in memory.
-// Tests lower it.
-var maxPage int64 = 256 << 20
+// maxPageValues limits the values of a page, because parquet-go needs 8 more bytes for each. The
+// size of a page has no limit but that of the format, 2 GiB: pyarrow looks at it only once in 1,024
+// rows. Tests lower it.
+var maxPageValues int64 = 32 << 20
 
 // A columnReader reads a column chunk for parquet-go, which trusts page headers. The reader rejects
-// pages that are larger than maxPage, or that decompress to more than their header says.
+// pages that have more than maxPageValues, or that decompress to more than their header says.
 type columnReader struct {
 	file         io.ReaderAt
 	codec        parquetformat.CompressionCodec
@@ -44,8 +45,10 @@ func newColumnReader(file io.ReaderAt, meta *parquetformat.ColumnMetaData) *colu
 		c.decompressor, c.err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
 	case parquetformat.Brotli:
 		c.decompressor = brotli.NewReader(nil)
-	case parquetformat.Lz4Raw: // parquet-go v0.32.0 reads zeros from such pages
-		c.err = errors.New("is compressed with LZ4, which prepare cannot read: write the file with zstd")
+	case parquetformat.Lz4, parquetformat.Lz4Raw:
+		// parquet-go v0.32.0 cannot read the former, and reads zeros from the latter.
+		c.err = errors.New("is compressed with LZ4, which prepare cannot read: compress it with zstd: " +
+			`python3 -c 'import sys, pyarrow.parquet as p; p.write_table(p.read_table(sys.argv[1]), sys.argv[2], compression="zstd")' FILE NEW`)
 	}
 	return c
 }
@@ -76,10 +79,9 @@ func (c *columnReader) checkPage() error {
 		int64(v2.RepetitionLevelsByteLength)+int64(v2.DefinitionLevelsByteLength)
 	values := int64(max(h.DataPageHeader.V.NumValues, v2.NumValues, h.DictionaryPageHeader.V.NumValues))
 	switch {
-	// parquet-go needs 8 more bytes for each value.
-	case max(size, compressed) > maxPage || values > maxPage/8:
-		return fmt.Errorf("has a page of %d bytes and %d values, but the limits are %d bytes and %d values: "+
-			"write the file with smaller row groups or pages (pyarrow: row_group_size, data_page_size)", max(size, compressed), values, maxPage, maxPage/8)
+	case values > maxPageValues:
+		return fmt.Errorf("has a page of %d values, but the limit is %d: write the file with smaller row groups or pages "+
+			"(pyarrow: row_group_size, data_page_size)", values, maxPageValues)
 	case min(size, compressed, levels, compressed-levels) < 0:
 		return fmt.Errorf("has a broken page header at byte %d", c.next)
 	}

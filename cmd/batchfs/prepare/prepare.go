@@ -73,8 +73,7 @@ whose paths match the GLOB, or whose names match if it has no slash.
 
 FILE.index, next to each token file, records where its documents end.
 
-A line, a row, or a stretch of text in which no word ends may have up to 64 MiB,
-and a page of a parquet file up to 256 MiB.
+A line, a row, or a stretch of text in which no word ends may have up to 64 MiB.
 
 The files appear in DIR when all of them are complete. After an interrupted or
 killed run, or one that ran out of disk space, the same command continues from

@@ -20,6 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	parquetgo "github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress"
+	parquetformat "github.com/parquet-go/parquet-go/format"
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -313,16 +314,16 @@ func TestPrepareTooLong(t *testing.T) {
 	prepared(t, "word.gz --by byte --val 0 --out out")
 }
 
-// A page is rejected if it exceeds the limit or is larger than its header states.
+// A page is rejected if it has too many values or is larger than its header states.
 func TestPreparePages(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
-	t.Cleanup(func() { maxPage = 256 << 20 })
+	t.Cleanup(func() { maxPageValues = 32 << 20 })
 	t.Chdir(t.TempDir())
 	for name, codec := range map[string]compress.Codec{
 		"none": &parquetgo.Uncompressed, "gzip": &parquetgo.Gzip, "zstd": &parquetgo.Zstd, "brotli": &parquetgo.Brotli, "snappy": &parquetgo.Snappy, "lz4": &parquetgo.Lz4Raw,
 	} {
 		for _, version := range []int{1, 2} {
-			maxPage = 256 << 20
+			maxPageValues = 32 << 20
 			file := parquetOf(t, someDocuments(100, 200), parquetgo.Compression(codec), parquetgo.DataPageVersion(version))
 			testfiles.Write(t, map[string]string{"a.parquet": file})
 			t.Logf("%s, version %d", name, version)
@@ -345,8 +346,34 @@ func TestPreparePages(t *testing.T) {
 				wantError(t, args, "a.parquet: column meta.body has a page that is larger than the 0 bytes that its header states")
 				testfiles.Write(t, map[string]string{"a.parquet": file})
 			}
-			maxPage = 1000
+			maxPageValues = 10
 			wantError(t, args, "a.parquet: column meta.body has a page of ")
+		}
+	}
+}
+
+// pyarrow writes pages of at least 1,024 rows, however long these are.
+func TestPrepareLargePage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a gigabyte of memory")
+	}
+	t.Chdir(t.TempDir())
+	type row struct {
+		Text string `parquet:"text,plain"`
+	}
+	f, err := os.Create("a.parquet")
+	testfiles.NoError(t, err)
+	w := parquetgo.NewGenericWriter[row](f, parquetgo.PageBufferSize(1<<30), parquetgo.Compression(&parquetgo.Zstd))
+	_, err = w.Write(slices.Repeat([]row{{strings.Repeat("a", 1<<20)}}, 300))
+	testfiles.NoError(t, cmp.Or(err, w.Close(), f.Close()))
+	prepared(t, "a.parquet --by byte --dry-run")
+}
+
+func TestPrepareLZ4(t *testing.T) {
+	for _, codec := range []parquetformat.CompressionCodec{parquetformat.Lz4, parquetformat.Lz4Raw} {
+		c := newColumnReader(nil, &parquetformat.ColumnMetaData{Codec: codec})
+		if _, err := c.ReadAt(nil, 0); err == nil || !strings.Contains(err.Error(), "compress it with zstd") {
+			t.Errorf("%v: got error %v", codec, err)
 		}
 	}
 }
