@@ -89,37 +89,42 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if !utf8.Valid(line) {
-			switch {
-			case w.replaceInvalid:
-				line = replaceInvalid(line)
-				ch.notes.Replaced.add(location("line", number, piece.in))
-			case w.skipInvalid:
-				addLeftOut(&ch.notes.NotUTF8, 1, location("line", number, piece.in))
-				continue
-			default:
-				return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, firstInvalid(line))
-			}
-		}
-		ch.notes.Lines++
-		texts, err := w.lineTexts(replaceNaN(line))
-		if unusable, ok := errors.AsType[unusableError](err); ok {
-			if w.skipInvalid {
-				ch.notes.addUnusable(unusable.kind, location("line", number, piece.in))
-				continue
-			}
-			err = fmt.Errorf("%w; to leave such lines out, use --invalid skip", err)
-		}
-		if err == nil {
-			ch.notes.add(w.notes)
-			w.notes = &ch.notes
-			err = w.encodeDocument(ch, piece.in, texts, "line", number)
-		}
-		if err != nil {
+		if err := w.encodeLine(ch, piece.in, replaceNaN(line), "line", number); err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
 	return nil
+}
+
+// encodeLine encodes the document of a line. unit and number say where it is, such as line 7.
+func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string, number int64) error {
+	if !utf8.Valid(line) {
+		switch {
+		case w.replaceInvalid:
+			line = replaceInvalid(line)
+			ch.notes.Replaced.add(location(unit, number, in))
+		case w.skipInvalid:
+			addLeftOut(&ch.notes.NotUTF8, 1, location(unit, number, in))
+			return nil
+		default:
+			return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", firstInvalid(line))
+		}
+	}
+	ch.notes.Lines++
+	texts, err := w.lineTexts(line)
+	if unusable, ok := errors.AsType[unusableError](err); ok {
+		if w.skipInvalid {
+			ch.notes.addUnusable(unusable.kind, location(unit, number, in))
+			return nil
+		}
+		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, unit)
+	}
+	if err != nil {
+		return err
+	}
+	ch.notes.add(w.notes)
+	w.notes = &ch.notes
+	return w.encodeDocument(ch, in, texts, unit, number)
 }
 
 // lineTexts returns the texts to which the fields lead. Their counts are in w.notes afterwards. If

@@ -51,8 +51,19 @@ func TestPrepareLists(t *testing.T) {
 	} {
 		wantError(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
 	}
-	testfiles.Write(t, map[string]string{"a.parquet": parquetOf(t, []string{"a"})})
-	wantError(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: only one column of text of a parquet file can be read: for")
+	testfiles.Write(t, map[string]string{"a.parquet": parquetOf(t, []string{"a", "b"})})
+	for args, want := range map[string]string{
+		"--field texts":           "a.parquet: has no column texts, only id, text, meta.body, meta.tags.*: choose one with --field or --mask",
+		"--field meta.tags.body":  "a.parquet: has no column meta.tags.body, only",
+		"--mask text:0,missing:1": "a.parquet: has no column missing, only",
+		"--field id":              "a.parquet: column id does not have one text for each row",
+		"--field meta":            "a.parquet: column meta does not have one text for each row",
+		"--field meta.tags":       "a.parquet: column meta.tags does not have one text for each row",
+		"--mask id:1":             "a.parquet: row 1: field id is not a text but a number; to leave such rows out, use --invalid skip",
+		"--field text.*":          "a.parquet: row 1: field text.* is not a list but a text",
+	} {
+		wantError(t, "a.parquet --by byte --val 0 --out out --force "+args, want)
+	}
 }
 
 // A text has no fields, so --mask refuses it, wherever it is among the inputs.

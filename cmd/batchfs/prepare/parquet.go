@@ -1,16 +1,20 @@
 package prepare
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 
 	parquetgo "github.com/parquet-go/parquet-go"
+	parquetformat "github.com/parquet-go/parquet-go/format"
 )
 
-// readRows reads a column of a parquet file, one document for each row.
-func (r *reader) readRows(s *stream, pos position) (err error) {
+// readParquet reads the columns of a parquet file that the fields lead to, one document for each
+// row.
+func (r *reader) readParquet(s *stream, pos position) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // parquet-go panics if a file is broken
 			err = fmt.Errorf("is not a valid parquet file: %v", p)
@@ -27,95 +31,275 @@ func (r *reader) readRows(s *stream, pos position) (err error) {
 	if err != nil {
 		return err
 	}
-	name := r.fields[0].String()
-	column, err := textColumn(f, r.fields[0])
-	if err != nil {
+	schema := new(column)
+	schema.fill(f.Root())
+	if err := r.selectColumns(schema); err != nil {
 		return err
 	}
-	rowBytes := float64(s.in.size()) / float64(f.NumRows())
+	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(s.in.size()) / float64(f.NumRows())}
 	if s.decompressor != nil {
-		rowBytes = 0 // spool has counted all bytes
+		p.rowBytes = 0 // spool has counted all bytes
 	}
-	r.countBytes(int(rowBytes * float64(pos.Offset)))
+	r.countBytes(int(p.rowBytes * float64(pos.Offset)))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
-		if row+group.NumRows() <= pos.Offset {
-			row += group.NumRows()
-			continue
-		}
-		values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
-		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(values)
-		if err := pages.SeekToRow(pos.Offset - row); err != nil {
-			pages.Close()
-			return err
+		if row+group.NumRows() > p.pos.Offset {
+			p.leaves = make([]*parquetLeaf, len(group.ColumnChunks()))
+			for _, c := range schema.leaves() {
+				values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[c.index].MetaData)
+				p.leaves[c.index] = &parquetLeaf{column: values, pages: group.ColumnChunks()[c.index].(*parquetgo.FileColumnChunk).PagesFrom(values)}
+			}
+			err := p.readGroup(row, group.NumRows())
+			for _, c := range schema.leaves() {
+				p.leaves[c.index].close()
+			}
+			if err != nil {
+				return err
+			}
 		}
 		row += group.NumRows()
-		err := r.readPages(s.in, pages, &pos, rowBytes)
-		pages.Close()
-		if values.err != nil {
-			return fmt.Errorf("column %s %w", name, values.err)
+	}
+	return nil
+}
+
+// A parquetReader reads rows of a parquet file.
+type parquetReader struct {
+	*reader
+	in       *input
+	schema   *column // of what is read
+	pos      position
+	rowBytes float64        // average size of a row on disk
+	leaves   []*parquetLeaf // of a row group; nil if they are not read
+	row      rowJSON
+}
+
+// readGroup adds the rows of a row group from p.pos on. The number of its first row is first.
+func (p *parquetReader) readGroup(first, rows int64) error {
+	leaves := p.schema.leaves()
+	row, end := first, first+rows
+	if p.rowsAreTexts() { // otherwise, pages may begin within a row
+		row = max(first, p.pos.Offset)
+		if err := p.leaves[leaves[0].index].pages.SeekToRow(row - first); err != nil {
+			return err
 		}
-		if err != nil {
+	}
+	for ; row < end; row++ {
+		var text []byte
+		if p.rowsAreTexts() {
+			text = p.next(leaves[0], 0).ByteArray()
+			p.row.exceeds = len(text) > maxLine
+		} else {
+			p.row.reset()
+			p.appendValue(p.schema, 0)
+			text = p.row.text
+		}
+		for _, c := range leaves {
+			if leaf := p.leaves[c.index]; leaf.err != nil && leaf.err != io.EOF {
+				return fmt.Errorf("column %s %w", c.path, leaf.err)
+			}
+		}
+		if row < p.pos.Offset {
+			continue
+		}
+		p.countBytes(int(p.rowBytes))
+		if err := p.addRow(p.in, text, p.row.exceeds, &p.pos); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func textColumn(f *parquetgo.File, name field) (int, error) {
-	path := keysOf(f.Root(), name.names(0), func(c *parquetgo.Column, name string) (*parquetgo.Column, bool) {
-		inner := c.Column(name)
-		return inner, inner != nil
-	})
-	column, ok := f.Schema().Lookup(path...)
-	switch {
-	case !ok:
-		var names []string
-		for _, path := range f.Schema().Columns() {
-			names = append(names, strings.Join(path, "."))
-		}
-		return 0, fmt.Errorf("has no column %s, only %s: choose one with --field", name, strings.Join(names, ", "))
-	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
-		return 0, fmt.Errorf("column %s does not have one text for each row: choose another one with --field", name)
-	}
-	return column.ColumnIndex, nil
+// parquetLevels say which values of a column exist: those of the first leaf below have at least
+// these definition levels.
+type parquetLevels struct {
+	optional   bool
+	value      int // whether the value is not null, if it is optional
+	elements   int // whether a list has elements
+	repetition int // the repetition level of all elements but the first
 }
 
-// readPages adds the texts in pages of a column. rowBytes is the average size of a row on disk.
-func (r *reader) readPages(in *input, pages parquetgo.Pages, pos *position, rowBytes float64) error {
-	var values [256]parquetgo.Value
-	for {
-		page, err := pages.ReadPage()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		from := page.Values()
-		for err != io.EOF {
-			var n int
-			if n, err = from.ReadValues(values[:]); err != nil && err != io.EOF {
-				return err
-			}
-			r.countBytes(int(rowBytes * float64(n)))
-			for _, value := range values[:n] {
-				piece := textPiece{text: value.ByteArray(), in: in, start: *pos, startsDocument: true, endsDocument: true}
-				pos.Offset++
-				if len(piece.text) > maxLine && r.skipInvalid {
-					r.current.notes.addUnusable(tooLong, location("row", pos.Offset, in))
-					continue
-				}
-				if len(piece.text) > maxLine {
-					return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or leave such rows out with --invalid skip", pos.Offset, maxLine)
-				}
-				if err := r.add(piece, *pos); err != nil {
-					return err
-				}
-			}
-		}
-		parquetgo.Release(page)
+// newParquetColumn returns the tree of a column. In this tree, lists have elements instead of the
+// groups with which Parquet represents them.
+func newParquetColumn(c *parquetgo.Column) *column {
+	to := &column{name: c.Name(), path: strings.Join(c.Path(), ".")}
+	if c.Repeated() { // without a group around it
+		to.setElements(c, new(column))
+		to.element.path = to.path
+		to.element.fill(c)
+		return to
 	}
+	to.parquet.optional, to.parquet.value = c.Optional(), c.MaxDefinitionLevel()
+	to.fill(c)
+	return to
+}
+
+func (c *column) setElements(repeated *parquetgo.Column, element *column) {
+	c.element, c.parquet.elements, c.parquet.repetition = element, repeated.MaxDefinitionLevel(), repeated.MaxRepetitionLevel()
+}
+
+// fill sets what is in a column, apart from its own repetition.
+func (c *column) fill(from *parquetgo.Column) {
+	var logical parquetformat.LogicalTypeValue
+	if t := from.Type().LogicalType(); t != nil {
+		logical = t.Value
+	}
+	_, isList := logical.(*parquetformat.ListType)
+	_, isMap := logical.(*parquetformat.MapType)
+	inner := from.Columns()
+	switch {
+	case from.Leaf():
+		c.index = from.Index()
+		c.isText = from.Type().Kind() == parquetgo.ByteArray
+		_, c.isUTF8 = logical.(*parquetformat.StringType)
+	case (isList || isMap) && len(inner) == 1 && inner[0].Repeated():
+		repeated := inner[0]
+		// Old programs wrote lists whose repeated column is the element itself.
+		isElement := len(repeated.Columns()) != 1 || repeated.Name() == "array" || strings.HasSuffix(repeated.Name(), "_tuple")
+		if isList && !isElement {
+			c.setElements(repeated, newParquetColumn(repeated.Columns()[0]))
+			return
+		}
+		c.setElements(repeated, &column{path: strings.Join(repeated.Path(), ".")})
+		c.element.fill(repeated)
+	default:
+		c.members = make([]*column, 0, len(inner))
+		for _, member := range inner {
+			if m := newParquetColumn(member); len(m.leaves()) > 0 {
+				c.members = append(c.members, m)
+			}
+		}
+	}
+}
+
+// first returns the first leaf below a column.
+func (c *column) first() *column {
+	for {
+		switch {
+		case c.element != nil:
+			c = c.element
+		case len(c.members) > 0:
+			c = c.members[0]
+		default:
+			return c
+		}
+	}
+}
+
+// appendValue appends the next value of a column, whose repetition level is given, to the row.
+func (p *parquetReader) appendValue(c *column, repetition int) {
+	first := p.leaves[c.first().index]
+	switch {
+	case c.parquet.optional && first.peek().DefinitionLevel() < c.parquet.value:
+		p.row.literal("null")
+		p.skip(c, repetition)
+	case c.element != nil && first.peek().DefinitionLevel() < c.parquet.elements:
+		p.row.literal("[]")
+		p.skip(c, repetition)
+	case c.element != nil:
+		p.row.literal("[")
+		p.appendValue(c.element, repetition)
+		for first.peek().RepetitionLevel() == c.parquet.repetition {
+			p.row.literal(",")
+			p.appendValue(c.element, c.parquet.repetition)
+		}
+		p.row.literal("]")
+	case c.members != nil:
+		separator := "{"
+		for _, m := range c.members {
+			p.row.literal(separator)
+			p.row.string([]byte(m.name))
+			p.row.literal(":")
+			p.appendValue(m, repetition)
+			separator = ","
+		}
+		p.row.literal("}")
+	default:
+		p.appendLeaf(c, p.next(c, repetition))
+	}
+}
+
+func (p *parquetReader) appendLeaf(c *column, v parquetgo.Value) {
+	switch v.Kind() {
+	case parquetgo.ByteArray, parquetgo.FixedLenByteArray:
+		p.row.bytes(v.ByteArray(), c)
+	case parquetgo.Boolean, parquetgo.Int32, parquetgo.Int64:
+		p.row.literal(v.String())
+	case parquetgo.Float:
+		p.row.float(float64(v.Float()))
+	case parquetgo.Double:
+		p.row.float(v.Double())
+	default:
+		p.row.string([]byte(v.String()))
+	}
+}
+
+// skip passes over a value that is null or an empty list.
+func (p *parquetReader) skip(c *column, repetition int) {
+	for _, leaf := range c.leaves() {
+		p.next(leaf, repetition)
+	}
+}
+
+// next returns the next value of a leaf, which must have this repetition level.
+func (p *parquetReader) next(c *column, repetition int) parquetgo.Value {
+	leaf := p.leaves[c.index]
+	v := leaf.peek()
+	switch {
+	case leaf.err == io.EOF:
+		leaf.err = errors.New("has fewer values than rows")
+	case leaf.err == nil && v.RepetitionLevel() != repetition:
+		leaf.err = errors.New("has broken repetition levels")
+	}
+	leaf.at++
+	return v
+}
+
+// A parquetLeaf reads the values of a column that has no columns below it.
+type parquetLeaf struct {
+	column *columnReader
+	pages  parquetgo.Pages
+	page   parquetgo.Page // nil before the first page and after an error
+	from   parquetgo.ValueReader
+	buf    [256]parquetgo.Value
+	at, n  int   // range of buf that is not used yet
+	err    error // why there are no more values; io.EOF at the end
+}
+
+// peek returns the next value without passing over it, or a zero value if there are no more.
+func (l *parquetLeaf) peek() parquetgo.Value {
+	for l.at >= l.n && l.err == nil {
+		l.fill()
+	}
+	if l.err != nil {
+		return parquetgo.Value{}
+	}
+	return l.buf[l.at]
+}
+
+// fill reads more values, or a page for them.
+func (l *parquetLeaf) fill() {
+	if l.from == nil {
+		parquetgo.Release(l.page)
+		if l.page, l.err = l.pages.ReadPage(); l.err != nil {
+			l.page = nil
+			l.err = cmp.Or(l.column.err, l.err)
+			return
+		}
+		l.from = l.page.Values()
+	}
+	var err error
+	l.at = 0
+	l.n, err = l.from.ReadValues(l.buf[:])
+	if err == io.EOF {
+		l.from = nil
+	} else {
+		l.err = err
+	}
+}
+
+func (l *parquetLeaf) close() {
+	parquetgo.Release(l.page)
+	l.pages.Close()
 }
 
 // spool decompresses a parquet file to an unnamed file, because rows are read at any offset.
@@ -131,18 +315,4 @@ func (r *reader) spool(s *stream) (*os.File, int64, error) {
 		return nil, 0, err
 	}
 	return file, size, nil
-}
-
-func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
-	valid, bad := w.toValidUTF8(piece.text)
-	switch {
-	case w.skipInvalid && bad >= 0:
-		addLeftOut(&ch.notes.NotUTF8, 1, location("row", piece.start.Offset+1, piece.in))
-		return nil
-	case bad >= 0 && w.replaceInvalid:
-		ch.notes.Replaced.add(location("row", piece.start.Offset+1, piece.in))
-	case bad >= 0:
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", piece.start.Offset+1, bad)
-	}
-	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.fields[0].mask}}, "row", piece.start.Offset+1)
 }

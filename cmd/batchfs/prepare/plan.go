@@ -147,8 +147,6 @@ func (p *plan) checkInputs() error {
 			// The other files are left out, because they are binary.
 			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
 				"or use --as jsonl if its lines are JSON", in.path)
-		case in.format == parquetFormat && (len(p.fields) > 1 || p.fields[0].inList()):
-			return fmt.Errorf("%s: only one column of text of a parquet file can be read: for %s, write the rows as lines of .jsonl", in.path, cmp.Or(p.Mask, p.Field))
 		case in.format == textFormat && in.readableOnce() && p.skipInvalid:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}

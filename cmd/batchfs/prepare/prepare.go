@@ -61,10 +61,10 @@ tokenizer.json or tekken.json, and are exactly those of the original library. Na
 of special tokens are encoded as ordinary text unless --special is given. Text is
 normalized only if a tokenizer.json requires it.
 
-A FIELD is a path into a line: meta.body, or messages.*.content for a text in each
-element of a list, or messages[role=user].content for elements with this value.
-With --mask, all texts of a list are taken, in their order; texts that no FIELD
-names get mask 0. If several FIELDs name the same text, the first one counts.
+A FIELD is a path into a line or row: meta.body, or messages.*.content for a text
+in each element of a list, or messages[role=user].content for elements with this
+value. With --mask, all texts of a list are taken, in their order; texts that no
+FIELD names get mask 0. If several FIELDs name the same text, the first one counts.
 
 Documents are assigned to val by a hash of the beginning of their text, so adding
 files moves no document between train and val. A single text file is divided

@@ -89,7 +89,7 @@ var inputFormats = map[inputFormat]struct {
 }{
 	textFormat:    {read: (*reader).readText, encode: (*encodeWorker).encodeText},
 	jsonlFormat:   {read: (*reader).readLines, encode: (*encodeWorker).encodeLines},
-	parquetFormat: {read: (*reader).readRows, encode: (*encodeWorker).encodeRow, byRow: true},
+	parquetFormat: {read: (*reader).readParquet, encode: (*encodeWorker).encodeRow, byRow: true},
 }
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
