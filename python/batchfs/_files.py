@@ -68,9 +68,10 @@ class FileReader:
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._compare(directory, k + 1)
-            self.file = file = _File(directory, self.steps * self.size)
-        except FileNotFoundError as e:
-            raise ReadError(f"{self.path} has no sequence.bin, so an older batchfs made the mount: unmount, upgrade batchfs, and mount again") from e
+            try:
+                self.file = file = _File(directory, self.steps * self.size)
+            except FileNotFoundError as e:
+                raise ReadError(f"{self.path} has no sequence.bin, so another version of batchfs made the mount: unmount it, and mount again") from e
         finally:
             os.close(directory)
         return file

@@ -1215,6 +1215,17 @@ class TestSameSequence(Place):
         (self.directory / "train/info.json").write_text('{"fingerprint": ""}')
         self.assertRaisesRegex(batchfs.MountError, "no state.*name the directory of a split", batchfs.split, self.directory / "train")
 
+    def test_missing_files(self) -> None:
+        """An error says which file of a directory is missing."""
+        (self.directory / "train").mkdir()
+        info = self.directory / "train/info.json"
+        with batchfs.mount(config=self.config, mountpoint=self.place) as m:
+            info.write_bytes(Path(m.mountpoint, "train/info.json").read_bytes())
+        train = batchfs.split(self.directory / "train")
+        self.assertRaisesRegex(batchfs.ReadError, "has no sequence.bin, so another version of batchfs made the mount", train.read, 0)
+        info.unlink()
+        self.assertRaisesRegex(batchfs.ReadError, "batch 0 of .*: No such file or directory", train.read, 0)
+
 
 class TestErrors(Place):
     def rejected(self, words: str, **args: Any) -> None:
