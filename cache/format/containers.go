@@ -34,7 +34,7 @@ func (in *Input) describeBeginning() (string, error) {
 		return "a tar archive, not tokens; extract the files", nil
 	case isPickle(first):
 		return "a Python pickle, not headerless tokens; write the array in it on its own, as NumPy's tofile does", nil
-	case isArrowStream(first):
+	case IsArrowStream(first):
 		return "an Arrow stream, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does", nil
 	case in.isTFRecord(first):
 		return "a TFRecord file, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", nil
@@ -65,10 +65,10 @@ func isPickle(first []byte) bool {
 	return false
 }
 
-// isArrowStream reports whether a file is an IPC stream of Arrow. Such a stream begins with a
+// IsArrowStream reports whether a file is an IPC stream of Arrow. Such a stream begins with a
 // marker (since Arrow 0.15), the length of a flatbuffer, and the flatbuffer itself, which holds a
 // Message with a schema.
-func isArrowStream(first []byte) bool {
+func IsArrowStream(first []byte) bool {
 	b := bytes.TrimPrefix(first, []byte("\xff\xff\xff\xff"))
 	if len(b) < 36 {
 		return false
@@ -153,7 +153,7 @@ func describeEnd(last []byte, size int64) string {
 	switch {
 	case footer(ParquetMagic), footer("PARE"):
 		return parquetDescription
-	case footer(arrowMagic):
+	case footer(arrowFooter):
 		return arrowDescription
 	case n >= 22 && string(last[n-22:n-18]) == "PK\x05\x06" && string(last[n-2:]) == "\x00\x00":
 		return zipDescription

@@ -2,6 +2,8 @@ package format
 
 // These are first bytes of files that several places recognize. The table magics has the others.
 const (
+	ArrowMagic   = "ARROW1\x00\x00"
+	FeatherMagic = "FEA1\x00\x00\x00\x00" // of version 1
 	GzipMagic    = "\x1f\x8b"
 	LZ4Magic     = "\x04\x22\x4d\x18"
 	NpyMagic     = "\x93NUMPY"
@@ -11,7 +13,7 @@ const (
 	ZipMagic     = "PK\x03\x04"
 	ZstdMagic    = "\x28\xb5\x2f\xfd"
 
-	arrowMagic    = "ARROW1"
+	arrowFooter   = "ARROW1"
 	megatronMagic = "MMIDIDX\x00\x00" // of an index
 )
 
@@ -37,8 +39,8 @@ var magics = []struct{ prefix, description string }{
 	{"Rar!\x1a\x07", "a RAR archive, not tokens; extract the files"},
 	{ParquetMagic, parquetDescription},
 	{"PARE", parquetDescription},
-	{arrowMagic + "\x00\x00", arrowDescription},
-	{"FEA1\x00\x00\x00\x00", arrowDescription},
+	{ArrowMagic, arrowDescription},
+	{FeatherMagic, arrowDescription},
 	{"ORC", "an ORC file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
 	{"Obj\x01", "an Avro file, not tokens; write its column of tokens on its own, as NumPy's tofile does"},
 	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write one of its data sets on its own, as NumPy's tofile does"},

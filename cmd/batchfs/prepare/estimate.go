@@ -63,7 +63,7 @@ func roundTo4Digits(x float64) int64 {
 }
 
 // nearbyPosition returns a position near offset at in the concatenated inputs: the beginning of a
-// line or character, or, in a compressed or parquet file, of the file.
+// line or character, or, in a compressed file or one of rows, of the file.
 func nearbyPosition(inputs []*input, at int64) (position, error) {
 	i := 0
 	for i < len(inputs)-1 && at >= inputs[i].size() {

@@ -208,7 +208,7 @@ func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
 
 // isDataset reports whether a file holds many documents, going by its name.
 func isDataset(path string) bool {
-	return !isSideFile(path) && (inputFormatOf(path) != textFormat || fileExtension(path) == ".arrow")
+	return !isSideFile(path) && inputFormatOf(path) != textFormat
 }
 
 // isSideFile reports whether a file only describes a dataset, going by its name: a README of the

@@ -15,6 +15,7 @@ const (
 	textFormat    inputFormat = "text"    // the whole input is one document
 	jsonlFormat   inputFormat = "jsonl"   // each line is a document
 	parquetFormat inputFormat = "parquet" // each row is a document
+	arrowFormat   inputFormat = "arrow"   // likewise; a file or stream
 )
 
 func inputFormatOf(path string) inputFormat {
@@ -23,6 +24,8 @@ func inputFormatOf(path string) inputFormat {
 		return jsonlFormat
 	case ".parquet":
 		return parquetFormat
+	case ".arrow", ".arrows", ".feather", ".ipc":
+		return arrowFormat
 	}
 	return textFormat
 }

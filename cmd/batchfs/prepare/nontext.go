@@ -30,9 +30,10 @@ var (
 	jsonList   = &nonText{what: "a JSON list", remedy: "write one object per line: jq -c '.[]' FILE >FILE.jsonl"}
 	jsonObject = &nonText{what: "a JSON object on several lines", remedy: "write it as one line: jq -c . FILE >FILE.jsonl, " +
 		"or, if it has a list data of documents: jq -c '.data[]' FILE >FILE.jsonl"}
-	jsonLines = &nonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
-	bzip2File = &nonText{what: "a bzip2 file", extensions: ".bz2", remedy: decompress}
-	utf16     = &nonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", binary: true}
+	jsonLines   = &nonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
+	bzip2File   = &nonText{what: "a bzip2 file", extensions: ".bz2", remedy: decompress}
+	arrowStream = &nonText{what: "an Arrow stream", remedy: "use --as arrow, or call it FILE.arrow", binary: true}
+	utf16       = &nonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", binary: true}
 )
 
 // The kinds that a name or the first bytes tell. Names come first, because many kinds are zip
@@ -43,6 +44,7 @@ var nonTexts = []*nonText{
 	{"a NumPy array", ".npy", tokenfile.NpyMagic, "if it holds token ids, mount it without prepare", true},
 	{"an archive of NumPy arrays", ".npz", "", "if an array holds token ids, save it with numpy.save and mount that file", true},
 	{"a Parquet file", "", tokenfile.ParquetMagic + "\x15", "use --as parquet, or call it FILE.parquet", true},
+	{"an Arrow file", "", tokenfile.ArrowMagic, "use --as arrow, or call it FILE.arrow", true},
 	{"a PDF file", ".pdf", tokenfile.PDFMagic, "extract its text: pdftotext FILE", true},
 	{"a document", ".docx .odt .epub", "", "extract its text: pandoc -t plain FILE -o FILE.txt", true},
 	{"an office file", ".doc .xls .xlsx .ppt .pptx .ods .odp", "", "save it as text", true},
@@ -53,7 +55,7 @@ var nonTexts = []*nonText{
 	{"a compressed file", ".br .lz .z .sz", "", decompress, false},
 	{"an image", ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico", "", onlyText, true},
 	{"audio or video", ".mp3 .wav .flac .ogg .mp4 .mkv .webm", "", onlyText, true},
-	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .arrow .feather .h5 .hdf5", "", "if it holds token ids, mount it without prepare; otherwise, " + onlyText, true},
+	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .h5 .hdf5", "", "if it holds token ids, mount it without prepare; otherwise, " + onlyText, true},
 }
 
 const decompress = "decompress it; prepare reads only gzip and zstd"
@@ -117,6 +119,9 @@ func nonTextContent(in *input, beginning []byte) *nonText {
 		if kind.magic != "" && bytes.HasPrefix(begin, []byte(kind.magic)) {
 			return kind
 		}
+	}
+	if tokenfile.IsArrowStream(begin) {
+		return arrowStream
 	}
 	controls := 0
 	for _, b := range begin {

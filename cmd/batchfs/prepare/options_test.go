@@ -169,6 +169,8 @@ func TestPrepareRefuses(t *testing.T) {
 		"pdf":        {"%PDF-1.7\n", "is a PDF file, not text (--as text encodes it as it is): extract its text: pdftotext FILE"},
 		"a.png":      {"", "is an image, not text (--as text encodes it as it is): name only text"},
 		"png.txt":    {"\x89PNG\r\n\x1a\n\x00\x00\x00\r", "is binary data (image/png), not text"},
+		"arrow":      {"ARROW1\x00\x00", "is an Arrow file, not text (--as text encodes it as it is): use --as arrow"},
+		"stream":     {arrowOfTexts(t, []string{"a"}), "is an Arrow stream, not text (--as text encodes it as it is): use --as arrow"},
 		"parquet":    {parquetOf(t, []string{"a"}), "is a Parquet file, not text (--as text encodes it as it is): use --as parquet"},
 		"utf16":      {"\xff\xfea\x00b\x00", "is UTF-16, not text (--as text encodes it as it is): convert it: iconv"},
 		"utf16.json": {"\xff\xfe{\x00}\x00", "is UTF-16"},

@@ -78,8 +78,8 @@ func (s *settings) complete() error {
 	switch {
 	case !(s.Val >= 0 && s.Val < 1): // also true for NaN
 		return fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", s.Val)
-	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat}, s.As):
-		return fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", s.As)
+	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat, arrowFormat}, s.As):
+		return fmt.Errorf("--as: must be text, jsonl, parquet or arrow (got %q)", s.As)
 	case !slices.Contains([]string{"error", "replace", "skip"}, s.Invalid):
 		return fmt.Errorf("--invalid: must be error, replace or skip (got %q)", s.Invalid)
 	case !slices.Contains([]string{"end", "begin", "none"}, s.EOT):

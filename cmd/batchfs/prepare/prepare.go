@@ -50,7 +50,7 @@ files skips README.md, LICENSE, and the .json files with which the datasets libr
 describes them, unless an --include matches only those.
 
 A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row of a
-.parquet file. Each file may be compressed with gzip or zstd. JSON lists, tables
+.parquet, .arrow, .arrows, .feather or .ipc file. Each file may be compressed with gzip or zstd. JSON lists, tables
 such as .csv, archives, images and other binary files are refused unless --as says
 how to read them.
 
@@ -97,7 +97,7 @@ func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
 	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
-	f.StringVar((*string)(&o.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet`")
+	f.StringVar((*string)(&o.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
 	f.StringVar(&o.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+

@@ -27,7 +27,7 @@ var byteOrderMark = []byte("\ufeff")
 // it.
 type position struct {
 	Input  int   `json:"input"`
-	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet file
+	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet or Arrow file
 	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
 	Within bool  `json:"within"` // whether the position is inside a document
 	Val    bool  `json:"val"`    // whether that document belongs to val
@@ -90,6 +90,7 @@ var inputFormats = map[inputFormat]struct {
 	textFormat:    {read: (*reader).readText, encode: (*encodeWorker).encodeText},
 	jsonlFormat:   {read: (*reader).readLines, encode: (*encodeWorker).encodeLines},
 	parquetFormat: {read: (*reader).readParquet, encode: (*encodeWorker).encodeRow, byRow: true},
+	arrowFormat:   {read: (*reader).readArrow, encode: (*encodeWorker).encodeRow, byRow: true},
 }
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.

@@ -2,13 +2,20 @@ package prepare
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -67,13 +74,112 @@ func someRows(n int) (rows []testRow) {
 	return rows
 }
 
+// arrowOf returns an Arrow stream with the rows of JSON lines, in batches of 70, or an Arrow file
+// with a single batch.
+func arrowOf(t testing.TB, schema *arrow.Schema, rows string, asFile bool, options ...ipc.Option) string {
+	t.Helper()
+	var out bytes.Buffer
+	var err error
+	batchRows := 70
+	options = append(options, ipc.WithSchema(schema))
+	var w interface {
+		Write(arrow.RecordBatch) error
+		Close() error
+	} = ipc.NewWriter(&out, options...)
+	if asFile {
+		out.Reset()
+		batchRows = math.MaxInt
+		w, err = ipc.NewFileWriter(&out, options...)
+		testfiles.NoError(t, err)
+	}
+	for batch := range slices.Chunk(strings.Split(strings.TrimSpace(rows), "\n"), batchRows) {
+		b, _, err := array.RecordFromJSON(memory.DefaultAllocator, schema, strings.NewReader("["+strings.Join(batch, ",")+"]"))
+		testfiles.NoError(t, cmp.Or(err, w.Write(b)))
+	}
+	testfiles.NoError(t, w.Close())
+	return out.String()
+}
+
+func arrowOfTexts(t testing.TB, documents []string) string {
+	t.Helper()
+	return arrowOf(t, arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil), lines(documents), false)
+}
+
+// rowSchema is that of testRow.
+var rowSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "prompt", Type: arrow.BinaryTypes.LargeString, Nullable: true},
+	{Name: "messages", Type: arrow.LargeListOf(arrow.StructOf(
+		arrow.Field{Name: "role", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}},
+		arrow.Field{Name: "content", Type: arrow.BinaryTypes.String, Nullable: true},
+		arrow.Field{Name: "parts", Nullable: true, Type: arrow.ListOf(arrow.StructOf(
+			arrow.Field{Name: "type", Type: arrow.BinaryTypes.String}, arrow.Field{Name: "text", Type: arrow.BinaryTypes.StringView, Nullable: true}))},
+		arrow.Field{Name: "turn", Type: arrow.PrimitiveTypes.Uint16},
+		arrow.Field{Name: "last", Type: arrow.FixedWidthTypes.Boolean},
+	)), Nullable: true},
+	{Name: "a.b", Type: arrow.BinaryTypes.String},
+	{Name: "meta", Type: arrow.StructOf(
+		arrow.Field{Name: "tags", Type: arrow.ListOf(arrow.BinaryTypes.String), Nullable: true},
+		arrow.Field{Name: "plain", Type: arrow.ListViewOf(arrow.BinaryTypes.String), Nullable: true},
+		arrow.Field{Name: "score", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64), Nullable: true})},
+}, nil)
+
+// Rows of Arrow files and streams give the tokens and masks of the same values in JSON lines.
+func TestPrepareArrowRecords(t *testing.T) {
+	t.Chdir(t.TempDir())
+	var lines bytes.Buffer
+	for _, r := range someRows(200) {
+		testfiles.NoError(t, json.NewEncoder(&lines).Encode(r))
+	}
+	rows := lines.String()
+	stream := arrowOf(t, rowSchema, rows, false)
+	testfiles.Write(t, map[string]string{
+		"a.jsonl": rows, "a.arrow": stream, "a.feather": arrowOf(t, rowSchema, rows, true, ipc.WithLZ4()),
+		"a.arrows": arrowOf(t, rowSchema, rows, false, ipc.WithZstd()), "a.arrow.gz": gzipped(stream),
+	})
+	for _, file := range []string{"a.arrow", "a.feather", "a.arrows", "a.arrow.gz"} {
+		for _, args := range rowFieldArgs {
+			t.Run(file+" "+args, func(t *testing.T) { wantSameRows(t, file, args) })
+		}
+	}
+}
+
+// An Arrow stream that is cut off or changed is refused, or at least never crashes prepare.
+func TestPrepareBrokenArrow(t *testing.T) {
+	t.Chdir(t.TempDir())
+	stream := arrowOfTexts(t, someDocuments(200, 20))
+	const args = "a.arrow --by byte --val 0 --force --out out"
+	for cut := 0; cut < len(stream); cut += 1 + len(stream)/50 {
+		testfiles.Write(t, map[string]string{"a.arrow": stream[:cut]})
+		wantError(t, args, "a.arrow: is not a valid Arrow file or stream: ")
+	}
+	testfiles.Write(t, map[string]string{"a.arrow": strings.TrimSuffix(stream, "\xff\xff\xff\xff\x00\x00\x00\x00")})
+	wantError(t, args, "a.arrow: is not a valid Arrow file or stream: it has no end")
+	testfiles.Write(t, map[string]string{"a.arrow": stream + stream})
+	wantError(t, args, "a.arrow: has bytes after the end of its Arrow stream")
+	testfiles.Write(t, map[string]string{"a.arrow": "FEA1\x00\x00\x00\x00"})
+	wantError(t, args, "a.arrow: is a Feather file of version 1")
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		broken := []byte(stream)
+		broken[rng.IntN(min(len(broken), 2000))] ^= 1 << rng.IntN(8)
+		testfiles.Write(t, map[string]string{"a.arrow": string(broken)})
+		runPrepare(t.Context(), strings.Fields(args)...)
+	}
+	testfiles.Write(t, map[string]string{"a.arrow": stream})
+	t.Cleanup(func() { maxArrowBuffer = 2 << 30 })
+	maxArrowBuffer = 1000
+	wantError(t, args, "bytes, but the limit is 1000: write the file in smaller batches")
+	maxArrowBuffer = 2 << 30
+	wantError(t, args+" --field id", "a.arrow: has no column id, only text")
+}
+
 var rowFieldArgs = []string{
 	"--field prompt", "--field a.b", "--field messages.*.content", "--field messages[role=user].content", "--field meta.tags.*", "--field meta.plain.*",
 	"--field messages[turn=1].content", "--field messages[last=true].parts", "--field messages.*.parts.*.text",
 	"--mask prompt:0,a.b:1", "--mask prompt:0,messages[role=assistant].content:1,messages[role=user].content:0", "--mask messages[role=assistant].parts:1,meta.tags.*:0",
 }
 
-var unitPattern = regexp.MustCompile(`(line|row) (\d+ of )?a\.\w+`)
+var unitPattern = regexp.MustCompile(`(line|row) (\d+ of )?a\.\w+(\.gz)?`)
 
 // wantSameRows checks that prepare makes the same files and notes from the rows of a file as from
 // the JSON lines in a.jsonl.

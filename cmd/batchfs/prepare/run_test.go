@@ -372,8 +372,8 @@ func TestPrepareDryRun(t *testing.T) {
 		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
 	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
-		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300))})
-	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "a.arrow": arrowOfTexts(t, someDocuments(1500, 300))})
+	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.arrow"} {
 		var got, n float64
 		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")

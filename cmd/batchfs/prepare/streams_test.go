@@ -212,6 +212,7 @@ func TestPrepareInputs(t *testing.T) {
 		"a.jsonl.gz": gzipped(all), "a.jsonl.zst": zstandard(all), "misnamed.jsonl": zstandard(all),
 		"a.parquet": parquetOf(t, documents), "z.parquet": parquetOf(t, documents, parquetgo.Compression(&parquetgo.Zstd)),
 		"s.parquet": parquetOf(t, documents, parquetgo.Compression(&parquetgo.Snappy)), "a.parquet.gz": gzipped(parquetOf(t, documents)),
+		"a.arrow": arrowOfTexts(t, documents), "a.feather.zst": zstandard(arrowOfTexts(t, documents)),
 	}
 	for i, d := range documents {
 		switch text := d; i % 4 {
@@ -251,14 +252,14 @@ func TestPrepareInputs(t *testing.T) {
 	}
 	for _, args := range []string{
 		"bom.ndjson", "blank.jsonl", "a.jsonl.gz", "a.jsonl.zst", "misnamed.jsonl", "first.jsonl second.jsonl", "a.jsonl --field meta.body",
-		"a.parquet", "z.parquet", "s.parquet", "a.parquet.gz", "a.parquet --field meta.body", "d",
+		"a.parquet", "z.parquet", "s.parquet", "a.parquet.gz", "a.parquet --field meta.body", "a.arrow", "a.feather.zst", "d",
 	} {
 		t.Run(args, func(t *testing.T) {
 			prepared(t, args+" --by pairs --out out --force")
 			wantSame(t, filesOf(t, "out"), want)
 		})
 	}
-	for name, args := range map[string]string{"a.jsonl": "--as jsonl", "a.jsonl.zst": "--as jsonl", "a.parquet": "--as parquet", "a.parquet.gz": "--as parquet"} {
+	for name, args := range map[string]string{"a.jsonl": "--as jsonl", "a.jsonl.zst": "--as jsonl", "a.parquet": "--as parquet", "a.parquet.gz": "--as parquet", "a.arrow": "--as arrow"} {
 		t.Run("standard input of "+name, func(t *testing.T) {
 			cmd := Command()
 			cmd.SetIn(strings.NewReader(files[name]))

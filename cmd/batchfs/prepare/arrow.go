@@ -1,0 +1,241 @@
+package prepare
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	tokenfile "batchfs/cache/format"
+)
+
+// maxArrowBuffer limits a record batch as it is stored, and each buffer that is decompressed, in
+// bytes. Tests lower it.
+var maxArrowBuffer = 2 << 30
+
+// readArrow reads the columns of an Arrow stream that the fields lead to, one document for each
+// row. An Arrow file contains a stream after its first 8 bytes.
+func (r *reader) readArrow(s *stream, pos position) (err error) {
+	allocator := &arrowAllocator{Allocator: memory.NewGoAllocator()}
+	invalid := func(err error) error {
+		if allocator.refused > 0 {
+			return fmt.Errorf("has a record batch of %d bytes, but the limit is %d: write the file in smaller batches (pyarrow: max_chunksize)",
+				allocator.refused, maxArrowBuffer)
+		}
+		return fmt.Errorf("is not a valid Arrow file or stream: %w", err)
+	}
+	defer func() {
+		if p := recover(); p != nil { // arrow-go panics if a file is broken
+			err = invalid(fmt.Errorf("%v", p))
+		}
+	}()
+	in := &endReader{Reader: bufio.NewReaderSize(s, 1<<16)}
+	magic, _ := in.Peek(8)
+	isFile := string(magic) == tokenfile.ArrowMagic
+	switch {
+	case isFile:
+		in.Discard(8)
+	case string(magic) == tokenfile.FeatherMagic:
+		return errors.New("is a Feather file of version 1: write it again with pyarrow.feather.write_feather")
+	}
+	messages := ipc.NewMessageReader(in, ipc.WithAllocator(allocator))
+	batches, err := ipc.NewReaderFromMessageReader(messages, ipc.WithAllocator(allocator))
+	if err != nil {
+		return invalid(err)
+	}
+	defer batches.Release()
+	schema := newArrowColumn(0, arrow.Field{Type: arrow.StructOf(batches.Schema().Fields()...)})
+	if err := r.selectColumns(schema); err != nil {
+		return err
+	}
+	rows := &arrowReader{reader: r, in: s.in, schema: schema, pos: pos}
+	first := int64(0)
+	for batches.Next() {
+		batch := batches.RecordBatch()
+		if err := rows.readBatch(batch, max(0, pos.Offset-first)); err != nil {
+			return err
+		}
+		first += batch.NumRows()
+	}
+	if err := batches.Err(); err != nil {
+		return invalid(err)
+	}
+	if in.ended {
+		return invalid(errTruncatedArrow)
+	}
+	rest, err := io.Copy(io.Discard, in)
+	if err == nil && rest > 0 && !isFile {
+		err = errors.New("has bytes after the end of its Arrow stream: if it consists of several streams, save each to a file of its own")
+	}
+	return err
+}
+
+var errTruncatedArrow = errors.New("it has no end; copy or download it again, or write it again with pyarrow")
+
+// An endReader records whether its end was reached. A complete stream has a mark before that.
+type endReader struct {
+	*bufio.Reader
+	ended bool
+}
+
+func (e *endReader) Read(buf []byte) (int, error) {
+	n, err := e.Reader.Read(buf)
+	e.ended = e.ended || err == io.EOF
+	return n, err
+}
+
+// An arrowAllocator refuses to allocate more than maxArrowBuffer, because arrow-go trusts the sizes
+// in a file.
+type arrowAllocator struct {
+	memory.Allocator
+	refused int // bytes
+}
+
+func (a *arrowAllocator) Allocate(size int) []byte {
+	a.check(size)
+	return a.Allocator.Allocate(size)
+}
+
+func (a *arrowAllocator) Reallocate(size int, b []byte) []byte {
+	a.check(size)
+	return a.Allocator.Reallocate(size, b)
+}
+
+// check panics if the size is refused; arrow-go or readArrow recover.
+func (a *arrowAllocator) check(size int) {
+	if size < 0 || size > maxArrowBuffer {
+		a.refused = size
+		panic("too large")
+	}
+}
+
+// newArrowColumn returns the tree of the column with an index.
+func newArrowColumn(index int, f arrow.Field) *column {
+	c := &column{name: f.Name, path: f.Name, index: index}
+	t := f.Type
+	if d, ok := t.(*arrow.DictionaryType); ok {
+		t = d.ValueType
+	}
+	switch t := t.(type) {
+	case *arrow.StructType:
+		c.members = []*column{}
+		for i, member := range t.Fields() {
+			c.members = append(c.members, newArrowColumn(i, member))
+		}
+	case arrow.ListLikeType:
+		c.element = newArrowColumn(0, t.ElemField())
+	case *arrow.StringType, *arrow.LargeStringType, *arrow.StringViewType:
+		c.isText, c.isUTF8 = true, true
+	case *arrow.BinaryType, *arrow.LargeBinaryType, *arrow.BinaryViewType:
+		c.isText = true
+	}
+	return c
+}
+
+// An arrowReader reads rows of record batches.
+type arrowReader struct {
+	*reader
+	in     *input
+	schema *column // of what is read
+	pos    position
+	row    rowJSON
+}
+
+// readBatch adds the rows of a record batch from a row on.
+func (a *arrowReader) readBatch(batch arrow.RecordBatch, from int64) error {
+	columns := array.RecordToStructArray(batch)
+	defer columns.Release()
+	for i := from; i < batch.NumRows(); i++ {
+		var text []byte
+		if a.rowsAreTexts() {
+			text = arrowText(a.schema, columns, int(i))
+			a.row.exceeds = len(text) > maxLine
+		} else {
+			a.row.reset()
+			a.row.appendArrow(a.schema, columns, int(i))
+			text = a.row.text
+		}
+		if err := a.addRow(a.in, text, a.row.exceeds, &a.pos); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrowText returns the text in element i of an array whose column has a single leaf.
+func arrowText(c *column, values arrow.Array, i int) []byte {
+	values, i = arrowElement(values, i)
+	switch values := values.(type) {
+	case nil:
+		return nil
+	case *array.Struct:
+		return arrowText(c.members[0], values.Field(c.members[0].index), i)
+	case interface{ Value(int) string }:
+		return []byte(values.Value(i))
+	}
+	return values.(interface{ Value(int) []byte }).Value(i)
+}
+
+// arrowElement returns the array and index in which element i of an array is stored, or nil if the
+// element is null.
+func arrowElement(values arrow.Array, i int) (arrow.Array, int) {
+	for {
+		if values.IsNull(i) {
+			return nil, 0
+		}
+		dictionary, ok := values.(*array.Dictionary)
+		if !ok {
+			return values, i
+		}
+		values, i = dictionary.Dictionary(), dictionary.GetValueIndex(i)
+	}
+}
+
+// appendArrow appends the JSON of element i of an array.
+func (j *rowJSON) appendArrow(c *column, values arrow.Array, i int) {
+	values, i = arrowElement(values, i)
+	switch values := values.(type) {
+	case nil, *array.Null:
+		j.literal("null")
+	case *array.Struct:
+		separator := "{"
+		for _, m := range c.members {
+			j.literal(separator)
+			j.string([]byte(m.name))
+			j.literal(":")
+			j.appendArrow(m, values.Field(m.index), i)
+			separator = ","
+		}
+		if separator == "{" {
+			j.literal("{")
+		}
+		j.literal("}")
+	case array.ListLike:
+		start, end := values.ValueOffsets(i)
+		j.literal("[")
+		for at := start; at < end; at++ {
+			if at > start {
+				j.literal(",")
+			}
+			j.appendArrow(c.element, values.ListValues(), int(at))
+		}
+		j.literal("]")
+	case *array.Float32:
+		j.float(float64(values.Value(i)))
+	case *array.Float64:
+		j.float(values.Value(i))
+	case *array.Boolean, *array.Int8, *array.Int16, *array.Int32, *array.Int64, *array.Uint8, *array.Uint16, *array.Uint32, *array.Uint64:
+		j.literal(values.ValueStr(i))
+	case interface{ Value(int) string }:
+		j.bytes([]byte(values.Value(i)), c)
+	case interface{ Value(int) []byte }:
+		j.bytes(values.Value(i), c)
+	default:
+		j.string([]byte(values.ValueStr(i)))
+	}
+}
