@@ -2,6 +2,8 @@ package prepare
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
 
 	tokenfile "batchfs/cache/format"
 )
@@ -34,15 +37,20 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 			err = invalid(fmt.Errorf("%v", p))
 		}
 	}()
-	in := &endReader{Reader: bufio.NewReaderSize(s, 1<<16)}
-	magic, _ := in.Peek(8)
+	buffered := bufio.NewReaderSize(s, 1<<16)
+	magic, _ := buffered.Peek(8)
 	isFile := string(magic) == tokenfile.ArrowMagic
 	switch {
 	case isFile:
-		in.Discard(8)
+		buffered.Discard(8)
 	case string(magic) == tokenfile.FeatherMagic:
 		return errors.New("is a Feather file of version 1: write it again with pyarrow.feather.write_feather")
 	}
+	checked, err := checkArrowSchema(buffered)
+	if err != nil {
+		return invalid(err)
+	}
+	in := &endReader{Reader: checked}
 	messages := ipc.NewMessageReader(in, ipc.WithAllocator(allocator))
 	batches, err := ipc.NewReaderFromMessageReader(messages, ipc.WithAllocator(allocator))
 	if err != nil {
@@ -77,9 +85,62 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 
 var errTruncatedArrow = errors.New("it has no end; copy or download it again, or write it again with pyarrow")
 
+// checkArrowSchema checks the lengths of lists in the schema of a stream, for which arrow-go
+// allocates memory, and returns a reader of the whole stream. It panics if an offset is wrong.
+func checkArrowSchema(in io.Reader) (io.Reader, error) {
+	const maxSchema = 256 << 20
+	header := make([]byte, 4)
+	_, err := io.ReadFull(in, header)
+	if string(header) == "\xff\xff\xff\xff" { // since Arrow 0.15
+		header = append(header, 0, 0, 0, 0)
+		_, err = io.ReadFull(in, header[4:])
+	}
+	length := binary.LittleEndian.Uint32(header[len(header)-4:])
+	switch {
+	case err != nil:
+		return nil, err
+	case length < 8 || length > maxSchema:
+		return nil, fmt.Errorf("its schema has %d bytes", length)
+	}
+	schema, err := io.ReadAll(io.LimitReader(in, int64(length)))
+	if err == nil && len(schema) < int(length) {
+		err = errTruncatedArrow
+	}
+	if err != nil {
+		return nil, err
+	}
+	message := &flatbuffers.Table{Bytes: schema, Pos: flatbuffers.GetUOffsetT(schema)}
+	const headerSlot = 8 // of the table Message
+	if at := message.Offset(headerSlot); at > 0 {
+		limit := len(schema)
+		checkArrowFields(&flatbuffers.Table{Bytes: schema, Pos: message.Indirect(message.Pos + flatbuffers.UOffsetT(at))}, 6, 8, &limit)
+	}
+	return io.MultiReader(bytes.NewReader(header), bytes.NewReader(schema), in), nil
+}
+
+// checkArrowFields subtracts the lengths of a table's lists of columns and of metadata, in the
+// given slots, from limit, and those of the columns. It panics if limit is too small.
+func checkArrowFields(table *flatbuffers.Table, columns, metadata flatbuffers.VOffsetT, limit *int) {
+	length := func(slot flatbuffers.VOffsetT) (at flatbuffers.UOffsetT, n int) {
+		if at = flatbuffers.UOffsetT(table.Offset(slot)); at > 0 {
+			n = table.VectorLen(at)
+		}
+		if *limit -= n; n < 0 || *limit < 0 {
+			panic("its schema is broken")
+		}
+		return at, n
+	}
+	length(metadata)
+	at, n := length(columns)
+	for i := range n {
+		field := &flatbuffers.Table{Bytes: table.Bytes, Pos: table.Indirect(table.Vector(at) + flatbuffers.UOffsetT(4*i))}
+		checkArrowFields(field, 14, 16, limit)
+	}
+}
+
 // An endReader records whether its end was reached. A complete stream has a mark before that.
 type endReader struct {
-	*bufio.Reader
+	io.Reader
 	ended bool
 }
 

@@ -3,6 +3,7 @@ package prepare
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -159,6 +160,12 @@ func TestPrepareBrokenArrow(t *testing.T) {
 	testfiles.Write(t, map[string]string{"a.arrow": "FEA1\x00\x00\x00\x00"})
 	wantError(t, args, "a.arrow: is a Feather file of version 1")
 	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range 8 + int(binary.LittleEndian.Uint32([]byte(stream[4:]))) { // the schema
+		broken := []byte(stream)
+		broken[i] ^= 0x30
+		testfiles.Write(t, map[string]string{"a.arrow": string(broken)})
+		runPrepare(t.Context(), strings.Fields(args)...)
+	}
 	for range 300 {
 		broken := []byte(stream)
 		broken[rng.IntN(min(len(broken), 2000))] ^= 1 << rng.IntN(8)
