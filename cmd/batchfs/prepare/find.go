@@ -219,7 +219,13 @@ func isSideFile(path string) bool {
 		"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json":
 		return true
 	}
-	return false
+	return isResultCache(path)
+}
+
+// isResultCache reports whether a file holds what map or filter of the datasets library made of a
+// dataset, going by its name. It is next to the dataset, in the library's cache.
+func isResultCache(path string) bool {
+	return strings.HasPrefix(filepath.Base(path), "cache-") && filepath.Ext(path) == ".arrow"
 }
 
 // included reports whether a path matches at least one pattern, or there are no patterns. A pattern

@@ -180,7 +180,7 @@ func (o *options) makePlan(args []string) (*plan, error) {
 		return nil, err
 	}
 	if len(leftOut) > 0 {
-		o.printLine("left out because they describe a dataset: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
+		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)
