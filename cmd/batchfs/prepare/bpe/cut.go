@@ -12,7 +12,8 @@ import (
 // must be encoded with [Encoder.AppendRest]. It is for byte-level vocabularies, and finds none in
 // text that normalization changes.
 func (t *Tokenizer) LastPieceEnd(text []byte) (last int) {
-	c := cutter{Tokenizer: t, text: text, margin: 8} // two characters, or a contraction and a character
+	// The least margin is two characters, or a contraction and a character.
+	c := cutter{Tokenizer: t, text: text, margin: 8}
 	for _, a := range t.addedSets {
 		if a != nil {
 			c.margin += a.lengths[0]
