@@ -214,11 +214,14 @@ func whyNotMountable(t testing.TB, dir string) string {
 // A run that is killed before any change to the file system, and then continued, writes the files
 // of an uninterrupted run. Meanwhile, nothing can be mounted but all files of one run.
 //
-// It takes long because each program makes about 200 changes.
+// It takes long because each program makes about 200 changes; only make soak tries all of them.
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	x := newTexts(t, manyLines)
-	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(3, 11)
+	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(12, 11)
+	if e2e.InSoak() {
+		step = parts
+	}
 	for name, newProgram := range map[string]func(t testing.TB) program{
 		"prepare":         func(testing.TB) program { return prepare(x.args) },
 		"prepare --force": func(testing.TB) program { return prepare(append(slices.Clone(x.args), "--force")) },

@@ -195,7 +195,7 @@ func TestPrepareTextsWithoutWords(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
 	some := func(separator string, parts ...string) string {
 		var b strings.Builder
-		for b.Len() < 200_000 {
+		for b.Len() < 60_000 {
 			for range 1 + rng.IntN(20) {
 				b.WriteString(parts[rng.IntN(len(parts))])
 			}
