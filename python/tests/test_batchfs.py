@@ -1528,9 +1528,11 @@ def state_of(pid: int) -> tuple[bool, str]:
 def is_keeper(pid: int, mountpoint: str) -> bool:
     try:
         args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return False
-    return b"mount" in args and mountpoint.encode() in args
+    # Before a child of the supervisor executes its program, it has the same arguments.
+    return b"mount" in args and mountpoint.encode() in args and parent == os.getpid()
 
 
 if __name__ == "__main__":
