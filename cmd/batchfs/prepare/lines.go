@@ -111,7 +111,7 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string
 		}
 	}
 	ch.notes.Lines++
-	texts, err := w.lineTexts(line)
+	texts, counted, err := w.lineTexts(line)
 	if unusable, ok := errors.AsType[unusableError](err); ok {
 		if w.skipInvalid {
 			ch.notes.addUnusable(unusable.kind, location(unit, number, in))
@@ -122,26 +122,29 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string
 	if err != nil {
 		return err
 	}
-	ch.notes.add(w.notes)
-	w.notes = &ch.notes
+	ch.notes.add(counted)
 	return w.encodeDocument(ch, in, texts, unit, number)
 }
 
-// lineTexts returns the texts to which the fields lead. Their counts are in w.notes afterwards. If
-// there are no such texts, names that are separated by dots may be a single key.
-func (w *encodeWorker) lineTexts(line jsontext.Value) (texts []maskedText, err error) {
-	for _, w.joinNames = range []bool{false, true} {
-		w.lineNotes = notes{}
-		w.notes = &w.lineNotes
-		again, againErr := w.appendTexts(nil, line, w.fields, 0)
-		if !w.joinNames || againErr == nil {
-			texts, err = again, againErr
-		}
-		if err == nil || !w.hasDots {
-			break
+// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there are
+// no such texts, names that are separated by dots may be a single key.
+func (w *encodeWorker) lineTexts(line jsontext.Value) ([]maskedText, *notes, error) {
+	texts, counted, err := w.fieldTexts(line, false)
+	if err != nil && w.hasDots {
+		if texts, counted, err := w.fieldTexts(line, true); err == nil {
+			return texts, counted, nil
 		}
 	}
-	return texts, err
+	return texts, counted, err
+}
+
+func (w *encodeWorker) fieldTexts(line jsontext.Value, joinNames bool) ([]maskedText, *notes, error) {
+	all := w.notes
+	defer func() { w.notes = all }()
+	w.lineNotes = notes{}
+	w.notes, w.joinNames = &w.lineNotes, joinNames
+	texts, err := w.appendTexts(nil, line, w.fields, 0)
+	return texts, w.notes, err
 }
 
 // replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with numbers of the

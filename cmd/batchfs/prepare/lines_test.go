@@ -88,6 +88,15 @@ func TestPrepareContinuesWithoutUnusableLines(t *testing.T) {
 	wantSame(t, got, want)
 }
 
+// What is counted in the texts after an unusable line is not lost.
+func TestPrepareCountsAfterUnusableLines(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": textLine("first") + "{}\n", "b": "<|endoftext|>"})
+	const want = "encoded as ordinary text: 1 name of a special token"
+	if said := prepared(t, "a.jsonl b --by gpt2 --val 0 --out out --invalid skip"); !strings.Contains(said, want) {
+		t.Errorf("said %q, want %q", said, want)
+	}
+}
+
 // If too many lines are unusable, an option is probably wrong.
 func TestPrepareTooManyUnusableLines(t *testing.T) {
 	for n, fails := range map[int]bool{9_000: false, 15_000: true} {

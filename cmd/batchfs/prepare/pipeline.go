@@ -103,8 +103,8 @@ type encodeWorker struct {
 	encoder
 	scratch   []uint32
 	notes     *notes // counts in the current chunk or line
-	lineNotes notes
-	joinNames bool // whether names of fields that are separated by dots may be one key
+	lineNotes notes  // counts of fieldTexts, whose memory is reused
+	joinNames bool   // whether names of fields that are separated by dots may be one key
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {
