@@ -62,19 +62,16 @@ const decompress = "decompress it; prepare reads only gzip and zstd"
 
 const onlyText = "name only text, such as with --include '*.txt'"
 
-// fileExtension returns the extension of a path, in lower case and without that of a compression.
-func fileExtension(path string) string {
-	return filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst"))
+// withoutCompression returns a path in lower case, without the extension of gzip or zstd.
+func withoutCompression(path string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(path), ".gz"), ".zst")
 }
 
+// fileExtension returns the extension of a path, in lower case and without that of a compression.
+func fileExtension(path string) string { return filepath.Ext(withoutCompression(path)) }
+
 // isCompressedName reports whether a file should be gzip or zstd, going by its name.
-func isCompressedName(path string) bool {
-	switch strings.ToLower(filepath.Ext(path)) {
-	case ".gz", ".zst":
-		return true
-	}
-	return false
-}
+func isCompressedName(path string) bool { return withoutCompression(path) != strings.ToLower(path) }
 
 // nonTextName returns what a name tells, or nil.
 func nonTextName(path string) *nonText {

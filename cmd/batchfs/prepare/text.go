@@ -52,11 +52,11 @@ func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err err
 	if !r.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil
 	}
-	if s.decompressor == nil {
-		leftOut, err = s.in.hasInvalidUTF8()
-	} else {
+	if s.decompressor != nil {
 		s.Close()
-		leftOut, err = s.in.hasInvalidUTF8()
+	}
+	leftOut, err = s.in.hasInvalidUTF8()
+	if s.decompressor != nil {
 		read := r.bytesRead
 		again, openError := s.in.open(pos.Offset+int64(len(r.buf)), r.countBytes)
 		if openError != nil {

@@ -131,8 +131,12 @@ func mayEndSpace(b byte) bool {
 // whether it takes both to find the added tokens. It covers only pairs that end with a space or
 // begin with a newline, between letters.
 func (t *Tokenizer) Joins(before, after byte) bool {
-	return t.joinsWords && after == ' ' && before >= utf8.RuneSelf ||
-		slices.ContainsFunc(t.addedSets[:], func(a *addedSet) bool { return a != nil && a.joins.has(before, after) })
+	return t.joinsWords && after == ' ' && before >= utf8.RuneSelf || t.addedJoin(before, after)
+}
+
+// addedJoin reports whether the added tokens may be others if a text is cut between two bytes.
+func (t *Tokenizer) addedJoin(before, after byte) bool {
+	return slices.ContainsFunc(t.addedSets[:], func(a *addedSet) bool { return a != nil && a.joins.has(before, after) })
 }
 
 // split yields the text before each token, together with the token. At the end, it yields the rest

@@ -66,12 +66,7 @@ func (c *cutter) isSure(p int) bool {
 	if c.runEnd+c.margin > len(c.text) || c.normalize != nil && !norm.NFC.Properties(c.text[p:]).BoundaryBefore() {
 		return false
 	}
-	for _, a := range c.addedSets {
-		if a != nil && p < len(c.text) && a.joins.has(c.text[p-1], c.text[p]) {
-			return false
-		}
-	}
-	return true
+	return !c.addedJoin(c.text[p-1], c.text[p])
 }
 
 // followsSpaces reports whether the last two characters before p are white space.

@@ -277,11 +277,8 @@ func (t *Tokenizer) Cut(text []byte) (position int, ok bool) {
 		if string(b) == spaceMark {
 			b = ' '
 		}
-		cut := before != utf8.RuneError && after != utf8.RuneError && !t.pieces.joins.has(a, b)
-		for _, set := range t.addedSets {
-			cut = cut && !(set != nil && (set.joins.has(text[i-1], text[i]) || set.joins.has(lastByte(a), firstByte(b))))
-		}
-		if cut {
+		if before != utf8.RuneError && after != utf8.RuneError && !t.pieces.joins.has(a, b) &&
+			!t.addedJoin(text[i-1], text[i]) && !t.addedJoin(lastByte(a), firstByte(b)) {
 			return i, true
 		}
 		after = before
