@@ -127,8 +127,8 @@ func (t *sequenceTable) resume(splits []Split) error {
 	return nil
 }
 
-// hold makes s the sequence of a number, and keeps its description in the shared state up to date.
-// The caller holds mu, unless nobody else uses the table yet.
+// hold assigns a number to the sequence s, and keeps its description in the shared state up to
+// date. The caller holds mu, unless nobody else uses the table yet.
 func (t *sequenceTable) hold(number int, s Split) {
 	s.OnChange(func(b BatchList) {
 		if t.peek(number) == s {

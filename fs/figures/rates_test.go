@@ -8,8 +8,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// Rates are those of the time between two frames. A sequence or a store that has begun anew has
-// none.
+// Rates cover the time between two frames. A sequence or store that started over has none.
 func TestRates(t *testing.T) {
 	poll := func(second int) *Frame {
 		n := uint64(second)

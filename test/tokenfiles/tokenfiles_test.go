@@ -153,7 +153,7 @@ func (x *texts) python(t testing.TB, function string) pythonProgram {
 	return pythonProgram{client, function}
 }
 
-// files returns the content of each file in a directory, without those of unfinished work.
+// files returns the content of each file in a directory, except the files of unfinished work.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

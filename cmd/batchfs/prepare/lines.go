@@ -85,7 +85,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	number := piece.start.Line
 	for line := range bytes.Lines(piece.text) {
 		number++
-		line = bytes.TrimPrefix(line, byteOrderMark) // of one of the files that were concatenated
+		line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
@@ -126,8 +126,8 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string
 	return w.encodeDocument(ch, in, texts, unit, number)
 }
 
-// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there are
-// no such texts, names that are separated by dots may be a single key.
+// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there
+// are no such texts, names that are separated by dots may be a single key.
 func (w *encodeWorker) lineTexts(line jsontext.Value) ([]maskedText, *notes, error) {
 	texts, counted, err := w.fieldTexts(line, false)
 	if err != nil && w.hasDots {

@@ -23,8 +23,8 @@ var unusableLines = map[string][]string{
 
 func textLine(text string) string { return `{"text": "` + text + "\"}\n" }
 
-// Every kind of unusable line stops a run, which then continues if such lines are to be left out.
-// They are counted by kind, and the files equal those of inputs without them.
+// Every kind of unusable line stops a run unless --invalid is skip. Then such lines are counted by
+// kind, and the files equal those of inputs that do not have them.
 func TestPrepareUnusableLines(t *testing.T) {
 	useSmallChunks(t, 1<<10, 16<<10)
 	rng := rand.New(rand.NewPCG(1, 2))

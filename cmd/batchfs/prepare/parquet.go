@@ -109,8 +109,8 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 	return nil
 }
 
-// parquetLevels say which values of a column exist: those of the first leaf below have at least
-// these definition levels.
+// parquetLevels are the definition levels from which on a value of a column exists. The levels are
+// read from the first leaf below the column.
 type parquetLevels struct {
 	optional   bool
 	value      int // whether the value is not null, if it is optional

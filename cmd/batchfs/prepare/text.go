@@ -45,9 +45,9 @@ func (r *reader) readText(s *stream, pos position) error {
 	}
 }
 
-// leaveOutInvalid leaves out an input, of which a document begins at a position, if it is not UTF-8
-// and the options say so. So that there is only one decompressor, it opens a compressed input again
-// after the check.
+// leaveOutInvalid leaves out an input that is not UTF-8, if the options say so. A document of the
+// input begins at pos. So that there is only one decompressor at a time, leaveOutInvalid closes a
+// compressed input, and opens it again after the check.
 func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err error) {
 	if !r.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil

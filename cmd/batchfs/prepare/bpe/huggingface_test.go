@@ -133,7 +133,8 @@ func wantOpenError(t *testing.T, path, want string) {
 	}
 }
 
-// Flags of special tokens matter only with special tokens; those of others always.
+// The flags of special tokens matter only if special tokens are encoded. The flags of other added
+// tokens always matter.
 func TestFlags(t *testing.T) {
 	for _, test := range []struct {
 		flags, text     string
