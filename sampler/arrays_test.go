@@ -85,7 +85,7 @@ func numbersOf(a SourceArray) int64 { return int64(columnOf(a).elementNumbers) }
 // expectedBatch computes batch k number by number, from the segments of its rows.
 func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch []byte) {
 	T := q.BlockSize
-	if q.Layout == Elements {
+	if q.Layout == Rows {
 		T = 0
 	}
 	for _, a := range q.Batch().Arrays {
@@ -157,9 +157,9 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 			case "source":
 				put(int64(source))
 			default:
-				i := slices.IndexFunc(q.Settings.Arrays, func(b AlignedArray) bool { return b.Name == a.Name })
+				i := slices.IndexFunc(q.Arrays, func(b AlignedArray) bool { return b.Name == a.Name })
 				first := 0
-				if q.Layout != Elements && q.Settings.Arrays[i].At == AtY {
+				if q.Layout != Rows && q.Arrays[i].At == AtY {
 					first = 1
 				}
 				elements(sources[source].Aligned[i], first, max(T, 1), 0)
@@ -178,12 +178,12 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 	for round := range attempts(150, e2e.NormalOrSoak(400, 1000)) {
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
-			Layout: []Layout{XY, WholeRows, Elements}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],
+			Layout: []Layout{XY, Tokens, Rows}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],
 		}
 		s.Rank = r.IntN(s.World)
 		main, salt := newNumbered(integers[r.IntN(len(integers))], 0, 0), r.Int64()
 		switch {
-		case s.Layout == Elements:
+		case s.Layout == Rows:
 			main = newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...)
 		case round%2 == 0:
 			main, salt = newNumbered(array.Uint32, 0, 0), 0
@@ -270,7 +270,7 @@ func TestReadsFetchWhatTheyReturn(t *testing.T) {
 	} {
 		from := newNumbered(test.dtype, 0, 1<<22, test.axes...)
 		from.zeros = true
-		q, err := New([]Source{{Main: from}}, Settings{Name: "train", BatchSize: test.rows, DType: Native, Layout: Elements, Order: Shuffle, World: 1})
+		q, err := New([]Source{{Main: from}}, Settings{Name: "train", BatchSize: test.rows, DType: Native, Layout: Rows, Order: Shuffle, World: 1})
 		must(t, err)
 		dst := make([]byte, request)
 		for off := test.off; off < test.end; off += request {
@@ -365,7 +365,7 @@ func TestConvertEveryPair(t *testing.T) {
 }
 
 func TestNewRejectsArraysThatNoFileHolds(t *testing.T) {
-	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Elements, Order: Random, World: 1}
+	s := Settings{Name: "train", BatchSize: MaxRows, BlockSize: 8, DType: Native, Layout: Rows, Order: Random, World: 1}
 	many := slices.Repeat([]int{1}, MaxAxes)
 	for _, test := range []struct {
 		main, aligned SourceArray

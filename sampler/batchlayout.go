@@ -101,9 +101,9 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 		return batchArray{name: name, dtype: s.DType, firstNumber: first, shape: []int{n}, padding: int64(s.padding())}
 	}
 	switch s.Layout {
-	case Elements:
+	case Rows:
 		return []batchArray{{name: "rows", dtype: s.DType, shape: axes}}
-	case WholeRows:
+	case Tokens:
 		return []batchArray{tokens("tokens", 0, s.BlockSize+1)}
 	}
 	x, y := tokens("x", 0, s.BlockSize), tokens("y", 1, s.BlockSize)
@@ -116,7 +116,7 @@ func (s *Settings) mainArrays(axes []int) []batchArray {
 func (s *Settings) alignedArrays(arrays []SourceArray, columns []sourceColumn) (list []batchArray) {
 	for i, b := range s.Arrays {
 		a := batchArray{name: b.Name, dtype: columns[i+1].dtype, column: i + 1, shape: arrays[i+1].Axes()}
-		if s.Layout != Elements {
+		if s.Layout != Rows {
 			a.shape = slices.Insert(slices.Clone(a.shape), 0, s.BlockSize)
 			if b.At == AtY {
 				a.firstNumber = columns[i+1].elementNumbers

@@ -12,7 +12,7 @@ import (
 
 func TestElementsThatHoldAToken(t *testing.T) {
 	const b, T = 3, 4
-	for layout, want := range map[Layout]string{XY: "[x[2, 3] y[2, 2]]", WholeRows: "[tokens[2, 3]]"} {
+	for layout, want := range map[Layout]string{XY: "[x[2, 3] y[2, 2]]", Tokens: "[tokens[2, 3]]"} {
 		q := openSequence(t, writeFiles(t, 2, 13), cache.Options{DType: array.Uint16}, Settings{BatchSize: b, BlockSize: T, Layout: layout, Order: Sequential})
 		if got := fmt.Sprint(q.NumPyExpressions(2, 3)); got != want {
 			t.Errorf("token 3 of row 2 is in %s, want %s", got, want)

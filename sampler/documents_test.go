@@ -63,7 +63,7 @@ func documentSource(dtype array.DType, ends documentEnds, bos ...uint64) Source 
 }
 
 // rowsOf returns all rows of documents, computed as docs/orders.md says.
-func rowsOf(kind Rows, t int64, ends documentEnds) (rows [][]Segment) {
+func rowsOf(kind RowContent, t int64, ends documentEnds) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var segments []Segment
 		for d := first; d < min(first+groupDocuments, len(ends)); d++ {
@@ -125,7 +125,7 @@ func rowsOf(kind Rows, t int64, ends documentEnds) (rows [][]Segment) {
 	return rows
 }
 
-var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
+var documentKinds = []RowContent{OfDocument, DocumentFirst, Packed}
 
 // Rows have the segments that docs/orders.md defines.
 func TestRowsOfDocuments(t *testing.T) {
@@ -167,7 +167,7 @@ func TestSegmentsBeginWithBOS(t *testing.T) {
 	for n := range int64(50) { // as long as n rows and more
 		ends = append(ends, ends[len(ends)-1]+n*T+1+n%3)
 	}
-	for _, kind := range []Rows{OfDocument, Packed} {
+	for _, kind := range []RowContent{OfDocument, Packed} {
 		for _, masked := range []bool{false, true} {
 			s := Settings{Name: "train", BatchSize: 3, BlockSize: T, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1, Rows: kind,
 				Documents: true, MaskTargets: masked, EOT: testBOS}
@@ -304,7 +304,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		n := 2 + r.IntN(120)
 		s := Settings{
 			Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
-			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, WholeRows}[r.IntN(2)],
+			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, Tokens}[r.IntN(2)],
 			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []AlignedArray{{"logits", AtX}},
 		}
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
@@ -354,7 +354,7 @@ func TestRunShuffle(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &starts{disjointCount: test.rows, rowContent: &documentRows{sums: make(prefixSums, test.groups)}}
+		w := &starts{disjointCount: test.rows, sourceRows: &documentRows{sums: make(prefixSums, test.groups)}}
 		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.wholeShare().runLen))
 		var last []uint64
 		for epoch := range uint64(attempts(3, 20)) {

@@ -16,7 +16,7 @@ type Hit struct {
 // NumPyExpressions returns NumPy expressions for the token at an index (see Hit) of row j of a
 // batch: with layout xy, "x[3, 17]" unless index is T, and "y[3, 16]" unless it is 0.
 func (q *Sequence) NumPyExpressions(j, index int) (list []string) {
-	if q.Layout == Elements {
+	if q.Layout == Rows {
 		return []string{fmt.Sprintf("rows[%d]", j)}
 	}
 	for _, a := range q.layout.arrays[:q.layout.batch.Main] {

@@ -79,7 +79,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 	for _, q := range ranks {
 		together, _ := q.epochGroup()
 		for i := range q.sources {
-			start := q.Stages()[len(q.Stages())-1]
+			start := q.Phases()[len(q.Phases())-1]
 			if rows := start.Rows[i]; rows > 0 {
 				end := start.Row + (epochs*uint64(q.sources[i].hostShare.windows)/uint64(rows)+2)*uint64(start.Period)
 				last = max(last, end/uint64(q.BatchSize*together)+1)
@@ -226,7 +226,7 @@ func TestWithEqualsNew(t *testing.T) {
 		func(*Settings) {},
 		func(s *Settings) { s.BatchSize, s.Seed = 5, 8 },
 		func(s *Settings) { s.BlockSize, s.Name = 3, "val" },
-		func(s *Settings) { s.DType, s.Layout = Native, WholeRows },
+		func(s *Settings) { s.DType, s.Layout = Native, Tokens },
 		func(s *Settings) { s.Order, s.Rank, s.World = Shuffle, 2, 3 },
 		func(s *Settings) { s.Order = Sequential },
 		func(s *Settings) { s.Order = Torch26 },

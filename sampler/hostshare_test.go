@@ -47,10 +47,10 @@ func (s hostsCase) ranks(tokens []Source) (list []*Sequence, err error) {
 }
 
 func randomHosts(r *rand.Rand) hostsCase {
-	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), ranksPerHost: 1 + r.IntN(3), batchSize: 1 + r.IntN(4), blockSize: 1 + r.IntN(9), layout: WholeRows}
+	s := hostsCase{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), ranksPerHost: 1 + r.IntN(3), batchSize: 1 + r.IntN(4), blockSize: 1 + r.IntN(9), layout: Tokens}
 	s.shuffleBlock = int64(1 + r.IntN(100))
 	if r.IntN(3) == 0 {
-		s.layout, s.axes = Elements, []int{3} // makes most blocks end within an element
+		s.layout, s.axes = Rows, []int{3} // makes most blocks end within an element
 	}
 	for range 1 + r.IntN(5) {
 		s.fileLens = append(s.fileLens, s.blockSize+1+r.IntN(1+r.IntN(400)))

@@ -419,7 +419,7 @@ func (q *Sequence) bosError(source int, pos int64, token string) error {
 func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
 	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].elementNumbers))
 	what := "token"
-	if q.Layout == Elements {
+	if q.Layout == Rows {
 		what = "a number of element"
 	}
 	return fmt.Errorf("%s: %s %d is %s, which dtype %s cannot hold; set dtype to one that can, e.g. native",

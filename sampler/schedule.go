@@ -10,28 +10,29 @@ import (
 	"strings"
 )
 
-// A StageStart says where a stage of a sequence begins, and what is drawn in it. A source that has
-// used up its MaxEpochs begins a stage, too.
-type StageStart struct {
+// A Phase is a part of a sequence in which the weights of the sources don't change: a configured
+// stage, or what remains of it when a source has used up its MaxEpochs.
+type Phase struct {
 	Row        uint64   // first row of the schedule; see Sequence.ScheduleRow
-	Batch      uint64   // first batch of this sequence with a row of the stage or a later one
+	Batch      uint64   // first batch of this sequence with a row of the phase or a later one
 	Configured int      // index in Settings.Stages; 0 without Stages
 	Rows       []int    // rows of each source in a period
 	Period     int      // in rows
-	Before     []uint64 // rows of each source, on all ranks of an epoch group, before the stage
+	Before     []uint64 // rows of each source, on all ranks of an epoch group, before the phase
 }
 
-// Fraction returns the fraction of the stage's rows that come from a source.
-func (s *StageStart) Fraction(source int) float64 {
-	return float64(s.Rows[source]) / float64(s.Period)
+// Fraction returns the fraction of the phase's rows that come from a source.
+func (p *Phase) Fraction(source int) float64 {
+	return float64(p.Rows[source]) / float64(p.Period)
 }
 
-// A Schedule is the result of Sequence.Schedule, which Settings pass to another process.
+// A Schedule says which source each row comes from. It can be encoded for another process; see
+// NewWithSchedule.
 type Schedule struct {
-	Starts []StageStart // stages, without Batch
-	End    uint64       // number of rows; math.MaxUint64: no end
+	Starts []Phase // without Batch
+	End    uint64  // number of rows; math.MaxUint64: no end
 
-	mixtures []*mixture // one for each stage
+	mixtures []*mixture // one for each phase
 }
 
 // A mixer shares mixtures and schedules among the sequences of the same sources.
@@ -54,17 +55,17 @@ func (m *mixer) mixture(quotas []int) *mixture {
 	return mix
 }
 
-// findSchedule returns the schedule of q, whose sources are bound.
-func (q *Sequence) findSchedule() (*Schedule, error) {
+// findSchedule returns the schedule of q, whose sources are bound. known is the same schedule from
+// another process, or nil.
+func (q *Sequence) findSchedule(known *Schedule) (*Schedule, error) {
 	key := scheduleKey{q.newWindowSpec(), q.BlockSize, q.ShuffleBlock, q.Hosts(), q.Only}
 	return q.mixer.schedules.get(key, func() (*Schedule, error) {
-		known := q.Settings.Schedule
 		if known == nil {
 			return q.newSchedule()
 		}
 		s := &Schedule{Starts: known.Starts, End: known.End}
-		for _, start := range s.Starts {
-			s.mixtures = append(s.mixtures, q.mixer.mixture(start.Rows))
+		for _, p := range s.Starts {
+			s.mixtures = append(s.mixtures, q.mixer.mixture(p.Rows))
 		}
 		return s, nil
 	})
@@ -104,7 +105,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 			return nil, q.stageError(i, err)
 		}
 		m := q.mixer.mixture(quotas)
-		s.Starts = append(s.Starts, StageStart{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
+		s.Starts = append(s.Starts, Phase{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
 		s.mixtures = append(s.mixtures, m)
 		for source, limit := range limits {
 			if limit < math.MaxUint64 {
@@ -125,7 +126,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 
 // configuredStages returns the stages with their first rows in the schedule.
 func (q *Sequence) configuredStages() ([]Stage, error) {
-	stages := slices.Clone(q.Settings.Stages)
+	stages := slices.Clone(q.Stages)
 	if stages == nil {
 		stages = []Stage{{Weights: q.Weights}}
 	}
@@ -174,8 +175,8 @@ func (q *Sequence) rowLimits() ([]uint64, error) {
 	return limits, nil
 }
 
-// stageOf returns the index of a row's stage.
-func (s *Schedule) stageOf(row uint64) (i int) {
+// phaseOf returns the index of a row's phase.
+func (s *Schedule) phaseOf(row uint64) (i int) {
 	for n := len(s.Starts); n > 1; {
 		half := n / 2
 		if s.Starts[i+half].Row <= row {
@@ -186,44 +187,44 @@ func (s *Schedule) stageOf(row uint64) (i int) {
 	return i
 }
 
-// endOf returns the first row after a stage.
-func (s *Schedule) endOf(stage int) uint64 {
-	if stage+1 < len(s.Starts) {
-		return s.Starts[stage+1].Row
+// endOf returns the first row after a phase.
+func (s *Schedule) endOf(phase int) uint64 {
+	if phase+1 < len(s.Starts) {
+		return s.Starts[phase+1].Row
 	}
 	return s.End
 }
 
 // sourceOf returns the source of a row, and how many rows of that source precede it.
 func (s *Schedule) sourceOf(row uint64) (source int, index uint64) {
-	stage := s.stageOf(row)
-	start := &s.Starts[stage]
-	source, index = s.mixtures[stage].sourceOf(row - start.Row)
+	phase := s.phaseOf(row)
+	start := &s.Starts[phase]
+	source, index = s.mixtures[phase].sourceOf(row - start.Row)
 	return source, start.Before[source] + index
 }
 
 // rowOf is the inverse of sourceOf for rows that are drawn.
 func (s *Schedule) rowOf(source int, index uint64) uint64 {
-	stage := sort.Search(len(s.Starts), func(i int) bool { return s.Starts[i].Before[source] > index }) - 1
-	start := &s.Starts[stage]
-	return start.Row + s.mixtures[stage].rowOf(source, index-start.Before[source])
+	phase := sort.Search(len(s.Starts), func(i int) bool { return s.Starts[i].Before[source] > index }) - 1
+	start := &s.Starts[phase]
+	return start.Row + s.mixtures[phase].rowOf(source, index-start.Before[source])
 }
 
 // before returns how many of the first n rows come from a source.
 func (s *Schedule) before(source int, n uint64) uint64 {
-	stage := s.stageOf(n)
-	start := &s.Starts[stage]
-	return start.Before[source] + s.mixtures[stage].before(source, n-start.Row)
+	phase := s.phaseOf(n)
+	start := &s.Starts[phase]
+	return start.Before[source] + s.mixtures[phase].before(source, n-start.Row)
 }
 
 // draws reports whether any row comes from a source.
 func (s *Schedule) draws(source int) bool {
-	return slices.ContainsFunc(s.Starts, func(start StageStart) bool { return start.Rows[source] > 0 })
+	return slices.ContainsFunc(s.Starts, func(p Phase) bool { return p.Rows[source] > 0 })
 }
 
-// Stages returns the stages of the sequence: one, unless Settings.Stages or MaxEpochs is set. The
+// Phases returns the phases of the sequence: one, unless Stages or MaxEpochs are set. The
 // caller must not change their slices.
-func (q *Sequence) Stages() []StageStart {
+func (q *Sequence) Phases() []Phase {
 	list := slices.Clone(q.schedule.Starts)
 	ranks, _ := q.epochGroup()
 	for i := range list {
@@ -234,13 +235,13 @@ func (q *Sequence) Stages() []StageStart {
 	return list
 }
 
-// UsedUpAt returns the source whose MaxEpochs are used up where a stage begins, or -1 if it is a
-// configured stage that begins there.
-func (q *Sequence) UsedUpAt(stage int) (source int) {
-	starts := q.schedule.Starts
-	if stage > 0 && starts[stage].Configured == starts[stage-1].Configured {
-		for source, rows := range starts[stage].Rows {
-			if rows == 0 && starts[stage-1].Rows[source] > 0 {
+// UsedUpAt returns the source whose MaxEpochs are used up where a phase begins, or -1 if a
+// configured stage begins there.
+func (q *Sequence) UsedUpAt(phase int) (source int) {
+	list := q.schedule.Starts
+	if phase > 0 && list[phase].Configured == list[phase-1].Configured {
+		for source, rows := range list[phase].Rows {
+			if rows == 0 && list[phase-1].Rows[source] > 0 {
 				return source
 			}
 		}
@@ -258,8 +259,8 @@ func (q *Sequence) ScheduleRow(k uint64, j int) uint64 {
 	return (k*uint64(ranks)+uint64(q.Rank-host*ranks))*uint64(q.BatchSize) + uint64(j)
 }
 
-// StageOf returns the index in Stages of the stage of row j of batch k.
-func (q *Sequence) StageOf(k uint64, j int) int { return q.schedule.stageOf(q.ScheduleRow(k, j)) }
+// PhaseOf returns the index in Phases of the phase of row j of batch k.
+func (q *Sequence) PhaseOf(k uint64, j int) int { return q.schedule.phaseOf(q.ScheduleRow(k, j)) }
 
 // Batches returns the number of batches: MaxBatches, unless MaxEpochs limits every source. It is
 // the same on all ranks.
@@ -279,14 +280,14 @@ func (q *Sequence) DivergesAt(r *Sequence) (row uint64, diverges bool) {
 // One of them may have further sources. It reports false if there is no such row.
 func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 	for row < min(s.End, t.End) {
-		i, j := s.stageOf(row), t.stageOf(row)
+		i, j := s.phaseOf(row), t.phaseOf(row)
 		m, n, end := s.mixtures[i], t.mixtures[j], min(s.endOf(i), t.endOf(j))
-		phase, other, common := row-s.Starts[i].Row, row-t.Starts[j].Row, min(len(m.quotas), len(n.quotas))
-		if m.period != n.period || phase%uint64(m.period) != other%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
+		inS, inT, common := row-s.Starts[i].Row, row-t.Starts[j].Row, min(len(m.quotas), len(n.quotas))
+		if m.period != n.period || inS%uint64(m.period) != inT%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
 			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
 			for k := range min(end-row, uint64(m.period+n.period)) {
-				a, _ := m.sourceOf(phase + k)
-				if b, _ := n.sourceOf(other + k); a != b {
+				a, _ := m.sourceOf(inS + k)
+				if b, _ := n.sourceOf(inT + k); a != b {
 					return row + k, true
 				}
 			}
@@ -298,7 +299,7 @@ func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 
 // String describes which source each row comes from, for example "0=9:1,1000=1:1": from row 0 on, 9
 // of 10 rows come from the first source, and from row 1000 on, 1 of 2. Equal schedules have the
-// same description: a stage that goes on with the periods of the stage before it is left out. So is
+// same description: a phase that goes on with the periods of the phase before it is left out. So is
 // the end.
 func (s *Schedule) String() string {
 	var list []string
@@ -308,7 +309,7 @@ func (s *Schedule) String() string {
 		for _, n := range at.Rows {
 			rows = append(rows, strconv.Itoa(n))
 		}
-		for rows[len(rows)-1] == "0" { // further sources of later stages must change nothing
+		for rows[len(rows)-1] == "0" { // further sources of later phases must change nothing
 			rows = rows[:len(rows)-1]
 		}
 		if text := strings.Join(rows, ":"); text != last || (at.Row-begin)%uint64(at.Period) > 0 {
@@ -340,7 +341,7 @@ func ParseSchedule(text string) (*Schedule, error) {
 		if period == 0 {
 			return nil, fmt.Errorf("stage %q of schedule %q: must have rows", stage, text)
 		}
-		s.Starts = append(s.Starts, StageStart{Row: row, Rows: quotas, Period: period})
+		s.Starts = append(s.Starts, Phase{Row: row, Rows: quotas, Period: period})
 		s.mixtures = append(s.mixtures, newMixture(quotas, tables))
 	}
 	return s, nil

@@ -153,13 +153,13 @@ func (s *simulatedSchedule) check(t *testing.T, r *rand.Rand, base *Sequence, wa
 		t.Fatalf("%+v: %d batches, want %d rows, or more: %v", settings, batches, len(walk), !ended)
 	}
 	drawn, inBatch := make([]uint64, len(s.sources)), make([]uint64, len(s.sources))
-	var start StageStart
+	var start Phase
 	for row, want := range walk[:uint64(len(walk))/batch*batch] {
 		row, source, index, stage := uint64(row), int(want[0]), want[1], int(want[2])
 		rank, host := int(row%batch/uint64(settings.BatchSize)), r.IntN(s.Hosts)
 		q, k, j := ranks[host*local+rank], row/batch, int(row%uint64(settings.BatchSize))
 		if q.schedule.Starts[stage].Row == row {
-			start = q.Stages()[stage]
+			start = q.Phases()[stage]
 			if !slices.Equal(start.Before, drawn) || q.Row(start.Batch, q.BatchSize-1) < q.Row(k, j) || start.Batch > k {
 				t.Fatalf("%+v: stage %d begins with %+v, want %v at row %d", settings, stage, start, drawn, row)
 			}
@@ -167,9 +167,9 @@ func (s *simulatedSchedule) check(t *testing.T, r *rand.Rand, base *Sequence, wa
 		alone := s.alone[source][host]
 		got, pos := q.Start(k, j)
 		if got != source || pos != rowStart(alone, index, 0) || q.Epoch(k, j) != index/uint64(alone.RowsPerEpoch()) ||
-			q.StageOf(k, j) != stage || q.ScheduleRow(k, j) != row || q.schedule.rowOf(source, index) != row {
+			q.PhaseOf(k, j) != stage || q.ScheduleRow(k, j) != row || q.schedule.rowOf(source, index) != row {
 			t.Fatalf("%+v: row %d is at %d of source %d, in stage %d, want row %d of source %d, in stage %d",
-				settings, row, pos, got, q.StageOf(k, j), index, source, stage)
+				settings, row, pos, got, q.PhaseOf(k, j), index, source, stage)
 		}
 		drawn[source]++
 		n := int(row-start.Row) + 1
@@ -283,12 +283,10 @@ func TestSchedulesAreShared(t *testing.T) {
 		must(t, gob.NewEncoder(&wire).Encode(q.Schedule()))
 		received := new(Schedule)
 		must(t, gob.NewDecoder(&wire).Decode(received))
-		passed := s.settings
-		passed.Schedule = received
-		p, err := New(s.sources, passed)
+		p, err := NewWithSchedule(s.sources, s.settings, received)
 		must(t, err)
-		if _, diverges := p.DivergesAt(q); diverges || !reflect.DeepEqual(p.Stages(), q.Stages()) || p.Batches() != q.Batches() {
-			t.Fatalf("%+v: stages %v were passed as %v", s.settings, q.Stages(), p.Stages())
+		if _, diverges := p.DivergesAt(q); diverges || !reflect.DeepEqual(p.Phases(), q.Phases()) || p.Batches() != q.Batches() {
+			t.Fatalf("%+v: stages %v were passed as %v", s.settings, q.Phases(), p.Phases())
 		}
 		other := p.Settings
 		other.Seed++
@@ -321,7 +319,7 @@ func TestStagesAreChecked(t *testing.T) {
 		Stages: []Stage{{Weights: both}, {FirstRow: 9, Weights: []float64{1, 0}}, {FromTokens: 33, Weights: []float64{0, 1}}}}
 	q, err := New(stubSources(array.Uint16, []int64{100}, []int64{100}), s)
 	must(t, err)
-	if list := q.Stages(); len(list) != 2 || list[1].Row != 9 || list[1].Configured != 2 {
+	if list := q.Phases(); len(list) != 2 || list[1].Row != 9 || list[1].Configured != 2 {
 		t.Errorf("stages %+v, want the first one, and the last one from row 9", list)
 	}
 }

@@ -36,7 +36,12 @@ type Sequence struct {
 // New returns the sequence of sources mixed by Settings.Weights or Stages. It fails if a source is
 // shorter than a row, arrays differ in length or dtype, TorchState is invalid, or settings do not
 // fit the sources.
-func New(sources []Source, s Settings) (*Sequence, error) {
+func New(sources []Source, s Settings) (*Sequence, error) { return NewWithSchedule(sources, s, nil) }
+
+// NewWithSchedule is like New, but does not compute the schedule, which takes milliseconds for each
+// stage of many sources: schedule is the result of Sequence.Schedule for the same sources and
+// settings, or nil.
+func NewWithSchedule(sources []Source, s Settings, schedule *Schedule) (*Sequence, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("a mixture needs at least one source")
 	}
@@ -57,7 +62,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 		blank.sources = append(blank.sources, source)
 		blank.mixer.tables = source.cache.source.Tables
 	}
-	return blank.With(s)
+	return blank.with(s, schedule)
 }
 
 func checkSameArrays(a, b Source, s Settings) error {
@@ -84,9 +89,12 @@ func describe(a SourceArray) string {
 // With returns the sequence of the same sources under other settings, except Weights, Stages,
 // MaxEpochs and Arrays, which it ignores. It fails like New. Sequences of the same rows and block
 // size share the memory that depends on the number of files and stages.
-func (q *Sequence) With(s Settings) (n *Sequence, err error) {
-	s.Weights, s.Stages, s.MaxEpochs = q.Weights, q.Settings.Stages, q.MaxEpochs
-	s.Arrays, s.IgnoreIndex = q.Settings.Arrays, cmp.Or(s.IgnoreIndex, DefaultIgnoreIndex)
+func (q *Sequence) With(s Settings) (*Sequence, error) { return q.with(s, nil) }
+
+// with is like With. schedule is that of the new sequence, or nil if it is not known.
+func (q *Sequence) with(s Settings, schedule *Schedule) (n *Sequence, err error) {
+	s.Weights, s.Stages, s.MaxEpochs = q.Weights, q.Stages, q.MaxEpochs
+	s.Arrays, s.IgnoreIndex = q.Arrays, cmp.Or(s.IgnoreIndex, DefaultIgnoreIndex)
 	if s.DType == Native {
 		s.DType = q.sources[0].arrays[0].DType()
 	}
@@ -101,10 +109,9 @@ func (q *Sequence) With(s Settings) (n *Sequence, err error) {
 		}
 		n.sources = append(n.sources, source)
 	}
-	if n.schedule, err = n.findSchedule(); err != nil {
+	if n.schedule, err = n.findSchedule(schedule); err != nil {
 		return nil, err
 	}
-	n.Settings.Schedule = nil
 	if err = n.countBatches(); err == nil {
 		n.layout, err = newBatchLayout(&s, q.sources[0].arrays)
 	}
@@ -142,7 +149,7 @@ func (q *Sequence) countBatches() error {
 func (s *Settings) check(sources []boundSource) error {
 	main := sources[0].arrays[0]
 	switch {
-	case s.Layout != Elements && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
+	case s.Layout != Rows && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
 		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\"", main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.DType.IsInteger() && !canHold(s.DType, s.IgnoreIndex):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", s.IgnoreIndex, s.DType)

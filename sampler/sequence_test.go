@@ -106,7 +106,7 @@ func TestTokensAreRejected(t *testing.T) {
 		{array.Uint16, array.Uint16, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Location: array.Location{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 	} {
-		for _, layout := range []Layout{XY, WholeRows} {
+		for _, layout := range []Layout{XY, Tokens} {
 			tokens := &stubArray{dtype: test.stored, vocab: test.vocab, values: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
 			tokens.extents, _ = extentsOf(false, 9)
 			q, err := New([]Source{{Main: tokens}}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential, World: 1})
@@ -180,7 +180,7 @@ func FuzzRead(f *testing.F) {
 			s.Order = Sequential
 		}
 		if flags&wholeRows != 0 {
-			s.Layout = WholeRows
+			s.Layout = Tokens
 		}
 		sources := []Source{{Main: tokens}}
 		q, err := New(sources, s)

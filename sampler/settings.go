@@ -45,12 +45,9 @@ type Settings struct {
 	Stages    []Stage
 	MaxEpochs []float64 // limit on the epochs of each source, or 0; nil: no limits
 	Only      int       // 1 + the only source that is drawn, without Stages; 0: all
-	// Schedule is the result of Sequence.Schedule for the same sources and settings. If it is nil,
-	// New computes it, which takes milliseconds for each stage of many sources.
-	Schedule *Schedule
 
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
-	Rows        Rows           // contents of a row; "" is Windows
+	Rows        RowContent     // contents of a row; "" is Windows
 	EOT         uint64         // last token of documents in a source without Documents, and padding
 	HasEOT      bool           // whether EOT is known; otherwise it is 0
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
@@ -89,16 +86,16 @@ const Native array.DType = "native"
 type Layout string
 
 const (
-	XY        Layout = "xy"     // x and y of shape (B, T); y is x shifted by one
-	WholeRows Layout = "tokens" // tokens of shape (B, T+1)
-	Elements  Layout = "rows"   // rows of shape (B, ...), each an element of any array
+	XY     Layout = "xy"     // x and y of shape (B, T); y is x shifted by one
+	Tokens Layout = "tokens" // tokens of shape (B, T+1)
+	Rows   Layout = "rows"   // rows of shape (B, ...), each an element of any array
 )
 
 // A Stage is a part of a run with weights of its own. It begins at the global row FirstRow or, if
 // FromTokens is not 0, at the row ceil(FromTokens/BlockSize).
 type Stage struct {
 	FirstRow   uint64
-	FromTokens uint64    // not with layout Elements
+	FromTokens uint64    // not with layout Rows
 	Weights    []float64 // one per source; 0: not drawn
 }
 
@@ -116,7 +113,7 @@ type AlignedArray struct {
 	At   At
 }
 
-// At says which token an element of an aligned array belongs to. Layout Elements ignores it.
+// At says which token an element of an aligned array belongs to. Layout Rows ignores it.
 type At string
 
 const (
@@ -124,14 +121,14 @@ const (
 	AtY At = "y" // element t belongs to y[t]
 )
 
-// Rows selects what a row holds.
-type Rows string
+// RowContent selects what a row holds.
+type RowContent string
 
 const (
-	Windows       Rows = "windows"        // T+1 tokens from anywhere
-	OfDocument    Rows = "document"       // tokens of one document; a longer one takes several rows
-	DocumentFirst Rows = "document-first" // the first tokens of a document
-	Packed        Rows = "packed"         // whole documents, if they fit; a longer one is cut
+	Windows       RowContent = "windows"        // T+1 tokens from anywhere
+	OfDocument    RowContent = "document"       // tokens of one document; a longer one takes several rows
+	DocumentFirst RowContent = "document-first" // the first tokens of a document
+	Packed        RowContent = "packed"         // whole documents, if they fit; a longer one is cut
 )
 
 // hasDocumentRows reports whether rows are made of documents. Such rows may need padding.

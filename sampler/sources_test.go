@@ -151,7 +151,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 		layout    Layout
 		bytes     int
 	}{
-		{2, 1 << 18, XY, 30_000}, {2, 5000, XY, 20_000}, {2, 1, XY, 20_000}, {2, 1025, WholeRows, 4100}, {1, 1024, XY, 4096},
+		{2, 1 << 18, XY, 30_000}, {2, 5000, XY, 20_000}, {2, 1, XY, 20_000}, {2, 1025, Tokens, 4100}, {1, 1024, XY, 4096},
 	} {
 		q, err := New(sources[:test.sources], Settings{Name: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16,
 			Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}[:test.sources]})

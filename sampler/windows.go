@@ -10,14 +10,14 @@ import (
 
 // A windowSpec is the part of the settings that determines where rows begin and what they hold.
 type windowSpec struct {
-	len, stride int64 // elements of a window, and between disjoint windows: T+1 and T for tokens
-	rows        Rows  // "" for windows
-	bos         bool  // whether BOS replaces the first token of a segment that continues a document
+	len, stride int64      // elements of a window, and between disjoint windows: T+1 and T for tokens
+	rows        RowContent // "" for windows
+	bos         bool       // whether BOS replaces the first token of a segment that continues a document
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
 	w := windowSpec{len: int64(s.BlockSize) + 1, stride: int64(s.BlockSize)}
-	if s.Layout == Elements {
+	if s.Layout == Rows {
 		w = windowSpec{len: 1, stride: 1}
 	} else if s.hasDocumentRows() {
 		w.rows, w.bos = s.Rows, s.BOS != nil
@@ -31,8 +31,8 @@ func (w windowSpec) startsIn(n, step int64) int64 { return max(n-w.len+step, 0) 
 // disjointIn returns how many disjoint windows there are in n elements.
 func (w windowSpec) disjointIn(n int64) int64 { return w.startsIn(n, w.stride) }
 
-// A rowContent says what the rows of a source hold. A row is identified by its start.
-type rowContent interface {
+// A sourceRows says what the rows of a source hold. A row is identified by its start.
+type sourceRows interface {
 	// segments appends the segments of a row to list, in order.
 	segments(list []Segment, start int64) ([]Segment, error)
 
@@ -57,7 +57,7 @@ type rowRange struct{ from, to, element int64 }
 // window of one element.
 type starts struct {
 	windowSpec
-	rowContent
+	sourceRows
 	extents              []array.Extent
 	count, disjointCount int64                       // disjoint starts are stride apart
 	sums, disjointSums   *atomic.Pointer[prefixSums] // starts up to each extent's end
@@ -65,8 +65,8 @@ type starts struct {
 	tables               *Tables
 }
 
-func newStarts(extents []array.Extent, spec windowSpec, content rowContent, tables *Tables) (*starts, error) {
-	s := &starts{windowSpec: spec, rowContent: content, extents: extents, tables: tables}
+func newStarts(extents []array.Extent, spec windowSpec, content sourceRows, tables *Tables) (*starts, error) {
+	s := &starts{windowSpec: spec, sourceRows: content, extents: extents, tables: tables}
 	s.sums, s.disjointSums = new(atomic.Pointer[prefixSums]), new(atomic.Pointer[prefixSums])
 	var refused array.Extent // the first that is too short and not Matched, or else the longest
 	for _, r := range extents {

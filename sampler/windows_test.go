@@ -95,7 +95,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 		s.Seed, s.World, s.Rank = uint64(i), 8, i%8
 		s.BlockSize = []int{1024, 512, 2048}[i%3]
 		s.Order = []Order{Random, Shuffle, Sequential}[i/3%3]
-		s.Layout = []Layout{XY, WholeRows}[i/9%2]
+		s.Layout = []Layout{XY, Tokens}[i/9%2]
 		q, err := sequences[(i*7)%len(sequences)].With(s)
 		must(t, err)
 		sequences = append(sequences, q)

@@ -395,7 +395,7 @@ func (s *Split) checkStages() error {
 			return fmt.Errorf("%s: the first stage begins at row 0; leave out from_tokens and from_row", s.StagePrefix(i))
 		case i > 0 && set != 1:
 			return fmt.Errorf("%s: must have either from_tokens or from_row (got %s)", s.StagePrefix(i), []string{"none", "", "both"}[set])
-		case stage.FromTokens > 0 && s.Layout == sampler.Elements:
+		case stage.FromTokens > 0 && s.Layout == sampler.Rows:
 			return fmt.Errorf("%s: layout rows has no tokens; replace from_tokens with from_row", s.StagePrefix(i))
 		case i > 0 && row <= last:
 			return fmt.Errorf("%s: must begin after row %d, where the stage before it begins (got row %d)", s.StagePrefix(i), last, row)
@@ -436,7 +436,7 @@ func (s *Split) unknownSource(name string) error {
 // checkRows checks what rows and targets consist of.
 func (s *Split) checkRows() error {
 	switch ofDocuments := s.Rows != sampler.Windows; {
-	case s.Layout == sampler.Elements && (s.Documents || ofDocuments):
+	case s.Layout == sampler.Rows && (s.Documents || ofDocuments):
 		return fmt.Errorf("%s: layout rows has no documents; leave out documents and rows (got rows = %q in splits.%s)",
 			s.MessagePrefix("documents", "rows", "layout"), s.Rows, s.Path())
 	case s.MaskTargets && s.Layout != sampler.XY:

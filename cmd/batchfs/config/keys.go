@@ -128,7 +128,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		help: "The dtype of tokens in a batch, little-endian. native is the dtype of the token files. " +
 			"Set int64 for PyTorch embeddings. A token that does not fit is an error."},
 	{name: "layout", effect: OnRows, initial: "xy", inPath: true,
-		valueType: oneOf(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
+		valueType: oneOf(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.Tokens, sampler.Rows),
 		help: "The arrays of a batch.\n" +
 			"  xy: x of shape (B, T), then y of the same shape, one token later.\n" +
 			"  tokens: one array of shape (B, T+1).\n" +
@@ -181,7 +181,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 	{name: "ignore_index", effect: OnRows, initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
 		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
 	{name: "rows", effect: OnRows, initial: "windows",
-		valueType: oneOf(func(c *Split) *sampler.Rows { return &c.Rows },
+		valueType: oneOf(func(c *Split) *sampler.RowContent { return &c.Rows },
 			sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
 		help: "What a row contains.\n" +
 			"  windows: T+1 consecutive tokens.\n" +

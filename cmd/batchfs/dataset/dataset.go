@@ -210,9 +210,7 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 			return fmt.Errorf("torch_state: %w", err)
 		}
 	}
-	settings := s.Settings
-	settings.Schedule = schedule
-	if d.Sequence, err = d.newSequence(len(d.sources), settings); err != nil {
+	if d.Sequence, err = d.newSequence(len(d.sources), s.Settings, schedule); err != nil {
 		return err
 	}
 	if err := d.checkCaps(); err != nil {
@@ -223,8 +221,9 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 	return d.countSteps()
 }
 
-// newSequence returns the sequence of the first n sources.
-func (d *Dataset) newSequence(n int, settings sampler.Settings) (*sampler.Sequence, error) {
+// newSequence returns the sequence of the first n sources. schedule is its schedule, or nil if it is
+// not known.
+func (d *Dataset) newSequence(n int, settings sampler.Settings, schedule *sampler.Schedule) (*sampler.Sequence, error) {
 	var sources []sampler.Source
 	vocabSize := slices.Max(d.Split.VocabSizes())
 	for i := range n {
@@ -234,7 +233,7 @@ func (d *Dataset) newSequence(n int, settings sampler.Settings) (*sampler.Sequen
 		}
 		sources = append(sources, source)
 	}
-	return sampler.New(sources, settings)
+	return sampler.NewWithSchedule(sources, settings, schedule)
 }
 
 // samplerSource returns source i for the sampler. vocabSize is the largest of all sources.

@@ -122,7 +122,7 @@ func (d *Dataset) epochEnd() (batch uint64, rows int) {
 }
 
 func (d *Dataset) sourceInfos() (list []map[string]any) {
-	first := d.Sequence.Stages()[0]
+	first := d.Sequence.Phases()[0]
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
 		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": first.Rows[i], "of": first.Period}
@@ -214,7 +214,7 @@ func (d *Dataset) shuffleBlockText() (text string) {
 // many of them are too short, and the names of the first and last file.
 func (d *Dataset) SizeSummary() string {
 	what, files := "tokens", d.Files()
-	if d.Sequence.Layout == sampler.Elements {
+	if d.Sequence.Layout == sampler.Rows {
 		what = "rows"
 	}
 	names, last := files[0], files[len(files)-1]
@@ -285,7 +285,7 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 		fmt.Fprintf(out, ", document %d", segment.Document)
 	}
 	fmt.Fprintln(out)
-	if d.Sequence.Layout == sampler.Elements {
+	if d.Sequence.Layout == sampler.Rows {
 		return nil // elements that are not tokens have no text
 	}
 	if v == nil {

@@ -61,7 +61,7 @@ func digest(v any) string {
 // identityInputs returns everything that determines the bytes of a batch, and nothing else. Equal
 // sequences have equal values, however their settings are written.
 func (d *Dataset) identityInputs() map[string]any {
-	q, first := d.Sequence, d.Sequence.Stages()[0]
+	q, first := d.Sequence, d.Sequence.Phases()[0]
 	all := map[string]any{}
 	for _, key := range append(config.KeysOn(config.OnRows, config.OnBytes), "split") {
 		if value := d.effect(key); value != nil {
@@ -82,7 +82,7 @@ func (d *Dataset) identityInputs() map[string]any {
 	for _, key := range []string{"batch_size", "block_size", "dtype", "layout", "documents", "source"} {
 		delete(all, key) // the arrays and shares show it
 	}
-	if q.Layout != sampler.Elements {
+	if q.Layout != sampler.Rows {
 		all["at"] = at
 	}
 	if d.Split.OnChange == "follow" {
@@ -128,7 +128,7 @@ func (d *Dataset) effect(key string) any {
 	case "local_world":
 		return valueIf(q.ShuffleBlock > 0, q.LocalWorld)
 	case "block_size":
-		return valueIf(q.Layout != sampler.Elements, q.BlockSize)
+		return valueIf(q.Layout != sampler.Rows, q.BlockSize)
 	case "rows":
 		return valueIf(q.Rows != sampler.Windows, q.Rows)
 	case "mask_targets":
@@ -185,7 +185,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	delete(all, "source") // the weights show it
 	var weights, arrays []string
-	for _, rows := range q.Stages()[0].Rows {
+	for _, rows := range q.Phases()[0].Rows {
 		weights = append(weights, strconv.Itoa(rows))
 	}
 	if all["weights"] = ""; len(weights) > 1 {
@@ -203,7 +203,7 @@ func (d *Dataset) rowSettings() map[string]any {
 		}
 	}
 	for _, a := range q.Arrays {
-		if q.Layout == sampler.Elements {
+		if q.Layout == sampler.Rows {
 			a.At = ""
 		}
 		arrays = append(arrays, strings.Trim(a.Name+":"+string(a.At), ":"))

@@ -187,7 +187,7 @@ func (d *Dataset) specStages() (list []fs.Stage) {
 	if len(d.Split.Sources) == 0 {
 		return nil
 	}
-	for _, at := range d.Sequence.Stages() {
+	for _, at := range d.Sequence.Phases() {
 		stage := fs.Stage{Batch: at.Batch}
 		for source := range at.Rows {
 			stage.Weights = append(stage.Weights, at.Fraction(source))

@@ -22,7 +22,7 @@ type rowOrigin struct {
 }
 
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
-	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j), stage: d.Sequence.StageOf(k, j)}
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j), stage: d.Sequence.PhaseOf(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
 		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
@@ -51,7 +51,7 @@ func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indentedJSON(map[string]any{"sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
-	o := &Origins{dataset: d, head: head, stageDigits: len(strconv.Itoa(len(d.Sequence.Stages()) - 1))}
+	o := &Origins{dataset: d, head: head, stageDigits: len(strconv.Itoa(len(d.Sequence.Phases()) - 1))}
 	longest := 0
 	for _, path := range d.Files() {
 		longest = max(longest, len(quoteJSON(path)))

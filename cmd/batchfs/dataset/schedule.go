@@ -48,7 +48,7 @@ func (d *Dataset) keepSizes(mounted *sampler.Settings) (err error) {
 	if mounted == nil {
 		return nil
 	}
-	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted); err == nil {
+	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err == nil {
 		err = d.countSteps()
 	}
 	return err

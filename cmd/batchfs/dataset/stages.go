@@ -6,7 +6,7 @@ import "fmt"
 // source that is used up before the stage begins, or if a stage never begins because all sources of
 // the stages before it are used up.
 func (d *Dataset) checkCaps() error {
-	stages, configured := d.Sequence.Stages(), d.Sequence.Settings.Stages
+	phases, configured := d.Sequence.Phases(), d.Sequence.Stages
 	if d.Sequence.Only > 0 {
 		return nil
 	}
@@ -15,20 +15,20 @@ func (d *Dataset) checkCaps() error {
 		return fmt.Errorf("%s: reads source %q, whose max_epochs, %g, are used up at row %d; leave it out of the stage, or raise its max_epochs",
 			d.Split.StagePrefix(stage), d.Split.Sources[source].Name, d.Sequence.MaxEpochs[source], usedUp[source])
 	}
-	for i, at := range stages[1:] {
+	for i, at := range phases[1:] {
 		for source, rows := range at.Rows {
 			if rows > 0 || len(configured) == 0 || configured[at.Configured].Weights[source] == 0 {
 				continue
 			}
-			if stages[i].Rows[source] > 0 {
+			if phases[i].Rows[source] > 0 {
 				usedUp[source] = at.Row
 			}
-			if at.Configured > stages[i].Configured {
+			if at.Configured > phases[i].Configured {
 				return refuse(at.Configured, source)
 			}
 		}
 	}
-	if last := stages[len(stages)-1].Configured; last+1 < len(configured) {
+	if last := phases[len(phases)-1].Configured; last+1 < len(configured) {
 		for source, weight := range configured[last+1].Weights {
 			if weight > 0 && usedUp[source] > 0 {
 				return refuse(last+1, source)
@@ -43,7 +43,7 @@ func (d *Dataset) checkCaps() error {
 // stageInfos describes the stages for info.json.
 func (d *Dataset) stageInfos() (list []map[string]any) {
 	names := d.Split.SourceNames()
-	for i, at := range d.Sequence.Stages() {
+	for i, at := range d.Sequence.Phases() {
 		weights, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"
 		for source, name := range names {
 			rows := at.Before[source] * uint64(d.Sequence.Hosts())

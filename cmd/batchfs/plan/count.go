@@ -176,11 +176,11 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 
 // rowsOf returns how many rows of some steps, over all hosts, come from a source.
 func (c *corpus) rowsOf(source int, from, to uint64) (rows float64) {
-	stages, perStep := c.sequence.Stages(), float64(c.sequence.BatchSize*c.sequence.World)/float64(c.sequence.Hosts())
-	for i, at := range stages {
+	phases, perStep := c.sequence.Phases(), float64(c.sequence.BatchSize*c.sequence.World)/float64(c.sequence.Hosts())
+	for i, at := range phases {
 		begin, end := max(float64(at.Row), float64(from)*perStep), float64(to)*perStep
-		if i+1 < len(stages) {
-			end = min(end, float64(stages[i+1].Row))
+		if i+1 < len(phases) {
+			end = min(end, float64(phases[i+1].Row))
 		}
 		rows += max(end-begin, 0) * at.Fraction(source) * float64(c.sequence.Hosts())
 	}
@@ -247,7 +247,7 @@ func (n *blockCounts) addMisses(needs []need, blocks, bytes float64) {
 
 // stride returns the distance between the starts of adjacent rows that do not overlap, in elements.
 func (c *corpus) stride() float64 {
-	if c.sequence.Layout == sampler.Elements {
+	if c.sequence.Layout == sampler.Rows {
 		return 1
 	}
 	return float64(c.sequence.BlockSize)

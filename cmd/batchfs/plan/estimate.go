@@ -114,14 +114,14 @@ type resourceLimits struct{ bandwidth, requests float64 }
 const epochParts, partBlocks = 10, 16
 
 func (e *Estimate) addStages(c *corpus) {
-	stages := c.sequence.Stages()
-	for i, at := range stages {
+	phases := c.sequence.Phases()
+	for i, at := range phases {
 		if at.Batch >= e.Steps {
 			break
 		}
 		stage, end := Stage{Step: at.Batch}, e.Steps
-		if i+1 < len(stages) {
-			end = min(end, stages[i+1].Batch)
+		if i+1 < len(phases) {
+			end = min(end, phases[i+1].Batch)
 		}
 		if source := c.sequence.UsedUpAt(i); source >= 0 {
 			stage.Cap = c.sources[source].name

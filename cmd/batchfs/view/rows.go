@@ -53,7 +53,7 @@ func (s *sequence) rows(q map[string]int64) (list []row, err error) {
 
 func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	q := s.data.Sequence
-	r = row{Epoch: q.Epoch(k, j), Stage: q.StageOf(k, j), Arrays: map[string][]byte{}}
+	r = row{Epoch: q.Epoch(k, j), Stage: q.PhaseOf(k, j), Arrays: map[string][]byte{}}
 	source, parts, err := q.Segments(k, j)
 	if err != nil {
 		return r, err

@@ -81,7 +81,7 @@ func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
 		switch vocab, _, err := vocabulary.ForFiles(arrays[0].Files()); {
-		case d.Sequence.Layout == sampler.Elements: // numbers have no text
+		case d.Sequence.Layout == sampler.Rows: // numbers have no text
 		case v.named != nil:
 			s.decoders[i] = decoderOf(v.named)
 		case err != nil:
