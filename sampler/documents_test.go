@@ -354,7 +354,7 @@ func TestRunShuffle(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &starts{disjointCount: test.rows, sourceRows: &documentRows{sums: make(prefixSums, test.groups)}}
+		w := &starts{disjointCount: test.rows, rows: &documentRows{sums: make(prefixSums, test.groups)}}
 		o := newRunShuffle([2]uint64{7, 8}, uint64(test.rows), uint64(w.wholeShare().runLen))
 		var last []uint64
 		for epoch := range uint64(attempts(3, 20)) {

@@ -38,7 +38,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, err
 	}
 	o := from.order
-	r, groupBatch, worldBatch := uint64(from.hostShare.windows), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
+	r, groupBatch, worldBatch := uint64(from.share.windows), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	globalRow := func(index uint64) uint64 {
 		row := q.schedule.rowOf(source, index)
 		return row/groupBatch*worldBatch + uint64(host)*groupBatch + row%groupBatch
@@ -55,16 +55,16 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, nil // the sequence ends before this epoch
 	}
 	rows := min(r-1, last-epoch*r) + 1
-	ranges, err := from.starts.rowsHolding(pos)
+	ranges, err := from.starts.rows.rowsHolding(pos)
 	if err != nil {
 		return nil, err
 	}
 	if o, ok := o.(*epochOrder); ok {
 		for _, held := range ranges {
-			first := int64(sort.Search(int(o.windows), func(i int) bool { return o.windowStart(int64(i)) >= held.from }))
-			for i := first; i < o.windows && o.windowStart(i) < held.to; i++ {
-				if row := o.inverse(epoch, uint64(i)); row < rows {
-					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - o.windowStart(i))})
+			first := int64(sort.Search(int(o.share.windows), func(i int) bool { return o.share.windowStart(int64(i)) >= held.from }))
+			for i := first; i < o.share.windows && o.share.windowStart(i) < held.to; i++ {
+				if row := o.permutation.inverse(epoch, uint64(i)); row < rows {
+					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - o.share.windowStart(i))})
 				}
 			}
 		}

@@ -81,7 +81,7 @@ func checkFind(t *testing.T, ranks []*Sequence, step int64) {
 		for i := range q.sources {
 			start := q.Phases()[len(q.Phases())-1]
 			if rows := start.Rows[i]; rows > 0 {
-				end := start.Row + (epochs*uint64(q.sources[i].hostShare.windows)/uint64(rows)+2)*uint64(start.Period)
+				end := start.Row + (epochs*uint64(q.sources[i].share.windows)/uint64(rows)+2)*uint64(start.Period)
 				last = max(last, end/uint64(q.BatchSize*together)+1)
 			}
 		}

@@ -17,7 +17,7 @@ type hostShare struct {
 // wholeShare returns the share that has all windows. For rows of documents, a run is about a group.
 func (s *starts) wholeShare() hostShare {
 	share := hostShare{starts: s, windows: s.disjointCount}
-	if groups := int64(len(s.groupSums())); groups > 0 {
+	if groups := int64(len(s.rows.groupSums())); groups > 0 {
 		share.runLen = (s.disjointCount + groups - 1) / groups
 	}
 	return share
@@ -28,14 +28,14 @@ func newHostShare(s *starts, a SourceArray, runBytes int64, host, hosts int) hos
 	_, from := cutAt(a, runBytes, host, hosts)
 	to, _ := cutAt(a, runBytes, host+1, hosts)
 	column := columnOf(a)
-	share := hostShare{starts: s, cut: from, runLen: max(runBytes/(s.stride*int64(column.numberBytes*column.elementNumbers)), 1)}
+	share := hostShare{starts: s, cut: from, runLen: max(runBytes/(s.spec.stride*int64(column.numberBytes*column.elementNumbers)), 1)}
 	extent, first := s.extentOf(from)
 	if share.firstAfterHead = first; from > extent.Start {
-		share.headWindows = s.disjointIn(min(to, extent.Start+extent.Len) - from)
-		share.firstAfterHead += s.disjointIn(extent.Len)
+		share.headWindows = s.spec.disjointIn(min(to, extent.Start+extent.Len) - from)
+		share.firstAfterHead += s.spec.disjointIn(extent.Len)
 	}
 	extent, before := s.extentOf(to)
-	share.windows = share.headWindows + max(before+s.disjointIn(to-extent.Start)-share.firstAfterHead, 0)
+	share.windows = share.headWindows + max(before+s.spec.disjointIn(to-extent.Start)-share.firstAfterHead, 0)
 	return share
 }
 
@@ -48,7 +48,7 @@ func cutAt(a SourceArray, runBytes int64, host, hosts int) (end, begin int64) {
 
 func (s *hostShare) windowStart(i int64) int64 {
 	if i < s.headWindows {
-		return s.cut + i*s.starts.stride
+		return s.cut + i*s.starts.spec.stride
 	}
 	return s.starts.nthDisjoint(s.firstAfterHead + i - s.headWindows)
 }

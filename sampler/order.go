@@ -10,13 +10,13 @@ type order interface {
 
 // An epochOrder takes every window of a host's share once per epoch.
 type epochOrder struct {
-	hostShare
-	permutation
+	share       hostShare
+	permutation permutation
 }
 
 func (o *epochOrder) start(row uint64) int64 {
-	n := uint64(o.windows)
-	return o.windowStart(int64(o.permute(row/n, row%n)))
+	n := uint64(o.share.windows)
+	return o.share.windowStart(int64(o.permutation.permute(row/n, row%n)))
 }
 
 // A permutation maps the rows of each epoch one-to-one to windows. It is safe for concurrent use.

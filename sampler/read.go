@@ -125,7 +125,7 @@ func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
 		var err error
-		if job.segments, err = from.starts.segments(job.segments[:0], start); err != nil {
+		if job.segments, err = from.starts.rows.segments(job.segments[:0], start); err != nil {
 			return false
 		}
 		for _, s := range job.segments {
@@ -188,7 +188,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	q := job.sequence
 	source, start := q.Start(k, r.j)
 	from := &q.sources[source]
-	rows := from.starts
+	rows := from.starts.rows
 	if job.segments, err = rows.segments(job.segments[:0], start); err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func (q *Sequence) StoredDType() array.DType { return q.layout.columns[0].dtype 
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for i, s := range q.sources {
 		if q.schedule.draws(i) {
-			n += s.hostShare.windows
+			n += s.share.windows
 		}
 	}
 	return n
@@ -233,7 +233,7 @@ func (q *Sequence) NeededElements(i int) (from, to int64) {
 	if q.ShuffleBlock == 0 {
 		return 0, s.arrays[0].Len()
 	}
-	return s.hostShare.windowStart(0), s.hostShare.windowStart(s.hostShare.windows-1) + s.starts.len
+	return s.share.windowStart(0), s.share.windowStart(s.share.windows-1) + s.starts.spec.len
 }
 
 // BatchesPerEpoch returns the number of batches in which all ranks together, or with ShuffleBlock
@@ -269,7 +269,7 @@ func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
-	list, err = from.starts.segments(nil, start)
+	list, err = from.starts.rows.segments(nil, start)
 	if err == nil && list[0].Document < 0 && from.documents != nil {
 		list[0].Document, err = from.documents.NumberAt(start)
 	}
@@ -280,7 +280,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 // nil for rows of Windows. The caller must not change it.
 func (q *Sequence) Groups() (list [][]int64) {
 	for _, s := range q.sources {
-		list = append(list, s.starts.groupSums())
+		list = append(list, s.starts.rows.groupSums())
 	}
 	return list
 }
@@ -289,5 +289,5 @@ func (q *Sequence) Groups() (list [][]int64) {
 // share of it.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.schedule.sourceOf(q.ScheduleRow(k, j))
-	return index / uint64(q.sources[source].hostShare.windows)
+	return index / uint64(q.sources[source].share.windows)
 }

@@ -126,9 +126,9 @@ type RowContent string
 
 const (
 	Windows       RowContent = "windows"        // T+1 tokens from anywhere
-	OfDocument    RowContent = "document"       // tokens of one document; a longer one takes several rows
+	OfDocument    RowContent = "document"       // tokens of a document; long ones take several rows
 	DocumentFirst RowContent = "document-first" // the first tokens of a document
-	Packed        RowContent = "packed"         // whole documents, if they fit; a longer one is cut
+	Packed        RowContent = "packed"         // whole documents; those that do not fit are cut
 )
 
 // hasDocumentRows reports whether rows are made of documents. Such rows may need padding.

@@ -64,7 +64,8 @@ type boundSource struct {
 	documents Documents
 	vocab     vocabulary
 	cache     *windowCache // shared by all sequences of these tokens
-	hostShare              // windows of an epoch
+	starts    *starts
+	share     hostShare // windows of an epoch
 	order     order
 }
 
@@ -99,10 +100,10 @@ func (s boundSource) bind(settings Settings, i int) (_ boundSource, err error) {
 		return s, err
 	}
 	_, host := settings.epochGroup()
-	if s.hostShare, err = s.hostShareOf(settings, host); err != nil {
+	if s.share, err = s.hostShareOf(settings, host); err != nil {
 		return s, err
 	}
-	s.order, err = newOrder(settings, i, host, s.hostShare)
+	s.order, err = newOrder(settings, i, host, s.share)
 	return s, err
 }
 

@@ -10,9 +10,10 @@ import (
 
 // A windowSpec is the part of the settings that determines where rows begin and what they hold.
 type windowSpec struct {
-	len, stride int64      // elements of a window, and between disjoint windows: T+1 and T for tokens
-	rows        RowContent // "" for windows
-	bos         bool       // whether BOS replaces the first token of a segment that continues a document
+	len    int64      // elements of a window: T+1 for tokens
+	stride int64      // elements between the starts of disjoint windows: T for tokens
+	rows   RowContent // "" for windows
+	bos    bool       // whether a segment that continues a document has BOS as its first token
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
@@ -56,8 +57,8 @@ type rowRange struct{ from, to, element int64 }
 // windows. If rows are made of documents, they are the numbers of these rows, as if each were a
 // window of one element.
 type starts struct {
-	windowSpec
-	sourceRows
+	spec                 windowSpec
+	rows                 sourceRows
 	extents              []array.Extent
 	count, disjointCount int64                       // disjoint starts are stride apart
 	sums, disjointSums   *atomic.Pointer[prefixSums] // starts up to each extent's end
@@ -65,12 +66,12 @@ type starts struct {
 	tables               *Tables
 }
 
-func newStarts(extents []array.Extent, spec windowSpec, content sourceRows, tables *Tables) (*starts, error) {
-	s := &starts{windowSpec: spec, sourceRows: content, extents: extents, tables: tables}
+func newStarts(extents []array.Extent, spec windowSpec, rows sourceRows, tables *Tables) (*starts, error) {
+	s := &starts{spec: spec, rows: rows, extents: extents, tables: tables}
 	s.sums, s.disjointSums = new(atomic.Pointer[prefixSums]), new(atomic.Pointer[prefixSums])
 	var refused array.Extent // the first that is too short and not Matched, or else the longest
 	for _, r := range extents {
-		n := s.startsIn(r.Len, 1)
+		n := spec.startsIn(r.Len, 1)
 		if n == 0 {
 			s.tooShort++
 			if s.tooShort == 1 || refused.Matched && (!r.Matched || r.Len > refused.Len) {
@@ -78,10 +79,10 @@ func newStarts(extents []array.Extent, spec windowSpec, content sourceRows, tabl
 			}
 		}
 		s.count += n
-		s.disjointCount += s.disjointIn(r.Len)
+		s.disjointCount += spec.disjointIn(r.Len)
 	}
 	if s.tooShort > 0 && (s.count == 0 || !refused.Matched) {
-		return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", refused.Name, refused.Len, s.len)
+		return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", refused.Name, refused.Len, spec.len)
 	}
 	return s, nil
 }
@@ -94,15 +95,15 @@ func (s *starts) nth(i int64) int64 {
 
 // nthDisjoint returns the start of disjoint window i.
 func (s *starts) nthDisjoint(i int64) int64 {
-	extent, rest := s.loadSums(s.disjointSums, s.stride).find(i)
-	return s.extents[extent].Start + rest*s.stride
+	extent, rest := s.loadSums(s.disjointSums, s.spec.stride).find(i)
+	return s.extents[extent].Start + rest*s.spec.stride
 }
 
 // extentOf returns the extent that holds pos, or the last one if pos is after all elements, and how
 // many disjoint windows precede it.
 func (s *starts) extentOf(pos int64) (extent array.Extent, before int64) {
 	i := sort.Search(len(s.extents), func(i int) bool { return s.extents[i].Start > pos }) - 1
-	return s.extents[i], s.loadSums(s.disjointSums, s.stride).before(i)
+	return s.extents[i], s.loadSums(s.disjointSums, s.spec.stride).before(i)
 }
 
 // loadSums returns the sums of starts that are step apart, which are cached in p.
@@ -112,7 +113,7 @@ func (s *starts) loadSums(p *atomic.Pointer[prefixSums], step int64) prefixSums 
 	}
 	sums, sum := make(prefixSums, len(s.extents)), int64(0)
 	for i, r := range s.extents {
-		sum += s.startsIn(r.Len, step)
+		sum += s.spec.startsIn(r.Len, step)
 		sums[i] = sum
 	}
 	cacheTable(s.tables, p, &sums, 8*int64(len(sums)))

@@ -221,8 +221,8 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 	return d.countSteps()
 }
 
-// newSequence returns the sequence of the first n sources. schedule is its schedule, or nil if it is
-// not known.
+// newSequence returns the sequence of the first n sources. schedule is its schedule, or nil if that
+// is not known.
 func (d *Dataset) newSequence(n int, settings sampler.Settings, schedule *sampler.Schedule) (*sampler.Sequence, error) {
 	var sources []sampler.Source
 	vocabSize := slices.Max(d.Split.VocabSizes())
