@@ -468,12 +468,16 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 			got = nil
 			readBatch(t, q, k)
 			var want []array.Window
-			if !q.VisitWindows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
+			for w, err := range q.Windows(k) {
+				must(t, err)
+				want = append(want, w.Window)
+			}
+			if !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
 			}
 		}
-		if q.VisitWindows(0, func(int, int, array.Window) bool { return false }) {
-			t.Errorf("rows = %s: goes on when it is told to stop", kind)
+		for range q.Windows(0) {
+			break
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -111,33 +112,44 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	return nil
 }
 
-// VisitWindows calls visit for the windows that batch k needs, row after row, with the source's
-// number and the array's number in it (0 is the main array). A window counts numbers, not elements.
-// If visit returns false, VisitWindows stops and returns false. It also returns false if it cannot
-// read where documents end. Batch Batches() and later ones have no windows.
-func (q *Sequence) VisitWindows(k uint64, visit func(source, column int, w array.Window) bool) bool {
-	if k >= q.batches {
-		return true
-	}
-	job := readJobs.Get().(*readJob) // only its buffer of segments is needed
-	defer readJobs.Put(job)
-	for j := range q.BatchSize {
-		source, start := q.Start(k, j)
-		from := &q.sources[source]
-		var err error
-		if job.segments, err = from.starts.rows.segments(job.segments[:0], start); err != nil {
-			return false
+// A SourceWindow is a window of one array of a source. It counts numbers, not elements.
+type SourceWindow struct {
+	Source int
+	Column int // number of the array in the source; 0: main
+	array.Window
+}
+
+// segmentLists recycles lists between calls of Windows.
+var segmentLists = sync.Pool{New: func() any { return new([]Segment) }}
+
+// Windows returns the windows that batch k needs, row after row. If it cannot read where documents
+// end, it returns an error after the windows of earlier rows. Batch Batches() and later ones have
+// no windows.
+func (q *Sequence) Windows(k uint64) iter.Seq2[SourceWindow, error] {
+	return func(yield func(SourceWindow, error) bool) {
+		if k >= q.batches {
+			return
 		}
-		for _, s := range job.segments {
-			s = s.Copied()
-			for c, column := range q.layout.columns {
-				if !visit(source, c, array.Window{Start: s.Start * int64(column.elementNumbers), Len: s.Len * column.elementNumbers}) {
-					return false
+		list := segmentLists.Get().(*[]Segment)
+		defer segmentLists.Put(list)
+		for j := range q.BatchSize {
+			source, start := q.Start(k, j)
+			var err error
+			if *list, err = q.sources[source].starts.rows.segments((*list)[:0], start); err != nil {
+				yield(SourceWindow{}, err)
+				return
+			}
+			for _, s := range *list {
+				s = s.Copied()
+				for c, column := range q.layout.columns {
+					n := column.elementNumbers
+					if !yield(SourceWindow{source, c, array.Window{Start: s.Start * int64(n), Len: s.Len * n}}, nil) {
+						return
+					}
 				}
 			}
 		}
 	}
-	return true
 }
 
 // readPlanned reads the planned windows. After an error, the job must not be used again.

@@ -60,9 +60,10 @@ func (p *blockPrefetcher) prefetchFrom(k uint64) {
 	}
 	for ; p.nextBatch < k+p.maxBatches; p.nextBatch++ {
 		demand := blocks.Demand{By: &p.stream, Batch: p.nextBatch}
-		room := p.d.Sequence.VisitWindows(p.nextBatch, func(source, column int, w array.Window) bool { return p.d.sources[source][column].Prefetch(w, demand) })
-		if !room {
-			return
+		for w, err := range p.d.Sequence.Windows(p.nextBatch) {
+			if err != nil || !p.d.sources[w.Source][w.Column].Prefetch(w.Window, demand) {
+				return
+			}
 		}
 	}
 }

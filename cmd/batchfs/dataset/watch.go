@@ -394,10 +394,12 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 		}
 	} else {
 		pass := cache.NewPass()
-		d.Sequence.VisitWindows(k, func(source, column int, w array.Window) bool {
-			*list = slices.AppendSeq(*list, d.sources[source][column].BlobsOf(w, pass))
-			return true
-		})
+		for w, err := range d.Sequence.Windows(k) {
+			if err != nil {
+				break // reading the batch reports it
+			}
+			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, pass))
+		}
 	}
 	if len(*list) > maxSerialChecks {
 		return checkMany(*list)

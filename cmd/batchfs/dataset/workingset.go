@@ -43,8 +43,10 @@ func (d *Dataset) Fill(ctx context.Context, set *cache.WorkingSet, progress func
 	err := set.Fetch(ctx, func(visit func(*cache.Array, array.Window) bool) {
 		for k := range uint64(d.Sequence.BatchesPerEpoch()) {
 			for _, q := range ranks {
-				if !q.VisitWindows(d.Split.Start+k, func(source, column int, w array.Window) bool { return visit(d.sources[source][column], w) }) {
-					return
+				for w, err := range q.Windows(d.Split.Start + k) {
+					if err != nil || !visit(d.sources[w.Source][w.Column], w.Window) {
+						return
+					}
 				}
 			}
 		}

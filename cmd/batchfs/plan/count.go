@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sort"
 
-	"batchfs/cache/array"
 	"batchfs/sampler"
 )
 
@@ -90,13 +89,15 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			q.VisitWindows(k+uint64(i), func(source, column int, w array.Window) bool {
-				c.sources[source].arrays[column].Blocks(w, c.blockOptions.BlockBytes, func(file int, number int64) {
-					needed := block{source, column, file, number}
+			for w, err := range q.Windows(k + uint64(i)) {
+				if err != nil {
+					return err
+				}
+				c.sources[w.Source].arrays[w.Column].Blocks(w.Window, c.blockOptions.BlockBytes, func(file int, number int64) {
+					needed := block{w.Source, w.Column, file, number}
 					batch[needed], step[needed], seen[needed] = true, true, true
 				})
-				return true
-			})
+			}
 			perBatch += len(batch)
 		}
 		if perStep += len(step); first && i == 0 {
